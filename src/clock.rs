@@ -1,0 +1,132 @@
+//! The clock and the timers as a trait, so that tests and simulation run on virtual time.
+//!
+//! [`SystemClock`] is the device's; [`VirtualClock`] stands still until a test moves it.
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use crate::model::{Mono, Now, Wall};
+
+/// A future that ends when a timer does.
+pub type Sleep = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Where time comes from. Only `node`, `grpc` and the tasks they start may hold one; pure code gets a [`Now`].
+pub trait Clock {
+    /// Both clocks, read once.
+    fn now(&self) -> Now;
+
+    /// Ends at `at`, at once when that is past.
+    fn sleep_until(&self, at: Mono) -> Sleep;
+
+    /// Ends after `duration`.
+    fn sleep(&self, duration: Duration) -> Sleep {
+        self.sleep_until(self.now().mono + duration)
+    }
+}
+
+/// A clock anyone on the loop's thread can hold.
+pub type SharedClock = Rc<dyn Clock>;
+
+/// The machine's clocks: `CLOCK_BOOTTIME` (a gateway may sleep) and `CLOCK_REALTIME`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Now {
+        let nanos = |id| {
+            let at = rustix::time::clock_gettime(id);
+            i64::from(at.tv_sec).saturating_mul(1_000_000_000).saturating_add(i64::from(at.tv_nsec))
+        };
+        Now {
+            mono: Mono(nanos(rustix::time::ClockId::Boottime)),
+            wall: Wall(nanos(rustix::time::ClockId::Realtime)),
+        }
+    }
+
+    fn sleep_until(&self, at: Mono) -> Sleep {
+        let after = at.since(self.now().mono);
+        Box::pin(async move {
+            async_io::Timer::after(after).await;
+        })
+    }
+}
+
+/// A clock that moves only when [`VirtualClock::advance`] says so. Clones share one time; a test's thread may
+/// move it while the agent's thread sleeps on it.
+#[derive(Clone)]
+pub struct VirtualClock(Arc<Mutex<VirtualState>>);
+
+struct VirtualState {
+    now: Now,
+    sleepers: Vec<(Mono, Waker)>,
+}
+
+impl VirtualClock {
+    /// Starts at the given wall time, a minute after boot.
+    pub fn new(wall: Wall) -> Self {
+        let now = Now { mono: Mono(60_000_000_000), wall };
+        Self(Arc::new(Mutex::new(VirtualState { now, sleepers: Vec::new() })))
+    }
+
+    /// Moves both clocks on and wakes whoever slept until then.
+    pub fn advance(&self, by: Duration) {
+        let mut woken = Vec::new();
+        {
+            let mut state = self.state();
+            state.now.mono = state.now.mono + by;
+            state.now.wall = Wall(state.now.wall.0 + i64::try_from(by.as_nanos()).unwrap_or(i64::MAX));
+            let now = state.now.mono;
+            state.sleepers.retain(|(at, waker)| {
+                let sleeping = *at > now;
+                if !sleeping {
+                    woken.push(waker.clone());
+                }
+                sleeping
+            });
+        }
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Steps the wall clock alone, as NTP or a missing clock chip does.
+    pub fn step_wall(&self, by_seconds: i64) {
+        let mut state = self.state();
+        state.now.wall = Wall(state.now.wall.0 + by_seconds * 1_000_000_000);
+    }
+
+    /// The earliest instant anyone sleeps until.
+    pub fn next_sleeper(&self) -> Option<Mono> {
+        self.state().sleepers.iter().map(|(at, _)| *at).min()
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, VirtualState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Now {
+        self.state().now
+    }
+
+    fn sleep_until(&self, at: Mono) -> Sleep {
+        let clock = self.clone();
+        let registered = RefCell::new(None::<Waker>);
+        Box::pin(std::future::poll_fn(move |cx| {
+            let mut state = clock.state();
+            if state.now.mono >= at {
+                return Poll::Ready(());
+            }
+            let mut registered = registered.borrow_mut();
+            if !registered.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+                state.sleepers.push((at, cx.waker().clone()));
+                *registered = Some(cx.waker().clone());
+            }
+            Poll::Pending
+        }))
+    }
+}

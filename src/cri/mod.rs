@@ -1,0 +1,190 @@
+//! The container runtime as smolet sees it: the [`Runtime`] trait in model types, and its gRPC implementation.
+//!
+//! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `endpoint` finds the
+//! socket. Configuration goes out as the CRI's own messages (see `crate::proto`).
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::model::{
+    ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds, Wall,
+};
+use crate::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+
+/// CRI `VersionResponse`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeVersion {
+    /// `containerd`, `cri-o` ...
+    pub runtime_name: Box<str>,
+    /// The runtime's own version.
+    pub runtime_version: Box<str>,
+    /// `v1`.
+    pub runtime_api_version: Box<str>,
+}
+
+/// One of CRI `RuntimeStatus.conditions`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeCondition {
+    /// `RuntimeReady`, `NetworkReady` ...
+    pub kind: Box<str>,
+    /// Holds or not.
+    pub status: bool,
+    /// The runtime's word when it does not.
+    pub reason: Box<str>,
+    /// The runtime's sentence when it does not.
+    pub message: Box<str>,
+}
+
+/// CRI `ImageStatusResponse.image` and the items of `ListImages`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// The image's id (its configuration's digest).
+    pub id: Box<str>,
+    /// Names with tags.
+    pub repo_tags: Vec<Box<str>>,
+    /// Names with digests.
+    pub repo_digests: Vec<Box<str>>,
+    /// Bytes on disk.
+    pub size_bytes: u64,
+    /// The numeric user the image asks for.
+    pub uid: Option<i64>,
+    /// The user by name, when no numeric one is set.
+    pub username: Box<str>,
+    /// The runtime asks to keep it from garbage collection.
+    pub pinned: bool,
+}
+
+/// CRI `FilesystemUsage` of an image file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilesystemUsage {
+    /// Where it is mounted.
+    pub mountpoint: Box<str>,
+    /// Bytes used by images.
+    pub used_bytes: u64,
+    /// Inodes used by images.
+    pub inodes_used: u64,
+    /// When it was measured, by the runtime's wall clock.
+    pub timestamp: Wall,
+}
+
+/// CRI `ExecSyncResponse`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecOutput {
+    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; the rest is cut.
+    pub stdout: Vec<u8>,
+    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; the rest is cut.
+    pub stderr: Vec<u8>,
+    /// The command's exit code.
+    pub exit_code: i32,
+}
+
+/// Why a call to the runtime gave no answer. The class says what to do; the message names the call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuntimeError {
+    /// The connection is lost or was never there: try again when it is back. Nothing is known of the call.
+    Unavailable(String),
+    /// No answer before the call's deadline: the runtime may still be working on it.
+    DeadlineExceeded(String),
+    /// gRPC `NOT_FOUND`: the sandbox, container or image does not exist.
+    NotFound(String),
+    /// gRPC `UNIMPLEMENTED`: this runtime does not have the call.
+    Unimplemented(String),
+    /// Every other status the runtime answered with: gRPC code and message as it gave them.
+    Failed {
+        /// gRPC status code.
+        code: i32,
+        /// The runtime's message.
+        message: String,
+    },
+    /// The answer breaks the protocol or one of our limits.
+    Protocol(String),
+}
+
+impl fmt::Display for RuntimeError {
+    /// The runtime's own words: they go into pod statuses as the kubelet puts them there.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unavailable(m) | Self::DeadlineExceeded(m) | Self::NotFound(m) => f.write_str(m),
+            Self::Unimplemented(m) | Self::Protocol(m) | Self::Failed { message: m, .. } => f.write_str(m),
+        }
+    }
+}
+
+impl std::error::Error for RuntimeError {}
+
+/// Result of a call to the runtime.
+pub type RuntimeResult<T> = Result<T, RuntimeError>;
+
+/// What the core asks of a container runtime: CRI v1's RuntimeService and ImageService, as far as smolet uses
+/// them. Every call has the deadline DESIGN.md gives it and may be dropped at any await.
+///
+/// List calls hand over one decoded item at a time, so memory follows what the caller keeps.
+#[allow(async_fn_in_trait, reason = "all tasks run on one thread, so no Send bound is wanted")]
+pub trait Runtime {
+    /// `Version`.
+    async fn version(&self) -> RuntimeResult<RuntimeVersion>;
+    /// `Status`: the runtime's conditions.
+    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>>;
+
+    /// `RunPodSandbox`. `handler` is the runtime handler, empty for the default.
+    async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId>;
+    /// `StopPodSandbox`; idempotent.
+    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()>;
+    /// `RemovePodSandbox`; idempotent, removes the sandbox's containers too.
+    async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()>;
+    /// `PodSandboxStatus`; `NotFound` when it is gone.
+    async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus>;
+    /// `ListPodSandbox`, of one pod or of all.
+    async fn list_pod_sandboxes(
+        &self,
+        pod: Option<&PodUid>,
+        each: &mut dyn FnMut(SandboxItem),
+    ) -> RuntimeResult<()>;
+
+    /// `CreateContainer`.
+    async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &ContainerConfig,
+        sandbox_config: &PodSandboxConfig,
+    ) -> RuntimeResult<ContainerId>;
+    /// `StartContainer`.
+    async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()>;
+    /// `StopContainer`: the stop signal, `timeout`, then SIGKILL; idempotent.
+    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()>;
+    /// `RemoveContainer`; idempotent.
+    async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()>;
+    /// `ContainerStatus`; `NotFound` when it is gone.
+    async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus>;
+    /// `ListContainers`, of one pod or of all.
+    async fn list_containers(
+        &self,
+        pod: Option<&PodUid>,
+        each: &mut dyn FnMut(ContainerItem),
+    ) -> RuntimeResult<()>;
+    /// `ExecSync`; `timeout` zero = none, as the CRI has it.
+    async fn exec_sync(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Duration,
+    ) -> RuntimeResult<ExecOutput>;
+    /// `ReopenContainerLog`.
+    async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()>;
+
+    /// `ImageStatus`; `None` when the image is not there.
+    async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>>;
+    /// `ListImages`.
+    async fn list_images(&self, each: &mut dyn FnMut(Image)) -> RuntimeResult<()>;
+    /// `PullImage`: the image's reference. No deadline; drop the future to cancel it.
+    async fn pull_image(
+        &self,
+        image: &str,
+        auth: Option<&AuthConfig>,
+        sandbox: &PodSandboxConfig,
+    ) -> RuntimeResult<Box<str>>;
+    /// `RemoveImage`; idempotent.
+    async fn remove_image(&self, image: &str) -> RuntimeResult<()>;
+    /// `ImageFsInfo`.
+    async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>>;
+}

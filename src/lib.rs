@@ -1,0 +1,33 @@
+//! smolet: the kubelet's generic runtime manager as a compact node agent.
+//!
+//! Data runs round one ring, one way:
+//!
+//! ```text
+//!     sources ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
+//!     (files)                   ▲                              │
+//!                               │                              ▼
+//!     outputs ◄── status ◄──── store ◄─────────────────────  pleg (relist)
+//! ```
+//!
+//! One loop ([`node`]) owns all state. It takes one event at a time, changes the state with pure functions and
+//! starts tasks for what takes time. A task gets a snapshot and sends back an outcome; none borrows the loop's
+//! state across an await. At most one task per pod is in flight.
+//!
+//! Words: a *pod* is desired (asked for by a source) and observed (reported by the runtime). A *sync* compares the
+//! two, *plans* and *acts*. A *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* asks the
+//! runtime for everything.
+//!
+//! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
+//! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`.
+
+pub mod clock;
+pub mod cri;
+pub mod grpc;
+pub mod image;
+pub mod limits;
+pub mod model;
+pub mod proto;
+pub mod render;
+pub mod source;
+pub mod status;
+pub mod sync;

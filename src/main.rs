@@ -1,0 +1,3 @@
+//! Arguments → Config → `node::run` → exit code; nothing else.
+
+fn main() {}

@@ -1,0 +1,72 @@
+//! The pod as it was asked for.
+
+use std::rc::Rc;
+
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+
+use super::hash::container_hash;
+use super::ids::PodKey;
+
+/// Which list of the pod's spec a container stands in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ContainerKind {
+    /// `spec.initContainers`, sidecars (`restartPolicy: Always`) included.
+    Init,
+    /// `spec.containers`.
+    App,
+    /// `spec.ephemeralContainers`.
+    Ephemeral,
+}
+
+/// A pod that a source wants to run: the typed object and what is computed from it once.
+///
+/// Built at the edge after validation; the core also admits what the kubelet's functions admit (undefaulted
+/// pods, no app container), as the vectors have it.
+#[derive(Clone, Debug)]
+pub struct DesiredPod {
+    /// UID, namespace and name.
+    pub key: PodKey,
+    /// The object, defaulted when it comes from a source.
+    pub pod: Rc<Pod>,
+    /// The container hashes (`kubecontainer.HashContainer`) of `spec.initContainers`, in spec order.
+    pub init_hashes: Box<[u32]>,
+    /// The container hashes of `spec.containers`, in spec order.
+    pub app_hashes: Box<[u32]>,
+}
+
+impl DesiredPod {
+    /// Takes the object and computes the hashes; missing metadata becomes empty text.
+    pub fn new(pod: Pod) -> Self {
+        let meta = &pod.metadata;
+        let text = |field: &Option<String>| field.clone().unwrap_or_default();
+        let key = PodKey::new(&text(&meta.namespace), &text(&meta.name), &text(&meta.uid));
+        let hashes = |containers: &[Container]| {
+            containers.iter().map(|c| container_hash(&c.name, c.image.as_deref().unwrap_or(""))).collect()
+        };
+        let spec = pod.spec.as_ref();
+        let init_hashes = hashes(spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default());
+        let app_hashes = hashes(spec.map(|s| s.containers.as_slice()).unwrap_or_default());
+        Self { key, pod: Rc::new(pod), init_hashes, app_hashes }
+    }
+
+    /// The pod's spec; an empty one when the object has none, as the kubelet's zero value.
+    pub fn spec(&self) -> &PodSpec {
+        static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
+        self.pod.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    /// `spec.initContainers`, empty when absent.
+    pub fn init_containers(&self) -> &[Container] {
+        self.spec().init_containers.as_deref().unwrap_or_default()
+    }
+
+    /// `spec.containers`.
+    pub fn containers(&self) -> &[Container] {
+        &self.spec().containers
+    }
+
+    /// `spec.ephemeralContainers`, empty when absent.
+    pub fn ephemeral_containers(&self) -> &[EphemeralContainer] {
+        self.spec().ephemeral_containers.as_deref().unwrap_or_default()
+    }
+}

@@ -1,0 +1,99 @@
+//! Identities: a pod's UID and its key, a sandbox's and a container's id.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::rc::Rc;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Rc<str>);
+
+        impl $name {
+            /// The id as the runtime or the API writes it.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+
+            /// True when nothing was given: the kubelet's functions admit an empty id.
+            pub fn is_empty(&self) -> bool {
+                self.0.is_empty()
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(id: &str) -> Self {
+                Self(Rc::from(id))
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(id: String) -> Self {
+                Self(Rc::from(id))
+            }
+        }
+
+        // Same order and hash as the text, so maps can be searched with a `&str`.
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+id! {
+    /// `metadata.uid` of a pod; `io.kubernetes.pod.uid` on its CRI objects.
+    PodUid
+}
+id! {
+    /// A pod sandbox's id in the runtime, without a `containerd://` prefix.
+    SandboxId
+}
+id! {
+    /// A container's id in the runtime, without a `containerd://` prefix.
+    ContainerId
+}
+
+/// Which pod: its UID (the identity) with namespace and name (what people call it).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodKey {
+    /// The identity: a pod of the same name with another UID is another pod.
+    pub uid: PodUid,
+    /// `metadata.namespace`.
+    pub namespace: Rc<str>,
+    /// `metadata.name`, for a static pod already with the node's name behind it.
+    pub name: Rc<str>,
+}
+
+impl PodKey {
+    /// A key from its three parts.
+    pub fn new(namespace: &str, name: &str, uid: &str) -> Self {
+        Self { uid: PodUid::from(uid), namespace: Rc::from(namespace), name: Rc::from(name) }
+    }
+
+    /// `NAME_NAMESPACE(UID)`: the kubelet's `format.Pod`, used in its messages.
+    pub fn kubelet_format(&self) -> String {
+        format!("{}_{}({})", self.name, self.namespace, self.uid)
+    }
+}
+
+/// `NAMESPACE/NAME`, as kubectl users write it.
+impl fmt::Display for PodKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

@@ -1,0 +1,18 @@
+//! The vocabulary every other module shares: ids, time, the desired pod and the observed pod.
+//!
+//! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module.
+
+pub mod desired;
+pub mod hash;
+pub mod ids;
+pub mod observed;
+pub mod time;
+
+pub use desired::{ContainerKind, DesiredPod};
+pub use hash::container_hash;
+pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
+pub use observed::{
+    ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,
+    SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
+};
+pub use time::{Mono, Now, Seconds, Wall};

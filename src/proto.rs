@@ -1,0 +1,14 @@
+//! The CRI v1 messages, generated from `proto/` by `build.rs`.
+//!
+//! `render` builds the configuration messages directly: they are the CRI's own vocabulary, and a second copy of
+//! them in model types would be transcription. What the runtime *reports* becomes model types in `cri::convert`.
+
+#![allow(missing_docs, unreachable_pub, clippy::pedantic)]
+
+/// Package `runtime.v1`.
+pub mod runtime {
+    /// Version 1.
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+    }
+}

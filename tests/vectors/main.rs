@@ -1,0 +1,84 @@
+//! smolet's pure core against the kubelet's own answers, set by set.
+//!
+//! The vectors come from `SMOLET_VECTORS`, else from `../shared/vectors`, else from the compact part in
+//! `tests/vectors/data`. A missing set is a failure; each set prints its "agree/total".
+
+#![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::print_stdout)]
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+mod container_hash;
+
+/// Where the vectors are.
+fn folder() -> PathBuf {
+    if let Some(folder) = std::env::var_os("SMOLET_VECTORS") {
+        return PathBuf::from(folder);
+    }
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let shared = root.join("../shared/vectors");
+    if shared.is_dir() { shared } else { root.join("tests/vectors/data") }
+}
+
+/// One case of a set, with its index over all generated cases.
+pub struct Case {
+    pub number: u64,
+    pub input: Value,
+    pub expected: Value,
+}
+
+/// Runs every case of `set`. `answer` computes our output in the vectors' shape; `normal` brings both sides to a
+/// common form (absent = empty). Panics after the last case with each difference when any disagrees.
+pub fn run_set(set: &str, answer: impl Fn(&Case) -> Value) {
+    let path = folder().join(format!("{set}.jsonl"));
+    let text = std::fs::read_to_string(&path)
+        .unwrap_or_else(|e| panic!("set {set} is missing: {}: {e}", path.display()));
+    let (mut total, mut agree, mut report) = (0, 0, String::new());
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let mut row: Value = serde_json::from_str(line).expect("a vector is one JSON object a line");
+        let case = Case {
+            number: row["case"].as_u64().expect("a vector has a case number"),
+            input: row["in"].take(),
+            expected: normal(row["out"].take()),
+        };
+        total += 1;
+        let ours = normal(answer(&case));
+        if ours == case.expected {
+            agree += 1;
+        } else if report.len() < 20_000 {
+            let short: String = case.input.to_string().chars().take(1500).collect();
+            let _ = writeln!(
+                report,
+                "\n{set} case {}\n  in     {short}\n  kubelet {}\n  smolet  {ours}",
+                case.number, case.expected
+            );
+        }
+    }
+    println!("vectors {set}: {agree}/{total}");
+    assert!(total > 0, "set {set} holds no case");
+    assert!(agree == total, "{set}: {agree}/{total} agree{report}");
+}
+
+/// The fixtures of the container_config and sandbox_config sets.
+#[allow(dead_code)]
+pub fn fixtures() -> Value {
+    let path = folder().join("config_fixtures.json");
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).expect("fixtures are JSON")
+}
+
+/// Absent, null and empty arrays are alike in the vectors (their README, "Conventions").
+fn normal(value: Value) -> Value {
+    match value {
+        Value::Object(map) => Value::Object(
+            map.into_iter()
+                .map(|(key, value)| (key, normal(value)))
+                .filter(|(_, value)| !value.is_null() && value.as_array().is_none_or(|a| !a.is_empty()))
+                .collect(),
+        ),
+        Value::Array(items) => Value::Array(items.into_iter().map(normal).collect()),
+        other => other,
+    }
+}
