@@ -22,10 +22,12 @@
 
 pub mod clock;
 pub mod cri;
+pub mod events;
 pub mod grpc;
 pub mod image;
 pub mod limits;
 pub mod model;
+pub mod pleg;
 pub mod proto;
 pub mod render;
 pub mod source;

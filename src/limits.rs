@@ -16,6 +16,11 @@ pub const PODS_MAX: usize = 110;
 
 // ---- sync ------------------------------------------------------------------------------------------------
 
+/// Longest crash-loop back-off (kubelet `MaxContainerBackOff`).
+pub const CRASH_BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
+pub const SYNC_RETRY: Duration = Duration::from_secs(10);
+
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
@@ -25,7 +30,22 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
 // ---- status and store ------------------------------------------------------------------------------------
 
+// ---- configuration ---------------------------------------------------------------------------------------
+
+/// Bytes of a KubeletConfiguration file. Larger: refused.
+pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
+/// Name servers in `clusterDNS`. More: refused.
+pub const DNS_SERVERS_MAX: usize = 16;
+
 // ---- node loop -------------------------------------------------------------------------------------------
+
+/// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.
+pub const EVENTS_MAX: usize = 512;
+/// Bytes of one entry's message. Longer: cut.
+pub const EVENT_MESSAGE_BYTES_MAX: usize = 512;
+/// Dead containers, and sandboxes, of one pod that are read in full. More: the oldest are left out until they
+/// are removed.
+pub const CONTAINERS_READ_MAX: usize = 64;
 
 // ---- local server ----------------------------------------------------------------------------------------
 

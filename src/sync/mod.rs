@@ -1,1 +1,3 @@
-//! Placeholder.
+//! One pod's sync: worker (its life), plan (decisions), act (calls).
+
+pub mod worker;

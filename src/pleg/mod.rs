@@ -1,0 +1,141 @@
+//! Pod life-cycle event generator: what changed in the runtime since the last look.
+//!
+//! A relist asks for every sandbox and container once and keeps a few bytes of each pod of ours; [`diff`]
+//! compares two relists; [`read_pod`] then reads one pod in full. What belongs to others is counted, not kept.
+
+mod diff;
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use crate::cri::{Runtime, RuntimeError, RuntimeResult};
+use crate::limits::CONTAINERS_READ_MAX;
+use crate::model::{
+    ContainerId, ContainerItem, ContainerState, Mono, Now, ObservedPod, PodKey, PodUid, SandboxId,
+    SandboxItem, SandboxState,
+};
+
+pub use diff::{Relist, RelistPod, changed};
+
+/// Whose pods a relist keeps: the UIDs that are desired here, in hand, or adopted, and all that this node made.
+#[derive(Debug, Default)]
+pub struct Interest {
+    /// The value of `smolet.io/node` on our sandboxes.
+    pub node: Rc<str>,
+    /// UIDs to keep whoever made them.
+    pub uids: BTreeSet<PodUid>,
+}
+
+/// Lists everything once (kubelet `GenericPLEG.Relist`).
+///
+/// # Errors
+/// The runtime's, from either list call; a half list is never handed out.
+pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResult<Relist> {
+    let mut relist = Relist::default();
+    let mut ours = BTreeSet::<SandboxId>::new();
+    runtime
+        .list_pod_sandboxes(None, &mut |sandbox: SandboxItem| {
+            let made_here = sandbox.node.as_deref() == Some(&*interest.node);
+            if made_here || interest.uids.contains(&sandbox.pod.uid) {
+                ours.insert(sandbox.id.clone());
+                let ready = sandbox.state == SandboxState::Ready;
+                let pod = relist
+                    .pods
+                    .entry(sandbox.pod.uid.clone())
+                    .or_insert_with(|| RelistPod::new(&sandbox.pod));
+                pod.made_here |= made_here;
+                pod.note_sandbox(&sandbox.id, sandbox.attempt, ready);
+            } else {
+                relist.foreign_sandboxes += 1;
+            }
+        })
+        .await?;
+    runtime
+        .list_containers(None, &mut |container: ContainerItem| {
+            let Some(key) = &container.pod else { return };
+            if ours.contains(&container.sandbox_id) || interest.uids.contains(&key.uid) {
+                let pod = relist.pods.entry(key.uid.clone()).or_insert_with(|| RelistPod::new(key));
+                pod.note_container(&container.id, container.state);
+            }
+        })
+        .await?;
+    Ok(relist)
+}
+
+/// Reads one pod in full (kubelet `GetPodStatus`): sandboxes and containers, newest first.
+///
+/// What disappears between the list and the status call is left out, as the kubelet does.
+///
+/// # Errors
+/// The runtime's, but for `NotFound`.
+pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<ObservedPod> {
+    let mut sandboxes: Vec<(u32, i64, SandboxId)> = Vec::new();
+    runtime
+        .list_pod_sandboxes(Some(&key.uid), &mut |item| {
+            sandboxes.push((item.attempt, item.created_at.0, item.id));
+        })
+        .await?;
+    let mut containers: Vec<(u32, i64, ContainerState, ContainerId)> = Vec::new();
+    runtime
+        .list_containers(Some(&key.uid), &mut |item| {
+            containers.push((item.attempt, item.created_at.0, item.state, item.id));
+        })
+        .await?;
+    // Generations by attempt, then by time: a gateway's wall clock may have been set back in between.
+    sandboxes.sort_by(|a, b| (b.0, b.1, &a.2).cmp(&(a.0, a.1, &b.2)));
+    containers.sort_by(|a, b| (b.0, b.1, &a.3).cmp(&(a.0, a.1, &b.3)));
+    keep_newest(&mut containers);
+    sandboxes.truncate(CONTAINERS_READ_MAX);
+
+    let mut observed = ObservedPod::default();
+    for (_, _, id) in &sandboxes {
+        match runtime.pod_sandbox_status(id).await {
+            Ok(status) => observed.sandboxes.push(status),
+            Err(RuntimeError::NotFound(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    for (.., id) in &containers {
+        match runtime.container_status(id).await {
+            Ok(status) => observed.containers.push(status),
+            Err(RuntimeError::NotFound(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    observed.ips = pod_ips(&observed);
+    Ok(observed)
+}
+
+/// Full: dead containers are left out, oldest first; what lives is never left out, it must be stoppable.
+fn keep_newest(containers: &mut Vec<(u32, i64, ContainerState, ContainerId)>) {
+    let mut dead = 0;
+    containers.retain(|(_, _, state, _)| {
+        dead += usize::from(*state == ContainerState::Exited);
+        *state != ContainerState::Exited || dead <= CONTAINERS_READ_MAX
+    });
+}
+
+/// The newest sandbox's addresses when it is ready (kubelet `determinePodSandboxIPs` in `GetPodStatus`).
+fn pod_ips(observed: &ObservedPod) -> Vec<Box<str>> {
+    let Some(sandbox) = observed.sandboxes.first().filter(|s| s.state == SandboxState::Ready) else {
+        return Vec::new();
+    };
+    let Some(network) = &sandbox.network else { return Vec::new() };
+    std::iter::once(&network.ip)
+        .chain(&network.additional_ips)
+        .filter(|ip| ip.parse::<std::net::IpAddr>().is_ok())
+        .cloned()
+        .collect()
+}
+
+/// Fixes every end of a container as a monotonic instant, once: what was fixed before is kept, so that a step of
+/// the wall clock changes no back-off.
+pub fn fix_times(new: &mut ObservedPod, old: Option<&ObservedPod>, now: Now) {
+    for container in &mut new.containers {
+        let Some(finished_at) = container.finished_at else { continue };
+        let known: Option<Mono> = old
+            .and_then(|old| old.containers.iter().find(|c| c.id == container.id))
+            .and_then(|c| c.finished_mono);
+        container.finished_mono = Some(known.unwrap_or_else(|| now.mono_of(finished_at)));
+    }
+}

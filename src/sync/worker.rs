@@ -1,0 +1,459 @@
+//! PURE: the life of one pod on this node (kubelet `pod_workers.go`), as a record instead of a task.
+//!
+//! ```text
+//!             name still taken            all containers done
+//!   Waiting ─────────────────► Syncing ──────────────────────► Ending(Finished) ──► Ended
+//!                                 │  manifest gone                     │              │ manifest gone
+//!                                 └────────────► Ending(Unwanted) ◄────┘              │
+//!                                                       │ all stopped                 │
+//!                                                       └────────► Removing ◄─────────┘
+//!                                                                     │ nothing left
+//!                                                                     ▼ (gone; wanted again: afresh)
+//! ```
+//!
+//! At most one job per pod is in flight. Nothing is decided on an observation older than the last job.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::limits::SYNC_RETRY;
+use crate::model::{ContainerState, DesiredPod, Mono, ObservedPod, PodKey, SandboxState};
+
+/// Why a pod ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// Its containers are done and none is to start again: what is left stays for its logs.
+    Finished,
+    /// No source names it any more: everything of it goes.
+    Unwanted,
+}
+
+/// Where a pod is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// A pod of the same name and another UID has to end first.
+    Waiting,
+    /// Kept as it was asked for.
+    Syncing,
+    /// Being stopped.
+    Ending(Why),
+    /// Stopped by itself; its dead containers stay until the manifest goes.
+    Ended,
+    /// Stopped; its objects are being removed.
+    Removing,
+}
+
+/// The next thing to do for a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// Read it in full from the runtime.
+    Read,
+    /// Compare desired and observed and plan; at once, without a task.
+    Plan,
+    /// Carry out the plan that was made.
+    Act,
+    /// Stop its containers and sandboxes.
+    Kill,
+    /// Remove its objects from the runtime and the disk.
+    Remove,
+    /// Forget the record; nothing is left of the pod.
+    Forget,
+}
+
+/// One pod's record.
+#[derive(Debug)]
+pub struct Worker {
+    key: PodKey,
+    /// The pod as it is wanted, or was wanted last; `None` for one that only the runtime knows.
+    pod: Option<Rc<DesiredPod>>,
+    /// Wanted again while it ends: starts afresh when it is gone.
+    afresh: Option<Rc<DesiredPod>>,
+    life: Life,
+    in_flight: Option<Job>,
+    observed: Option<Rc<ObservedPod>>,
+    /// The runtime or a job changed something since the last read.
+    stale: bool,
+    /// The next read shows what our own job did, which is no reason to hurry a failed one.
+    after_job: bool,
+    /// Desired, observed or time changed since the last plan.
+    replan: bool,
+    /// Not before: the next read, after a failed one.
+    read_at: Option<Mono>,
+    /// Not before: the next plan, kill or removal, after a failed one.
+    retry_at: Option<Mono>,
+    /// The plan changes by itself then.
+    wake_at: Option<Mono>,
+}
+
+impl Worker {
+    /// A pod a source wants. `name_taken`: another pod of this name is still here.
+    pub fn wanted(pod: Rc<DesiredPod>, name_taken: bool) -> Self {
+        let life = if name_taken { Life::Waiting } else { Life::Syncing };
+        Self { pod: Some(pod.clone()), ..Self::in_life(pod.key.clone(), life) }
+    }
+
+    /// A pod of ours that only the runtime knows: it ends.
+    pub fn orphan(key: PodKey) -> Self {
+        Self::in_life(key, Life::Ending(Why::Unwanted))
+    }
+
+    fn in_life(key: PodKey, life: Life) -> Self {
+        Self {
+            key,
+            pod: None,
+            afresh: None,
+            life,
+            in_flight: None,
+            observed: None,
+            stale: true,
+            after_job: false,
+            replan: true,
+            read_at: None,
+            retry_at: None,
+            wake_at: None,
+        }
+    }
+
+    /// Which pod.
+    pub fn key(&self) -> &PodKey {
+        &self.key
+    }
+
+    /// Where it is in its life.
+    pub fn life(&self) -> Life {
+        self.life
+    }
+
+    /// As it is wanted, or was wanted last.
+    pub fn pod(&self) -> Option<&Rc<DesiredPod>> {
+        self.pod.as_ref()
+    }
+
+    /// The last full read.
+    pub fn observed(&self) -> Option<&Rc<ObservedPod>> {
+        self.observed.as_ref()
+    }
+
+    /// The job in flight.
+    pub fn in_flight(&self) -> Option<Job> {
+        self.in_flight
+    }
+
+    /// When this record next wants to be looked at by itself.
+    pub fn due(&self) -> Option<Mono> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        [self.read_at, self.retry_at, self.wake_at].into_iter().flatten().min()
+    }
+
+    /// The source wants this pod (again, or changed in a way that keeps its UID).
+    pub fn want(&mut self, pod: Rc<DesiredPod>) {
+        match self.life {
+            Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
+                self.pod = Some(pod);
+                self.replan = true;
+                // A mended manifest is tried at once, not after the old one's delay.
+                self.retry_at = None;
+            }
+            Life::Ending(Why::Unwanted) | Life::Removing => self.afresh = Some(pod),
+        }
+    }
+
+    /// No source wants it any more.
+    pub fn unwant(&mut self) {
+        self.afresh = None;
+        self.wake_at = None;
+        match self.life {
+            // Waiting never touched the runtime, but a pod of its UID may be there from before: look first.
+            Life::Waiting | Life::Syncing | Life::Ending(Why::Finished) => {
+                self.retry_at = None;
+                self.life = Life::Ending(Why::Unwanted);
+            }
+            Life::Ended => self.life = Life::Removing,
+            Life::Ending(Why::Unwanted) | Life::Removing => {}
+        }
+    }
+
+    /// The name is free now.
+    pub fn name_is_free(&mut self) {
+        if self.life == Life::Waiting {
+            self.life = Life::Syncing;
+        }
+    }
+
+    /// All containers are done (the status' phase is Succeeded or Failed).
+    pub fn finished(&mut self) {
+        if self.life == Life::Syncing {
+            self.life = Life::Ending(Why::Finished);
+        }
+    }
+
+    /// Something about the pod changed in the runtime: look again.
+    pub fn touched(&mut self) {
+        self.stale = true;
+    }
+
+    /// The runtime is back: do not sit out a delay that came from its absence.
+    pub fn runtime_is_back(&mut self) {
+        self.read_at = None;
+        self.retry_at = None;
+        self.stale = true;
+    }
+
+    /// What to do now. `Forget` is final: the record is to be dropped (see [`Worker::take_afresh`]).
+    pub fn next(&mut self, now: Mono) -> Option<Job> {
+        if self.in_flight.is_some() || self.life == Life::Waiting {
+            return None;
+        }
+        for due in [&mut self.read_at, &mut self.retry_at] {
+            due.take_if(|at| *at <= now);
+        }
+        if self.wake_at.take_if(|at| *at <= now).is_some() {
+            self.replan = true;
+        }
+        let Some(observed) = self.observed.as_ref().filter(|_| !self.stale) else {
+            return self.read_at.is_none().then_some(Job::Read);
+        };
+        if self.retry_at.is_some() {
+            return None;
+        }
+        if let Life::Ending(why) = self.life {
+            if is_alive(observed) {
+                return Some(Job::Kill);
+            }
+            self.life = match why {
+                Why::Finished => Life::Ended,
+                Why::Unwanted => Life::Removing,
+            };
+        }
+        match self.life {
+            Life::Waiting | Life::Ended | Life::Ending(_) => None,
+            Life::Syncing => self.replan.then_some(Job::Plan),
+            Life::Removing if observed.is_empty() && self.pod.is_none() => Some(Job::Forget),
+            Life::Removing => Some(Job::Remove),
+        }
+    }
+
+    /// A job was handed to a task.
+    pub fn started(&mut self, job: Job) {
+        debug_assert!(self.in_flight.is_none(), "one job per pod at a time");
+        self.in_flight = Some(job);
+        // What changes from here on is not in this read.
+        if job == Job::Read {
+            self.stale = false;
+        }
+    }
+
+    /// A read ended well.
+    pub fn read(&mut self, observed: Rc<ObservedPod>) {
+        self.in_flight = None;
+        let changed = self.observed.as_ref() != Some(&observed);
+        if std::mem::take(&mut self.after_job) {
+            self.replan = true;
+        } else if changed {
+            self.replan = true;
+            self.retry_at = None;
+        }
+        self.observed = Some(observed);
+    }
+
+    /// A plan was made: nothing to carry out, and it changes by itself at `wake_at`.
+    pub fn settled(&mut self, wake_at: Option<Mono>) {
+        self.replan = false;
+        self.wake_at = wake_at;
+    }
+
+    /// A job other than a read ended; a failed one is tried again after a while.
+    pub fn ended(&mut self, result: Result<(), Mono>) {
+        let job = self.in_flight.take();
+        self.stale = true;
+        self.after_job = true;
+        if job == Some(Job::Remove) && result.is_ok() {
+            // Disk and runtime are clean: with the next read empty the record goes.
+            self.pod = None;
+        }
+        if let Err(now) = result {
+            self.retry_at = Some(now + SYNC_RETRY);
+        }
+    }
+
+    /// A read failed: what was seen before stays, and the read is tried again after a while.
+    pub fn read_failed(&mut self, now: Mono, retry: Duration) {
+        self.in_flight = None;
+        self.stale = true;
+        self.read_at = Some(now + retry);
+    }
+
+    /// The pod to begin afresh with when this record is forgotten.
+    pub fn take_afresh(&mut self) -> Option<Rc<DesiredPod>> {
+        self.afresh.take()
+    }
+}
+
+/// Something of the pod may still run.
+fn is_alive(observed: &ObservedPod) -> bool {
+    observed.sandboxes.iter().any(|s| s.state == SandboxState::Ready)
+        || observed
+            .containers
+            .iter()
+            .any(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{SandboxId, SandboxStatus, Wall};
+    use k8s_openapi::api::core::v1::Pod;
+
+    const NOW: Mono = Mono(1_000_000_000_000);
+
+    fn pod() -> Rc<DesiredPod> {
+        let mut pod = Pod::default();
+        pod.metadata.name = Some("web".into());
+        pod.metadata.uid = Some("u1".into());
+        Rc::new(DesiredPod::new(pod))
+    }
+
+    fn with_sandbox(state: SandboxState) -> Rc<ObservedPod> {
+        Rc::new(ObservedPod {
+            sandboxes: vec![SandboxStatus {
+                id: SandboxId::from("s"),
+                attempt: 0,
+                state,
+                created_at: Wall(1),
+                network_namespace: None,
+                network: None,
+            }],
+            ..ObservedPod::default()
+        })
+    }
+
+    fn empty() -> Rc<ObservedPod> {
+        Rc::new(ObservedPod::default())
+    }
+
+    /// Runs the next job, which must be `expected`, and ends it with what a read would show then.
+    fn step(worker: &mut Worker, expected: Job, then_observed: &Rc<ObservedPod>) {
+        assert_eq!(worker.next(NOW), Some(expected));
+        match expected {
+            Job::Plan => worker.settled(None),
+            Job::Forget => {}
+            Job::Read => {
+                worker.started(Job::Read);
+                assert_eq!(worker.next(NOW), None, "one job at a time");
+                worker.read(then_observed.clone());
+            }
+            job => {
+                worker.started(job);
+                assert_eq!(worker.next(NOW), None, "one job at a time");
+                worker.ended(Ok(()));
+                step(worker, Job::Read, then_observed);
+            }
+        }
+    }
+
+    #[test]
+    fn a_pod_is_read_before_it_is_planned_and_rests_when_settled() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, Job::Read, &empty());
+        step(&mut worker, Job::Plan, &empty());
+        assert_eq!(worker.next(NOW), None);
+        worker.settled(Some(NOW + Duration::from_secs(10)));
+        assert_eq!(worker.due(), Some(NOW + Duration::from_secs(10)));
+        assert_eq!(worker.next(NOW + Duration::from_secs(10)), Some(Job::Plan));
+    }
+
+    #[test]
+    fn an_unwanted_pod_is_killed_removed_and_forgotten() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, Job::Plan, &empty());
+        worker.unwant();
+        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, Job::Remove, &empty());
+        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        assert!(worker.take_afresh().is_none());
+    }
+
+    #[test]
+    fn a_pod_restored_while_it_ends_starts_afresh_afterwards() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        worker.unwant();
+        worker.want(pod());
+        assert_eq!(worker.life(), Life::Ending(Why::Unwanted), "it still ends first");
+        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, Job::Remove, &empty());
+        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        assert!(worker.take_afresh().is_some());
+    }
+
+    #[test]
+    fn a_finished_pod_keeps_its_dead_containers_until_it_is_unwanted() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        worker.finished();
+        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
+        assert_eq!(worker.next(NOW), None);
+        assert_eq!(worker.life(), Life::Ended);
+        worker.unwant();
+        step(&mut worker, Job::Remove, &empty());
+        assert_eq!(worker.next(NOW), Some(Job::Forget));
+    }
+
+    #[test]
+    fn an_orphan_ends_and_what_lives_on_is_killed_again() {
+        let mut worker = Worker::orphan(PodKey::new("default", "old", "u0"));
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, Job::Remove, &empty());
+        assert_eq!(worker.next(NOW), Some(Job::Forget));
+    }
+
+    #[test]
+    fn a_change_during_a_job_is_read_after_it_and_a_failure_waits() {
+        let mut worker = Worker::wanted(pod(), false);
+        assert_eq!(worker.next(NOW), Some(Job::Read));
+        worker.started(Job::Read);
+        worker.touched();
+        worker.read(empty());
+        assert_eq!(worker.next(NOW), Some(Job::Read), "the read in flight may have missed it");
+        worker.started(Job::Read);
+        worker.read_failed(NOW, Duration::from_secs(1));
+        assert_eq!(worker.next(NOW), None);
+        assert_eq!(worker.due(), Some(NOW + Duration::from_secs(1)));
+        worker.runtime_is_back();
+        assert_eq!(worker.next(NOW), Some(Job::Read));
+    }
+
+    #[test]
+    fn a_failed_job_waits_unless_the_runtime_reports_a_change() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, Job::Read, &empty());
+        worker.started(Job::Act);
+        worker.ended(Err(NOW));
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        assert_eq!(worker.next(NOW), None, "what our own job did is no reason to hurry");
+        worker.touched();
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        assert_eq!(worker.next(NOW), None, "nothing changed");
+        worker.touched();
+        step(&mut worker, Job::Read, &with_sandbox(SandboxState::NotReady));
+        assert_eq!(worker.next(NOW), Some(Job::Plan), "something did");
+    }
+
+    #[test]
+    fn a_pod_waits_for_its_name_and_can_be_given_up_meanwhile() {
+        let mut worker = Worker::wanted(pod(), true);
+        assert_eq!(worker.next(NOW), None);
+        worker.name_is_free();
+        assert_eq!(worker.next(NOW), Some(Job::Read));
+        let mut worker = Worker::wanted(pod(), true);
+        worker.unwant();
+        step(&mut worker, Job::Read, &empty());
+        step(&mut worker, Job::Remove, &empty());
+        assert_eq!(worker.next(NOW), Some(Job::Forget));
+    }
+}
