@@ -26,9 +26,22 @@ pub const SYNC_RETRY: Duration = Duration::from_secs(10);
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
 pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
+// ---- volumes ---------------------------------------------------------------------------------------------
+
+/// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
+pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
+
 // ---- images ----------------------------------------------------------------------------------------------
 
 // ---- status and store ------------------------------------------------------------------------------------
+
+/// Pods taken over from another agent that are remembered. Full: a further one is not remembered, and is ours only
+/// as long as a manifest names it.
+pub const ADOPTED_MAX: usize = 4 * PODS_MAX;
+/// Bytes of the identity file. Larger: damaged.
+pub const IDENTITY_FILE_BYTES_MAX: usize = 64 * KIB;
+// A UID is 36 bytes or less where anyone makes them; the longest list fits with room for the name.
+const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 
 // ---- configuration ---------------------------------------------------------------------------------------
 
@@ -48,6 +61,15 @@ pub const EVENT_MESSAGE_BYTES_MAX: usize = 512;
 pub const CONTAINERS_READ_MAX: usize = 64;
 
 // ---- local server ----------------------------------------------------------------------------------------
+
+/// Connections at once. Full: further ones wait in the kernel's queue.
+pub const SERVER_CONNECTIONS_MAX: usize = 8;
+/// Bytes of a request's head. Longer: refused.
+pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
+/// How long one connection may last. Longer: closed.
+pub const SERVER_CONNECTION_TIME: Duration = Duration::from_secs(30);
+/// Bytes a command reads of the agent's answer. Longer: refused.
+pub const ANSWER_BYTES_MAX: usize = 64 * MIB;
 
 // ---- time ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,251 @@
+//! Who this node is and whose pods it took over: one small minicbor file, written only when it changes.
+//!
+//! `ROOT_DIR/identity.cbor` holds the node's name from the first start (a hostname that changes later is
+//! reported, not followed: every static pod's name and UID hang on it) and the UIDs of adopted pods (running
+//! before smolet came, without its annotation). The lock on `ROOT_DIR/lock` makes one agent per state directory.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use minicbor::{Decode, Encode};
+
+use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX};
+use crate::model::PodUid;
+
+/// The file's content. Fields are numbered: a new one gets a new number.
+#[derive(Debug, Default, Encode, Decode)]
+struct Record {
+    #[n(0)]
+    version: u8,
+    #[n(1)]
+    node_name: String,
+    #[n(2)]
+    adopted: Vec<String>,
+}
+
+const VERSION: u8 = 1;
+
+/// The state directory, held by this process alone, with what is remembered there.
+#[derive(Debug)]
+pub struct Identity {
+    path: PathBuf,
+    node_name: String,
+    adopted: BTreeSet<PodUid>,
+    // Held for its flock; the kernel lets go of it when the process ends, however it ends.
+    _lock: File,
+}
+
+impl Identity {
+    /// Takes the state directory and reads or makes the node's identity. `given` is the name from the
+    /// configuration, `host` the machine's hostname, used at the first start when none is given.
+    ///
+    /// # Errors
+    /// One sentence with the mend: another agent holds the directory, it cannot be written, the file is
+    /// damaged, the name is none, or it differs from the stored one.
+    pub fn open(root_dir: &Path, given: Option<&str>, host: &str) -> Result<Identity, String> {
+        let shown = root_dir.display();
+        std::fs::create_dir_all(root_dir)
+            .map_err(|e| format!("state directory {shown}: {e}; choose another with --root-dir"))?;
+        let lock = lock(root_dir)?;
+        let path = root_dir.join("identity.cbor");
+        let stored = read(&path)?;
+        let node_name = match (&stored, given) {
+            (Some(record), Some(given)) if record.node_name != given => {
+                return Err(format!(
+                    "node name {given:?}: this node's pods are named after {:?} since its first start; start with \
+                     --node-name {} or, once no pod of the old name runs, remove {}",
+                    record.node_name,
+                    record.node_name,
+                    path.display()
+                ));
+            }
+            (Some(record), _) => {
+                if given.is_none() && record.node_name != host {
+                    log::warn!(
+                        "the hostname is now {host:?}; this node goes on as {:?}, its name since the first start",
+                        record.node_name
+                    );
+                }
+                record.node_name.clone()
+            }
+            (None, Some(given)) => given.to_owned(),
+            (None, None) => host.to_ascii_lowercase(),
+        };
+        if !is_dns_subdomain(&node_name) {
+            return Err(format!(
+                "node name {node_name:?}: must be a DNS name (lower-case letters, digits, - and ., at most 253 \
+                 characters); give one with --node-name"
+            ));
+        }
+        let adopted = stored.iter().flat_map(|r| &r.adopted).map(|uid| PodUid::from(uid.as_str())).collect();
+        let identity = Identity { path, node_name, adopted, _lock: lock };
+        if stored.is_none() {
+            identity.write().map_err(|e| format!("state directory {shown}: cannot be written: {e}"))?;
+        }
+        Ok(identity)
+    }
+
+    /// The node's name.
+    pub fn node_name(&self) -> &str {
+        &self.node_name
+    }
+
+    /// UIDs of pods that were taken over.
+    pub fn adopted(&self) -> &BTreeSet<PodUid> {
+        &self.adopted
+    }
+
+    /// Remembers that a pod was taken over. Full (`ADOPTED_MAX`): refused, the pod is then only ours as long as
+    /// a manifest names it.
+    ///
+    /// # Errors
+    /// When the file cannot be written; the pod counts as adopted until this process ends.
+    pub fn adopt(&mut self, uid: &PodUid) -> std::io::Result<()> {
+        if self.adopted.contains(uid) || self.adopted.len() >= ADOPTED_MAX {
+            return Ok(());
+        }
+        self.adopted.insert(uid.clone());
+        self.write()
+    }
+
+    /// Forgets an adopted pod that is gone.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn release(&mut self, uid: &PodUid) -> std::io::Result<()> {
+        if self.adopted.remove(uid) { self.write() } else { Ok(()) }
+    }
+
+    /// Writes beside the old file, then replaces it: power loss leaves one or the other, whole.
+    fn write(&self) -> std::io::Result<()> {
+        let record = Record {
+            version: VERSION,
+            node_name: self.node_name.clone(),
+            adopted: self.adopted.iter().map(|uid| uid.as_str().to_owned()).collect(),
+        };
+        let bytes = minicbor::to_vec(&record).map_err(|e| std::io::Error::other(e.to_string()))?;
+        let beside = self.path.with_extension("new");
+        let mut file = File::create(&beside)?;
+        file.write_all(&bytes)?;
+        file.sync_all()?;
+        std::fs::rename(&beside, &self.path)?;
+        if let Some(directory) = self.path.parent() {
+            File::open(directory)?.sync_all()?;
+        }
+        Ok(())
+    }
+}
+
+fn lock(root_dir: &Path) -> Result<File, String> {
+    use rustix::fs::{FlockOperation, flock};
+    let path = root_dir.join("lock");
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(|e| format!("{}: {e}; run as root or choose another --root-dir", path.display()))?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+        format!(
+            "state directory {}: another smolet uses it; stop that one or choose another --root-dir",
+            root_dir.display()
+        )
+    })?;
+    Ok(file)
+}
+
+fn read(path: &Path) -> Result<Option<Record>, String> {
+    let damaged = |what: &str| {
+        format!("{}: {what}; move it away and give the node's former name with --node-name", path.display())
+    };
+    let bytes = match std::fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(damaged(&e.to_string())),
+    };
+    if bytes.len() > IDENTITY_FILE_BYTES_MAX {
+        return Err(damaged("is too large to be ours"));
+    }
+    let record: Record = minicbor::decode(&bytes).map_err(|_| damaged("is damaged"))?;
+    if record.version != VERSION {
+        return Err(damaged("was written by another version"));
+    }
+    Ok(Some(record))
+}
+
+/// RFC 1123 subdomain, as Kubernetes wants node names.
+fn is_dns_subdomain(name: &str) -> bool {
+    let label = |label: &str| {
+        let edge = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
+        let bytes = label.as_bytes();
+        edge(bytes.first().copied())
+            && edge(bytes.last().copied())
+            && bytes.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("smolet-identity-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            Folder(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_first_name_stays_and_another_is_refused() {
+        let folder = Folder::new("name");
+        let identity = Identity::open(&folder.0, None, "Gateway-7").expect("first start");
+        assert_eq!(identity.node_name(), "gateway-7");
+        drop(identity);
+        let identity =
+            Identity::open(&folder.0, None, "renamed").expect("a changed hostname is not followed");
+        assert_eq!(identity.node_name(), "gateway-7");
+        drop(identity);
+        let error = Identity::open(&folder.0, Some("other"), "x").expect_err("a changed flag is refused");
+        assert!(error.contains("gateway-7") && error.contains("--node-name"), "{error}");
+        let error = Identity::open(&Folder::new("bad").0, Some("no_name"), "x").expect_err("not a DNS name");
+        assert!(error.contains("DNS"), "{error}");
+    }
+
+    #[test]
+    fn one_agent_per_directory() {
+        let folder = Folder::new("lock");
+        let first = Identity::open(&folder.0, Some("n"), "h").expect("first");
+        let error = Identity::open(&folder.0, Some("n"), "h").expect_err("second");
+        assert!(error.contains("another smolet"), "{error}");
+        drop(first);
+        Identity::open(&folder.0, Some("n"), "h").expect("free again");
+    }
+
+    #[test]
+    fn adopted_pods_survive_and_a_damaged_file_is_named() {
+        let folder = Folder::new("adopted");
+        let mut identity = Identity::open(&folder.0, Some("n"), "h").expect("open");
+        identity.adopt(&PodUid::from("u1")).expect("write");
+        identity.adopt(&PodUid::from("u2")).expect("write");
+        identity.release(&PodUid::from("u1")).expect("write");
+        drop(identity);
+        let identity = Identity::open(&folder.0, None, "n").expect("again");
+        assert_eq!(identity.adopted().iter().map(PodUid::as_str).collect::<Vec<_>>(), ["u2"]);
+        drop(identity);
+        std::fs::write(folder.0.join("identity.cbor"), b"\xff\xff").expect("write");
+        let error = Identity::open(&folder.0, None, "n").expect_err("damaged");
+        assert!(error.contains("damaged") && error.contains("identity.cbor"), "{error}");
+    }
+}

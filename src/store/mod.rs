@@ -1,0 +1,3 @@
+//! What the agent keeps on disk: its identity file. See [`identity`].
+
+pub mod identity;
