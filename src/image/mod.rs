@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Images: their names (PURE, [`name`]).
+
+pub mod name;

@@ -1,0 +1,1 @@
+//! Image names. PURE: splits and completes them as the kubelet does.

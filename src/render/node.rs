@@ -1,0 +1,122 @@
+//! Facts of the node that rendering needs, gathered once at start by the node loop.
+
+/// Which cgroup hierarchy the node has, as far as rendering differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupVersion {
+    /// One hierarchy per controller.
+    V1 {
+        /// `memory.memsw.limit_in_bytes` exists (`checkSwapControllerAvailability`).
+        swap_controller: bool,
+    },
+    /// The unified hierarchy.
+    V2 {
+        /// `memory.swap.max` exists in the agent's own cgroup.
+        swap_controller: bool,
+    },
+}
+
+/// How cgroup names are spelled (`cgroupDriver`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CgroupDriver {
+    /// `/kubepods/burstable/podUID`.
+    Cgroupfs,
+    /// `/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUID.slice`.
+    Systemd,
+}
+
+/// `memorySwap.swapBehavior`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwapBehavior {
+    /// No container may swap; the default.
+    NoSwap,
+    /// Burstable pods get swap in proportion to their memory request (cgroup v2 only).
+    LimitedSwap,
+}
+
+/// The node's `resolv.conf`, parsed (`parseResolvConf`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ResolvConf {
+    /// `nameserver` lines, in order.
+    pub nameservers: Vec<Box<str>>,
+    /// The last `search` line's domains.
+    pub searches: Vec<Box<str>>,
+    /// The last `options` line.
+    pub options: Vec<Box<str>>,
+}
+
+/// What rendering needs to know of the node and of the agent's configuration. Computed once at start.
+#[derive(Clone, Debug)]
+pub struct NodeSettings {
+    /// The node's name.
+    pub node_name: Box<str>,
+    /// The node's own addresses, the primary one first (`status.hostIP`, `status.hostIPs`).
+    pub node_ips: Vec<Box<str>>,
+    /// cgroup v1 or v2, and whether swap can be limited.
+    pub cgroup_version: CgroupVersion,
+    /// cgroupfs or systemd.
+    pub cgroup_driver: CgroupDriver,
+    /// `cgroupRoot`, below which `kubepods` stands: `/` by default.
+    pub cgroup_root: Box<str>,
+    /// `cpuCFSQuota`: limits on CPU are enforced.
+    pub cpu_cfs_quota: bool,
+    /// `cpuCFSQuotaPeriod` in microseconds; 100000 by default.
+    pub cpu_cfs_period_us: i64,
+    /// The machine's CPUs in thousandths; what `resourceFieldRef: limits.cpu` falls back to.
+    pub cpu_capacity_millis: i64,
+    /// The machine's memory in bytes.
+    pub memory_capacity_bytes: i64,
+    /// The machine's swap in bytes.
+    pub swap_capacity_bytes: i64,
+    /// What `resourceFieldRef: limits.ephemeral-storage` falls back to, in bytes; 0 when unknown.
+    pub ephemeral_storage_bytes: i64,
+    /// Huge page sizes of the kernel, as the cgroup files spell them (`2MB`, `1GB`).
+    pub hugepage_sizes: Vec<Box<str>>,
+    /// `/var/log/pods`.
+    pub pod_logs_dir: Box<str>,
+    /// The agent's state directory: `pods/UID/…` and `seccomp/` stand below it.
+    pub root_dir: Box<str>,
+    /// The node's resolver.
+    pub resolv_conf: ResolvConf,
+    /// `clusterDNS`; empty without a cluster.
+    pub cluster_dns: Vec<Box<str>>,
+    /// `clusterDomain`; empty without a cluster.
+    pub cluster_domain: Box<str>,
+    /// The kubelet's `seccompDefault`.
+    pub seccomp_default: bool,
+    /// `singleProcessOOMKill`: on cgroup v2 only the one process is killed when memory runs out. False by default
+    /// on v2.
+    pub single_process_oom_kill: bool,
+    /// `memorySwap.swapBehavior`.
+    pub memory_swap: SwapBehavior,
+    /// Paths masked besides the fixed list: the machine's `/sys/devices/system/cpu/cpuN/thermal_throttle`.
+    pub thermal_throttle_paths: Vec<Box<str>>,
+}
+
+impl NodeSettings {
+    /// The settings of a node about which nothing else is known: the kubelet's defaults, cgroup v2, one CPU.
+    pub fn new(node_name: &str, root_dir: &str) -> Self {
+        Self {
+            node_name: node_name.into(),
+            node_ips: Vec::new(),
+            cgroup_version: CgroupVersion::V2 { swap_controller: true },
+            cgroup_driver: CgroupDriver::Cgroupfs,
+            cgroup_root: "/".into(),
+            cpu_cfs_quota: true,
+            cpu_cfs_period_us: 100_000,
+            cpu_capacity_millis: 1_000,
+            memory_capacity_bytes: 0,
+            swap_capacity_bytes: 0,
+            ephemeral_storage_bytes: 0,
+            hugepage_sizes: Vec::new(),
+            pod_logs_dir: "/var/log/pods".into(),
+            root_dir: root_dir.into(),
+            resolv_conf: ResolvConf::default(),
+            cluster_dns: Vec::new(),
+            cluster_domain: "".into(),
+            seccomp_default: false,
+            single_process_oom_kill: false,
+            memory_swap: SwapBehavior::NoSwap,
+            thermal_throttle_paths: Vec::new(),
+        }
+    }
+}
