@@ -36,3 +36,4 @@ pub mod status;
 pub mod store;
 pub mod sync;
 pub mod volume;
+mod text;

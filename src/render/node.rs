@@ -75,8 +75,8 @@ pub struct NodeSettings {
     pub pod_logs_dir: Box<str>,
     /// The agent's state directory: `pods/UID/…` and `seccomp/` stand below it.
     pub root_dir: Box<str>,
-    /// The node's resolver.
-    pub resolv_conf: ResolvConf,
+    /// The node's resolver; `None` when it is switched off (`resolvConf: ""`).
+    pub resolv_conf: Option<ResolvConf>,
     /// `clusterDNS`; empty without a cluster.
     pub cluster_dns: Vec<Box<str>>,
     /// `clusterDomain`; empty without a cluster.
@@ -110,7 +110,7 @@ impl NodeSettings {
             hugepage_sizes: Vec::new(),
             pod_logs_dir: "/var/log/pods".into(),
             root_dir: root_dir.into(),
-            resolv_conf: ResolvConf::default(),
+            resolv_conf: Some(ResolvConf::default()),
             cluster_dns: Vec::new(),
             cluster_domain: "".into(),
             seccomp_default: false,

@@ -10,7 +10,15 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+mod container_config;
 mod container_hash;
+mod cpu_memory_conversion;
+mod env_expand;
+mod fixture;
+mod image_ref;
+mod labels_annotations;
+mod protojson;
+mod sandbox_config;
 
 /// Where the vectors are.
 fn folder() -> PathBuf {

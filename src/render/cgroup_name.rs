@@ -1,0 +1,108 @@
+//! The name of a pod's cgroup parent, for both drivers. PURE.
+//! Follows `cm/pod_container_manager_linux.go` and `cm/cgroup_manager_linux.go`.
+
+use super::node::{CgroupDriver, NodeSettings};
+use super::qos::QosClass;
+
+/// The cgroup below which all pods stand, inside the cgroup root (`defaultNodeAllocatableCgroupName`).
+const KUBEPODS: &str = "kubepods";
+
+/// The classes that have a directory of their own; `None` is Guaranteed, whose pods stand in `kubepods` itself.
+const CLASSES: [Option<&str>; 3] = [None, Some("burstable"), Some("besteffort")];
+
+/// The pod's cgroup parent as the CRI wants it, absolute in every hierarchy (`GetPodContainerName`).
+pub fn pod_cgroup_parent(node: &NodeSettings, uid: &str, qos: QosClass) -> String {
+    let class = match qos {
+        QosClass::Guaranteed => None,
+        QosClass::Burstable => Some("burstable"),
+        QosClass::BestEffort => Some("besteffort"),
+    };
+    literal(node, class, Some(&format!("pod{uid}")))
+}
+
+/// Every name the pod's cgroup may have, whatever its class was when it ran.
+pub fn pod_cgroup_candidates(node: &NodeSettings, uid: &str) -> [String; 3] {
+    CLASSES.map(|class| literal(node, class, Some(&format!("pod{uid}"))))
+}
+
+/// The three directories pods' cgroups stand in.
+pub fn class_cgroups(node: &NodeSettings) -> [String; 3] {
+    CLASSES.map(|class| literal(node, class, None))
+}
+
+/// The UID of a directory found in one of [`class_cgroups`]; `None` when it is not a pod's (`IsPodCgroup`).
+///
+/// The systemd driver writes `_` for `-`, and no pod UID holds `_`.
+pub fn uid_of_cgroup(node: &NodeSettings, directory: &str) -> Option<String> {
+    let uid = match node.cgroup_driver {
+        CgroupDriver::Cgroupfs => directory.strip_prefix("pod")?.to_owned(),
+        CgroupDriver::Systemd => {
+            let last = directory.strip_suffix(".slice")?.rsplit('-').next()?;
+            last.strip_prefix("pod")?.replace('_', "-")
+        }
+    };
+    (!uid.is_empty() && !uid.contains("pod")).then_some(uid)
+}
+
+fn literal(node: &NodeSettings, class: Option<&str>, pod: Option<&str>) -> String {
+    let root = node.cgroup_root.split('/').filter(|part| !part.is_empty());
+    let parts = root.chain([KUBEPODS]).chain(class).chain(pod);
+    let mut name = String::new();
+    match node.cgroup_driver {
+        CgroupDriver::Cgroupfs => {
+            for part in parts {
+                name.push('/');
+                name.push_str(part);
+            }
+        }
+        // systemd nests slices by their names' prefixes: a-b.slice stands in a.slice (`ExpandSlice`).
+        CgroupDriver::Systemd => {
+            let mut prefix = String::new();
+            for part in parts {
+                let part = part.replace('-', "_");
+                name.push_str(&format!("/{prefix}{part}.slice"));
+                prefix.push_str(&part);
+                prefix.push('-');
+            }
+        }
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_both_drivers() {
+        let mut node = NodeSettings::new("n", "/r");
+        assert_eq!(pod_cgroup_parent(&node, "a-b", QosClass::Guaranteed), "/kubepods/poda-b");
+        assert_eq!(pod_cgroup_parent(&node, "a-b", QosClass::BestEffort), "/kubepods/besteffort/poda-b");
+        node.cgroup_root = "/edge-1/x/".into();
+        assert_eq!(
+            pod_cgroup_parent(&node, "a-b", QosClass::Burstable),
+            "/edge-1/x/kubepods/burstable/poda-b"
+        );
+        node.cgroup_driver = CgroupDriver::Systemd;
+        assert_eq!(
+            pod_cgroup_parent(&node, "a-b", QosClass::Burstable),
+            "/edge_1.slice/edge_1-x.slice/edge_1-x-kubepods.slice/edge_1-x-kubepods-burstable.slice/\
+             edge_1-x-kubepods-burstable-poda_b.slice"
+        );
+    }
+
+    #[test]
+    fn a_directory_gives_its_uid_back() {
+        let mut node = NodeSettings::new("n", "/r");
+        for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
+            node.cgroup_driver = driver;
+            for name in pod_cgroup_candidates(&node, "ab12-34") {
+                let directory = name.rsplit('/').next().unwrap();
+                assert_eq!(uid_of_cgroup(&node, directory).as_deref(), Some("ab12-34"), "{name}");
+            }
+            for other in ["burstable", "kubepods-burstable.slice", "pod", "podxpody", "cgroup.procs", ".."] {
+                assert_eq!(uid_of_cgroup(&node, other), None, "{other}");
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A pod's resolver settings (`network/dns/dns.go`) and the parsing of the node's `resolv.conf`. PURE.
+
+use super::NodeSettings;
+use super::node::ResolvConf;
+use crate::model::DesiredPod;
+use crate::proto::runtime::v1::DnsConfig;
+
+/// What resolvers take; more is cut off.
+const SERVERS_MAX: usize = 3;
+const SEARCHES_MAX: usize = 32;
+const SEARCH_LINE_BYTES_MAX: usize = 2048;
+/// A longer search domain aborts glibc's resolver.
+const SEARCH_BYTES_MAX: usize = 253;
+
+impl ResolvConf {
+    /// Reads a `resolv.conf` (`parseResolvConf`): `nameserver` lines add up, the last `search` line wins, options
+    /// of one name override each other.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut conf = Self::default();
+        let mut broken = false;
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
+            let mut fields = line.split_whitespace();
+            match fields.next() {
+                Some("nameserver") => match fields.next() {
+                    Some(server) => conf.nameservers.push(server.into()),
+                    None => broken = true,
+                },
+                Some("search") => {
+                    // With and without the final dot it is the same domain.
+                    let domain = |field: &str| field.strip_suffix('.').unwrap_or(field).into();
+                    conf.searches = fields.filter(|field| *field != ".").map(domain).collect();
+                }
+                Some("options") => fields.for_each(|field| put_option(&mut conf.options, field)),
+                Some(_) | None => {}
+            }
+        }
+        if broken {
+            return Err(
+                "Encountered error while parsing resolv conf file. Error: nameserver list is empty ".into()
+            );
+        }
+        Ok(conf)
+    }
+}
+
+fn option_name(option: &str) -> &str {
+    option.split(':').next().unwrap_or(option)
+}
+
+fn put_option(options: &mut Vec<Box<str>>, option: &str) {
+    match options.iter_mut().find(|known| option_name(known) == option_name(option)) {
+        Some(known) => *known = option.into(),
+        None => options.push(option.into()),
+    }
+}
+
+/// The resolver settings for the pod's sandbox (`GetPodDNS`). Options are sorted: the kubelet leaves their order
+/// to chance.
+pub fn pod_dns(node: &NodeSettings, pod: &DesiredPod) -> DnsConfig {
+    let spec = pod.spec();
+    let host_network = spec.host_network.unwrap_or(false);
+    let mut dns = match spec.dns_policy.as_deref() {
+        Some("None") => DnsConfig::default(),
+        Some("Default") => host_dns(node),
+        Some("ClusterFirst") if host_network => host_dns(node),
+        // ClusterFirst, ClusterFirstWithHostNet, and what the API would have refused. Without a cluster's DNS the
+        // node's is used.
+        _ if node.cluster_dns.is_empty() => host_dns(node),
+        _ => cluster_dns(node, &pod.key.namespace),
+    };
+    if let Some(own) = &spec.dns_config {
+        dns.servers.extend(own.nameservers.iter().flatten().cloned());
+        omit_duplicates(&mut dns.servers);
+        dns.searches.extend(own.searches.iter().flatten().cloned());
+        omit_duplicates(&mut dns.searches);
+        for option in own.options.iter().flatten() {
+            let name = option.name.as_deref().unwrap_or_default();
+            let text = match option.value.as_deref() {
+                Some(value) if !value.is_empty() => format!("{name}:{value}"),
+                _ => name.to_owned(),
+            };
+            dns.options.retain(|known| option_name(known) != name);
+            dns.options.push(text);
+        }
+    }
+    dns.options.sort_unstable();
+    dns.servers.truncate(SERVERS_MAX);
+    fit_searches(&mut dns.searches);
+    dns
+}
+
+fn owned(texts: &[Box<str>]) -> Vec<String> {
+    texts.iter().map(|text| text.to_string()).collect()
+}
+
+fn host_dns(node: &NodeSettings) -> DnsConfig {
+    match &node.resolv_conf {
+        Some(conf) => DnsConfig {
+            servers: owned(&conf.nameservers),
+            searches: owned(&conf.searches),
+            options: owned(&conf.options),
+        },
+        // `resolvConf: ""` switches name resolution off: a local server nobody runs, and no search.
+        None => {
+            let local = |ip: &str| if ip.contains(':') { "::1" } else { "127.0.0.1" };
+            let mut servers: Vec<String> = node.node_ips.iter().map(|ip| local(ip).to_owned()).collect();
+            if servers.is_empty() {
+                servers.push("127.0.0.1".into());
+            }
+            DnsConfig { servers, searches: vec![".".into()], options: Vec::new() }
+        }
+    }
+}
+
+fn cluster_dns(node: &NodeSettings, namespace: &str) -> DnsConfig {
+    let of_host = node.resolv_conf.as_ref().map(|conf| owned(&conf.searches)).unwrap_or_default();
+    let domain = &node.cluster_domain;
+    let searches = if domain.is_empty() {
+        of_host
+    } else {
+        let mut searches =
+            vec![format!("{namespace}.svc.{domain}"), format!("svc.{domain}"), domain.to_string()];
+        searches.extend(of_host);
+        omit_duplicates(&mut searches);
+        searches
+    };
+    DnsConfig { servers: owned(&node.cluster_dns), searches, options: vec!["ndots:5".into()] }
+}
+
+fn omit_duplicates(texts: &mut Vec<String>) {
+    let mut seen = std::collections::BTreeSet::new();
+    texts.retain(|text| seen.insert(text.clone()));
+}
+
+/// `formDNSSearchFitsLimits`: too many, too long a domain, too long a line.
+fn fit_searches(searches: &mut Vec<String>) {
+    searches.truncate(SEARCHES_MAX);
+    searches.retain(|search| search.len() <= SEARCH_BYTES_MAX);
+    while searches.iter().map(|search| search.len() + 1).sum::<usize>() > SEARCH_LINE_BYTES_MAX + 1 {
+        searches.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resolv_conf_lines_add_up_or_override() {
+        let conf = ResolvConf::parse(
+            "# comment\nnameserver 1.1.1.1 ignored\n nameserver ::1\nsearch a.example\nsearch b.example. . c\n\
+             options ndots:3 edns0\noptions ndots:5\ndomain x\n",
+        )
+        .unwrap();
+        let texts = |all: &[Box<str>]| all.join(" ");
+        assert_eq!(texts(&conf.nameservers), "1.1.1.1 ::1");
+        assert_eq!(texts(&conf.searches), "b.example c");
+        assert_eq!(texts(&conf.options), "ndots:5 edns0");
+        assert!(ResolvConf::parse("nameserver\n").is_err());
+        assert_eq!(ResolvConf::parse(""), Ok(ResolvConf::default()));
+    }
+
+    fn pod(spec: serde_json::Value) -> DesiredPod {
+        let pod = serde_json::json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    #[test]
+    fn limits_are_kept() {
+        let mut node = NodeSettings::new("n", "/r");
+        let long = std::iter::once("y".repeat(254));
+        let searches: Vec<String> =
+            long.chain((0..40).map(|n| format!("{}{n:02}", "x".repeat(200)))).collect();
+        let spec = serde_json::json!({"containers": [], "dnsPolicy": "None", "dnsConfig": {
+            "nameservers": ["1.1.1.1", "1.1.1.1", "2.2.2.2", "3.3.3.3", "4.4.4.4"],
+            "searches": searches,
+        }});
+        let dns = pod_dns(&node, &pod(spec));
+        assert_eq!(dns.servers, ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
+        assert_eq!(dns.searches.len(), 10, "ten of 202 bytes and nine blanks are 2029 bytes");
+        node.resolv_conf = None;
+        let spec = serde_json::json!({"containers": [], "dnsPolicy": "Default"});
+        let dns = pod_dns(&node, &pod(spec));
+        assert_eq!((dns.servers, dns.searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
+    }
+}

@@ -1,0 +1,64 @@
+//! Where a pod's files are. PURE: names only; the kubelet's layout below another root.
+
+use super::NodeSettings;
+use crate::model::PodKey;
+
+/// `ROOT/pods/UID` (`getPodDir`).
+pub fn pod_dir(node: &NodeSettings, pod: &PodKey) -> String {
+    format!("{}/pods/{}", node.root_dir, pod.uid)
+}
+
+/// `ROOT/pods/UID/etc-hosts` (`getEtcHostsPath`).
+pub fn hosts_file_path(node: &NodeSettings, pod: &PodKey) -> String {
+    format!("{}/etc-hosts", pod_dir(node, pod))
+}
+
+/// `ROOT/pods/UID/containers/NAME` (`getPodContainerDir`): termination message files stand in it, named by eight
+/// random hexadecimal digits.
+pub fn termination_log_dir(node: &NodeSettings, pod: &PodKey, container: &str) -> String {
+    format!("{}/containers/{container}", pod_dir(node, pod))
+}
+
+/// `/var/log/pods/NAMESPACE_NAME_UID` (`BuildPodLogsDirectory`).
+pub fn pod_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
+    format!("{}/{}_{}_{}", node.pod_logs_dir, pod.namespace, pod.name, pod.uid)
+}
+
+/// The UID in the name of a log directory (`parsePodUIDFromLogsDirectory`).
+pub fn uid_of_logs_dir(name: &str) -> &str {
+    name.rsplit('_').next().unwrap_or(name)
+}
+
+/// `CONTAINER/N.log` below the pod's log directory (`buildContainerLogsPath`).
+pub fn container_log_path(container: &str, restart_count: u32) -> String {
+    format!("{container}/{restart_count}.log")
+}
+
+/// `/var/log/containers/NAME_NAMESPACE_CONTAINER-ID.log`, which log collectors read (`legacyLogSymlink`). The
+/// name is cut to what ext4 holds.
+pub fn legacy_log_symlink(pod: &PodKey, container: &str, container_id: &str) -> String {
+    const FILE_NAME_BYTES_MAX: usize = 255;
+    const SUFFIX: &str = ".log";
+    let mut name = format!("{}_{}_{container}-{container_id}", pod.name, pod.namespace);
+    // A cut inside a letter would panic; Go cuts bytes. Names are ASCII.
+    name.truncate(name.floor_char_boundary(FILE_NAME_BYTES_MAX - SUFFIX.len()));
+    format!("/var/log/containers/{name}{SUFFIX}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kubelets_layout() {
+        let node = NodeSettings::new("n", "/var/lib/smolet");
+        let pod = PodKey::new("prod", "web", "u1");
+        assert_eq!(hosts_file_path(&node, &pod), "/var/lib/smolet/pods/u1/etc-hosts");
+        assert_eq!(termination_log_dir(&node, &pod, "c"), "/var/lib/smolet/pods/u1/containers/c");
+        assert_eq!(pod_logs_dir(&node, &pod), "/var/log/pods/prod_web_u1");
+        assert_eq!(uid_of_logs_dir("prod_web_u1"), "u1");
+        assert_eq!(uid_of_logs_dir("u1"), "u1", "the layout before 1.14");
+        let link = legacy_log_symlink(&pod, "c", &"f".repeat(300));
+        assert_eq!(link.len(), "/var/log/containers/".len() + 255);
+    }
+}

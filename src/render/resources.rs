@@ -1,0 +1,366 @@
+//! Resource requests and limits as the CRI and the kernel want them. PURE.
+//! Follows `kuberuntime_container_linux.go`, `kuberuntime_sandbox_linux.go`, `cm/helpers_linux.go` and
+//! `component-helpers/resource`.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+
+use super::node::{CgroupVersion, NodeSettings, SwapBehavior};
+use super::qos::{QosClass, is_critical_pod, oom_score_adjust, pod_qos};
+use super::quantity::Quantity;
+use crate::proto::runtime::v1::{HugepageLimit, LinuxContainerResources};
+
+/// `requests` or `limits` as the API has them.
+pub type Amounts = BTreeMap<String, ApiQuantity>;
+
+/// Parsed sums by resource name.
+pub type ResourceList = BTreeMap<String, Quantity>;
+
+const SHARES_MIN: i64 = 2;
+const SHARES_MAX: i64 = 262_144;
+const SHARES_PER_CPU: i64 = 1024;
+/// The kernel takes no quota below a millisecond.
+const QUOTA_US_MIN: i64 = 1000;
+/// The kernel's default period, used where the agent's setting does not apply.
+pub const QUOTA_PERIOD_US: i64 = 100_000;
+
+/// CPU shares of that many thousandths of a CPU (`MilliCPUToShares`).
+pub fn milli_cpu_to_shares(milli_cpu: i64) -> i64 {
+    if milli_cpu == 0 {
+        return SHARES_MIN;
+    }
+    // Wraps as Go's int64 does.
+    (milli_cpu.wrapping_mul(SHARES_PER_CPU) / 1000).clamp(SHARES_MIN, SHARES_MAX)
+}
+
+/// CFS quota in microseconds per `period_us` (`MilliCPUToQuota`); 0 = no limit.
+pub fn milli_cpu_to_quota(milli_cpu: i64, period_us: i64) -> i64 {
+    if milli_cpu == 0 { 0 } else { (milli_cpu.wrapping_mul(period_us) / 1000).max(QUOTA_US_MIN) }
+}
+
+/// Thousandths of a CPU of that many shares, rounded up (`SharesToMilliCPU`).
+pub fn shares_to_milli_cpu(shares: i64) -> i64 {
+    if shares < SHARES_MIN {
+        return 0;
+    }
+    let scaled = shares.wrapping_mul(1000);
+    scaled / SHARES_PER_CPU + i64::from(scaled > 0 && scaled % SHARES_PER_CPU != 0)
+}
+
+/// Thousandths of a CPU of a CFS quota (`QuotaToMilliCPU`); -1 = no limit = 0.
+pub fn quota_to_milli_cpu(quota_us: i64, period_us: i64) -> i64 {
+    if quota_us == -1 { 0 } else { quota_us.wrapping_mul(1000).checked_div(period_us).unwrap_or_default() }
+}
+
+/// One amount of a list; zero when absent. Text that is no quantity counts as absent: sources refuse it before.
+pub fn amount(list: Option<&Amounts>, name: &str) -> Quantity {
+    list.and_then(|list| list.get(name))
+        .map_or(Quantity::ZERO, |text| Quantity::parse(&text.0).unwrap_or_default())
+}
+
+fn requests(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
+    resources.and_then(|resources| resources.requests.as_ref())
+}
+
+fn limits(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
+    resources.and_then(|resources| resources.limits.as_ref())
+}
+
+/// An init container that keeps running (`restartPolicy: Always`).
+pub fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+fn is_huge_page(name: &str) -> bool {
+    name.starts_with("hugepages-")
+}
+
+/// CPU, memory and huge pages may be set on the pod itself (`IsSupportedPodLevelResource`).
+fn may_be_on_the_pod(name: &str) -> bool {
+    matches!(name, "cpu" | "memory") || is_huge_page(name)
+}
+
+fn any_on_the_pod(list: Option<&Amounts>) -> bool {
+    list.is_some_and(|list| list.keys().any(|name| may_be_on_the_pod(name)))
+}
+
+/// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
+fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
+    let own = pod.spec.as_ref()?.resources.as_ref()?;
+    (any_on_the_pod(own.requests.as_ref()) || any_on_the_pod(own.limits.as_ref())).then_some(own)
+}
+
+/// The limits set on the pod itself (`IsPodLevelLimitsSet`), for the downward API.
+pub(super) fn pod_level_limits(pod: &Pod) -> Option<&Amounts> {
+    limits(pod_level(pod)).filter(|list| any_on_the_pod(Some(list)))
+}
+
+fn add_list(sum: &mut ResourceList, list: Option<&Amounts>) {
+    for name in list.into_iter().flat_map(BTreeMap::keys) {
+        let quantity = amount(list, name);
+        sum.entry(name.clone()).and_modify(|value| *value = *value + quantity).or_insert(quantity);
+    }
+}
+
+fn max_list(list: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
+        list.entry(name.clone()).and_modify(|value| *value = (*value).max(*quantity)).or_insert(*quantity);
+    }
+}
+
+/// Sums over containers: app containers and sidecars together, but at least what the hungriest moment of the
+/// initialisation needs (`AggregateContainerRequests`, `AggregateContainerLimits`). `each` sees what counts for
+/// every container.
+fn aggregate(
+    pod: &Pod,
+    of: for<'a> fn(Option<&'a ResourceRequirements>) -> Option<&'a Amounts>,
+    mut each: impl FnMut(&ResourceList),
+) -> ResourceList {
+    let mut sum = ResourceList::new();
+    let Some(spec) = pod.spec.as_ref() else { return sum };
+    for container in &spec.containers {
+        let mut own = ResourceList::new();
+        add_list(&mut own, of(container.resources.as_ref()));
+        each(&own);
+        add_list(&mut sum, of(container.resources.as_ref()));
+    }
+    let mut sidecars = ResourceList::new();
+    let mut init = ResourceList::new();
+    for container in spec.init_containers.as_deref().unwrap_or_default() {
+        let list = of(container.resources.as_ref());
+        if is_sidecar(container) {
+            add_list(&mut sum, list);
+            add_list(&mut sidecars, list);
+            each(&sidecars);
+            max_list(&mut init, &sidecars);
+        } else {
+            let mut moment = sidecars.clone();
+            add_list(&mut moment, list);
+            each(&moment);
+            max_list(&mut init, &moment);
+        }
+    }
+    max_list(&mut sum, &init);
+    sum
+}
+
+/// What all containers ask for (`AggregateContainerRequests`).
+pub fn container_requests(pod: &Pod) -> ResourceList {
+    aggregate(pod, requests, |_| {})
+}
+
+fn put_pod_level(list: &mut ResourceList, own: Option<&Amounts>) {
+    for name in own.into_iter().flat_map(BTreeMap::keys).filter(|name| may_be_on_the_pod(name)) {
+        list.insert(name.clone(), amount(own, name));
+    }
+}
+
+/// What the pod asks for (`PodRequests`).
+pub fn pod_requests(pod: &Pod, with_overhead: bool) -> ResourceList {
+    let mut sum = container_requests(pod);
+    put_pod_level(&mut sum, requests(pod_level(pod)));
+    if with_overhead {
+        add_list(&mut sum, pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref()));
+    }
+    sum
+}
+
+/// What the pod may use at most (`PodLimits`); overhead is added to limits above zero.
+pub fn pod_limits(pod: &Pod, with_overhead: bool, each: impl FnMut(&ResourceList)) -> ResourceList {
+    let mut sum = aggregate(pod, limits, each);
+    put_pod_level(&mut sum, limits(pod_level(pod)));
+    let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref()).filter(|_| with_overhead);
+    for name in overhead.into_iter().flat_map(BTreeMap::keys) {
+        if let Some(value) = sum.get_mut(name).filter(|value| !value.is_zero()) {
+            *value = *value + amount(overhead, name);
+        }
+    }
+    sum
+}
+
+/// What the pod's own cgroup is set to (`ResourceConfigForPod`); `None` = not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodCgroup {
+    /// CPU weight.
+    pub cpu_shares: i64,
+    /// Microseconds per period; -1 = no limit.
+    pub cpu_quota_us: Option<i64>,
+    /// Microseconds.
+    pub cpu_period_us: Option<i64>,
+    /// Bytes; 0 = no limit.
+    pub memory_limit_bytes: Option<i64>,
+    /// Page size in bytes → bytes.
+    pub huge_page_limit_bytes: BTreeMap<i64, i64>,
+}
+
+/// The settings of the pod's cgroup. `enforce_cpu` is `cpuCFSQuota`, `period_us` its period.
+pub fn pod_cgroup(pod: &Pod, enforce_cpu: bool, period_us: i64) -> PodCgroup {
+    let asked = pod_requests(pod, true);
+    let (mut cpu_declared, mut memory_declared) = (true, true);
+    let zero = |list: &ResourceList, name: &str| list.get(name).is_none_or(|value| value.is_zero());
+    let allowed = pod_limits(pod, true, |of_container| {
+        cpu_declared &= !zero(of_container, "cpu");
+        memory_declared &= !zero(of_container, "memory");
+    });
+    if let Some(own) = pod_level(pod) {
+        cpu_declared |= !amount(own.limits.as_ref(), "cpu").is_zero();
+        memory_declared |= !amount(own.limits.as_ref(), "memory").is_zero();
+    }
+    let of = |list: &ResourceList, name: &str| list.get(name).copied().unwrap_or_default();
+    let shares = milli_cpu_to_shares(of(&asked, "cpu").milli_value());
+    let quota =
+        if enforce_cpu { milli_cpu_to_quota(of(&allowed, "cpu").milli_value(), period_us) } else { -1 };
+    let memory = of(&allowed, "memory").value();
+    let mut huge_page_limit_bytes = BTreeMap::new();
+    for (name, quantity) in asked.iter().filter(|(name, _)| is_huge_page(name)) {
+        let size = Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value();
+        *huge_page_limit_bytes.entry(size).or_insert(0i64) += quantity.value();
+    }
+    let (cpu, memory_set, cpu_shares) = match pod_qos(pod) {
+        QosClass::Guaranteed => (true, true, shares),
+        QosClass::Burstable => (cpu_declared, memory_declared, shares),
+        QosClass::BestEffort => (false, false, SHARES_MIN),
+    };
+    PodCgroup {
+        cpu_shares,
+        cpu_quota_us: cpu.then_some(quota),
+        cpu_period_us: cpu.then_some(period_us),
+        memory_limit_bytes: memory_set.then_some(memory),
+        huge_page_limit_bytes,
+    }
+}
+
+/// `calculateLinuxResources`: an absent CPU request falls back to the limit, a zero one does not.
+fn linux_resources(
+    node: &NodeSettings,
+    cpu_request: Option<Quantity>,
+    cpu_limit: Quantity,
+    memory_limit: Quantity,
+) -> LinuxContainerResources {
+    let mut resources = LinuxContainerResources {
+        cpu_shares: milli_cpu_to_shares(cpu_request.unwrap_or(cpu_limit).milli_value()),
+        memory_limit_in_bytes: memory_limit.value(),
+        ..LinuxContainerResources::default()
+    };
+    if node.cpu_cfs_quota {
+        resources.cpu_quota = milli_cpu_to_quota(cpu_limit.milli_value(), node.cpu_cfs_period_us);
+        resources.cpu_period = node.cpu_cfs_period_us;
+    }
+    if matches!(node.cgroup_version, CgroupVersion::V2 { .. }) && !node.single_process_oom_kill {
+        resources.unified.insert("memory.oom.group".into(), "1".into());
+    }
+    resources
+}
+
+/// The sandbox's resources and its overhead (`applySandboxResources`).
+pub(super) fn sandbox_resources(
+    node: &NodeSettings,
+    pod: &Pod,
+) -> (LinuxContainerResources, LinuxContainerResources) {
+    let asked = pod_requests(pod, false);
+    let allowed = pod_limits(pod, false, |_| {});
+    let of = |name: &str| allowed.get(name).copied().unwrap_or_default();
+    let resources = linux_resources(node, asked.get("cpu").copied(), of("cpu"), of("memory"));
+    let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref());
+    let overhead = match overhead {
+        Some(_) => {
+            let cpu = amount(overhead, "cpu");
+            linux_resources(node, Some(cpu), cpu, amount(overhead, "memory"))
+        }
+        None => LinuxContainerResources::default(),
+    };
+    (resources, overhead)
+}
+
+/// A container's resources (`generateLinuxContainerResources`).
+pub fn container_resources(node: &NodeSettings, pod: &Pod, container: &Container) -> LinuxContainerResources {
+    let own = container.resources.as_ref();
+    let of_pod = limits(pod_level(pod));
+    // Without a limit of its own the container gets the pod's.
+    let limit = |name: &str| {
+        let limit = amount(limits(own), name);
+        if limit.is_zero() { amount(of_pod, name) } else { limit }
+    };
+    let cpu_request =
+        requests(own).filter(|list| list.contains_key("cpu")).map(|list| amount(Some(list), "cpu"));
+    let mut resources = linux_resources(node, cpu_request, limit("cpu"), limit("memory"));
+    resources.oom_score_adj = oom_score_adjust(pod, container, node.memory_capacity_bytes);
+    resources.hugepage_limits = hugepage_limits(node, of_pod, limits(own));
+    set_swap(node, pod, container, &mut resources);
+    resources
+}
+
+/// Every page size of the kernel, limited to nothing unless asked for; the container goes before the pod
+/// (`GetHugepageLimitsFromResources`).
+fn hugepage_limits(
+    node: &NodeSettings,
+    of_pod: Option<&Amounts>,
+    own: Option<&Amounts>,
+) -> Vec<HugepageLimit> {
+    let mut asked: BTreeMap<String, u64> = BTreeMap::new();
+    for list in [of_pod, own] {
+        for name in list.into_iter().flat_map(BTreeMap::keys) {
+            let size = name.strip_prefix("hugepages-").and_then(|size| Quantity::parse(size).ok());
+            if let Some(size) = size.and_then(|size| hugepage_unit_size(size.value())) {
+                asked.insert(size, u64::try_from(amount(list, name).value()).unwrap_or_default());
+            }
+        }
+    }
+    let limit = |size: &str| asked.get(size).copied().unwrap_or_default();
+    node.hugepage_sizes
+        .iter()
+        .map(|size| HugepageLimit { page_size: size.to_string(), limit: limit(size) })
+        .collect()
+}
+
+/// `2097152` → `2MB`, as the cgroup files spell it (`HugePageUnitSizeFromByteSize`); `None` for a size that is
+/// no whole number of the largest unit below it.
+fn hugepage_unit_size(bytes: i64) -> Option<String> {
+    const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
+    let (mut size, mut unit) = (bytes, 0);
+    while size % 1024 == 0 && unit < UNITS.len() - 1 {
+        size /= 1024;
+        unit += 1;
+    }
+    (size <= 1024 || unit == UNITS.len() - 1).then(|| format!("{size}{}", UNITS[unit]))
+}
+
+/// `configureContainerSwapResources`.
+fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &mut LinuxContainerResources) {
+    match node.cgroup_version {
+        CgroupVersion::V1 { swap_controller: false } | CgroupVersion::V2 { swap_controller: false } => {}
+        // Memory and swap together limited to the memory limit: none above it.
+        CgroupVersion::V1 { swap_controller: true } => {
+            resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
+        }
+        CgroupVersion::V2 { swap_controller: true } => {
+            let swap = limited_swap(node, pod, container).unwrap_or(0);
+            resources.unified.insert("memory.swap.max".into(), swap.to_string());
+        }
+    }
+}
+
+/// Swap in proportion to the memory request (`calcSwapForBurstablePods`); `None` = this container gets none
+/// (`GetContainerSwapBehavior`).
+fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option<i64> {
+    match node.memory_swap {
+        SwapBehavior::NoSwap => return None,
+        SwapBehavior::LimitedSwap => {}
+    }
+    let own = container.resources.as_ref();
+    let request = amount(requests(own), "memory");
+    if is_critical_pod(pod) || pod_qos(pod) != QosClass::Burstable || request == amount(limits(own), "memory")
+    {
+        // Equal also when neither is set.
+        return None;
+    }
+    let (request, total) = (request.value(), node.memory_capacity_bytes);
+    if total <= 0 || request > total {
+        return None;
+    }
+    // The kubelet multiplies in floating point; whole numbers differ from it by a byte at most.
+    let share = i128::from(request) * i128::from(node.swap_capacity_bytes) / i128::from(total);
+    i64::try_from(share).ok()
+}

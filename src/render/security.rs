@@ -1,0 +1,260 @@
+//! Security contexts, profiles, namespaces and users. PURE.
+//! Follows `security_context.go`, `kuberuntime/util`, `pkg/securitycontext` and `pkg/security/apparmor`.
+
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Capabilities, Container, PodSecurityContext, SELinuxOptions, SeccompProfile,
+};
+
+use super::NodeSettings;
+use crate::cri::Image;
+use crate::model::DesiredPod;
+use crate::proto::runtime::v1::{
+    Capability, Int64Value, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, SeLinuxOption,
+    SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
+};
+use crate::text::quoted;
+
+const MASKED_PATHS: [&str; 12] = [
+    "/proc/asound",
+    "/proc/acpi",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/sys/firmware",
+    "/sys/devices/virtual/powercap",
+];
+
+const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// The user an image asks for (`getImageUser`): a number, else a name; neither is root.
+pub(super) enum ImageUser<'a> {
+    Uid(i64),
+    Name(&'a str),
+}
+
+pub(super) fn image_user(image: Option<&Image>) -> ImageUser<'_> {
+    match image {
+        Some(Image { uid: Some(uid), .. }) => ImageUser::Uid(*uid),
+        Some(image) if !image.username.is_empty() => ImageUser::Name(&image.username),
+        Some(_) | None => ImageUser::Uid(0),
+    }
+}
+
+/// The container's value, else the pod's (`DetermineEffectiveSecurityContext`).
+macro_rules! effective {
+    ($pod:expr, $container:expr, $field:ident) => {
+        $container
+            .security_context
+            .as_ref()
+            .and_then(|own| own.$field.as_ref())
+            .or_else(|| $pod.spec().security_context.as_ref().and_then(|of_pod| of_pod.$field.as_ref()))
+    };
+}
+
+/// Refuses a container that must not run as root and would, or may (`verifyRunAsNonRoot`).
+pub(super) fn verify_run_as_non_root(
+    pod: &DesiredPod,
+    container: &Container,
+    user: &ImageUser<'_>,
+) -> Result<(), String> {
+    if effective!(pod, container, run_as_non_root) != Some(&true) {
+        return Ok(());
+    }
+    let what = || format!("(pod: {}, container: {})", quoted(&pod.key.kubelet_format()), container.name);
+    match (effective!(pod, container, run_as_user), user) {
+        (Some(0), _) => Err(format!("container's runAsUser breaks non-root policy {}", what())),
+        (Some(_), _) => Ok(()),
+        (None, ImageUser::Name(name)) => Err(format!(
+            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {}",
+            what()
+        )),
+        (None, ImageUser::Uid(0)) => {
+            Err(format!("container has runAsNonRoot and image will run as root {}", what()))
+        }
+        (None, ImageUser::Uid(uid)) if *uid < 0 || *uid > i64::from(i32::MAX) => Err(format!(
+            "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({max})): must be \
+             between 0 and {max}, inclusive {}",
+            what(),
+            max = i32::MAX
+        )),
+        (None, ImageUser::Uid(_)) => Ok(()),
+    }
+}
+
+/// A container's security context (`determineEffectiveSecurityContext`).
+pub(super) fn container_security_context(
+    node: &NodeSettings,
+    pod: &DesiredPod,
+    container: &Container,
+    user: &ImageUser<'_>,
+) -> Result<LinuxContainerSecurityContext, String> {
+    let own = container.security_context.as_ref();
+    let of_pod = pod.spec().security_context.as_ref();
+    let mut context = LinuxContainerSecurityContext {
+        capabilities: own.and_then(|own| own.capabilities.as_ref()).map(capabilities),
+        privileged: own.and_then(|own| own.privileged).unwrap_or(false),
+        namespace_options: Some(namespaces(pod)?),
+        selinux_options: effective!(pod, container, se_linux_options).map(selinux_option),
+        run_as_user: effective!(pod, container, run_as_user).map(|&value| Int64Value { value }),
+        run_as_group: effective!(pod, container, run_as_group).map(|&value| Int64Value { value }),
+        readonly_rootfs: own.and_then(|own| own.read_only_root_filesystem).unwrap_or(false),
+        supplemental_groups: supplemental_groups(of_pod),
+        no_new_privs: own.and_then(|own| own.allow_privilege_escalation) == Some(false),
+        ..LinuxContainerSecurityContext::default()
+    };
+    context.seccomp = Some(seccomp(node, effective!(pod, container, seccomp_profile))?);
+    if let Some((profile, deprecated)) = apparmor(pod, container)? {
+        context.apparmor = Some(profile);
+        context.apparmor_profile = deprecated;
+    }
+    if context.run_as_user.is_none() {
+        match user {
+            ImageUser::Uid(uid) => context.run_as_user = Some(Int64Value { value: *uid }),
+            ImageUser::Name(name) => context.run_as_username = (*name).to_owned(),
+        }
+    }
+    context.supplemental_groups_policy = supplemental_groups_policy(of_pod)?;
+    if own.and_then(|own| own.proc_mount.as_deref()) != Some("Unmasked") {
+        let throttle = node.thermal_throttle_paths.iter().map(|path| path.to_string());
+        context.masked_paths = MASKED_PATHS.into_iter().map(str::to_owned).chain(throttle).collect();
+        context.readonly_paths = READONLY_PATHS.map(str::to_owned).into();
+    }
+    Ok(context)
+}
+
+fn capabilities(of: &Capabilities) -> Capability {
+    Capability {
+        add_capabilities: of.add.clone().unwrap_or_default(),
+        drop_capabilities: of.drop.clone().unwrap_or_default(),
+        ..Capability::default()
+    }
+}
+
+pub(super) fn selinux_option(of: &SELinuxOptions) -> SeLinuxOption {
+    let text = |field: &Option<String>| field.clone().unwrap_or_default();
+    SeLinuxOption {
+        user: text(&of.user),
+        role: text(&of.role),
+        r#type: text(&of.type_),
+        level: text(&of.level),
+    }
+}
+
+/// fsGroup first, then the others as they stand.
+pub(super) fn supplemental_groups(of: Option<&PodSecurityContext>) -> Vec<i64> {
+    let groups = of.and_then(|of| of.supplemental_groups.as_deref()).unwrap_or_default();
+    of.and_then(|of| of.fs_group).into_iter().chain(groups.iter().copied()).collect()
+}
+
+pub(super) fn supplemental_groups_policy(of: Option<&PodSecurityContext>) -> Result<i32, String> {
+    match of.and_then(|of| of.supplemental_groups_policy.as_deref()) {
+        None => Ok(SupplementalGroupsPolicy::Merge as i32),
+        Some(policy) => SupplementalGroupsPolicy::from_str_name(policy)
+            .map(|policy| policy as i32)
+            .ok_or_else(|| format!("unsupported supplementalGroupsPolicy: {policy}")),
+    }
+}
+
+/// The namespaces a pod shares with its node or among its containers (`NamespacesForPod`).
+///
+/// Deviation: user namespaces are not offered, so `hostUsers: false` is refused in the kubelet's words for a
+/// runtime without them; the kubelet's explicit "the node's" is left out, which runtimes take for the same.
+pub(super) fn namespaces(pod: &DesiredPod) -> Result<NamespaceOption, String> {
+    let spec = pod.spec();
+    if spec.host_users == Some(false) {
+        return Err("can't set `spec.hostUsers: false`, runtime does not support user namespaces".into());
+    }
+    let node_or_pod =
+        |host: Option<bool>| if host == Some(true) { NamespaceMode::Node } else { NamespaceMode::Pod };
+    let pid = if spec.host_pid == Some(true) {
+        NamespaceMode::Node
+    } else if spec.share_process_namespace == Some(true) {
+        NamespaceMode::Pod
+    } else {
+        NamespaceMode::Container
+    };
+    Ok(NamespaceOption {
+        network: node_or_pod(spec.host_network) as i32,
+        pid: pid as i32,
+        ipc: node_or_pod(spec.host_ipc) as i32,
+        ..NamespaceOption::default()
+    })
+}
+
+fn profile(kind: ProfileType, localhost_ref: String) -> SecurityProfile {
+    SecurityProfile { profile_type: kind as i32, localhost_ref }
+}
+
+/// `RuntimeDefault`, as every sandbox gets it.
+pub(super) fn runtime_default() -> SecurityProfile {
+    profile(ProfileType::RuntimeDefault, String::new())
+}
+
+/// `getSeccompProfile`, `fieldSeccompProfile`.
+fn seccomp(node: &NodeSettings, of: Option<&SeccompProfile>) -> Result<SecurityProfile, String> {
+    Ok(match of.map(|of| of.type_.as_str()) {
+        None if node.seccomp_default => runtime_default(),
+        Some("RuntimeDefault") => runtime_default(),
+        Some("Localhost") => match of
+            .and_then(|of| of.localhost_profile.as_deref())
+            .filter(|name| !name.is_empty())
+        {
+            Some(name) => {
+                profile(ProfileType::Localhost, joined(&format!("{}/seccomp", node.root_dir), name))
+            }
+            None => return Err("localhostProfile must be set if seccompProfile type is Localhost.".into()),
+        },
+        None | Some(_) => profile(ProfileType::Unconfined, String::new()),
+    })
+}
+
+/// Go's `filepath.Join` of an absolute folder and a name: no `.`, no `..`, no empty part.
+fn joined(folder: &str, name: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in folder.split('/').chain(name.split('/')) {
+        match part {
+            "" | "." => {}
+            ".." => _ = parts.pop(),
+            part => parts.push(part),
+        }
+    }
+    format!("/{}", parts.join("/"))
+}
+
+/// The profile and its deprecated spelling, which older runtimes read (`getAppArmorProfile`).
+fn apparmor(pod: &DesiredPod, container: &Container) -> Result<Option<(SecurityProfile, String)>, String> {
+    let own = container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
+    let annotated = apparmor_annotation(pod, &container.name);
+    let of_pod = pod.spec().security_context.as_ref().and_then(|of_pod| of_pod.app_armor_profile.as_ref());
+    let Some(of) = own.or(annotated.as_ref()).or(of_pod) else { return Ok(None) };
+    Ok(Some(match of.type_.as_str() {
+        "RuntimeDefault" => (runtime_default(), "runtime/default".to_owned()),
+        "Unconfined" => (profile(ProfileType::Unconfined, String::new()), "unconfined".to_owned()),
+        "Localhost" => {
+            let name = of.localhost_profile.clone().ok_or("missing localhost apparmor profile name")?;
+            let deprecated = format!("localhost/{name}");
+            (profile(ProfileType::Localhost, name), deprecated)
+        }
+        other => return Err(format!("unknown apparmor profile type: {}", quoted(other))),
+    }))
+}
+
+/// Static pods may carry the profile in an annotation alone (`getProfileFromPodAnnotations`).
+fn apparmor_annotation(pod: &DesiredPod, container: &str) -> Option<AppArmorProfile> {
+    let key = format!("container.apparmor.security.beta.kubernetes.io/{container}");
+    let value = pod.pod.metadata.annotations.as_ref()?.get(&key)?;
+    let of = |kind: &str, name: Option<&str>| AppArmorProfile {
+        type_: kind.to_owned(),
+        localhost_profile: name.map(str::to_owned),
+    };
+    match value.as_str() {
+        "runtime/default" => Some(of("RuntimeDefault", None)),
+        "unconfined" => Some(of("Unconfined", None)),
+        value => value.strip_prefix("localhost/").map(|name| of("Localhost", Some(name))),
+    }
+}

@@ -1,0 +1,70 @@
+//! Service variables: where a container finds the cluster's services (`kubelet/envvars`). PURE.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::Service;
+
+/// The variables for the services a pod of the namespace sees (`getServiceEnvVarMap`): its namespace's own when
+/// it wants links, and `kubernetes` of the default namespace in any case.
+///
+/// Services without an address or port have none. When two services claim one variable the later name wins; the
+/// kubelet leaves that to chance.
+pub(super) fn service_variables(
+    services: &[Service],
+    namespace: &str,
+    links: bool,
+) -> BTreeMap<String, String> {
+    let mut seen: BTreeMap<&str, &Service> = BTreeMap::new();
+    for service in services.iter().filter(|service| cluster_ip(service).is_some()) {
+        let name = service.metadata.name.as_deref().unwrap_or_default();
+        let of = service.metadata.namespace.as_deref().unwrap_or_default();
+        if of == "default" && name == "kubernetes" {
+            seen.entry(name).or_insert(service);
+        } else if of == namespace && links {
+            seen.insert(name, service);
+        }
+    }
+    let mut variables = BTreeMap::new();
+    for (name, service) in seen {
+        put_service(&mut variables, name, service);
+    }
+    variables
+}
+
+fn cluster_ip(service: &Service) -> Option<&str> {
+    service.spec.as_ref()?.cluster_ip.as_deref().filter(|ip| !ip.is_empty() && *ip != "None")
+}
+
+fn variable_name(text: &str) -> String {
+    text.replace('-', "_").to_uppercase()
+}
+
+fn put_service(variables: &mut BTreeMap<String, String>, name: &str, service: &Service) {
+    let Some(ip) = cluster_ip(service) else { return };
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default();
+    let Some(first) = ports.first() else { return };
+    let prefix = variable_name(name);
+    let mut put = |name: String, value: String| variables.insert(name, value);
+    put(format!("{prefix}_SERVICE_HOST"), ip.to_owned());
+    put(format!("{prefix}_SERVICE_PORT"), first.port.to_string());
+    for port in ports {
+        if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
+            put(format!("{prefix}_SERVICE_PORT_{}", variable_name(name)), port.port.to_string());
+        }
+    }
+    // An IPv6 address takes brackets before a port.
+    let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
+    for (index, port) in ports.iter().enumerate() {
+        let protocol = port.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP");
+        let (number, lower) = (port.port, protocol.to_lowercase());
+        let address = format!("{lower}://{host}:{number}");
+        if index == 0 {
+            put(format!("{prefix}_PORT"), address.clone());
+        }
+        let of_port = format!("{prefix}_PORT_{number}_{}", protocol.to_uppercase());
+        put(format!("{of_port}_PROTO"), lower);
+        put(format!("{of_port}_PORT"), number.to_string());
+        put(format!("{of_port}_ADDR"), ip.to_owned());
+        put(of_port, address);
+    }
+}

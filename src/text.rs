@@ -1,0 +1,166 @@
+//! Names and texts as the API's validation and Go's formatting have them. PURE.
+
+use std::fmt::Write as _;
+
+const LABEL_BYTES_MAX: usize = 63;
+const SUBDOMAIN_BYTES_MAX: usize = 253;
+
+/// Why the text is no DNS label (`IsDNS1123Label`), joined as the kubelet's messages join it; `None` when it is one.
+pub(crate) fn dns_label_error(text: &str) -> Option<String> {
+    let mut errors = Vec::new();
+    if text.len() > LABEL_BYTES_MAX {
+        errors.push(format!("must be no more than {LABEL_BYTES_MAX} bytes"));
+    }
+    if !is_dns_label(text) {
+        errors.push(
+            "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
+             and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
+             '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+                .into(),
+        );
+    }
+    (!errors.is_empty()).then(|| errors.join(";"))
+}
+
+/// Why the text is no DNS subdomain (`IsDNS1123Subdomain`).
+pub(crate) fn dns_subdomain_error(text: &str) -> Option<String> {
+    let mut errors = Vec::new();
+    if text.len() > SUBDOMAIN_BYTES_MAX {
+        errors.push(format!("must be no more than {SUBDOMAIN_BYTES_MAX} bytes"));
+    }
+    if !text.split('.').all(is_dns_label) {
+        errors.push(
+            "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
+             start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+             '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+                .into(),
+        );
+    }
+    (!errors.is_empty()).then(|| errors.join(";"))
+}
+
+fn is_dns_label(text: &str) -> bool {
+    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.bytes().all(|byte| alphanumeric(byte) || byte == b'-')
+        && text.bytes().next().is_some_and(alphanumeric)
+        && text.bytes().next_back().is_some_and(alphanumeric)
+}
+
+/// Why the text is no label or annotation key (`IsQualifiedName`).
+pub(crate) fn qualified_name_error(text: &str) -> Option<String> {
+    const FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
+                        alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
+                        validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+    let mut errors = Vec::new();
+    let name = match text.split('/').collect::<Vec<_>>()[..] {
+        [name] => name,
+        [prefix, name] => {
+            if prefix.is_empty() {
+                errors.push("prefix part must be non-empty".to_owned());
+            } else if let Some(error) = dns_subdomain_error(prefix) {
+                errors.push(format!("prefix part {error}"));
+            }
+            name
+        }
+        _ => {
+            return Some(format!(
+                "a valid label must be an optional DNS subdomain prefix and name: a qualified name {FORM} with an \
+                 optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+            ));
+        }
+    };
+    if name.is_empty() {
+        errors.push("name part must be non-empty".into());
+    } else if name.len() > LABEL_BYTES_MAX {
+        errors.push(format!("name part must be no more than {LABEL_BYTES_MAX} bytes"));
+    }
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+    if !(name.bytes().all(inner) && edge(name.bytes().next()) && edge(name.bytes().next_back())) {
+        errors.push(format!("name part {FORM}"));
+    }
+    (!errors.is_empty()).then(|| errors.join("; "))
+}
+
+/// The text in double quotes with Go's escapes (`%q`).
+pub(crate) fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\u{7}' => out.push_str("\\a"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{b}' => out.push_str("\\v"),
+            '\0'..='\u{1f}' | '\u{7f}' => _ = write!(out, "\\x{:02x}", u32::from(c)),
+            _ if !printable(c) && u32::from(c) < 0x1_0000 => _ = write!(out, "\\u{:04x}", u32::from(c)),
+            _ if !printable(c) => _ = write!(out, "\\U{:08x}", u32::from(c)),
+            _ => out.push(c),
+        }
+    }
+    out.push('"');
+    out
+}
+
+/// Go's `unicode.IsPrint`, near enough for names: what Rust's debug form shows as it is.
+fn printable(c: char) -> bool {
+    c.is_ascii() || c.escape_debug().len() == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_and_subdomains() {
+        for (text, label, subdomain) in [
+            ("web", true, true),
+            ("w-1", true, true),
+            ("web.example", false, true),
+            ("-w", false, false),
+            ("w-", false, false),
+            ("", false, false),
+            ("Web", false, false),
+            ("a..b", false, false),
+        ] {
+            assert_eq!(dns_label_error(text).is_none(), label, "{text}");
+            assert_eq!(dns_subdomain_error(text).is_none(), subdomain, "{text}");
+        }
+        let long = dns_label_error(&"a".repeat(64));
+        assert_eq!(long.as_deref(), Some("must be no more than 63 bytes"));
+    }
+
+    #[test]
+    fn qualified_names() {
+        for (text, valid) in [
+            ("app", true),
+            ("App_1.x", true),
+            ("example.com/app", true),
+            ("/app", false),
+            ("example.com/", false),
+            ("a/b/c", false),
+            ("", false),
+            ("-a", false),
+        ] {
+            assert_eq!(qualified_name_error(text).is_none(), valid, "{text}");
+        }
+    }
+
+    #[test]
+    fn quotes_as_go() {
+        for (text, shown) in [
+            ("a", "\"a\""),
+            ("\"\\", r#""\"\\""#),
+            ("\n\t\u{1}", r#""\n\t\x01""#),
+            ("é", "\"é\""),
+            ("\u{200b}", "\"\\u200b\""),
+        ] {
+            assert_eq!(quoted(text), shown);
+        }
+    }
+}
