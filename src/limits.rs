@@ -23,6 +23,42 @@ pub const SYNC_RETRY: Duration = Duration::from_secs(10);
 
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
+/// Calls running at once on the connection. Full: a further call waits, within its deadline.
+pub const GRPC_CALLS_MAX: usize = 128;
+/// Bytes of one encoded request. Over: the call fails before anything is sent.
+pub const GRPC_REQUEST_BYTES_MAX: usize = 4 * MIB;
+/// Bytes of one answer that is kept whole (lists and `ExecSync` are not). Over: the call fails and is reset.
+/// The kubelet takes 16 MiB; decoded messages may need ten times their bytes, so that is too much here.
+pub const GRPC_ANSWER_BYTES_MAX: usize = MIB;
+/// Bytes of one item of a list. Over: skipped and counted in a list of everything, an error in a pod's own list.
+/// The API allows 256 KiB of annotations.
+pub const CRI_ITEM_BYTES_MAX: usize = 512 * KIB;
+/// Bytes of an error status' message. Over: cut.
+pub const GRPC_STATUS_MESSAGE_BYTES_MAX: usize = 4 * KIB;
+/// Bytes of one answer's headers or trailers (error messages stand there). Over: HTTP/2 resets the call.
+pub const GRPC_HEADER_BYTES_MAX: u32 = 64 * 1024;
+/// Bytes of one HTTP/2 frame (the protocol's minimum).
+pub const GRPC_FRAME_BYTES_MAX: u32 = 16 * 1024;
+/// Unread bytes of one call. Full: the server waits with this call.
+pub const GRPC_WINDOW_STREAM_BYTES: u32 = 64 * 1024;
+/// Unread bytes of all calls. Full: the server waits with all calls.
+pub const GRPC_WINDOW_CONNECTION_BYTES: u32 = 1024 * 1024;
+/// Messages that wait to be sent in one bidirectional call. Full: sending waits.
+pub const GRPC_QUEUE_MAX: usize = 4;
+/// Streams that nobody reads may fill their windows and still leave the other calls room.
+const _: () = assert!(GRPC_WINDOW_CONNECTION_BYTES >= 8 * GRPC_WINDOW_STREAM_BYTES);
+
+/// Bytes of an id in the runtime. Over: the item is skipped, a status is refused.
+pub const CRI_ID_BYTES_MAX: usize = KIB;
+/// Bytes of a name, reason, image or address the runtime reports. Over: cut.
+pub const CRI_TEXT_BYTES_MAX: usize = KIB;
+/// Bytes of a message the runtime reports (the kubelet's `MaxContainerTerminationMessageLength`). Over: cut.
+pub const CRI_MESSAGE_BYTES_MAX: usize = 4 * KIB;
+/// Bytes of a JSON annotation (preStop handler, ports). Over: counts as absent, because half of it is no JSON.
+pub const CRI_JSON_BYTES_MAX: usize = 64 * KIB;
+/// Entries of a list within one reported object (tags, addresses, groups, conditions). Over: the rest is dropped.
+pub const CRI_ENTRIES_MAX: usize = 256;
+
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
 pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
@@ -75,3 +111,10 @@ pub const ANSWER_BYTES_MAX: usize = 64 * MIB;
 
 /// How long any call to the runtime may take when it has no rule of its own (kubelet `runtimeRequestTimeout`).
 pub const RUNTIME_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How long the runtime's socket may take to accept a connection (kubelet `minConnectionTimeout`).
+pub const GRPC_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Wait after a first failed connection (kubelet `baseBackoffDelay`); doubles with each further one.
+pub const GRPC_BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// Longest wait between two attempts to connect (kubelet `maxBackoffDelay`).
+pub const GRPC_BACKOFF_MAX: Duration = Duration::from_secs(3);

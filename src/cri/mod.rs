@@ -3,6 +3,9 @@
 //! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `endpoint` finds the
 //! socket. Configuration goes out as the CRI's own messages (see `crate::proto`).
 
+pub mod client;
+pub mod convert;
+
 use std::fmt;
 use std::time::Duration;
 
@@ -10,6 +13,8 @@ use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds, Wall,
 };
 use crate::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+
+pub use client::GrpcRuntime;
 
 /// CRI `VersionResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,8 +109,12 @@ impl fmt::Display for RuntimeError {
     /// The runtime's own words: they go into pod statuses as the kubelet puts them there.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unavailable(m) | Self::DeadlineExceeded(m) | Self::NotFound(m) => f.write_str(m),
-            Self::Unimplemented(m) | Self::Protocol(m) | Self::Failed { message: m, .. } => f.write_str(m),
+            Self::Unavailable(message)
+            | Self::DeadlineExceeded(message)
+            | Self::NotFound(message)
+            | Self::Unimplemented(message)
+            | Self::Failed { message, .. }
+            | Self::Protocol(message) => f.write_str(message),
         }
     }
 }
@@ -115,7 +124,7 @@ impl std::error::Error for RuntimeError {}
 /// Result of a call to the runtime.
 pub type RuntimeResult<T> = Result<T, RuntimeError>;
 
-/// What the core asks of a container runtime: CRI v1's RuntimeService and ImageService, as far as smolet uses
+/// What the core asks of a container runtime: CRI v1's `RuntimeService` and `ImageService`, as far as smolet uses
 /// them. Every call has the deadline DESIGN.md gives it and may be dropped at any await.
 ///
 /// List calls hand over one decoded item at a time, so memory follows what the caller keeps.

@@ -1,1 +1,28 @@
-//! Placeholder.
+//! gRPC over HTTP/2 on a Unix socket: framing, deadlines, size caps, reconnect. Knows no CRI.
+//!
+//! ```text
+//!     Channel ──► link (connect on demand, back-off) ──► hyper's HTTP/2 client ──► Unix socket
+//!        │
+//!        ├─ unary         request → one message
+//!        ├─ unary_fields  request → one message, taken apart field by field while it arrives
+//!        ├─ server_stream request → Streaming
+//!        └─ bidirectional (Sender, Streaming)
+//! ```
+//!
+//! One connection carries all calls. Every call may be dropped at any await: its HTTP/2 stream is then reset and
+//! the connection goes on. Nothing is sent while no call runs: no keep-alive pings (containerd answers them with
+//! GOAWAY `too_many_pings`), no reconnecting.
+//!
+//! `message` and `status` are PURE; `link` and `channel` do the I/O.
+
+mod body;
+mod channel;
+mod link;
+mod message;
+mod status;
+mod streaming;
+
+pub use channel::Channel;
+pub use message::{Deframer, Field, Fields, Sink, Value, Whole};
+pub use status::{Code, GrpcError};
+pub use streaming::{Sender, Streaming};

@@ -1,0 +1,363 @@
+//! [`GrpcRuntime`]: the [`Runtime`] trait over gRPC, with the kubelet's deadlines
+//! (`cri-client/pkg/remote_runtime.go`, `remote_image.go`).
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use prost::Message;
+use smol::LocalExecutor;
+
+use super::convert;
+use super::{
+    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
+    RuntimeVersion,
+};
+use crate::clock::SharedClock;
+use crate::grpc::{Channel, Code, Field, GrpcError, Value};
+use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
+use crate::model::{
+    ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
+};
+use crate::proto::runtime::v1 as cri;
+
+/// A container runtime behind a Unix socket. Clones share one connection, which the first call makes.
+#[derive(Clone)]
+pub struct GrpcRuntime {
+    channel: Channel,
+    /// kubelet `runtimeRequestTimeout`.
+    timeout: Duration,
+}
+
+macro_rules! method {
+    ($service:literal, $name:literal) => {
+        concat!("/runtime.v1.", $service, "Service/", $name)
+    };
+}
+
+impl GrpcRuntime {
+    /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
+    pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
+        Self { channel: Channel::new(socket, executor, clock), timeout: RUNTIME_REQUEST_TIMEOUT }
+    }
+
+    /// The same with another `runtimeRequestTimeout`.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Where the runtime's socket is.
+    pub fn socket(&self) -> &Path {
+        self.channel.path()
+    }
+
+    /// A call with the usual deadline.
+    async fn call<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> RuntimeResult<A> {
+        self.call_within(method, request, Some(self.timeout)).await
+    }
+
+    async fn call_within<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+    ) -> RuntimeResult<A> {
+        self.channel.unary(method, request, deadline).await.map_err(|error| blame(method, error))
+    }
+
+    /// A list whose items are field 1 of the answer. An item over `limits::CRI_ITEM_BYTES_MAX` or without an id is
+    /// skipped and counted in the log when `all` things are listed: a foreign container must not blind the agent.
+    /// In the list of one pod it is an error, so that nothing of ours is taken for gone.
+    async fn list<M: Message + Default, T>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        all: bool,
+        convert: fn(M) -> Option<T>,
+        each: &mut dyn FnMut(T),
+    ) -> RuntimeResult<()> {
+        let mut skipped = 0_u64;
+        let mut item = |field: Field<'_>| {
+            let Field { number: 1, value: Value::Bytes { kept, length } } = field else { return Ok(()) };
+            let whole = kept.len() as u64 == length;
+            match M::decode(kept).ok().filter(|_| whole).and_then(convert) {
+                Some(item) => each(item),
+                None if all => skipped += 1,
+                None => {
+                    let what = if whole { "cannot be read" } else { "is over the limit" };
+                    return Err(GrpcError::Protocol(format!("an item of {length} bytes {what}")));
+                }
+            }
+            Ok(())
+        };
+        let listed = self
+            .channel
+            .unary_fields(method, request, Some(self.timeout), CRI_ITEM_BYTES_MAX, &mut item)
+            .await;
+        if skipped > 0 {
+            log::warn!("{}: {skipped} items skipped: broken or too large", name(method));
+        }
+        listed.map_err(|error| blame(method, error))
+    }
+}
+
+impl Runtime for GrpcRuntime {
+    async fn version(&self) -> RuntimeResult<RuntimeVersion> {
+        // The kubelet's own API version; runtimes ignore it.
+        let request = cri::VersionRequest { version: "0.1.0".to_owned() };
+        let answer: cri::VersionResponse = self.call(method!("Runtime", "Version"), &request).await?;
+        let text = |text| convert::cut(text, CRI_TEXT_BYTES_MAX);
+        Ok(RuntimeVersion {
+            runtime_name: text(answer.runtime_name),
+            runtime_version: text(answer.runtime_version),
+            runtime_api_version: text(answer.runtime_api_version),
+        })
+    }
+
+    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
+        let request = cri::StatusRequest { verbose: false };
+        self.call(method!("Runtime", "Status"), &request).await.map(convert::conditions)
+    }
+
+    async fn run_pod_sandbox(
+        &self,
+        config: &cri::PodSandboxConfig,
+        handler: &str,
+    ) -> RuntimeResult<SandboxId> {
+        const METHOD: &str = method!("Runtime", "RunPodSandbox");
+        let request =
+            cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
+        // Twice the usual time: the pause image may have to be pulled and the network set up.
+        let answer: cri::RunPodSandboxResponse =
+            self.call_within(METHOD, &request, Some(self.timeout.saturating_mul(2))).await?;
+        convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
+    }
+
+    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+        let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
+        idempotent(
+            self.call::<cri::StopPodSandboxResponse>(method!("Runtime", "StopPodSandbox"), &request).await,
+        )
+    }
+
+    async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+        let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
+        idempotent(
+            self.call::<cri::RemovePodSandboxResponse>(method!("Runtime", "RemovePodSandbox"), &request)
+                .await,
+        )
+    }
+
+    async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus> {
+        const METHOD: &str = method!("Runtime", "PodSandboxStatus");
+        let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
+        let answer: cri::PodSandboxStatusResponse = self.call(METHOD, &request).await?;
+        answer.status.and_then(convert::sandbox_status).ok_or_else(|| no_id(METHOD))
+    }
+
+    async fn list_pod_sandboxes(
+        &self,
+        pod: Option<&PodUid>,
+        each: &mut dyn FnMut(SandboxItem),
+    ) -> RuntimeResult<()> {
+        let filter =
+            pod.map(|uid| cri::PodSandboxFilter { label_selector: of_pod(uid), ..Default::default() });
+        let request = cri::ListPodSandboxRequest { filter };
+        let convert = convert::sandbox_item;
+        self.list(method!("Runtime", "ListPodSandbox"), &request, pod.is_none(), convert, each).await
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &cri::ContainerConfig,
+        sandbox_config: &cri::PodSandboxConfig,
+    ) -> RuntimeResult<ContainerId> {
+        const METHOD: &str = method!("Runtime", "CreateContainer");
+        let request = cri::CreateContainerRequest {
+            pod_sandbox_id: sandbox.to_string(),
+            config: Some(config.clone()),
+            sandbox_config: Some(sandbox_config.clone()),
+        };
+        let answer: cri::CreateContainerResponse = self.call(METHOD, &request).await?;
+        convert::id(answer.container_id).map(ContainerId::from).ok_or_else(|| no_id(METHOD))
+    }
+
+    async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()> {
+        let request = cri::StartContainerRequest { container_id: id.to_string() };
+        let answer = self.call::<cri::StartContainerResponse>(method!("Runtime", "StartContainer"), &request);
+        answer.await.map(drop)
+    }
+
+    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+        let grace = timeout.0.max(0);
+        let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
+        let deadline = self.timeout.saturating_add(Duration::from_secs(grace.unsigned_abs()));
+        idempotent(
+            self.call_within::<cri::StopContainerResponse>(
+                method!("Runtime", "StopContainer"),
+                &request,
+                Some(deadline),
+            )
+            .await,
+        )
+    }
+
+    async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
+        let request = cri::RemoveContainerRequest { container_id: id.to_string() };
+        idempotent(
+            self.call::<cri::RemoveContainerResponse>(method!("Runtime", "RemoveContainer"), &request).await,
+        )
+    }
+
+    async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus> {
+        const METHOD: &str = method!("Runtime", "ContainerStatus");
+        let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
+        let answer: cri::ContainerStatusResponse = self.call(METHOD, &request).await?;
+        answer.status.and_then(convert::container_status).ok_or_else(|| no_id(METHOD))
+    }
+
+    async fn list_containers(
+        &self,
+        pod: Option<&PodUid>,
+        each: &mut dyn FnMut(ContainerItem),
+    ) -> RuntimeResult<()> {
+        let filter =
+            pod.map(|uid| cri::ContainerFilter { label_selector: of_pod(uid), ..Default::default() });
+        let request = cri::ListContainersRequest { filter };
+        let convert = convert::container_item;
+        self.list(method!("Runtime", "ListContainers"), &request, pod.is_none(), convert, each).await
+    }
+
+    async fn exec_sync(
+        &self,
+        id: &ContainerId,
+        command: &[String],
+        timeout: Duration,
+    ) -> RuntimeResult<ExecOutput> {
+        const METHOD: &str = method!("Runtime", "ExecSync");
+        // Rounded up where the kubelet rounds down: half a second would become "no timeout".
+        let seconds = timeout.as_secs().saturating_add(u64::from(timeout.subsec_nanos() > 0));
+        let request = cri::ExecSyncRequest {
+            container_id: id.to_string(),
+            cmd: command.to_vec(),
+            timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
+        };
+        let deadline = (!timeout.is_zero()).then(|| self.timeout.saturating_add(timeout));
+        // Field by field: what a command prints has no limit but the kept part's.
+        let mut output = ExecOutput { stdout: Vec::new(), stderr: Vec::new(), exit_code: 0 };
+        let mut field = |field: Field<'_>| {
+            match (field.number, field.value) {
+                (1, Value::Bytes { kept, .. }) => output.stdout = kept.to_vec(),
+                (2, Value::Bytes { kept, .. }) => output.stderr = kept.to_vec(),
+                // An int32 as a varint: the low half, with its sign.
+                #[allow(clippy::cast_possible_truncation, reason = "protobuf truncates int32 so")]
+                (3, Value::Varint(code)) => output.exit_code = code as i32,
+                _ => {}
+            }
+            Ok(())
+        };
+        let done =
+            self.channel.unary_fields(METHOD, &request, deadline, EXEC_OUTPUT_BYTES_MAX, &mut field).await;
+        done.map_err(|error| blame(METHOD, error))?;
+        Ok(output)
+    }
+
+    async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()> {
+        let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
+        let answer =
+            self.call::<cri::ReopenContainerLogResponse>(method!("Runtime", "ReopenContainerLog"), &request);
+        answer.await.map(drop)
+    }
+
+    async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {
+        let request = cri::ImageStatusRequest { image: Some(spec(image)), verbose: false };
+        let answer: cri::ImageStatusResponse = self.call(method!("Image", "ImageStatus"), &request).await?;
+        // An image without an id counts as absent; the kubelet makes it an error and pulls again later.
+        Ok(answer.image.and_then(convert::image))
+    }
+
+    async fn list_images(&self, each: &mut dyn FnMut(Image)) -> RuntimeResult<()> {
+        let request = cri::ListImagesRequest::default();
+        self.list(method!("Image", "ListImages"), &request, true, convert::image, each).await
+    }
+
+    async fn pull_image(
+        &self,
+        image: &str,
+        auth: Option<&cri::AuthConfig>,
+        sandbox: &cri::PodSandboxConfig,
+    ) -> RuntimeResult<Box<str>> {
+        const METHOD: &str = method!("Image", "PullImage");
+        let request = cri::PullImageRequest {
+            image: Some(spec(image)),
+            auth: auth.cloned(),
+            sandbox_config: Some(sandbox.clone()),
+        };
+        let answer: cri::PullImageResponse = self.call_within(METHOD, &request, None).await?;
+        convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
+    }
+
+    async fn remove_image(&self, image: &str) -> RuntimeResult<()> {
+        let request = cri::RemoveImageRequest { image: Some(spec(image)) };
+        idempotent(self.call::<cri::RemoveImageResponse>(method!("Image", "RemoveImage"), &request).await)
+    }
+
+    async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>> {
+        let request = cri::ImageFsInfoRequest {};
+        self.call(method!("Image", "ImageFsInfo"), &request).await.map(convert::filesystems)
+    }
+}
+
+fn of_pod(uid: &PodUid) -> convert::Map {
+    convert::Map::from([("io.kubernetes.pod.uid".to_owned(), uid.to_string())])
+}
+
+fn spec(image: &str) -> cri::ImageSpec {
+    cri::ImageSpec {
+        image: image.to_owned(),
+        user_specified_image: image.to_owned(),
+        ..cri::ImageSpec::default()
+    }
+}
+
+/// The CRI's stop and remove calls succeed when there is nothing left to do; some runtimes (containerd 1.6) say
+/// `NOT_FOUND` instead.
+fn idempotent<T>(result: RuntimeResult<T>) -> RuntimeResult<()> {
+    match result {
+        Ok(_) | Err(RuntimeError::NotFound(_)) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// `RunPodSandbox` of `/runtime.v1.RuntimeService/RunPodSandbox`.
+fn name(method: &str) -> &str {
+    method.rsplit('/').next().unwrap_or(method)
+}
+
+fn no_id(method: &str) -> RuntimeError {
+    RuntimeError::Protocol(format!("{}: the runtime answered without a valid id", name(method)))
+}
+
+/// gRPC's classes as the runtime's. The runtime's own words stay as they are: they are shown in pod statuses.
+fn blame(method: &str, error: GrpcError) -> RuntimeError {
+    let named = |message: String| format!("{}: {message}", name(method));
+    match error {
+        GrpcError::Unavailable(message) => RuntimeError::Unavailable(named(message)),
+        GrpcError::DeadlineExceeded(message) => RuntimeError::DeadlineExceeded(message),
+        GrpcError::Protocol(message) => RuntimeError::Protocol(named(message)),
+        GrpcError::Status { code, message } => match code {
+            Code::UNAVAILABLE => RuntimeError::Unavailable(named(message)),
+            Code::DEADLINE_EXCEEDED => RuntimeError::DeadlineExceeded(named(message)),
+            Code::NOT_FOUND => RuntimeError::NotFound(message),
+            Code::UNIMPLEMENTED => RuntimeError::Unimplemented(message),
+            Code(code) => RuntimeError::Failed { code, message },
+        },
+    }
+}

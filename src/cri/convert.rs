@@ -1,0 +1,238 @@
+//! What the runtime reports, as model types. PURE.
+//!
+//! Nothing here is trusted: unknown enum values get the cautious reading, texts are cut, counts are bounded
+//! (`limits::CRI_*`). Follows the kubelet's `toKubeContainerStatus`, `toKubeContainer`, `getKubeletSandboxes` and
+//! `labels.go`.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use super::{FilesystemUsage, Image, RuntimeCondition};
+use crate::limits::{
+    CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_JSON_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX,
+};
+use crate::model::observed::ContainerResources;
+use crate::model::{
+    ContainerId, ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode,
+    PodKey, SandboxId, SandboxItem, SandboxNetwork, SandboxState, SandboxStatus, Wall,
+};
+use crate::proto::runtime::v1 as cri;
+
+/// Labels or annotations as prost decodes them.
+pub type Map = BTreeMap<String, String>;
+
+const POD_NAME: &str = "io.kubernetes.pod.name";
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const POD_UID: &str = "io.kubernetes.pod.uid";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+/// Who made a sandbox: the node name of the smolet that did.
+const SMOLET_NODE: &str = "smolet.io/node";
+
+/// A row of `ListPodSandbox`; `None` without an id or metadata, which the kubelet skips too.
+pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
+    let metadata = row.metadata.take()?;
+    Some(SandboxItem {
+        id: SandboxId::from(id(row.id)?),
+        attempt: metadata.attempt,
+        pod: PodKey::new(
+            shown(&metadata.namespace, CRI_TEXT_BYTES_MAX),
+            shown(&metadata.name, CRI_TEXT_BYTES_MAX),
+            shown(&metadata.uid, CRI_TEXT_BYTES_MAX),
+        ),
+        state: sandbox_state(row.state),
+        created_at: Wall(row.created_at),
+        node: row.annotations.remove(SMOLET_NODE).map(text),
+    })
+}
+
+/// A row of `ListContainers`; `None` without an id.
+pub fn container_item(mut row: cri::Container) -> Option<ContainerItem> {
+    let metadata = row.metadata.take().unwrap_or_default();
+    // Runtimes before Kubernetes 1.30 have no image_id (kubelet `toKubeContainer`).
+    let image = if row.image_id.is_empty() { row.image_ref } else { row.image_id };
+    Some(ContainerItem {
+        id: ContainerId::from(id(row.id)?),
+        sandbox_id: SandboxId::from(shown(&row.pod_sandbox_id, CRI_ID_BYTES_MAX)),
+        pod: pod_key(&row.labels),
+        name: Rc::from(&*text(row.labels.remove(CONTAINER_NAME).unwrap_or(metadata.name))),
+        attempt: metadata.attempt,
+        state: container_state(row.state),
+        created_at: Wall(row.created_at),
+        image: text(image),
+    })
+}
+
+/// `PodSandboxStatus`; `None` when its id is empty or too long.
+pub fn sandbox_status(status: cri::PodSandboxStatus) -> Option<SandboxStatus> {
+    let options = status.linux.and_then(|linux| linux.namespaces).and_then(|namespaces| namespaces.options);
+    Some(SandboxStatus {
+        id: SandboxId::from(id(status.id)?),
+        attempt: status.metadata.map_or(0, |metadata| metadata.attempt),
+        state: sandbox_state(status.state),
+        created_at: Wall(status.created_at),
+        network_namespace: options.map(|options| namespace_mode(options.network)),
+        network: status.network.map(|network| SandboxNetwork {
+            ip: text(network.ip),
+            additional_ips: some(network.additional_ips).map(|more| text(more.ip)).collect(),
+        }),
+    })
+}
+
+/// `ContainerStatus` (kubelet `toKubeContainerStatus`); `None` when its id is empty or too long.
+///
+/// `sandbox_id` is empty unless the runtime reports one, and `finished_mono` stays `None`: the reader fixes it at
+/// first sight of `finished_at`.
+pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerStatus> {
+    let state = container_state(status.state);
+    let exited = state == ContainerState::Exited;
+    let metadata = status.metadata.take().unwrap_or_default();
+    let meta = container_meta(&status.labels, &status.annotations);
+    Some(ContainerStatus {
+        id: ContainerId::from(id(status.id)?),
+        name: Rc::from(&*text(status.labels.remove(CONTAINER_NAME).unwrap_or(metadata.name))),
+        sandbox_id: SandboxId::from(""),
+        state,
+        created_at: Wall(status.created_at),
+        started_at: instant(status.started_at).filter(|_| state != ContainerState::Created),
+        finished_at: instant(status.finished_at).filter(|_| exited),
+        finished_mono: None,
+        exit_code: if exited { status.exit_code } else { 0 },
+        reason: if exited { text(status.reason) } else { Box::default() },
+        message: if exited { cut(status.message, CRI_MESSAGE_BYTES_MAX) } else { Box::default() },
+        image: text(status.image.map(|image| image.image).unwrap_or_default()),
+        image_ref: text(if status.image_ref.is_empty() { status.image_id } else { status.image_ref }),
+        user: status.user.and_then(|user| user.linux).map(|user| ContainerUser {
+            uid: user.uid,
+            gid: user.gid,
+            supplemental_groups: some(user.supplemental_groups).collect(),
+        }),
+        resources: status.resources.and_then(|resources| resources.linux).map(|linux| {
+            Box::new(ContainerResources {
+                cpu_period: linux.cpu_period,
+                cpu_quota: linux.cpu_quota,
+                cpu_shares: linux.cpu_shares,
+                memory_limit_in_bytes: linux.memory_limit_in_bytes,
+            })
+        }),
+        meta,
+    })
+}
+
+/// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read
+/// counts as absent: the kubelet logs it and goes on.
+pub fn container_meta(_labels: &Map, annotations: &Map) -> ContainerMeta {
+    let of_container = |key: &str| annotations.get(&format!("io.kubernetes.container.{key}"));
+    let of_pod = |key: &str| annotations.get(&format!("io.kubernetes.pod.{key}"));
+    let seconds = |text: Option<&String>| text.and_then(|text| text.parse().ok());
+    let json =
+        |text: Option<&String>| text.filter(|t| t.len() <= CRI_JSON_BYTES_MAX).map(|t| Box::from(&**t));
+    // An empty path counts as absent: the kubelet treats both alike.
+    let words = |value: Option<&String>| value.filter(|t| !t.is_empty()).map(|t| text(t.clone()));
+    ContainerMeta {
+        hash: of_container("hash").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
+        restart_count: of_container("restartCount").and_then(|text| text.parse().ok()).unwrap_or(0),
+        deletion_grace_period: seconds(of_pod("deletionGracePeriod")),
+        termination_grace_period: seconds(of_pod("terminationGracePeriod")),
+        termination_message_path: words(of_container("terminationMessagePath")),
+        termination_message_policy: words(of_container("terminationMessagePolicy")),
+        pre_stop_handler: json(of_container("preStopHandler")),
+        ports: json(of_container("ports")),
+    }
+}
+
+/// `ImageStatusResponse.image` and the rows of `ListImages`; `None` without an id.
+pub fn image(image: cri::Image) -> Option<Image> {
+    let names = |names: Vec<String>| some(names).map(text).collect();
+    Some(Image {
+        id: id(image.id)?.into(),
+        repo_tags: names(image.repo_tags),
+        repo_digests: names(image.repo_digests),
+        size_bytes: image.size,
+        uid: image.uid.map(|uid| uid.value),
+        username: text(image.username),
+        pinned: image.pinned,
+    })
+}
+
+/// `StatusResponse.status.conditions`.
+pub fn conditions(status: cri::StatusResponse) -> Vec<RuntimeCondition> {
+    let reported = status.status.unwrap_or_default().conditions;
+    let condition = |condition: cri::RuntimeCondition| RuntimeCondition {
+        kind: text(condition.r#type),
+        status: condition.status,
+        reason: text(condition.reason),
+        message: cut(condition.message, CRI_MESSAGE_BYTES_MAX),
+    };
+    some(reported).map(condition).collect()
+}
+
+/// `ImageFsInfoResponse.image_filesystems`.
+pub fn filesystems(info: cri::ImageFsInfoResponse) -> Vec<FilesystemUsage> {
+    let usage = |usage: cri::FilesystemUsage| FilesystemUsage {
+        mountpoint: text(usage.fs_id.unwrap_or_default().mountpoint),
+        used_bytes: usage.used_bytes.map_or(0, |bytes| bytes.value),
+        inodes_used: usage.inodes_used.map_or(0, |inodes| inodes.value),
+        timestamp: Wall(usage.timestamp),
+    };
+    some(info.image_filesystems).map(usage).collect()
+}
+
+/// The pod a container belongs to; `None` unless all three labels are there.
+fn pod_key(labels: &Map) -> Option<PodKey> {
+    let label = |key| labels.get(key).map(|value| shown(value, CRI_TEXT_BYTES_MAX));
+    Some(PodKey::new(label(POD_NAMESPACE)?, label(POD_NAME)?, label(POD_UID)?))
+}
+
+/// A state of a later CRI is not ready for us.
+fn sandbox_state(state: i32) -> SandboxState {
+    match cri::PodSandboxState::try_from(state) {
+        Ok(cri::PodSandboxState::SandboxReady) => SandboxState::Ready,
+        Ok(cri::PodSandboxState::SandboxNotready) | Err(_) => SandboxState::NotReady,
+    }
+}
+
+fn container_state(state: i32) -> ContainerState {
+    match cri::ContainerState::try_from(state) {
+        Ok(cri::ContainerState::ContainerCreated) => ContainerState::Created,
+        Ok(cri::ContainerState::ContainerRunning) => ContainerState::Running,
+        Ok(cri::ContainerState::ContainerExited) => ContainerState::Exited,
+        Ok(cri::ContainerState::ContainerUnknown) | Err(_) => ContainerState::Unknown,
+    }
+}
+
+fn namespace_mode(mode: i32) -> NamespaceMode {
+    match cri::NamespaceMode::try_from(mode) {
+        Ok(cri::NamespaceMode::Pod) | Err(_) => NamespaceMode::Pod,
+        Ok(cri::NamespaceMode::Container) => NamespaceMode::Container,
+        Ok(cri::NamespaceMode::Node) => NamespaceMode::Node,
+        Ok(cri::NamespaceMode::Target) => NamespaceMode::Target,
+    }
+}
+
+/// Nanoseconds since the epoch; 0 and Go's zero time (far below 0) say "not yet".
+fn instant(nanos: i64) -> Option<Wall> {
+    (nanos > 0).then_some(Wall(nanos))
+}
+
+/// An id as it is: half an id would name something else.
+pub(super) fn id(id: String) -> Option<String> {
+    (!id.is_empty() && id.len() <= CRI_ID_BYTES_MAX).then_some(id)
+}
+
+fn text(text: String) -> Box<str> {
+    cut(text, CRI_TEXT_BYTES_MAX)
+}
+
+/// At most `max` bytes, whole characters.
+pub(super) fn cut(mut text: String, max: usize) -> Box<str> {
+    text.truncate(text.floor_char_boundary(max));
+    text.into_boxed_str()
+}
+
+fn shown(text: &str, max: usize) -> &str {
+    &text[..text.floor_char_boundary(max)]
+}
+
+fn some<T>(entries: Vec<T>) -> impl Iterator<Item = T> {
+    entries.into_iter().take(CRI_ENTRIES_MAX)
+}

@@ -1,0 +1,310 @@
+//! Calls over the one connection: request out, answer in, deadline beside them.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
+use hyper::http::uri::{Authority, PathAndQuery, Scheme};
+use hyper::{Method, Request, Response, Uri};
+use prost::Message;
+use smol::LocalExecutor;
+use smol::lock::{Mutex, Semaphore};
+
+use super::body::RequestBody;
+use super::link::{Link, Spawner, blame, not_begun};
+use super::message::{Deframer, Field, Fields, Sink, Whole, framed};
+use super::status::{GrpcError, of_head, of_headers};
+use super::streaming::{Sender, Streaming};
+use crate::clock::SharedClock;
+use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
+
+/// A gRPC server behind a Unix socket. Clones share one connection.
+///
+/// At most `limits::GRPC_CALLS_MAX` calls run at once; a further one waits, and its deadline runs meanwhile.
+#[derive(Clone)]
+pub struct Channel(Rc<Shared>);
+
+struct Shared {
+    path: Box<Path>,
+    clock: SharedClock,
+    spawner: Spawner,
+    link: Mutex<Link>,
+    calls: std::sync::Arc<Semaphore>,
+}
+
+impl Channel {
+    /// A channel to the socket at `path`. Connects with the first call, not before. hyper's tasks run on
+    /// `executor`, which somebody else drives and keeps.
+    pub fn new(path: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
+        Self(Rc::new(Shared {
+            path: path.into(),
+            clock,
+            spawner: Spawner::new(executor),
+            link: Mutex::default(),
+            calls: std::sync::Arc::new(Semaphore::new(GRPC_CALLS_MAX)),
+        }))
+    }
+
+    /// Where the socket is.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// One request, one answer of at most `limits::GRPC_ANSWER_BYTES_MAX`. `method` is `/package.Service/Method`;
+    /// `deadline` covers everything from connecting to the trailers, `None` = as long as it takes.
+    pub async fn unary<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+    ) -> Result<A, GrpcError> {
+        // Only encoding and decoding know the types: the rest is compiled once for all methods.
+        decoded(&self.whole(method, framed(request)?, deadline).await?)
+    }
+
+    async fn whole(
+        &self,
+        method: &'static str,
+        message: Bytes,
+        deadline: Option<Duration>,
+    ) -> Result<Vec<u8>, GrpcError> {
+        let mut whole = Whole::default();
+        self.exchange(method, message, deadline, &mut whole).await?;
+        Ok(whole.take().unwrap_or_default())
+    }
+
+    /// One request, one answer of any size, taken apart while it arrives: `each` gets the outermost fields one by
+    /// one, each cut to `cap` bytes, and may end the call with an error.
+    pub async fn unary_fields(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+        cap: usize,
+        each: &mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
+    ) -> Result<(), GrpcError> {
+        self.exchange(method, framed(request)?, deadline, &mut Fields::new(cap, each)).await
+    }
+
+    /// One request, many answers. Returns when the request is on its way, without waiting for the server's headers: a
+    /// quiet stream sends them with its first message.
+    pub async fn server_stream(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+    ) -> Result<Streaming, GrpcError> {
+        let body = RequestBody::One(Some(framed(request)?));
+        self.open(method, body, deadline).await
+    }
+
+    /// Many requests, many answers. The request side ends when the [`Sender`] is dropped, the whole call when the
+    /// [`Streaming`] is. Up to `limits::GRPC_QUEUE_MAX` messages wait to be sent; then sending waits.
+    pub async fn bidirectional(
+        &self,
+        method: &'static str,
+        deadline: Option<Duration>,
+    ) -> Result<(Sender, Streaming), GrpcError> {
+        let (sender, queue) = smol::channel::bounded(GRPC_QUEUE_MAX);
+        let streaming = self.open(method, RequestBody::Queue(Box::pin(queue)), deadline).await?;
+        Ok((Sender::new(sender), streaming))
+    }
+
+    async fn open(
+        &self,
+        method: &'static str,
+        body: RequestBody,
+        deadline: Option<Duration>,
+    ) -> Result<Streaming, GrpcError> {
+        let shared = &*self.0;
+        let until = deadline.map(|deadline| shared.clock.now().mono + deadline);
+        let opening = async {
+            let permit = shared.calls.acquire_arc().await;
+            let mut up = self.connected().await?;
+            let answer = up.requests.try_send_request(request(method, body, deadline));
+            let answered = up.answered;
+            let head = Box::pin(async move {
+                let response = answer.await.map_err(|e| blame(e.error()))?;
+                answered.set(true);
+                Ok(response)
+            });
+            Ok(Streaming::new(head, until.map(|until| (shared.clock.clone(), until)), permit))
+        };
+        self.within(method, deadline, opening).await
+    }
+
+    async fn exchange(
+        &self,
+        method: &'static str,
+        message: Bytes,
+        deadline: Option<Duration>,
+        sink: &mut dyn Sink,
+    ) -> Result<(), GrpcError> {
+        let work = async {
+            let _permit = self.0.calls.acquire().await;
+            let response = self.respond(method, &message, deadline).await?;
+            read_one(response, sink).await
+        };
+        self.within(method, deadline, work).await
+    }
+
+    /// Sends the request and waits for the head of the answer. A call that the server certainly did not begin is made
+    /// once more, as gRPC's transparent retry does.
+    async fn respond(
+        &self,
+        method: &'static str,
+        message: &Bytes,
+        deadline: Option<Duration>,
+    ) -> Result<Response<Incoming>, GrpcError> {
+        let mut again = true;
+        loop {
+            let mut up = self.connected().await?;
+            let body = RequestBody::One(Some(message.clone()));
+            match up.requests.try_send_request(request(method, body, deadline)).await {
+                Ok(response) => {
+                    up.answered.set(true);
+                    return Ok(response);
+                }
+                Err(mut failure) => {
+                    let untouched = failure.take_message().is_some() || not_begun(failure.error());
+                    if !(untouched && std::mem::take(&mut again)) {
+                        return Err(blame(failure.error()));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn connected(&self) -> Result<super::link::Connected, GrpcError> {
+        let shared = &*self.0;
+        shared.link.lock().await.connected(&shared.path, &shared.clock, &shared.spawner).await
+    }
+
+    /// Ends `work` when the deadline passes; dropping it resets the call's stream.
+    async fn within<T>(
+        &self,
+        method: &str,
+        deadline: Option<Duration>,
+        work: impl Future<Output = Result<T, GrpcError>>,
+    ) -> Result<T, GrpcError> {
+        let Some(deadline) = deadline else { return work.await };
+        let late = async {
+            self.0.clock.sleep(deadline).await;
+            Err(late(method, deadline))
+        };
+        smol::future::or(work, late).await
+    }
+}
+
+/// The error of a deadline that passed here.
+fn late(method: &str, deadline: Duration) -> GrpcError {
+    let name = method.rsplit('/').next().unwrap_or(method);
+    GrpcError::DeadlineExceeded(format!("{name}: no answer within {} s", deadline.as_secs_f32()))
+}
+
+/// The head of a request. `method` is one of our own constants, so that building it cannot fail.
+fn request(method: &'static str, body: RequestBody, deadline: Option<Duration>) -> Request<RequestBody> {
+    let mut uri = hyper::http::uri::Parts::default();
+    uri.scheme = Some(Scheme::HTTP);
+    // What grpc-go sends for a Unix socket.
+    uri.authority = Some(Authority::from_static("localhost"));
+    uri.path_and_query = Some(PathAndQuery::from_static(method));
+    let mut request = Request::new(body);
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = Uri::from_parts(uri).unwrap_or_default();
+    let headers = request.headers_mut();
+    headers.insert(TE, HeaderValue::from_static("trailers"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    headers.insert(USER_AGENT, HeaderValue::from_static(concat!("smolet/", env!("CARGO_PKG_VERSION"))));
+    if let Some(Ok(value)) = deadline.map(|deadline| HeaderValue::try_from(timeout_header(deadline))) {
+        headers.insert("grpc-timeout", value);
+    }
+    request
+}
+
+/// `grpc-timeout`: at most eight digits and a unit; rounded up, so that the server does not give up before us.
+fn timeout_header(deadline: Duration) -> String {
+    const DIGITS_MAX: u128 = 99_999_999;
+    let millis = deadline.as_nanos().div_ceil(1_000_000).max(1);
+    if millis <= DIGITS_MAX {
+        return format!("{millis}m");
+    }
+    let seconds = millis.div_ceil(1000);
+    if seconds <= DIGITS_MAX {
+        format!("{seconds}S")
+    } else {
+        format!("{}H", (seconds / 3600).min(DIGITS_MAX))
+    }
+}
+
+/// Reads an answer of exactly one message into `sink`, then the trailers.
+async fn read_one(response: Response<Incoming>, sink: &mut dyn Sink) -> Result<(), GrpcError> {
+    let (head, mut body) = response.into_parts();
+    if of_head(head.status, &head.headers)? {
+        return Err(GrpcError::Protocol("the server answered OK without a message".to_owned()));
+    }
+    let mut deframer = Deframer::default();
+    let mut messages = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = match frame.map_err(|e| blame(&e))?.into_data() {
+            Ok(data) => {
+                let mut rest = &data[..];
+                while !rest.is_empty() {
+                    if messages > 0 {
+                        return Err(GrpcError::Protocol("the server answered with two messages".to_owned()));
+                    }
+                    let (taken, ended) = deframer.feed(rest, sink)?;
+                    messages += u32::from(ended);
+                    rest = &rest[taken..];
+                }
+                continue;
+            }
+            Err(frame) => frame,
+        };
+        if let Some(status) = frame.trailers_ref().and_then(of_headers) {
+            status?;
+            return if messages == 1 {
+                Ok(())
+            } else {
+                Err(GrpcError::Protocol("the server answered OK without a whole message".to_owned()))
+            };
+        }
+    }
+    Err(GrpcError::Protocol("the server ended the call without a grpc-status".to_owned()))
+}
+
+/// A message from its bytes.
+pub(super) fn decoded<A: Message + Default>(bytes: &[u8]) -> Result<A, GrpcError> {
+    A::decode(bytes).map_err(|e| GrpcError::Protocol(format!("the answer is no valid protobuf: {e}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_have_eight_digits_at_most() {
+        for (deadline, header) in [
+            (Duration::ZERO, "1m"),
+            (Duration::from_micros(1), "1m"),
+            (Duration::from_mins(2), "120000m"),
+            (Duration::from_micros(1_500_100), "1501m"),
+            (Duration::from_secs(200_000), "200000S"),
+            (Duration::from_secs(u64::MAX), "99999999H"),
+        ] {
+            assert_eq!(timeout_header(deadline), header);
+        }
+    }
+
+    #[test]
+    fn a_request_carries_what_grpc_wants() {
+        let request = request("/a.B/C", RequestBody::One(None), Some(Duration::from_secs(2)));
+        assert_eq!(request.uri(), "http://localhost/a.B/C");
+        assert_eq!(request.headers()["te"], "trailers");
+        assert_eq!(request.headers()["content-type"], "application/grpc");
+        assert_eq!(request.headers()["grpc-timeout"], "2000m");
+    }
+}

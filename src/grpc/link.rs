@@ -1,0 +1,186 @@
+//! The one connection: made when a call needs it, replaced when it is gone, with a capped back-off between
+//! attempts that fail.
+
+use std::cell::Cell;
+use std::error::Error as StdError;
+use std::future::Future;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use async_io::Async;
+use hyper::client::conn::http2::{Builder, SendRequest};
+use smol::LocalExecutor;
+use smol_hyper::rt::FuturesIo;
+
+use super::body::RequestBody;
+use super::status::{Code, GrpcError};
+use crate::clock::SharedClock;
+use crate::limits::{
+    GRPC_BACKOFF_MAX, GRPC_BACKOFF_MIN, GRPC_CALLS_MAX, GRPC_CONNECT_TIMEOUT, GRPC_FRAME_BYTES_MAX,
+    GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
+};
+use crate::model::Mono;
+
+/// Runs hyper's futures on the loop's thread. Weak: the tasks hold it, and the executor holds the tasks.
+#[derive(Clone)]
+pub(super) struct Spawner(Weak<LocalExecutor<'static>>);
+
+impl Spawner {
+    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
+        Self(Rc::downgrade(executor))
+    }
+}
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Spawner
+where
+    F::Output: 'static,
+{
+    fn execute(&self, task: F) {
+        if let Some(executor) = self.0.upgrade() {
+            executor.spawn(task).detach();
+        }
+    }
+}
+
+/// A connection as calls hold it.
+#[derive(Clone)]
+pub(super) struct Connected {
+    pub(super) requests: SendRequest<RequestBody>,
+    /// Set by the first answer: whoever listens there speaks HTTP/2.
+    pub(super) answered: Rc<Cell<bool>>,
+}
+
+/// What is known of the connection; behind an async lock, so that calls that start together share one attempt.
+#[derive(Default)]
+pub(super) struct Link {
+    up: Option<Connected>,
+    failures: u32,
+    /// No attempt before this instant, with the reason; calls fail at once until then.
+    wait: Option<(Mono, String)>,
+}
+
+impl Link {
+    /// The connection, made now when there is none.
+    ///
+    /// # Errors
+    /// `Unavailable` when connecting fails, and at once while the back-off lasts.
+    pub(super) async fn connected(
+        &mut self,
+        path: &Path,
+        clock: &SharedClock,
+        spawner: &Spawner,
+    ) -> Result<Connected, GrpcError> {
+        if let Some(up) = self.up.take_if(|up| up.requests.is_closed()) {
+            if up.answered.get() {
+                // The runtime was there a moment ago (a restart, say): the first attempt is free.
+                self.failures = 0;
+                self.wait = None;
+            } else {
+                // Accepted and hung up without a word: counts as an attempt that failed.
+                self.failed(clock, "the connection was closed before any answer".to_owned());
+            }
+        }
+        if let Some(up) = &self.up {
+            return Ok(up.clone());
+        }
+        if let Some((until, reason)) = &self.wait {
+            let left = until.since(clock.now().mono);
+            if left > Duration::ZERO {
+                let message = format!("{reason}; next attempt in {} ms", left.as_millis());
+                return Err(GrpcError::Unavailable(message));
+            }
+        }
+        let timeout = async {
+            clock.sleep(GRPC_CONNECT_TIMEOUT).await;
+            Err("nobody accepted the connection in time".to_owned())
+        };
+        match smol::future::or(connect(path, spawner), timeout).await {
+            Ok(up) => Ok(self.up.insert(up).clone()),
+            Err(reason) => {
+                let message = format!("cannot connect to {}: {reason}", path.display());
+                self.failed(clock, message.clone());
+                Err(GrpcError::Unavailable(message))
+            }
+        }
+    }
+
+    /// Waits twice as long after each failure in a row (grpc-go's back-off, as the kubelet sets it up).
+    fn failed(&mut self, clock: &SharedClock, reason: String) {
+        let wait = GRPC_BACKOFF_MIN.saturating_mul(1 << self.failures.min(16)).min(GRPC_BACKOFF_MAX);
+        self.failures = self.failures.saturating_add(1);
+        self.wait = Some((clock.now().mono + wait, reason));
+    }
+}
+
+async fn connect(path: &Path, spawner: &Spawner) -> Result<Connected, String> {
+    let socket = Async::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
+    let (requests, connection) = Builder::new(spawner.clone())
+        .initial_stream_window_size(GRPC_WINDOW_STREAM_BYTES)
+        .initial_connection_window_size(GRPC_WINDOW_CONNECTION_BYTES)
+        .max_frame_size(GRPC_FRAME_BYTES_MAX)
+        .max_header_list_size(GRPC_HEADER_BYTES_MAX)
+        .max_send_buf_size(GRPC_WINDOW_STREAM_BYTES as usize)
+        .initial_max_send_streams(GRPC_CALLS_MAX)
+        .max_concurrent_streams(0)
+        .handshake(FuturesIo::new(socket))
+        .await
+        .map_err(|e| e.to_string())?;
+    hyper::rt::Executor::execute(spawner, async move {
+        if let Err(error) = connection.await {
+            log::debug!("connection to the runtime ended: {error}");
+        }
+    });
+    Ok(Connected { requests, answered: Rc::new(Cell::new(false)) })
+}
+
+/// hyper's error as ours: who is to blame, and whether the call may be made again.
+pub(super) fn blame(error: &hyper::Error) -> GrpcError {
+    let Some(h2) = h2_error(error) else {
+        return GrpcError::Unavailable(format!("the connection ended before the answer: {error}"));
+    };
+    if let Some(io) = h2.get_io() {
+        return GrpcError::Unavailable(format!("the connection was lost: {io}"));
+    }
+    let reason = h2.reason().unwrap_or(h2::Reason::INTERNAL_ERROR);
+    if !h2.is_remote() {
+        return GrpcError::Protocol(format!(
+            "the other end does not speak HTTP/2 as gRPC needs it: {reason}"
+        ));
+    }
+    if h2.is_go_away() {
+        return GrpcError::Unavailable(format!("the server closes the connection (GOAWAY): {reason}"));
+    }
+    // gRPC's mapping of `RST_STREAM` codes (PROTOCOL-HTTP2.md, "Errors").
+    let code = match reason {
+        h2::Reason::REFUSED_STREAM => {
+            return GrpcError::Unavailable("the server refused the call".to_owned());
+        }
+        h2::Reason::CANCEL => Code::CANCELLED,
+        h2::Reason::ENHANCE_YOUR_CALM => Code::RESOURCE_EXHAUSTED,
+        h2::Reason::INADEQUATE_SECURITY => Code::PERMISSION_DENIED,
+        _ => Code::INTERNAL,
+    };
+    GrpcError::Status { code, message: format!("the server reset the call: {reason}") }
+}
+
+/// True when the server says it has not begun the call: a reset with `REFUSED_STREAM`, or GOAWAY without an
+/// error for a stream it did not take (RFC 9113, 6.8 and 8.7). Making the call again doubles nothing.
+pub(super) fn not_begun(error: &hyper::Error) -> bool {
+    h2_error(error).is_some_and(|h2| {
+        let graceful = h2.is_go_away() && h2.reason() == Some(h2::Reason::NO_ERROR);
+        h2.is_remote() && (graceful || h2.reason() == Some(h2::Reason::REFUSED_STREAM))
+    })
+}
+
+fn h2_error(error: &hyper::Error) -> Option<&h2::Error> {
+    let mut next = error.source();
+    while let Some(source) = next {
+        if let Some(h2) = source.downcast_ref() {
+            return Some(h2);
+        }
+        next = source.source();
+    }
+    None
+}

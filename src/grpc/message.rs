@@ -1,0 +1,266 @@
+//! gRPC's length-prefixed messages and protobuf's outermost fields, taken from pieces as they arrive. PURE.
+//!
+//! [`Deframer`] finds messages in the bytes of HTTP/2 frames and feeds a [`Sink`]: [`Whole`] keeps a message up
+//! to a cap; [`Fields`] takes it apart and keeps one field at a time, so that a list of 5,000 items costs the
+//! memory of one.
+
+use hyper::body::Bytes;
+use prost::Message;
+
+use super::status::GrpcError;
+use crate::limits::{GRPC_ANSWER_BYTES_MAX, GRPC_REQUEST_BYTES_MAX};
+
+/// One compression byte and a big-endian length stand before every message.
+const PREFIX_BYTES: usize = 5;
+
+/// A message with its prefix, ready to send.
+///
+/// # Errors
+/// `Protocol` when it is over `limits::GRPC_REQUEST_BYTES_MAX`: nothing is sent then.
+pub(super) fn framed(message: &impl Message) -> Result<Bytes, GrpcError> {
+    let length = message.encoded_len();
+    let Some(prefix) = u32::try_from(length).ok().filter(|_| length <= GRPC_REQUEST_BYTES_MAX) else {
+        return Err(GrpcError::Protocol(format!(
+            "the request has {length} bytes, the limit is {GRPC_REQUEST_BYTES_MAX}: make the pod's annotations, \
+             environment or arguments smaller"
+        )));
+    };
+    let mut bytes = Vec::with_capacity(PREFIX_BYTES + length);
+    bytes.push(0);
+    bytes.extend_from_slice(&prefix.to_be_bytes());
+    message.encode_raw(&mut bytes);
+    Ok(bytes.into())
+}
+
+/// Takes a message's bytes as they come.
+pub trait Sink {
+    /// The next piece; pieces end where HTTP/2 frames do.
+    fn piece(&mut self, bytes: &[u8]) -> Result<(), GrpcError>;
+    /// The message is complete.
+    fn end(&mut self) -> Result<(), GrpcError>;
+}
+
+/// Finds messages in a byte stream.
+#[derive(Debug, Default)]
+pub struct Deframer {
+    prefix: [u8; PREFIX_BYTES],
+    /// How much of the prefix is there.
+    prefix_bytes: usize,
+    /// How much of the message is still to come.
+    left: usize,
+}
+
+impl Deframer {
+    /// Feeds `bytes` to `sink` up to the end of the first message in them. Returns how many bytes were taken and
+    /// whether a message ended.
+    ///
+    /// # Errors
+    /// `Protocol` for a compressed message (none was asked for), and whatever the sink says.
+    pub fn feed(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(usize, bool), GrpcError> {
+        let mut taken = 0;
+        if self.prefix_bytes < PREFIX_BYTES {
+            taken = bytes.len().min(PREFIX_BYTES - self.prefix_bytes);
+            self.prefix[self.prefix_bytes..self.prefix_bytes + taken].copy_from_slice(&bytes[..taken]);
+            self.prefix_bytes += taken;
+            if self.prefix_bytes < PREFIX_BYTES {
+                return Ok((taken, false));
+            }
+            let [compressed, length @ ..] = self.prefix;
+            if compressed != 0 {
+                return Err(GrpcError::Protocol("the server sent a compressed message unasked".to_owned()));
+            }
+            // Lossless: usize has 32 bits or more on every target.
+            self.left = u32::from_be_bytes(length) as usize;
+        }
+        let piece = bytes.len().saturating_sub(taken).min(self.left);
+        if piece > 0 {
+            sink.piece(&bytes[taken..taken + piece])?;
+        }
+        self.left -= piece;
+        taken += piece;
+        if self.left > 0 {
+            return Ok((taken, false));
+        }
+        self.prefix_bytes = 0;
+        sink.end()?;
+        Ok((taken, true))
+    }
+
+    /// True between two messages: where a stream may end.
+    pub fn between_messages(&self) -> bool {
+        self.prefix_bytes == 0
+    }
+}
+
+/// Keeps a whole message of at most `limits::GRPC_ANSWER_BYTES_MAX`. A larger one is an error as soon as it is over
+/// the cap; the call is reset then.
+#[derive(Debug, Default)]
+pub struct Whole {
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl Whole {
+    /// The message, once it is complete.
+    pub fn take(&mut self) -> Option<Vec<u8>> {
+        std::mem::take(&mut self.ended).then(|| std::mem::take(&mut self.bytes))
+    }
+}
+
+impl Sink for Whole {
+    fn piece(&mut self, bytes: &[u8]) -> Result<(), GrpcError> {
+        if self.bytes.len() + bytes.len() > GRPC_ANSWER_BYTES_MAX {
+            return Err(GrpcError::Protocol(format!("the answer is over {GRPC_ANSWER_BYTES_MAX} bytes")));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), GrpcError> {
+        self.ended = true;
+        Ok(())
+    }
+}
+
+/// One field of a message, at its outermost level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Field<'a> {
+    /// The field's number.
+    pub number: u32,
+    /// Its value.
+    pub value: Value<'a>,
+}
+
+/// A field's value. Fixed-width values are skipped: nothing we read has any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// A number or a bool.
+    Varint(u64),
+    /// A string, bytes or a message.
+    Bytes {
+        /// At most the cap.
+        kept: &'a [u8],
+        /// How many bytes the field has; over `kept.len()` when the rest was cut.
+        length: u64,
+    },
+}
+
+/// Takes a message apart into its outermost fields and hands over one at a time. The message's total size has no
+/// cap, and memory never exceeds one field's.
+pub struct Fields<'a> {
+    cap: usize,
+    each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
+    step: Step,
+    varint: u64,
+    shift: u32,
+    kept: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    Key,
+    Varint { number: u32 },
+    Length { number: u32 },
+    Bytes { number: u32, length: u64, left: u64 },
+    Fixed { left: u64 },
+}
+
+impl<'a> Fields<'a> {
+    /// Each field's value is cut to `cap` bytes.
+    pub fn new(cap: usize, each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>) -> Self {
+        Self { cap, each, step: Step::Key, varint: 0, shift: 0, kept: Vec::new() }
+    }
+
+    /// A varint, when its last byte is there.
+    fn varint(&mut self, byte: u8) -> Result<Option<u64>, GrpcError> {
+        let bits = u64::from(byte & 0x7f);
+        if self.shift > 63 || self.shift == 63 && bits > 1 {
+            return Err(malformed("a varint is too long"));
+        }
+        self.varint |= bits << self.shift;
+        self.shift += 7;
+        if byte & 0x80 != 0 {
+            return Ok(None);
+        }
+        self.shift = 0;
+        Ok(Some(std::mem::take(&mut self.varint)))
+    }
+
+    fn key(key: u64) -> Result<Step, GrpcError> {
+        let number = u32::try_from(key >> 3).ok().filter(|number| *number != 0 && *number < 1 << 29);
+        let Some(number) = number else { return Err(malformed("a field has no valid number")) };
+        Ok(match key & 7 {
+            0 => Step::Varint { number },
+            1 => Step::Fixed { left: 8 },
+            2 => Step::Length { number },
+            5 => Step::Fixed { left: 4 },
+            // Groups are no part of proto3.
+            _ => return Err(malformed("a field has an unknown wire type")),
+        })
+    }
+
+    fn field(&mut self, number: u32, value: Value<'_>) -> Result<Step, GrpcError> {
+        (self.each)(Field { number, value })?;
+        Ok(Step::Key)
+    }
+}
+
+impl Sink for Fields<'_> {
+    fn piece(&mut self, mut bytes: &[u8]) -> Result<(), GrpcError> {
+        while let Some((&first, tail)) = bytes.split_first() {
+            self.step = match self.step {
+                Step::Key | Step::Varint { .. } | Step::Length { .. } => {
+                    bytes = tail;
+                    let Some(value) = self.varint(first)? else { continue };
+                    match self.step {
+                        Step::Varint { number } => self.field(number, Value::Varint(value))?,
+                        Step::Length { number } if value == 0 => {
+                            self.field(number, Value::Bytes { kept: &[], length: 0 })?
+                        }
+                        Step::Length { number } => Step::Bytes { number, length: value, left: value },
+                        Step::Key | Step::Bytes { .. } | Step::Fixed { .. } => Self::key(value)?,
+                    }
+                }
+                Step::Bytes { number, length, left } => {
+                    let take = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+                    let (now, rest) = bytes.split_at(take);
+                    bytes = rest;
+                    let left = left - take as u64;
+                    if left == 0 && self.kept.is_empty() {
+                        // The usual case: the whole field lies in this piece, so nothing is copied.
+                        let kept = &now[..now.len().min(self.cap)];
+                        self.field(number, Value::Bytes { kept, length })?
+                    } else {
+                        let room = self.cap.saturating_sub(self.kept.len());
+                        self.kept.extend_from_slice(&now[..now.len().min(room)]);
+                        if left == 0 {
+                            let kept = std::mem::take(&mut self.kept);
+                            self.field(number, Value::Bytes { kept: &kept, length })?
+                        } else {
+                            Step::Bytes { number, length, left }
+                        }
+                    }
+                }
+                Step::Fixed { left } => {
+                    let take = bytes.len().min(usize::try_from(left).unwrap_or(0));
+                    bytes = &bytes[take..];
+                    let left = left - take as u64;
+                    if left == 0 { Step::Key } else { Step::Fixed { left } }
+                }
+            };
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<(), GrpcError> {
+        if matches!(self.step, Step::Key) && self.shift == 0 {
+            Ok(())
+        } else {
+            Err(malformed("the message ends within a field"))
+        }
+    }
+}
+
+fn malformed(what: &str) -> GrpcError {
+    GrpcError::Protocol(format!("the answer is no valid protobuf: {what}"))
+}

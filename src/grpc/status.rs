@@ -1,0 +1,196 @@
+//! Why a call failed: gRPC status codes, and how HTTP answers become one. PURE.
+
+use std::fmt;
+
+use hyper::HeaderMap;
+use hyper::header::CONTENT_TYPE;
+use hyper::http::StatusCode;
+
+use crate::limits::GRPC_STATUS_MESSAGE_BYTES_MAX;
+
+/// A gRPC status code as it stands on the wire; codes of later versions are kept as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code(pub i32);
+
+impl Code {
+    /// No error.
+    pub const OK: Self = Self(0);
+    /// The call was cancelled by its other end.
+    pub const CANCELLED: Self = Self(1);
+    /// The server gave no class.
+    pub const UNKNOWN: Self = Self(2);
+    /// The request makes no sense to the server.
+    pub const INVALID_ARGUMENT: Self = Self(3);
+    /// The server gave up at the call's deadline.
+    pub const DEADLINE_EXCEEDED: Self = Self(4);
+    /// What the request names does not exist.
+    pub const NOT_FOUND: Self = Self(5);
+    /// What the request would create exists.
+    pub const ALREADY_EXISTS: Self = Self(6);
+    /// Not allowed.
+    pub const PERMISSION_DENIED: Self = Self(7);
+    /// Some quota is used up.
+    pub const RESOURCE_EXHAUSTED: Self = Self(8);
+    /// Not in the state the call needs.
+    pub const FAILED_PRECONDITION: Self = Self(9);
+    /// The server has no such method.
+    pub const UNIMPLEMENTED: Self = Self(12);
+    /// Broken invariants, also in HTTP/2.
+    pub const INTERNAL: Self = Self(13);
+    /// The server is not able to take calls now.
+    pub const UNAVAILABLE: Self = Self(14);
+    /// Nobody says who is calling.
+    pub const UNAUTHENTICATED: Self = Self(16);
+
+    /// What an HTTP status without a gRPC status means (gRPC's `http-grpc-status-mapping.md`).
+    pub fn of_http(status: StatusCode) -> Self {
+        match status.as_u16() {
+            400 => Self::INTERNAL,
+            401 => Self::UNAUTHENTICATED,
+            403 => Self::PERMISSION_DENIED,
+            404 => Self::UNIMPLEMENTED,
+            429 | 502 | 503 | 504 => Self::UNAVAILABLE,
+            _ => Self::UNKNOWN,
+        }
+    }
+}
+
+/// Why a call gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrpcError {
+    /// No connection, or it broke before the answer: whether the server did the work is not known.
+    Unavailable(String),
+    /// The deadline passed here first; the server was told to stop.
+    DeadlineExceeded(String),
+    /// The server answered with this status.
+    Status {
+        /// Its class.
+        code: Code,
+        /// The server's words, cut to `limits::GRPC_STATUS_MESSAGE_BYTES_MAX`.
+        message: String,
+    },
+    /// The answer breaks HTTP/2, gRPC or protobuf, or one side's message is over its cap.
+    Protocol(String),
+}
+
+impl fmt::Display for GrpcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unavailable(m) | Self::DeadlineExceeded(m) | Self::Protocol(m) => f.write_str(m),
+            Self::Status { code, message } => write!(f, "{message} (gRPC status {})", code.0),
+        }
+    }
+}
+
+impl std::error::Error for GrpcError {}
+
+/// The status that a block of headers or trailers carries; `None` when it has no `grpc-status`.
+///
+/// A `grpc-status` that is no number counts as `UNKNOWN`, as in grpc-go.
+pub(super) fn of_headers(headers: &HeaderMap) -> Option<Result<(), GrpcError>> {
+    let raw = headers.get("grpc-status")?;
+    let code = raw.to_str().ok().and_then(|text| text.parse().ok()).map_or(Code::UNKNOWN, Code);
+    if code == Code::OK {
+        return Some(Ok(()));
+    }
+    let message = headers.get("grpc-message").map(|raw| percent_decoded(raw.as_bytes())).unwrap_or_default();
+    Some(Err(GrpcError::Status { code, message }))
+}
+
+/// Checks the head of an answer. `Ok(true)` = the answer is all there (trailers-only, status OK).
+pub(super) fn of_head(status: StatusCode, headers: &HeaderMap) -> Result<bool, GrpcError> {
+    if let Some(result) = of_headers(headers) {
+        return result.map(|()| true);
+    }
+    let grpc = headers.get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"));
+    if status == StatusCode::OK && grpc {
+        return Ok(false);
+    }
+    let message = if status == StatusCode::OK {
+        "the server answers HTTP/2, but not gRPC (no content-type application/grpc)".to_owned()
+    } else {
+        format!("the server answered with HTTP status {}", status.as_u16())
+    };
+    Err(GrpcError::Status { code: Code::of_http(status), message })
+}
+
+/// `grpc-message` as text: percent-encoded UTF-8. Broken escapes stay as they are, broken UTF-8 is replaced, and
+/// what is over the cap is cut.
+fn percent_decoded(raw: &[u8]) -> String {
+    let mut bytes = Vec::with_capacity(raw.len().min(GRPC_STATUS_MESSAGE_BYTES_MAX));
+    let mut rest = raw;
+    while let (Some((&first, tail)), true) = (rest.split_first(), bytes.len() < GRPC_STATUS_MESSAGE_BYTES_MAX)
+    {
+        let escaped = match (first, tail) {
+            (b'%', [high, low, ..]) => hex(*high).zip(hex(*low)).map(|(high, low)| high << 4 | low),
+            _ => None,
+        };
+        bytes.push(escaped.unwrap_or(first));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    let mut text = String::from_utf8_lossy(&bytes).into_owned();
+    text.truncate(text.floor_char_boundary(GRPC_STATUS_MESSAGE_BYTES_MAX));
+    text
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_percent_decoded() {
+        for (raw, text) in [
+            ("plain words", "plain words"),
+            ("100%25 gone", "100% gone"),
+            ("caf%C3%A9%0Aline", "café\nline"),
+            ("broken %zz and %4", "broken %zz and %4"),
+            ("%", "%"),
+            ("bad utf-8 %FF.", "bad utf-8 \u{fffd}."),
+        ] {
+            assert_eq!(percent_decoded(raw.as_bytes()), text, "{raw}");
+        }
+    }
+
+    #[test]
+    fn a_long_message_is_cut_at_a_character() {
+        let raw = "%C3%A9".repeat(GRPC_STATUS_MESSAGE_BYTES_MAX);
+        let text = percent_decoded(raw.as_bytes());
+        assert!(
+            text.len() <= GRPC_STATUS_MESSAGE_BYTES_MAX && text.len() > GRPC_STATUS_MESSAGE_BYTES_MAX - 4
+        );
+        assert!(text.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn http_statuses_map_as_grpc_says() {
+        for (http, code) in [
+            (400, Code::INTERNAL),
+            (401, Code::UNAUTHENTICATED),
+            (403, Code::PERMISSION_DENIED),
+            (404, Code::UNIMPLEMENTED),
+            (429, Code::UNAVAILABLE),
+            (502, Code::UNAVAILABLE),
+            (503, Code::UNAVAILABLE),
+            (504, Code::UNAVAILABLE),
+            (500, Code::UNKNOWN),
+            (302, Code::UNKNOWN),
+        ] {
+            assert_eq!(Code::of_http(StatusCode::from_u16(http).unwrap()), code, "{http}");
+        }
+    }
+
+    #[test]
+    fn a_status_that_is_no_number_is_unknown() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(of_headers(&headers), None);
+        headers.insert("grpc-status", "x".parse().unwrap());
+        let unknown = GrpcError::Status { code: Code::UNKNOWN, message: String::new() };
+        assert_eq!(of_headers(&headers), Some(Err(unknown)));
+        headers.insert("grpc-status", "0".parse().unwrap());
+        assert_eq!(of_headers(&headers), Some(Ok(())));
+    }
+}

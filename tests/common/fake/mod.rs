@@ -1,0 +1,273 @@
+//! A container runtime that runs nothing: stateful, on a real Unix socket, with real HTTP/2 and real protobuf,
+//! in a thread of its own. [`Fake`] is the handle a test holds: it looks at the state, breaks things and waits.
+//!
+//! `state` owns what the runtime knows and what each method does to it; `server` owns the socket and the wire.
+//! Time comes from the [`FakeClock`]: container programs end, and delays pass, on virtual time when it is virtual.
+//!
+//! Methods are named as in the CRI (`RunPodSandbox`); containers as `app`, `web/app` (pod, container) or by id: the
+//! newest that matches counts. Pods as `web` or by sandbox id.
+
+mod server;
+mod state;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use smolet::clock::{SharedClock, SystemClock, VirtualClock};
+#[allow(unused_imports, reason = "each test binary names other ones")]
+pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, State};
+
+use super::TempDir;
+
+/// Where the fake's time comes from.
+#[derive(Clone)]
+pub enum FakeClock {
+    System,
+    Virtual(VirtualClock),
+}
+
+impl FakeClock {
+    fn shared(&self) -> SharedClock {
+        match self {
+            Self::System => Rc::new(SystemClock),
+            Self::Virtual(clock) => Rc::new(clock.clone()),
+        }
+    }
+
+    fn now(&self) -> smolet::model::Now {
+        use smolet::clock::Clock;
+        match self {
+            Self::System => SystemClock.now(),
+            Self::Virtual(clock) => clock.now(),
+        }
+    }
+}
+
+impl From<VirtualClock> for FakeClock {
+    fn from(clock: VirtualClock) -> Self {
+        Self::Virtual(clock)
+    }
+}
+
+/// The fake runtime; stops when dropped.
+pub struct Fake {
+    shared: Arc<Shared>,
+    commands: smol::channel::Sender<server::Letter>,
+    thread: Option<JoinHandle<()>>,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    clock: FakeClock,
+}
+
+impl Shared {
+    /// The state with every program that should have ended by now ended.
+    fn settled(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.settle(self.clock.now());
+        state
+    }
+}
+
+impl Fake {
+    /// Listens on a socket of its own.
+    pub fn start(clock: impl Into<FakeClock>) -> Self {
+        let folder = TempDir::new();
+        let socket = folder.path().join("cri.sock");
+        let shared = Arc::new(Shared { state: Mutex::default(), clock: clock.into() });
+        let (commands, inbox) = smol::channel::unbounded();
+        let thread = {
+            let (shared, socket) = (shared.clone(), socket.clone());
+            std::thread::Builder::new()
+                .name("fake-cri".into())
+                .spawn(move || server::run(shared, &socket, inbox))
+                .unwrap()
+        };
+        let fake = Self { shared, commands, thread: Some(thread), socket, _folder: folder };
+        fake.command(server::Command::Listen);
+        fake
+    }
+
+    /// On the machine's clock.
+    pub fn start_on_real_time() -> Self {
+        Self::start(FakeClock::System)
+    }
+
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The state, to look at or to change.
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.shared.settled()
+    }
+
+    // ---- the connection ------------------------------------------------------------------------------
+
+    /// Cuts every connection, mid-call or not.
+    pub fn drop_connections(&self) {
+        self.command(server::Command::Cut);
+    }
+
+    /// Stops listening and cuts every connection, as a runtime that is down: connecting is refused.
+    pub fn refuse_connections(&self) {
+        self.command(server::Command::Refuse);
+    }
+
+    /// Listens again after [`Fake::refuse_connections`].
+    pub fn accept_connections(&self) {
+        self.command(server::Command::Listen);
+    }
+
+    /// Connections accepted since the start.
+    pub fn connections(&self) -> u64 {
+        self.state().connections
+    }
+
+    fn command(&self, command: server::Command) {
+        let (done, ack) = std::sync::mpsc::channel();
+        self.commands.try_send(server::Letter(command, done)).expect("the fake's thread runs");
+        ack.recv_timeout(Duration::from_secs(10)).expect("the fake's thread answers");
+    }
+
+    // ---- faults --------------------------------------------------------------------------------------
+
+    /// The next `times` calls of `method` fail with this gRPC code and message; nothing is done.
+    pub fn fail(&self, method: &str, times: u32, code: i32, message: &str) {
+        self.fail_on(method, "", times, code, message);
+    }
+
+    /// The same, for calls whose target (see [`Call`]) contains `target`.
+    pub fn fail_on(&self, method: &str, target: &str, times: u32, code: i32, message: &str) {
+        self.rule(method, target, Rule::Fail { times, code, message: message.to_owned() });
+    }
+
+    /// Calls of `method` wait so long before they do anything.
+    pub fn delay(&self, method: &str, delay: Duration) {
+        self.rule(method, "", Rule::Delay(delay));
+    }
+
+    /// Calls of `method` do nothing and never answer, until [`Fake::heal`].
+    pub fn hang(&self, method: &str) {
+        self.rule(method, "", Rule::Hang);
+    }
+
+    /// The next `times` calls of `method` do their work, but the connection is cut before the answer.
+    pub fn lose_answer(&self, method: &str, times: u32) {
+        self.rule(method, "", Rule::LoseAnswer { times });
+    }
+
+    /// Takes back every fault of `method`.
+    pub fn heal(&self, method: &str) {
+        self.state().rules.retain(|(of, ..)| of != method);
+    }
+
+    fn rule(&self, method: &str, target: &str, rule: Rule) {
+        self.state().rules.push((method.to_owned(), target.to_owned(), rule));
+    }
+
+    // ---- what happens in the runtime -----------------------------------------------------------------
+
+    /// What containers do whose image, command or name contains `what`; the last rule that matches counts.
+    pub fn program(&self, what: &str, program: Program) {
+        self.state().programs.push((what.to_owned(), program));
+    }
+
+    /// What `ExecSync` answers in containers and for commands that contain `what`; the last that matches counts.
+    pub fn exec(&self, what: &str, exec: Exec) {
+        self.state().execs.push((what.to_owned(), exec));
+    }
+
+    /// A running container ends by itself.
+    pub fn exit(&self, container: &str, code: i32, reason: &str, message: &str) {
+        let now = self.shared.clock.now();
+        self.state().exit(container, now.wall, code, reason, message);
+    }
+
+    /// The runtime knows nothing of the container any more.
+    pub fn forget_container(&self, container: &str) {
+        self.state().forget(container);
+    }
+
+    /// The runtime reports `CONTAINER_UNKNOWN` from now on, until the container is stopped.
+    pub fn report_unknown(&self, container: &str) {
+        self.state().report_unknown(container);
+    }
+
+    /// The pod's newest sandbox dies from outside; its containers stay as they are.
+    pub fn stop_sandbox(&self, pod: &str) {
+        self.state().kill_sandbox(pod);
+    }
+
+    /// As after a reboot of the node: every sandbox is not ready, every container has exited with 255.
+    pub fn reboot(&self) {
+        let now = self.shared.clock.now();
+        self.state().reboot(now.wall);
+    }
+
+    /// An image that is already there.
+    pub fn add_image(&self, name: &str) {
+        self.state().add_image(name);
+    }
+
+    /// No registry has this image: pulling it fails.
+    pub fn missing_image(&self, name: &str) {
+        self.state().missing.insert(name.to_owned());
+    }
+
+    /// `RuntimeReady` or `NetworkReady` does not hold, with this reason and message; empty ones = it holds again.
+    pub fn condition(&self, kind: &str, reason: &str, message: &str) {
+        self.state().condition(kind, reason, message);
+    }
+
+    // ---- what was asked ------------------------------------------------------------------------------
+
+    /// Every call since the start, as text: `StopContainer web/app#0 grace=30`.
+    pub fn calls(&self) -> Vec<String> {
+        self.state().calls.iter().map(ToString::to_string).collect()
+    }
+
+    /// The calls that change something (no Version, Status, List…, …Status, ImageFsInfo).
+    pub fn actions(&self) -> Vec<String> {
+        self.state().calls.iter().filter(|call| call.changes()).map(ToString::to_string).collect()
+    }
+
+    /// Forgets the calls so far.
+    pub fn clear_calls(&self) {
+        self.state().calls.clear();
+    }
+
+    /// How often `method` was called.
+    pub fn count(&self, method: &str) -> usize {
+        self.state().calls.iter().filter(|call| call.method == method).count()
+    }
+
+    /// Waits (in real time) until `holds`. Panics with the calls so far when it never does.
+    pub fn wait_for(&self, what: &str, timeout: Duration, mut holds: impl FnMut(&State) -> bool) {
+        let start = Instant::now();
+        loop {
+            if holds(&self.state()) {
+                return;
+            }
+            if start.elapsed() > timeout {
+                panic!("waited {timeout:?} for {what}; calls so far:\n  {}", self.calls().join("\n  "));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.commands.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The fake's socket: hyper's HTTP/2 server on a single-threaded executor.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_io::Async;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{HeaderMap, Request, Response};
+use smol::LocalExecutor;
+use smol_hyper::rt::FuturesIo;
+
+use super::Shared;
+use super::state::{Fault, Reply};
+
+pub enum Command {
+    Listen,
+    Refuse,
+    Cut,
+}
+
+/// A command, and where to say that it is done.
+pub struct Letter(pub Command, pub mpsc::Sender<()>);
+
+#[derive(Clone)]
+struct Spawner(Rc<LocalExecutor<'static>>);
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Spawner
+where
+    F::Output: 'static,
+{
+    fn execute(&self, task: F) {
+        self.0.spawn(task).detach();
+    }
+}
+
+/// Serves until the command channel is closed.
+pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Letter>) {
+    let executor = Rc::new(LocalExecutor::new());
+    smol::block_on(executor.run(async {
+        let mut listening: Option<smol::Task<()>> = None;
+        while let Ok(Letter(command, done)) = inbox.recv().await {
+            match command {
+                Command::Listen => {
+                    let _ = std::fs::remove_file(socket);
+                    let listener = UnixListener::bind(socket).expect("the fake can bind its socket");
+                    let listener = Async::new(listener).unwrap();
+                    listening = Some(executor.spawn(accept(shared.clone(), listener, executor.clone())));
+                }
+                Command::Refuse => {
+                    // The socket's file stays: connecting to it is refused, as when a runtime has died.
+                    if let Some(task) = listening.take() {
+                        task.cancel().await;
+                    }
+                    cut(&shared);
+                }
+                Command::Cut => cut(&shared),
+            }
+            let _ = done.send(());
+        }
+        if let Some(task) = listening.take() {
+            task.cancel().await;
+        }
+        cut(&shared);
+    }));
+}
+
+fn cut(shared: &Shared) {
+    for stream in shared.settled().streams.drain(..) {
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc<LocalExecutor<'static>>) {
+    loop {
+        let (stream, _) = listener.accept().await.expect("the fake can accept");
+        let raw: UnixStream = stream.get_ref().try_clone().unwrap();
+        {
+            let mut state = shared.settled();
+            state.connections += 1;
+            state.streams.push(raw);
+        }
+        let shared = shared.clone();
+        let service = hyper::service::service_fn(move |request| {
+            let shared = shared.clone();
+            async move { Ok::<_, Infallible>(serve(shared, request).await) }
+        });
+        let connection = hyper::server::conn::http2::Builder::new(Spawner(executor.clone()))
+            .max_concurrent_streams(10_000)
+            .serve_connection(FuturesIo::new(stream), service);
+        executor.spawn(async move { drop(connection.await) }).detach();
+    }
+}
+
+async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answer> {
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let Ok(body) = request.into_body().collect().await else { return status(13, "the request broke off") };
+    let bytes = body.to_bytes();
+    let Some(message) = bytes.get(5..) else { return status(13, "no message") };
+
+    let target = shared.settled().record(&method, message, shared.clock.now());
+    let mut lose = false;
+    loop {
+        let fault = shared.settled().fault(&method, &target);
+        match fault {
+            None => break,
+            Some(Fault::Fail { code, message }) => return status(code, &message),
+            Some(Fault::Delay(delay)) => {
+                shared.clock.shared().sleep(delay).await;
+                break;
+            }
+            Some(Fault::Hang) => {
+                async_io::Timer::after(Duration::from_millis(3)).await;
+            }
+            Some(Fault::LoseAnswer) => {
+                lose = true;
+                break;
+            }
+        }
+    }
+
+    let reply = loop {
+        let reply = shared.settled().handle(&method, message, shared.clock.now());
+        match reply {
+            // The program ignores SIGTERM: its grace period has to pass first.
+            Reply::After(wait) => shared.clock.shared().sleep(wait).await,
+            Reply::Done(result) => break result,
+        }
+    };
+    if lose {
+        cut(&shared);
+        std::future::pending::<()>().await;
+    }
+    match reply {
+        Ok(message) => {
+            let mut framed = vec![0];
+            framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+            framed.extend_from_slice(&message);
+            let mut response =
+                Response::new(Answer { data: Some(framed.into()), trailers: Some(trailers(0, "")) });
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            response
+        }
+        Err((code, message)) => status(code, &message),
+    }
+}
+
+/// A trailers-only answer, as grpc-go sends errors.
+fn status(code: i32, message: &str) -> Response<Answer> {
+    let mut response = Response::new(Answer { data: None, trailers: None });
+    *response.headers_mut() = trailers(code, message);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+    response
+}
+
+fn trailers(code: i32, message: &str) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert("grpc-status", HeaderValue::from(code));
+    if !message.is_empty() {
+        let mut escaped = String::new();
+        for byte in message.bytes() {
+            match byte {
+                b'%' => escaped.push_str("%25"),
+                b' '..=b'~' => escaped.push(char::from(byte)),
+                _ => escaped.push_str(&format!("%{byte:02X}")),
+            }
+        }
+        headers.insert("grpc-message", HeaderValue::try_from(escaped).unwrap());
+    }
+    headers
+}
+
+struct Answer {
+    data: Option<Bytes>,
+    trailers: Option<HeaderMap>,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(data) = self.data.take() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_none() && self.trailers.is_none()
+    }
+}

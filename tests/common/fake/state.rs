@@ -1,0 +1,782 @@
+//! What the fake knows, and what each CRI method does to it. Errors read as containerd's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use prost::Message;
+use smolet::model::{Mono, Now, Wall};
+use smolet::proto::runtime::v1 as cri;
+use smolet::proto::runtime::v1::{ContainerState, PodSandboxState};
+
+/// gRPC codes as containerd uses them.
+const UNKNOWN: i32 = 2;
+const NOT_FOUND: i32 = 5;
+const UNIMPLEMENTED: i32 = 12;
+
+#[derive(Default)]
+pub struct State {
+    pub sandboxes: BTreeMap<String, Sandbox>,
+    pub containers: BTreeMap<String, Container>,
+    pub images: BTreeMap<String, Image>,
+    /// Names that no registry has.
+    pub missing: BTreeSet<String>,
+    /// Every call since the start or the last [`super::Fake::clear_calls`].
+    pub calls: Vec<Call>,
+    pub connections: u64,
+    pub(super) rules: Vec<(String, String, Rule)>,
+    pub(super) programs: Vec<(String, Program)>,
+    pub(super) execs: Vec<(String, Exec)>,
+    pub(super) streams: Vec<UnixStream>,
+    conditions: BTreeMap<String, (String, String)>,
+    made: u64,
+}
+
+pub struct Sandbox {
+    pub id: String,
+    pub config: cri::PodSandboxConfig,
+    pub handler: String,
+    pub ready: bool,
+    pub created_at: Wall,
+    /// Empty on the host's network and once the sandbox is stopped.
+    pub ip: String,
+}
+
+pub struct Container {
+    pub id: String,
+    pub sandbox_id: String,
+    pub config: cri::ContainerConfig,
+    pub state: ContainerState,
+    pub created_at: Wall,
+    pub started_at: Wall,
+    pub finished_at: Wall,
+    pub exit_code: i32,
+    pub reason: String,
+    pub message: String,
+    pub program: Program,
+    ends: Option<Mono>,
+}
+
+pub struct Image {
+    pub id: String,
+    pub tag: String,
+    pub digest: String,
+    pub size: u64,
+    pub pinned: bool,
+    pub uid: Option<i64>,
+    pub username: String,
+}
+
+/// What a container does.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Ends by itself with this code, so long after its start; `None` = runs until it is stopped.
+    pub ends: Option<(Duration, i32)>,
+    /// Ends at SIGTERM at once with this code; `None` = ignores it and is killed (137) after the grace period.
+    pub term: Option<i32>,
+}
+
+impl Program {
+    /// Runs until stopped, then exits with 143.
+    pub const FOREVER: Self = Self { ends: None, term: Some(143) };
+    /// Runs until killed.
+    pub const STUBBORN: Self = Self { ends: None, term: None };
+
+    /// Ends with `code`, `after` its start.
+    pub const fn exits(code: i32, after: Duration) -> Self {
+        Self { ends: Some((after, code)), term: Some(143) }
+    }
+}
+
+/// What `ExecSync` answers.
+#[derive(Clone, Debug, Default)]
+pub struct Exec {
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: Vec<u8>,
+}
+
+/// One call: `StopContainer web/app#0 grace=30`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub method: String,
+    /// `POD#ATTEMPT` for sandboxes, `POD/CONTAINER#ATTEMPT` for containers, the name of an image; the id when the
+    /// fake does not know it. Then what else matters: the grace period, the command.
+    pub target: String,
+    pub at: Wall,
+}
+
+impl Call {
+    pub fn changes(&self) -> bool {
+        let reads = ["Version", "Status", "ImageFsInfo"].contains(&&*self.method);
+        !(reads || self.method.starts_with("List") || self.method.ends_with("Status"))
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.method, self.target)?;
+        Ok(())
+    }
+}
+
+/// A scripted fault.
+#[derive(Clone, Debug)]
+pub enum Rule {
+    Fail { times: u32, code: i32, message: String },
+    Delay(Duration),
+    Hang,
+    LoseAnswer { times: u32 },
+}
+
+pub(super) enum Fault {
+    Fail { code: i32, message: String },
+    Delay(Duration),
+    Hang,
+    LoseAnswer,
+}
+
+type Result<T> = std::result::Result<T, (i32, String)>;
+
+pub(super) enum Reply {
+    Done(Result<Vec<u8>>),
+    /// Ask again after this time.
+    After(Duration),
+}
+
+impl Sandbox {
+    pub fn pod(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |metadata| &metadata.name)
+    }
+
+    pub fn attempt(&self) -> u32 {
+        self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    }
+
+    fn host_network(&self) -> bool {
+        let context = self.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+        let options = context.and_then(|context| context.namespace_options.as_ref());
+        options.is_some_and(|options| options.network() == cri::NamespaceMode::Node)
+    }
+
+    /// containerd's name of a sandbox, which it reserves.
+    fn reserved(&self) -> String {
+        let m = self.config.metadata.clone().unwrap_or_default();
+        format!("{}_{}_{}_{}", m.name, m.namespace, m.uid, m.attempt)
+    }
+}
+
+impl Container {
+    pub fn name(&self) -> &str {
+        self.config.metadata.as_ref().map_or("", |metadata| &metadata.name)
+    }
+
+    pub fn attempt(&self) -> u32 {
+        self.config.metadata.as_ref().map_or(0, |metadata| metadata.attempt)
+    }
+
+    pub fn running(&self) -> bool {
+        self.state == ContainerState::ContainerRunning
+    }
+
+    fn image(&self) -> &str {
+        self.config.image.as_ref().map_or("", |image| &image.image)
+    }
+
+    fn finish(&mut self, at: Wall, code: i32, reason: &str, message: &str) {
+        self.state = ContainerState::ContainerExited;
+        self.finished_at = at;
+        self.exit_code = code;
+        let usual = if code == 0 { "Completed" } else { "Error" };
+        self.reason = if reason.is_empty() { usual.to_owned() } else { reason.to_owned() };
+        self.message = message.to_owned();
+        self.ends = None;
+    }
+}
+
+impl State {
+    // ---- for tests -----------------------------------------------------------------------------------
+
+    /// The newest sandbox of that pod (by name) or with that id.
+    pub fn sandbox(&self, pod: &str) -> Option<&Sandbox> {
+        let of_pod = |sandbox: &&Sandbox| sandbox.pod() == pod || sandbox.id == pod;
+        self.sandboxes.values().filter(of_pod).max_by_key(|sandbox| (sandbox.attempt(), sandbox.created_at))
+    }
+
+    /// The newest container called `app` or `web/app`, or with that id.
+    pub fn container(&self, container: &str) -> Option<&Container> {
+        let of_name = |c: &&Container| match container.split_once('/') {
+            Some((pod, name)) => c.name() == name && self.pod_of(c) == pod,
+            None => c.name() == container || c.id == container,
+        };
+        self.containers.values().filter(of_name).max_by_key(|c| (c.created_at, c.id.clone()))
+    }
+
+    /// The running containers as `POD/CONTAINER#ATTEMPT`, in the order of their creation.
+    pub fn running(&self) -> Vec<String> {
+        self.containers.values().filter(|c| c.running()).map(|c| self.label(c)).collect()
+    }
+
+    fn found(&mut self, container: &str) -> &mut Container {
+        let id = self.container(container).unwrap_or_else(|| panic!("no container {container}")).id.clone();
+        self.containers.get_mut(&id).unwrap()
+    }
+
+    pub(super) fn exit(&mut self, container: &str, at: Wall, code: i32, reason: &str, message: &str) {
+        self.found(container).finish(at, code, reason, message);
+    }
+
+    pub(super) fn forget(&mut self, container: &str) {
+        let id = self.found(container).id.clone();
+        self.containers.remove(&id);
+    }
+
+    pub(super) fn report_unknown(&mut self, container: &str) {
+        let container = self.found(container);
+        container.state = ContainerState::ContainerUnknown;
+        container.ends = None;
+    }
+
+    pub(super) fn kill_sandbox(&mut self, pod: &str) {
+        let id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
+        let sandbox = self.sandboxes.get_mut(&id).unwrap();
+        sandbox.ready = false;
+        sandbox.ip.clear();
+    }
+
+    pub(super) fn reboot(&mut self, at: Wall) {
+        for sandbox in self.sandboxes.values_mut() {
+            sandbox.ready = false;
+            sandbox.ip.clear();
+        }
+        for container in self.containers.values_mut() {
+            if container.state != ContainerState::ContainerExited {
+                container.finish(at, 255, "Unknown", "");
+            }
+        }
+    }
+
+    pub(super) fn add_image(&mut self, name: &str) -> String {
+        let tag = full_name(name);
+        let hash = tag.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        let id = format!("sha256:{hash:064x}");
+        let repository = tag.split('@').next().unwrap().rsplit_once(':').map_or(&*tag, |(name, _)| name);
+        let image = Image {
+            id: id.clone(),
+            digest: format!("{repository}@sha256:{:064x}", !hash),
+            tag,
+            size: 1_000_000 + hash % 1_000_000,
+            pinned: false,
+            uid: None,
+            username: String::new(),
+        };
+        self.images.insert(id.clone(), image);
+        id
+    }
+
+    pub(super) fn condition(&mut self, kind: &str, reason: &str, message: &str) {
+        if reason.is_empty() && message.is_empty() {
+            self.conditions.remove(kind);
+        } else {
+            self.conditions.insert(kind.to_owned(), (reason.to_owned(), message.to_owned()));
+        }
+    }
+
+    // ---- time and faults -----------------------------------------------------------------------------
+
+    pub(super) fn settle(&mut self, now: Now) {
+        for container in self.containers.values_mut() {
+            let Some(at) = container.ends.filter(|at| *at <= now.mono) else { continue };
+            let late = i64::try_from(now.mono.since(at).as_nanos()).unwrap_or(0);
+            let code = container.program.ends.map_or(0, |(_, code)| code);
+            container.finish(Wall(now.wall.0 - late), code, "", "");
+        }
+    }
+
+    pub(super) fn fault(&mut self, method: &str, target: &str) -> Option<Fault> {
+        let hits = |of: &str, what: &str| of == method && target.contains(what);
+        let at = self.rules.iter().position(|(of, what, _)| hits(of, what))?;
+        let (fault, used_up) = match &mut self.rules[at].2 {
+            Rule::Fail { times, code, message } => {
+                *times -= 1;
+                (Fault::Fail { code: *code, message: message.clone() }, *times == 0)
+            }
+            Rule::LoseAnswer { times } => {
+                *times -= 1;
+                (Fault::LoseAnswer, *times == 0)
+            }
+            Rule::Delay(delay) => (Fault::Delay(*delay), false),
+            Rule::Hang => (Fault::Hang, false),
+        };
+        if used_up {
+            self.rules.remove(at);
+        }
+        Some(fault)
+    }
+
+    // ---- calls ---------------------------------------------------------------------------------------
+
+    /// Writes the call down; returns its target.
+    pub(super) fn record(&mut self, method: &str, message: &[u8], now: Now) -> String {
+        let target = self.target(method, message).unwrap_or_default();
+        self.calls.push(Call { method: method.to_owned(), target: target.clone(), at: now.wall });
+        target
+    }
+
+    fn pod_of(&self, container: &Container) -> &str {
+        self.sandboxes.get(&container.sandbox_id).map_or("", Sandbox::pod)
+    }
+
+    fn label(&self, container: &Container) -> String {
+        format!("{}/{}#{}", self.pod_of(container), container.name(), container.attempt())
+    }
+
+    fn target(&self, method: &str, m: &[u8]) -> Result<String> {
+        let pod = |id: &str| {
+            self.sandboxes.get(id).map_or(id.to_owned(), |s| format!("{}#{}", s.pod(), s.attempt()))
+        };
+        let container = |id: &str| self.containers.get(id).map_or(id.to_owned(), |c| self.label(c));
+        let selector =
+            |selector: &BTreeMap<String, String>| selector.values().cloned().collect::<Vec<_>>().join(",");
+        Ok(match method {
+            "RunPodSandbox" => {
+                let metadata = decode::<cri::RunPodSandboxRequest>(m)?.config.unwrap_or_default().metadata;
+                let metadata = metadata.unwrap_or_default();
+                format!("{}#{}", metadata.name, metadata.attempt)
+            }
+            "StopPodSandbox" => pod(&decode::<cri::StopPodSandboxRequest>(m)?.pod_sandbox_id),
+            "RemovePodSandbox" => pod(&decode::<cri::RemovePodSandboxRequest>(m)?.pod_sandbox_id),
+            "PodSandboxStatus" => pod(&decode::<cri::PodSandboxStatusRequest>(m)?.pod_sandbox_id),
+            "ListPodSandbox" => {
+                selector(&decode::<cri::ListPodSandboxRequest>(m)?.filter.unwrap_or_default().label_selector)
+            }
+            "CreateContainer" => {
+                let request = decode::<cri::CreateContainerRequest>(m)?;
+                let metadata = request.config.unwrap_or_default().metadata.unwrap_or_default();
+                let pod = self.sandboxes.get(&request.pod_sandbox_id).map_or("", Sandbox::pod);
+                format!("{pod}/{}#{}", metadata.name, metadata.attempt)
+            }
+            "StartContainer" => container(&decode::<cri::StartContainerRequest>(m)?.container_id),
+            "StopContainer" => {
+                let request = decode::<cri::StopContainerRequest>(m)?;
+                format!("{} grace={}", container(&request.container_id), request.timeout)
+            }
+            "RemoveContainer" => container(&decode::<cri::RemoveContainerRequest>(m)?.container_id),
+            "ContainerStatus" => container(&decode::<cri::ContainerStatusRequest>(m)?.container_id),
+            "ListContainers" => {
+                selector(&decode::<cri::ListContainersRequest>(m)?.filter.unwrap_or_default().label_selector)
+            }
+            "ExecSync" => {
+                let request = decode::<cri::ExecSyncRequest>(m)?;
+                format!("{} {}", container(&request.container_id), request.cmd.join(" "))
+            }
+            "ReopenContainerLog" => container(&decode::<cri::ReopenContainerLogRequest>(m)?.container_id),
+            "ImageStatus" => decode::<cri::ImageStatusRequest>(m)?.image.unwrap_or_default().image,
+            "PullImage" => decode::<cri::PullImageRequest>(m)?.image.unwrap_or_default().image,
+            "RemoveImage" => decode::<cri::RemoveImageRequest>(m)?.image.unwrap_or_default().image,
+            _ => String::new(),
+        })
+    }
+
+    /// Does what the method does.
+    pub(super) fn handle(&mut self, method: &str, m: &[u8], now: Now) -> Reply {
+        if method == "StopContainer"
+            && let Ok(request) = decode::<cri::StopContainerRequest>(m)
+            && let Some(container) = self.containers.get_mut(&request.container_id)
+            && container.running()
+            && container.program.term.is_none()
+            && request.timeout > 0
+        {
+            // Once only: the second time the grace period is over.
+            container.program.term = Some(137);
+            return Reply::After(Duration::from_secs(request.timeout.unsigned_abs()));
+        }
+        Reply::Done(self.answer(method, m, now))
+    }
+
+    fn answer(&mut self, method: &str, m: &[u8], now: Now) -> Result<Vec<u8>> {
+        match method {
+            "Version" => encode(&cri::VersionResponse {
+                version: "0.1.0".into(),
+                runtime_name: "fake".into(),
+                runtime_version: "1.0.0".into(),
+                runtime_api_version: "v1".into(),
+            }),
+            "Status" => encode(&self.status()),
+            "RunPodSandbox" => self.run_pod_sandbox(decode(m)?, now),
+            "StopPodSandbox" => {
+                let id = decode::<cri::StopPodSandboxRequest>(m)?.pod_sandbox_id;
+                self.stop_pod_sandbox(&id, now);
+                encode(&cri::StopPodSandboxResponse {})
+            }
+            "RemovePodSandbox" => {
+                let id = decode::<cri::RemovePodSandboxRequest>(m)?.pod_sandbox_id;
+                self.stop_pod_sandbox(&id, now);
+                self.containers.retain(|_, container| container.sandbox_id != id);
+                self.sandboxes.remove(&id);
+                encode(&cri::RemovePodSandboxResponse {})
+            }
+            "PodSandboxStatus" => {
+                let id = decode::<cri::PodSandboxStatusRequest>(m)?.pod_sandbox_id;
+                let sandbox = self.sandboxes.get(&id).ok_or_else(|| not_found("sandbox", &id))?;
+                encode(&sandbox_status(sandbox))
+            }
+            "ListPodSandbox" => encode(&self.list_sandboxes(decode(m)?)),
+            "CreateContainer" => self.create_container(decode(m)?, now),
+            "StartContainer" => {
+                self.start_container(&decode::<cri::StartContainerRequest>(m)?.container_id, now)
+            }
+            "StopContainer" => {
+                let request = decode::<cri::StopContainerRequest>(m)?;
+                self.stop_container(&request.container_id, request.timeout, now);
+                encode(&cri::StopContainerResponse {})
+            }
+            "RemoveContainer" => {
+                self.containers.remove(&decode::<cri::RemoveContainerRequest>(m)?.container_id);
+                encode(&cri::RemoveContainerResponse {})
+            }
+            "ContainerStatus" => {
+                let id = decode::<cri::ContainerStatusRequest>(m)?.container_id;
+                let container = self.containers.get(&id).ok_or_else(|| not_found("container", &id))?;
+                let status = Some(self.container_status(container));
+                encode(&cri::ContainerStatusResponse { status, ..Default::default() })
+            }
+            "ListContainers" => encode(&self.list_containers(decode(m)?)),
+            "ExecSync" => self.exec_sync(decode(m)?),
+            "ReopenContainerLog" => {
+                let id = decode::<cri::ReopenContainerLogRequest>(m)?.container_id;
+                match self.containers.get(&id) {
+                    Some(container) if container.running() => encode(&cri::ReopenContainerLogResponse {}),
+                    Some(_) => Err((UNKNOWN, "container is not running".into())),
+                    None => Err(not_found("container", &id)),
+                }
+            }
+            "ImageStatus" => {
+                let name = decode::<cri::ImageStatusRequest>(m)?.image.unwrap_or_default().image;
+                let image = self.image(&name).map(image_message);
+                encode(&cri::ImageStatusResponse { image, ..Default::default() })
+            }
+            "ListImages" => {
+                let images = self.images.values().map(image_message).collect();
+                encode(&cri::ListImagesResponse { images })
+            }
+            "PullImage" => {
+                let name = decode::<cri::PullImageRequest>(m)?.image.unwrap_or_default().image;
+                if self.missing.contains(&name) {
+                    let full = full_name(&name);
+                    let message = format!(
+                        "failed to pull and unpack image \"{full}\": failed to resolve reference \"{full}\": \
+                         {full}: not found"
+                    );
+                    return Err((NOT_FOUND, message));
+                }
+                encode(&cri::PullImageResponse { image_ref: self.add_image(&name) })
+            }
+            "RemoveImage" => {
+                let name = decode::<cri::RemoveImageRequest>(m)?.image.unwrap_or_default().image;
+                if let Some(id) = self.image(&name).map(|image| image.id.clone()) {
+                    self.images.remove(&id);
+                }
+                encode(&cri::RemoveImageResponse {})
+            }
+            "ImageFsInfo" => {
+                let used = self.images.values().map(|image| image.size).sum();
+                let usage = cri::FilesystemUsage {
+                    timestamp: now.wall.0,
+                    fs_id: Some(cri::FilesystemIdentifier { mountpoint: "/var/lib/fake".into() }),
+                    used_bytes: Some(cri::UInt64Value { value: used }),
+                    inodes_used: Some(cri::UInt64Value { value: self.images.len() as u64 }),
+                };
+                encode(&cri::ImageFsInfoResponse { image_filesystems: vec![usage], ..Default::default() })
+            }
+            _ => Err((UNIMPLEMENTED, format!("unknown method {method} for service runtime.v1"))),
+        }
+    }
+
+    fn status(&self) -> cri::StatusResponse {
+        let condition = |kind: &str| {
+            let (reason, message) = self.conditions.get(kind).cloned().unwrap_or_default();
+            let status = !self.conditions.contains_key(kind);
+            cri::RuntimeCondition { r#type: kind.to_owned(), status, reason, message }
+        };
+        let conditions = vec![condition("RuntimeReady"), condition("NetworkReady")];
+        cri::StatusResponse { status: Some(cri::RuntimeStatus { conditions }), ..Default::default() }
+    }
+
+    fn run_pod_sandbox(&mut self, request: cri::RunPodSandboxRequest, now: Now) -> Result<Vec<u8>> {
+        let id = format!("sandbox-{:04}", self.made + 1);
+        let mut sandbox = Sandbox {
+            id: id.clone(),
+            config: request.config.unwrap_or_default(),
+            handler: request.runtime_handler,
+            ready: true,
+            created_at: now.wall,
+            ip: String::new(),
+        };
+        let name = sandbox.reserved();
+        if let Some(holder) = self.sandboxes.values().find(|other| other.reserved() == name) {
+            return Err(reserved("sandbox", &name, &holder.id));
+        }
+        self.made += 1;
+        if !sandbox.host_network() {
+            sandbox.ip = format!("10.88.{}.{}", self.made / 250, self.made % 250 + 2);
+        }
+        self.sandboxes.insert(id.clone(), sandbox);
+        encode(&cri::RunPodSandboxResponse { pod_sandbox_id: id })
+    }
+
+    fn stop_pod_sandbox(&mut self, id: &str, now: Now) {
+        let Some(sandbox) = self.sandboxes.get_mut(id) else { return };
+        sandbox.ready = false;
+        sandbox.ip.clear();
+        for container in self.containers.values_mut().filter(|container| container.sandbox_id == id) {
+            if container.state != ContainerState::ContainerExited {
+                container.finish(now.wall, 137, "", "");
+            }
+        }
+    }
+
+    fn list_sandboxes(&self, request: cri::ListPodSandboxRequest) -> cri::ListPodSandboxResponse {
+        let filter = request.filter.unwrap_or_default();
+        let wanted = |sandbox: &&Sandbox| {
+            (filter.id.is_empty() || filter.id == sandbox.id)
+                && filter.state.as_ref().is_none_or(|state| state.state == i32::from(!sandbox.ready))
+                && selected(&filter.label_selector, &sandbox.config.labels)
+        };
+        let item = |sandbox: &Sandbox| cri::PodSandbox {
+            id: sandbox.id.clone(),
+            metadata: sandbox.config.metadata.clone(),
+            state: sandbox_state(sandbox).into(),
+            created_at: sandbox.created_at.0,
+            labels: sandbox.config.labels.clone(),
+            annotations: sandbox.config.annotations.clone(),
+            runtime_handler: sandbox.handler.clone(),
+        };
+        cri::ListPodSandboxResponse { items: self.sandboxes.values().filter(wanted).map(item).collect() }
+    }
+
+    fn create_container(&mut self, request: cri::CreateContainerRequest, now: Now) -> Result<Vec<u8>> {
+        let sandbox_id = request.pod_sandbox_id;
+        let Some(sandbox) = self.sandboxes.get(&sandbox_id) else {
+            return Err(not_found("sandbox", &sandbox_id));
+        };
+        if !sandbox.ready {
+            let message = format!(
+                "failed to create containerd task: sandbox container \"{sandbox_id}\" is not running"
+            );
+            return Err((UNKNOWN, message));
+        }
+        let config = request.config.unwrap_or_default();
+        let image = config.image.as_ref().map_or("", |image| &image.image);
+        if self.image(image).is_none() {
+            return Err((
+                NOT_FOUND,
+                format!("failed to get image from containerd \"{image}\": image not found"),
+            ));
+        }
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let taken = |other: &&Container| {
+            other.sandbox_id == sandbox_id && other.config.metadata.as_ref() == Some(&metadata)
+        };
+        if let Some(holder) = self.containers.values().find(taken) {
+            let name = format!("{}_{}_{}", metadata.name, sandbox.reserved(), metadata.attempt);
+            return Err(reserved("container", &name, &holder.id));
+        }
+        self.made += 1;
+        let id = format!("container-{:04}", self.made);
+        let command = [config.command.join(" "), config.args.join(" ")].join(" ");
+        let matches =
+            |what: &str| image.contains(what) || command.contains(what) || metadata.name.contains(what);
+        let program = self.programs.iter().rev().find(|(what, _)| matches(what));
+        let container = Container {
+            id: id.clone(),
+            sandbox_id,
+            program: program.map_or(Program::FOREVER, |(_, program)| program.clone()),
+            config,
+            state: ContainerState::ContainerCreated,
+            created_at: now.wall,
+            started_at: Wall(0),
+            finished_at: Wall(0),
+            exit_code: 0,
+            reason: String::new(),
+            message: String::new(),
+            ends: None,
+        };
+        self.containers.insert(id.clone(), container);
+        encode(&cri::CreateContainerResponse { container_id: id })
+    }
+
+    fn start_container(&mut self, id: &str, now: Now) -> Result<Vec<u8>> {
+        let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
+        if container.state != ContainerState::ContainerCreated {
+            let message = format!("container \"{id}\" is in {} state", container.state.as_str_name());
+            return Err((UNKNOWN, message));
+        }
+        container.state = ContainerState::ContainerRunning;
+        container.started_at = now.wall;
+        container.ends = container.program.ends.map(|(after, _)| now.mono + after);
+        self.settle(now);
+        encode(&cri::StartContainerResponse {})
+    }
+
+    fn stop_container(&mut self, id: &str, grace: i64, now: Now) {
+        let Some(container) = self.containers.get_mut(id) else { return };
+        let code = if grace > 0 { container.program.term.unwrap_or(137) } else { 137 };
+        match container.state {
+            ContainerState::ContainerRunning => container.finish(now.wall, code, "", ""),
+            ContainerState::ContainerUnknown => container.finish(now.wall, 255, "Unknown", ""),
+            ContainerState::ContainerCreated | ContainerState::ContainerExited => {}
+        }
+    }
+
+    fn container_status(&self, container: &Container) -> cri::ContainerStatus {
+        let image = self.image(container.image());
+        cri::ContainerStatus {
+            id: container.id.clone(),
+            metadata: container.config.metadata.clone(),
+            state: container.state.into(),
+            created_at: container.created_at.0,
+            started_at: container.started_at.0,
+            finished_at: container.finished_at.0,
+            exit_code: container.exit_code,
+            image: image.map(|image| cri::ImageSpec { image: image.tag.clone(), ..Default::default() }),
+            image_ref: image.map(|image| image.digest.clone()).unwrap_or_default(),
+            image_id: image.map(|image| image.id.clone()).unwrap_or_default(),
+            reason: container.reason.clone(),
+            message: container.message.clone(),
+            labels: container.config.labels.clone(),
+            annotations: container.config.annotations.clone(),
+            mounts: container.config.mounts.clone(),
+            log_path: self.log_path(container),
+            ..Default::default()
+        }
+    }
+
+    fn log_path(&self, container: &Container) -> String {
+        let folder = self.sandboxes.get(&container.sandbox_id).map_or("", |s| &s.config.log_directory);
+        if folder.is_empty() { String::new() } else { format!("{folder}/{}", container.config.log_path) }
+    }
+
+    fn list_containers(&self, request: cri::ListContainersRequest) -> cri::ListContainersResponse {
+        let filter = request.filter.unwrap_or_default();
+        let wanted = |container: &&Container| {
+            (filter.id.is_empty() || filter.id == container.id)
+                && (filter.pod_sandbox_id.is_empty() || filter.pod_sandbox_id == container.sandbox_id)
+                && filter.state.as_ref().is_none_or(|state| state.state == i32::from(container.state))
+                && selected(&filter.label_selector, &container.config.labels)
+        };
+        let item = |container: &Container| {
+            let image = self.image(container.image());
+            cri::Container {
+                id: container.id.clone(),
+                pod_sandbox_id: container.sandbox_id.clone(),
+                metadata: container.config.metadata.clone(),
+                image: container.config.image.clone(),
+                image_ref: image.map(|image| image.id.clone()).unwrap_or_default(),
+                state: container.state.into(),
+                created_at: container.created_at.0,
+                labels: container.config.labels.clone(),
+                annotations: container.config.annotations.clone(),
+                image_id: image.map(|image| image.id.clone()).unwrap_or_default(),
+            }
+        };
+        cri::ListContainersResponse {
+            containers: self.containers.values().filter(wanted).map(item).collect(),
+        }
+    }
+
+    fn exec_sync(&self, request: cri::ExecSyncRequest) -> Result<Vec<u8>> {
+        let id = &request.container_id;
+        let container = self.containers.get(id).ok_or_else(|| not_found("container", id))?;
+        if !container.running() {
+            let message = format!("container is in {} state", container.state.as_str_name());
+            return Err((UNKNOWN, format!("failed to exec in container: {message}")));
+        }
+        let command = request.cmd.join(" ");
+        let label = self.label(container);
+        let exec = self.execs.iter().rev().find(|(what, _)| command.contains(what) || label.contains(what));
+        let exec = exec.map(|(_, exec)| exec.clone()).unwrap_or_default();
+        encode(&cri::ExecSyncResponse { stdout: exec.stdout, stderr: exec.stderr, exit_code: exec.code })
+    }
+
+    fn image(&self, name: &str) -> Option<&Image> {
+        let full = full_name(name);
+        self.images.values().find(|i| i.id == name || i.tag == full || i.digest == full || i.digest == name)
+    }
+}
+
+fn sandbox_state(sandbox: &Sandbox) -> PodSandboxState {
+    if sandbox.ready { PodSandboxState::SandboxReady } else { PodSandboxState::SandboxNotready }
+}
+
+fn sandbox_status(sandbox: &Sandbox) -> cri::PodSandboxStatusResponse {
+    let context = sandbox.config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
+    let options = context.and_then(|context| context.namespace_options.clone()).unwrap_or_default();
+    let status = cri::PodSandboxStatus {
+        id: sandbox.id.clone(),
+        metadata: sandbox.config.metadata.clone(),
+        state: sandbox_state(sandbox).into(),
+        created_at: sandbox.created_at.0,
+        network: Some(cri::PodSandboxNetworkStatus { ip: sandbox.ip.clone(), ..Default::default() }),
+        linux: Some(cri::LinuxPodSandboxStatus {
+            namespaces: Some(cri::Namespace { options: Some(options) }),
+        }),
+        labels: sandbox.config.labels.clone(),
+        annotations: sandbox.config.annotations.clone(),
+        runtime_handler: sandbox.handler.clone(),
+    };
+    cri::PodSandboxStatusResponse { status: Some(status), ..Default::default() }
+}
+
+fn image_message(image: &Image) -> cri::Image {
+    cri::Image {
+        id: image.id.clone(),
+        repo_tags: vec![image.tag.clone()],
+        repo_digests: vec![image.digest.clone()],
+        size: image.size,
+        uid: image.uid.map(|value| cri::Int64Value { value }),
+        username: image.username.clone(),
+        pinned: image.pinned,
+        ..Default::default()
+    }
+}
+
+/// `nginx` → `docker.io/library/nginx:latest`.
+fn full_name(name: &str) -> String {
+    if name.starts_with("sha256:") {
+        return name.to_owned();
+    }
+    let registry = name.split_once('/').map(|(first, _)| first.contains(['.', ':']) || first == "localhost");
+    let full = match registry {
+        None => format!("docker.io/library/{name}"),
+        Some(false) => format!("docker.io/{name}"),
+        Some(true) => name.to_owned(),
+    };
+    let last = full.rsplit('/').next().unwrap_or_default();
+    if last.contains([':', '@']) { full } else { format!("{full}:latest") }
+}
+
+fn selected(selector: &BTreeMap<String, String>, labels: &BTreeMap<String, String>) -> bool {
+    selector.iter().all(|(key, value)| labels.get(key) == Some(value))
+}
+
+fn not_found(what: &str, id: &str) -> (i32, String) {
+    (NOT_FOUND, format!("an error occurred when try to find {what} \"{id}\": not found"))
+}
+
+fn reserved(what: &str, name: &str, holder: &str) -> (i32, String) {
+    let message =
+        format!("failed to reserve {what} name \"{name}\": name \"{name}\" is reserved for \"{holder}\"");
+    (UNKNOWN, message)
+}
+
+fn decode<M: Message + Default>(bytes: &[u8]) -> Result<M> {
+    M::decode(bytes).map_err(|e| (13, e.to_string()))
+}
+
+fn encode(message: &impl Message) -> Result<Vec<u8>> {
+    Ok(message.encode_to_vec())
+}
