@@ -59,6 +59,11 @@ pub const CRI_JSON_BYTES_MAX: usize = 64 * KIB;
 /// Entries of a list within one reported object (tags, addresses, groups, conditions). Over: the rest is dropped.
 pub const CRI_ENTRIES_MAX: usize = 256;
 
+/// Bytes of a Unix socket's path (`sun_path` less its end mark). Over: refused with a message.
+pub const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// Bytes read of crictl's settings. Over: the rest is not looked at.
+pub const CRICTL_CONFIG_BYTES_MAX: u64 = 64 * 1024;
+
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
 pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
@@ -118,3 +123,5 @@ pub const GRPC_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const GRPC_BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// Longest wait between two attempts to connect (kubelet `maxBackoffDelay`).
 pub const GRPC_BACKOFF_MAX: Duration = Duration::from_secs(3);
+/// How long a runtime may take for its first answer before it counts as silent.
+pub const ENDPOINT_CHECK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::fake::Fake;
+use common::fake::{Exec, Fake, Program, Services};
 use smol::LocalExecutor;
 use smolet::clock::{SharedClock, VirtualClock};
+use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
 use smolet::cri::{GrpcRuntime, Runtime, RuntimeError};
-use smolet::model::{ContainerId, ContainerState, SandboxId, SandboxState, Seconds, Wall};
+use smolet::limits;
+use smolet::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState, Seconds, Wall};
 use smolet::proto::runtime::v1 as cri;
 
 const START: Wall = Wall(1_770_000_000_000_000_000);
@@ -37,6 +39,21 @@ impl World {
 
     fn run<T>(&self, work: impl Future<Output = T>) -> T {
         smol::block_on(self.executor.run(work))
+    }
+
+    fn shared_clock(&self) -> SharedClock {
+        Rc::new(self.clock.clone())
+    }
+
+    /// Moves the clock by `step` whenever somebody sleeps on it, until `work` is done.
+    fn run_while_time_passes<T>(&self, step: Duration, work: impl Future<Output = T>) -> T {
+        let passing = async {
+            loop {
+                async_io::Timer::after(Duration::from_millis(5)).await;
+                self.clock.advance(step);
+            }
+        };
+        self.run(smol::future::or(work, passing))
     }
 
     fn pod(&self, name: &str) -> SandboxId {
@@ -138,4 +155,412 @@ fn a_pod_lives_and_dies() {
         ]
     );
     assert_eq!(world.fake.connections(), 1, "all calls share one connection");
+}
+
+#[test]
+fn lists_are_of_one_pod_or_of_all() {
+    let world = World::new();
+    let web = world.pod("web");
+    let db = world.pod("db");
+    let app = world.container(&web, "web", "app", 0);
+    world.container(&db, "db", "postgres", 1);
+    world.run(async {
+        let mut all = Vec::new();
+        world.runtime.list_pod_sandboxes(None, &mut |item| all.push(item)).await.unwrap();
+        assert_eq!(all.iter().map(|item| item.id.clone()).collect::<Vec<_>>(), [web.clone(), db.clone()]);
+        assert_eq!(all[0].node.as_deref(), Some("gateway"));
+        assert_eq!(all[0].pod.to_string(), "default/web");
+
+        let mut one = Vec::new();
+        let uid = PodUid::from("uid-web");
+        world.runtime.list_pod_sandboxes(Some(&uid), &mut |item| one.push(item.id)).await.unwrap();
+        assert_eq!(one, [web]);
+
+        let mut containers = Vec::new();
+        world.runtime.list_containers(Some(&uid), &mut |item| containers.push(item)).await.unwrap();
+        assert_eq!(containers.len(), 1);
+        assert_eq!((&containers[0].id, &*containers[0].name), (&app, "app"));
+        assert_eq!(containers[0].state, ContainerState::Running);
+        assert_eq!(containers[0].pod.as_ref().unwrap().uid, uid);
+        assert!(containers[0].image.starts_with("sha256:"));
+
+        let mut count = 0;
+        world.runtime.list_containers(None, &mut |_| count += 1).await.unwrap();
+        assert_eq!(count, 2);
+    });
+}
+
+#[test]
+fn an_item_too_large_is_skipped_in_the_whole_list_and_an_error_in_the_pods() {
+    let world = World::new();
+    let web = world.pod("web");
+    world.container(&web, "web", "app", 0);
+    world.container(&web, "web", "big", 0);
+    let id = world.fake.state().container("big").unwrap().id.clone();
+    let huge = "x".repeat(limits::CRI_ITEM_BYTES_MAX);
+    let annotations = BTreeMap::from([("huge".to_owned(), huge)]);
+    world.fake.state().containers.get_mut(&id).unwrap().config.annotations = annotations;
+    world.run(async {
+        let mut names = Vec::new();
+        world.runtime.list_containers(None, &mut |item| names.push(item.name.to_string())).await.unwrap();
+        assert_eq!(names, ["app"]);
+        let uid = PodUid::from("uid-web");
+        let error = world.runtime.list_containers(Some(&uid), &mut |_| ()).await.unwrap_err();
+        assert!(matches!(&error, RuntimeError::Protocol(m) if m.contains("over the limit")), "{error:?}");
+        // The connection is as good as before.
+        world.runtime.version().await.unwrap();
+    });
+    assert_eq!(world.fake.connections(), 1);
+}
+
+#[test]
+fn images_come_and_go() {
+    let world = World::new();
+    world.fake.missing_image("nothing:1");
+    let sandbox = sandbox_config("web");
+    world.run(async {
+        let runtime = &world.runtime;
+        assert_eq!(runtime.image_status("nginx").await.unwrap(), None);
+        let id = runtime.pull_image("nginx", None, &sandbox).await.unwrap();
+        let image = runtime.image_status("nginx").await.unwrap().expect("pulled");
+        assert_eq!((&image.id, &*image.repo_tags[0]), (&id, "docker.io/library/nginx:latest"));
+
+        let error = runtime.pull_image("nothing:1", None, &sandbox).await.unwrap_err();
+        assert!(
+            matches!(&error, RuntimeError::NotFound(m) if m.contains("nothing:1: not found")),
+            "{error:?}"
+        );
+
+        let mut sizes = 0;
+        runtime.list_images(&mut |image| sizes += image.size_bytes).await.unwrap();
+        let usage = runtime.image_fs_info().await.unwrap();
+        assert_eq!((&*usage[0].mountpoint, usage[0].used_bytes), ("/var/lib/fake", sizes));
+        assert_eq!(usage[0].timestamp, START);
+        runtime.remove_image(&id).await.unwrap();
+        runtime.remove_image(&id).await.unwrap();
+        assert_eq!(runtime.image_status("nginx").await.unwrap(), None);
+    });
+}
+
+#[test]
+fn exec_keeps_the_beginning_of_what_a_command_prints() {
+    let world = World::new();
+    let sandbox = world.pod("web");
+    let id = world.container(&sandbox, "web", "app", 0);
+    // Far over what a whole answer may have.
+    let stdout = vec![b'o'; 3 * limits::GRPC_ANSWER_BYTES_MAX];
+    world.fake.exec("check", Exec { code: -7, stdout, stderr: b"oops".to_vec() });
+    world.run(async {
+        let command = ["/bin/check".to_owned(), "--now".to_owned()];
+        let output = world.runtime.exec_sync(&id, &command, Duration::from_secs(1)).await.unwrap();
+        assert_eq!(output.stdout, vec![b'o'; limits::EXEC_OUTPUT_BYTES_MAX]);
+        assert_eq!((&*output.stderr, output.exit_code), (&b"oops"[..], -7));
+        let other = world.runtime.exec_sync(&id, &["true".to_owned()], Duration::ZERO).await.unwrap();
+        assert_eq!((other.exit_code, other.stdout.len()), (0, 0));
+    });
+    assert!(world.fake.calls().contains(&"ExecSync web/app#0 /bin/check --now".to_owned()));
+}
+
+#[test]
+fn programs_end_on_the_fakes_clock() {
+    let world = World::new();
+    world.fake.program("job", Program::exits(3, Duration::from_secs(10)));
+    let sandbox = world.pod("web");
+    let id = world.container(&sandbox, "web", "job", 0);
+    world.clock.advance(Duration::from_secs(9));
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!(status.state, ContainerState::Running);
+    world.clock.advance(Duration::from_secs(5));
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!((status.state, status.exit_code), (ContainerState::Exited, 3));
+    assert_eq!(
+        status.finished_at,
+        Some(Wall(START.0 + 10_000_000_000)),
+        "when it ended, not when it was seen"
+    );
+}
+
+#[test]
+fn a_stubborn_container_is_killed_after_its_grace_period() {
+    let world = World::new();
+    world.fake.program("app", Program::STUBBORN);
+    let sandbox = world.pod("web");
+    let id = world.container(&sandbox, "web", "app", 0);
+    // The grace period is longer than the usual deadline: StopContainer adds it.
+    let grace = Seconds(300);
+    world
+        .run_while_time_passes(Duration::from_secs(1), world.runtime.stop_container(&id, grace))
+        .expect("no deadline passes");
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!(status.exit_code, 137);
+    assert!(status.finished_at.unwrap().0 >= START.0 + 300_000_000_000);
+}
+
+#[test]
+fn deadlines_are_the_kubelets() {
+    // A method hangs; the time at which the client gives up is its deadline.
+    let deadline = |method: &str, call: &dyn Fn(&World) -> Result<(), RuntimeError>| {
+        let world = World::new();
+        world.fake.hang(method);
+        let error = call(&world).unwrap_err();
+        assert!(matches!(error, RuntimeError::DeadlineExceeded(_)), "{method}: {error:?}");
+        assert!(error.to_string().contains(method), "{error}");
+        use smolet::clock::Clock;
+        (world.clock.now().wall.0 - START.0) / 1_000_000_000
+    };
+    let second = Duration::from_secs(1);
+    let id = ContainerId::from("c");
+    for (method, seconds, call) in [
+        (
+            "Version",
+            120,
+            Box::new(|w: &World| w.run_while_time_passes(second, w.runtime.version()).map(drop))
+                as Box<dyn Fn(&World) -> Result<(), RuntimeError>>,
+        ),
+        (
+            "RunPodSandbox",
+            240,
+            Box::new(|w: &World| {
+                w.run_while_time_passes(second, w.runtime.run_pod_sandbox(&sandbox_config("p"), "")).map(drop)
+            }),
+        ),
+        (
+            "StopContainer",
+            150,
+            Box::new(|w: &World| w.run_while_time_passes(second, w.runtime.stop_container(&id, Seconds(30)))),
+        ),
+        (
+            "ExecSync",
+            125,
+            Box::new(|w: &World| {
+                w.run_while_time_passes(second, w.runtime.exec_sync(&id, &[], Duration::from_secs(5)))
+                    .map(drop)
+            }),
+        ),
+    ] {
+        let gave_up = deadline(method, &*call);
+        assert!((seconds..seconds + 5).contains(&gave_up), "{method} gave up after {gave_up} s");
+    }
+}
+
+#[test]
+fn a_pull_has_no_deadline_and_can_be_dropped() {
+    let world = World::new();
+    world.fake.hang("PullImage");
+    let sandbox = sandbox_config("web");
+    world.run(async {
+        let pull = async { Some(world.runtime.pull_image("nginx", None, &sandbox).await) };
+        let days = async {
+            for _ in 0..20 {
+                async_io::Timer::after(Duration::from_millis(5)).await;
+                world.clock.advance(Duration::from_hours(24));
+            }
+            None
+        };
+        assert_eq!(smol::future::or(pull, days).await, None, "still pulling after 20 days");
+        world.runtime.version().await.expect("the connection goes on");
+    });
+    assert_eq!(world.fake.connections(), 1);
+}
+
+#[test]
+fn stuck_calls_hold_up_nobody() {
+    let world = World::new();
+    let sandbox = world.pod("web");
+    let stuck = world.container(&sandbox, "web", "stuck", 0);
+    let fine = world.container(&sandbox, "web", "fine", 0);
+    world.fake.hang_on("ContainerStatus", "stuck");
+    let runtime = world.runtime.clone();
+    let waiting: Vec<_> = (0..50)
+        .map(|_| {
+            let (runtime, stuck) = (runtime.clone(), stuck.clone());
+            world.executor.spawn(async move { runtime.container_status(&stuck).await })
+        })
+        .collect();
+    world.run(async {
+        for _ in 0..200 {
+            assert_eq!(world.runtime.container_status(&fine).await.unwrap().id, fine);
+        }
+        assert!(waiting.iter().all(|task| !task.is_finished()));
+        world.fake.heal("ContainerStatus");
+        for task in waiting {
+            assert_eq!(task.await.unwrap().id, stuck);
+        }
+    });
+    assert_eq!(world.fake.connections(), 1);
+}
+
+#[test]
+fn faults_come_as_scripted() {
+    let world = World::new();
+    world.fake.fail("RunPodSandbox", 2, 2, "failed to set up network: 100% of addresses in use\nretry later");
+    world.run(async {
+        for _ in 0..2 {
+            let error = world.runtime.run_pod_sandbox(&sandbox_config("web"), "").await.unwrap_err();
+            let message = "failed to set up network: 100% of addresses in use\nretry later".to_owned();
+            assert_eq!(error, RuntimeError::Failed { code: 2, message });
+        }
+    });
+    let sandbox = world.pod("web");
+    let id = world.container(&sandbox, "web", "app", 0);
+    world.fake.exit("web/app", 137, "OOMKilled", "memory");
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!((status.exit_code, &*status.reason, &*status.message), (137, "OOMKilled", "memory"));
+
+    let id = world.container(&sandbox, "web", "app", 1);
+    world.fake.report_unknown("app");
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!(status.state, ContainerState::Unknown);
+    world.fake.forget_container("app");
+    let gone = world.run(world.runtime.container_status(&id)).unwrap_err();
+    assert!(matches!(gone, RuntimeError::NotFound(_)));
+
+    world.fake.stop_sandbox("web");
+    let status = world.run(world.runtime.pod_sandbox_status(&sandbox)).unwrap();
+    assert_eq!(status.state, SandboxState::NotReady);
+
+    // Names are reserved as containerd reserves them.
+    let error = world.run(world.runtime.run_pod_sandbox(&sandbox_config("web"), "")).unwrap_err();
+    assert!(error.to_string().contains("is reserved for \"sandbox-0001\""), "{error}");
+}
+
+#[test]
+fn a_lost_answer_is_unavailable_though_the_work_is_done() {
+    let world = World::new();
+    world.run(world.runtime.version()).unwrap();
+    world.fake.lose_answer("RunPodSandbox", 1);
+    let error = world.run(world.runtime.run_pod_sandbox(&sandbox_config("web"), "")).unwrap_err();
+    assert!(matches!(&error, RuntimeError::Unavailable(m) if m.starts_with("RunPodSandbox: ")), "{error:?}");
+    assert_eq!(world.fake.state().sandboxes.len(), 1);
+    assert_eq!(world.fake.count("RunPodSandbox"), 1, "not repeated: it may have been done");
+    world.run(world.runtime.version()).expect("connects again at once");
+    assert_eq!(world.fake.connections(), 2);
+}
+
+#[test]
+fn a_runtime_that_is_down_is_tried_with_back_off() {
+    let world = World::new();
+    world.run(world.runtime.version()).unwrap();
+    world.fake.refuse_connections();
+    let refused = |message: &str| {
+        let error = world.run(world.runtime.version()).unwrap_err();
+        assert!(matches!(&error, RuntimeError::Unavailable(m) if m.contains(message)), "{error:?}");
+    };
+    // The connection that broke, then the first attempt: at once.
+    world.run(async { async_io::Timer::after(Duration::from_millis(20)).await });
+    refused("Connection refused");
+    refused("next attempt in 100 ms");
+    world.fake.accept_connections();
+    refused("next attempt in 100 ms");
+    world.clock.advance(Duration::from_millis(100));
+    world.run(world.runtime.version()).expect("the back-off is over");
+    assert_eq!(world.fake.connections(), 2);
+
+    // The wait doubles up to 3 s.
+    world.fake.refuse_connections();
+    world.run(async { async_io::Timer::after(Duration::from_millis(20)).await });
+    for wait in [100, 200, 400, 800, 1600, 3000, 3000] {
+        refused("Connection refused");
+        refused(&format!("next attempt in {wait} ms"));
+        world.clock.advance(Duration::from_millis(wait));
+    }
+}
+
+#[test]
+fn the_endpoint_says_what_is_wrong() {
+    let world = World::new();
+    let named = |path: &std::path::Path| Candidates { origin: Origin::Flag, sockets: vec![path.into()] };
+    let find = |candidates: &Candidates| {
+        world
+            .run_while_time_passes(
+                Duration::from_millis(50),
+                endpoint::find(candidates, &world.executor, &world.shared_clock()),
+            )
+            .map(|found| found.version)
+    };
+    let socket = world.fake.socket();
+    let here = named(socket);
+    assert_eq!(&*find(&here).expect("a runtime").runtime_name, "fake");
+
+    for (services, error, sentence) in [
+        (
+            Services::ContainerdWithoutCri,
+            EndpointError::CriDisabled(socket.into()),
+            "remove \"cri\" from disabled_plugins in /etc/containerd/config.toml",
+        ),
+        (Services::CriV1alpha2, EndpointError::CriTooOld(socket.into()), "update it"),
+        (Services::Other, EndpointError::NotCri(socket.into()), "has no CRI v1 runtime service"),
+    ] {
+        world.fake.state().services = services;
+        let found = find(&here).unwrap_err();
+        assert_eq!(found, error);
+        assert!(found.to_string().contains(sentence), "{found}");
+    }
+    world.fake.state().services = Services::CriV1;
+
+    world.fake.hang("Version");
+    assert_eq!(find(&here).unwrap_err(), EndpointError::Silent(socket.into()));
+    world.fake.heal("Version");
+    world.fake.fail("Version", 1, 2, "boltdb is broken");
+    assert_eq!(find(&here).unwrap_err(), EndpointError::Failed(socket.into(), "boltdb is broken".into()));
+
+    world.fake.refuse_connections();
+    assert_eq!(find(&here).unwrap_err(), EndpointError::Refused(socket.into()));
+    world.fake.accept_connections();
+
+    let folder = common::TempDir::new();
+    let missing = folder.path().join("none.sock");
+    assert_eq!(find(&named(&missing)).unwrap_err(), EndpointError::Missing(missing.clone()));
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(find(&named(&file)).unwrap_err(), EndpointError::NotASocket(file));
+
+    // Among the usual sockets the first that answers wins; else each one's trouble is told.
+    let usual = |sockets: &[&std::path::Path]| Candidates {
+        origin: Origin::Usual,
+        sockets: sockets.iter().map(Into::into).collect(),
+    };
+    assert!(find(&usual(&[&missing, socket])).is_ok());
+    let none = find(&usual(&[&missing])).unwrap_err().to_string();
+    assert!(
+        none.starts_with(&format!("no container runtime answers ({}: no such socket)", missing.display()))
+    );
+}
+
+#[test]
+fn a_runtime_that_is_not_ready_says_why() {
+    let world = World::new();
+    world.run(endpoint::ready(&world.runtime)).expect("ready");
+    world.fake.condition("NetworkReady", "NetworkPluginNotReady", "cni plugin not initialized");
+    let error = world.run(endpoint::ready(&world.runtime)).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the runtime's pod network is not ready (NetworkPluginNotReady: cni plugin not initialized): put a CNI \
+         configuration into /etc/cni/net.d"
+    );
+    world.fake.condition("RuntimeReady", "Starting", "loading");
+    let error = world.run(endpoint::ready(&world.runtime)).unwrap_err().to_string();
+    assert!(error.contains("RuntimeReady does not hold (Starting: loading)"), "{error}");
+    world.fake.condition("RuntimeReady", "", "");
+    world.fake.condition("NetworkReady", "", "");
+    world.run(endpoint::ready(&world.runtime)).expect("ready again");
+}
+
+#[test]
+fn after_a_reboot_nothing_runs() {
+    let world = World::new();
+    let sandbox = world.pod("web");
+    let id = world.container(&sandbox, "web", "app", 0);
+    world.fake.wait_for("the container", Duration::from_secs(1), |state| state.running() == ["web/app#0"]);
+    world.fake.reboot();
+    world.run(async {
+        let status = world.runtime.container_status(&id).await.unwrap();
+        assert_eq!((status.state, status.exit_code), (ContainerState::Exited, 255));
+        let status = world.runtime.pod_sandbox_status(&sandbox).await.unwrap();
+        assert_eq!(status.state, SandboxState::NotReady);
+        let config = container_config("web", "app", 1);
+        let error =
+            world.runtime.create_container(&sandbox, &config, &sandbox_config("web")).await.unwrap_err();
+        assert!(error.to_string().contains("is not running"), "{error}");
+    });
 }

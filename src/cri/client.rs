@@ -53,6 +53,11 @@ impl GrpcRuntime {
         self.channel.path()
     }
 
+    /// True when the server knows `method`, asked with an empty request.
+    pub(super) async fn answers(&self, method: &'static str) -> bool {
+        self.channel.unary::<()>(method, &(), Some(self.timeout)).await.is_ok()
+    }
+
     /// A call with the usual deadline.
     async fn call<A: Message + Default>(
         &self,

@@ -86,7 +86,7 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
     let state = container_state(status.state);
     let exited = state == ContainerState::Exited;
     let metadata = status.metadata.take().unwrap_or_default();
-    let meta = container_meta(&status.labels, &status.annotations);
+    let meta = container_meta(&status.annotations);
     Some(ContainerStatus {
         id: ContainerId::from(id(status.id)?),
         name: Rc::from(&*text(status.labels.remove(CONTAINER_NAME).unwrap_or(metadata.name))),
@@ -120,7 +120,7 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
 
 /// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read
 /// counts as absent: the kubelet logs it and goes on.
-pub fn container_meta(_labels: &Map, annotations: &Map) -> ContainerMeta {
+pub fn container_meta(annotations: &Map) -> ContainerMeta {
     let of_container = |key: &str| annotations.get(&format!("io.kubernetes.container.{key}"));
     let of_pod = |key: &str| annotations.get(&format!("io.kubernetes.pod.{key}"));
     let seconds = |text: Option<&String>| text.and_then(|text| text.parse().ok());
@@ -235,4 +235,161 @@ fn shown(text: &str, max: usize) -> &str {
 
 fn some<T>(entries: Vec<T>) -> impl Iterator<Item = T> {
     entries.into_iter().take(CRI_ENTRIES_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> Map {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+    }
+
+    fn exited() -> cri::ContainerStatus {
+        cri::ContainerStatus {
+            id: "c1".into(),
+            state: cri::ContainerState::ContainerExited.into(),
+            created_at: 1,
+            started_at: 2,
+            finished_at: 3,
+            exit_code: 9,
+            reason: "Error".into(),
+            message: "gone".into(),
+            ..cri::ContainerStatus::default()
+        }
+    }
+
+    #[test]
+    fn annotations_are_read_as_the_kubelet_reads_them() {
+        let annotations = map(&[
+            ("io.kubernetes.container.hash", "beef"),
+            ("io.kubernetes.container.restartCount", "7"),
+            ("io.kubernetes.container.terminationMessagePath", "/dev/termination-log"),
+            ("io.kubernetes.container.terminationMessagePolicy", "File"),
+            ("io.kubernetes.container.preStopHandler", "{\"sleep\":{\"seconds\":1}}"),
+            ("io.kubernetes.container.ports", "[]"),
+            ("io.kubernetes.pod.terminationGracePeriod", "30"),
+            ("io.kubernetes.pod.deletionGracePeriod", "-1"),
+        ]);
+        let meta = container_meta(&annotations);
+        assert_eq!((meta.hash, meta.restart_count), (0xbeef, 7));
+        assert_eq!((meta.termination_grace_period, meta.deletion_grace_period), (Some(30), Some(-1)));
+        assert_eq!(meta.termination_message_path.as_deref(), Some("/dev/termination-log"));
+        assert_eq!(meta.termination_message_policy.as_deref(), Some("File"));
+        assert_eq!(meta.pre_stop_handler.as_deref(), Some("{\"sleep\":{\"seconds\":1}}"));
+        assert_eq!(meta.ports.as_deref(), Some("[]"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_absent() {
+        let long = format!("\"{}\"", "x".repeat(CRI_JSON_BYTES_MAX));
+        let annotations = map(&[
+            ("io.kubernetes.container.hash", "xyz"),
+            ("io.kubernetes.container.restartCount", "-3"),
+            ("io.kubernetes.container.terminationMessagePath", ""),
+            ("io.kubernetes.pod.terminationGracePeriod", "soon"),
+            ("io.kubernetes.container.preStopHandler", &long),
+        ]);
+        assert_eq!(container_meta(&annotations), ContainerMeta::default());
+    }
+
+    #[test]
+    fn times_and_exit_belong_to_their_states() {
+        let done = container_status(exited()).unwrap();
+        assert_eq!((done.started_at, done.finished_at), (Some(Wall(2)), Some(Wall(3))));
+        assert_eq!((done.exit_code, &*done.reason, &*done.message), (9, "Error", "gone"));
+
+        let running =
+            cri::ContainerStatus { state: cri::ContainerState::ContainerRunning.into(), ..exited() };
+        let running = container_status(running).unwrap();
+        assert_eq!((running.started_at, running.finished_at), (Some(Wall(2)), None));
+        assert_eq!((running.exit_code, &*running.reason, &*running.message), (0, "", ""));
+
+        let created =
+            cri::ContainerStatus { state: cri::ContainerState::ContainerCreated.into(), ..exited() };
+        assert_eq!(container_status(created).unwrap().started_at, None);
+
+        // Go's zero time in nanoseconds.
+        let never =
+            cri::ContainerStatus { finished_at: -6_795_364_578_871_345_152, started_at: 0, ..exited() };
+        let never = container_status(never).unwrap();
+        assert_eq!((never.started_at, never.finished_at), (None, None));
+    }
+
+    #[test]
+    fn unknown_states_get_the_cautious_reading() {
+        assert_eq!(sandbox_state(7), SandboxState::NotReady);
+        assert_eq!(container_state(-1), ContainerState::Unknown);
+        assert_eq!(namespace_mode(99), NamespaceMode::Pod);
+    }
+
+    #[test]
+    fn a_container_has_a_pod_only_with_all_three_labels() {
+        let mut labels = map(&[(POD_NAME, "web"), (POD_NAMESPACE, "default")]);
+        let row = |labels: &Map| cri::Container {
+            id: "c1".into(),
+            metadata: Some(cri::ContainerMetadata { name: "raw".into(), attempt: 3 }),
+            image_ref: "sha256:1".into(),
+            labels: labels.clone(),
+            ..cri::Container::default()
+        };
+        let foreign = container_item(row(&labels)).unwrap();
+        assert_eq!((foreign.pod, &*foreign.name, foreign.attempt), (None, "raw", 3));
+        labels.extend(map(&[(POD_UID, "u"), (CONTAINER_NAME, "app")]));
+        let ours = container_item(row(&labels)).unwrap();
+        assert_eq!(ours.pod, Some(PodKey::new("default", "web", "u")));
+        assert_eq!((&*ours.name, &*ours.image), ("app", "sha256:1"));
+    }
+
+    #[test]
+    fn hostile_values_are_cut() {
+        let huge = "é".repeat(1_000_000);
+        let hostile = cri::ContainerStatus {
+            reason: huge.clone(),
+            message: huge.clone(),
+            image_ref: huge.clone(),
+            labels: map(&[(CONTAINER_NAME, &huge)]),
+            user: Some(cri::ContainerUser {
+                linux: Some(cri::LinuxContainerUser {
+                    supplemental_groups: vec![1; 100_000],
+                    ..Default::default()
+                }),
+            }),
+            ..exited()
+        };
+        let status = container_status(hostile).unwrap();
+        assert_eq!(status.reason.len(), CRI_TEXT_BYTES_MAX);
+        assert_eq!(status.message.len(), CRI_MESSAGE_BYTES_MAX);
+        assert_eq!((status.image_ref.len(), status.name.len()), (CRI_TEXT_BYTES_MAX, CRI_TEXT_BYTES_MAX));
+        assert_eq!(status.user.unwrap().supplemental_groups.len(), CRI_ENTRIES_MAX);
+        // Half an id would name something else.
+        assert_eq!(container_status(cri::ContainerStatus { id: huge, ..exited() }), None);
+        assert_eq!(container_status(cri::ContainerStatus { id: String::new(), ..exited() }), None);
+    }
+
+    #[test]
+    fn no_network_is_not_an_empty_address() {
+        let status = cri::PodSandboxStatus { id: "s".into(), ..cri::PodSandboxStatus::default() };
+        let bare = sandbox_status(status.clone()).unwrap();
+        assert_eq!((bare.network, bare.network_namespace), (None, None));
+        let network = Some(cri::PodSandboxNetworkStatus::default());
+        let empty = sandbox_status(cri::PodSandboxStatus { network, ..status }).unwrap();
+        assert_eq!(empty.network, Some(SandboxNetwork::default()));
+    }
+
+    #[test]
+    fn a_sandbox_row_needs_its_metadata() {
+        let row = cri::PodSandbox { id: "s".into(), ..cri::PodSandbox::default() };
+        assert_eq!(sandbox_item(row.clone()), None);
+        let metadata = cri::PodSandboxMetadata {
+            name: "web".into(),
+            uid: "u".into(),
+            namespace: "default".into(),
+            attempt: 2,
+        };
+        let annotations = map(&[(SMOLET_NODE, "gateway")]);
+        let item = sandbox_item(cri::PodSandbox { metadata: Some(metadata), annotations, ..row }).unwrap();
+        assert_eq!((item.pod, item.attempt), (PodKey::new("default", "web", "u"), 2));
+        assert_eq!((item.state, item.node.as_deref()), (SandboxState::Ready, Some("gateway")));
+    }
 }

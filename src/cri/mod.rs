@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod convert;
+pub mod endpoint;
 
 use std::fmt;
 use std::time::Duration;

@@ -79,7 +79,8 @@ impl Link {
                 self.wait = None;
             } else {
                 // Accepted and hung up without a word: counts as an attempt that failed.
-                self.failed(clock, "the connection was closed before any answer".to_owned());
+                let reason = format!("{} accepts connections and closes them unanswered", path.display());
+                self.failed(clock, reason);
             }
         }
         if let Some(up) = &self.up {

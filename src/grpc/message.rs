@@ -264,3 +264,133 @@ impl Sink for Fields<'_> {
 fn malformed(what: &str) -> GrpcError {
     GrpcError::Protocol(format!("the answer is no valid protobuf: {what}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::runtime::v1::{ExecSyncResponse, PodSandbox};
+
+    /// A message with its prefix, in pieces of `size` bytes through a deframer.
+    fn feed(bytes: &[u8], size: usize, sink: &mut dyn Sink) -> Result<u32, GrpcError> {
+        let mut deframer = Deframer::default();
+        let mut messages = 0;
+        for mut piece in bytes.chunks(size) {
+            while !piece.is_empty() {
+                let (taken, ended) = deframer.feed(piece, sink)?;
+                messages += u32::from(ended);
+                piece = &piece[taken..];
+            }
+        }
+        assert!(deframer.between_messages());
+        Ok(messages)
+    }
+
+    fn sample() -> ExecSyncResponse {
+        ExecSyncResponse { stdout: vec![b'o'; 3000], stderr: b"e".to_vec(), exit_code: -1 }
+    }
+
+    #[test]
+    fn messages_survive_any_cut() {
+        let framed = framed(&sample()).unwrap();
+        for size in [1, 2, 3, 4, 5, 6, 7, 100, 3000, 4000] {
+            let mut whole = Whole::default();
+            assert_eq!(feed(&framed, size, &mut whole), Ok(1), "pieces of {size}");
+            let bytes = whole.take().expect("a whole message");
+            assert_eq!(ExecSyncResponse::decode(&*bytes).unwrap(), sample());
+            assert_eq!(whole.take(), None);
+        }
+    }
+
+    #[test]
+    fn an_empty_message_is_a_message() {
+        let mut whole = Whole::default();
+        assert_eq!(feed(&[0; 10], 3, &mut whole), Ok(2));
+        assert_eq!(whole.take(), Some(Vec::new()));
+    }
+
+    #[test]
+    fn fields_survive_any_cut_and_are_cut_to_the_cap() {
+        let framed = framed(&sample()).unwrap();
+        for size in [1, 2, 5, 7, 64, 4000] {
+            let mut seen = Vec::new();
+            let mut each = |field: Field<'_>| {
+                seen.push(match field.value {
+                    Value::Varint(value) => (field.number, value, Vec::new()),
+                    Value::Bytes { kept, length } => (field.number, length, kept.to_vec()),
+                });
+                Ok(())
+            };
+            feed(&framed, size, &mut Fields::new(10, &mut each)).unwrap();
+            let minus_one = u64::MAX;
+            let expected = [(1, 3000, vec![b'o'; 10]), (2, 1, b"e".to_vec()), (3, minus_one, Vec::new())];
+            assert_eq!(seen, expected, "pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn a_field_never_takes_more_memory_than_the_cap() {
+        let mut ignore = |_: Field<'_>| Ok(());
+        let mut fields = Fields::new(1000, &mut ignore);
+        // Field 1 says it has 2^40 bytes, of which a MiB comes.
+        fields.piece(&[0x0a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]).unwrap();
+        for _ in 0..1024 {
+            fields.piece(&[7; 1024]).unwrap();
+            assert!(fields.kept.len() <= 1000 && fields.kept.capacity() <= 2000);
+        }
+    }
+
+    #[test]
+    fn fixed_and_unknown_fields_are_skipped() {
+        let item = PodSandbox { id: "x".into(), ..PodSandbox::default() };
+        let mut bytes = vec![0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4, 0x7a, 0];
+        bytes.extend([0x0a, 3]);
+        bytes.extend(item.encode_to_vec());
+        for size in [1, 3, 100] {
+            let mut seen = Vec::new();
+            let mut each = |field: Field<'_>| {
+                seen.push(field.number);
+                Ok(())
+            };
+            let mut fields = Fields::new(100, &mut each);
+            for piece in bytes.chunks(size) {
+                fields.piece(piece).unwrap();
+            }
+            fields.end().unwrap();
+            assert_eq!(seen, [15, 1]);
+        }
+    }
+
+    #[test]
+    fn broken_protobuf_is_refused() {
+        for (bytes, what) in [
+            (&[0xff; 11][..], "a varint is too long"),
+            (&[0x00], "no valid number"),
+            (&[0x0b], "unknown wire type"),
+            (&[0x0a, 5, 1, 2], "ends within a field"),
+            (&[0x0a, 0x80], "ends within a field"),
+            (&[0x08], "ends within a field"),
+        ] {
+            let mut each = |_: Field<'_>| Ok(());
+            let mut fields = Fields::new(100, &mut each);
+            let error = fields.piece(bytes).and_then(|()| fields.end()).unwrap_err().to_string();
+            assert!(error.contains(what), "{bytes:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn random_bytes_never_panic_and_never_pile_up() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..20_000 {
+            let bytes: Vec<u8> = (0..random.usize(0..64)).map(|_| random.u8(..)).collect();
+            let mut each = |field: Field<'_>| {
+                if let Value::Bytes { kept, .. } = field.value {
+                    assert!(kept.len() <= 8);
+                }
+                Ok(())
+            };
+            let mut fields = Fields::new(8, &mut each);
+            let split = random.usize(0..=bytes.len());
+            let _ = fields.piece(&bytes[..split]).and_then(|()| fields.piece(&bytes[split..]));
+        }
+    }
+}

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, State};
+pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, Services, State};
 
 use super::TempDir;
 
@@ -146,6 +146,11 @@ impl Fake {
     /// The same, for calls whose target (see [`Call`]) contains `target`.
     pub fn fail_on(&self, method: &str, target: &str, times: u32, code: i32, message: &str) {
         self.rule(method, target, Rule::Fail { times, code, message: message.to_owned() });
+    }
+
+    /// Calls of `method` whose target contains `target` never answer, until [`Fake::heal`].
+    pub fn hang_on(&self, method: &str, target: &str) {
+        self.rule(method, target, Rule::Hang);
     }
 
     /// Calls of `method` wait so long before they do anything.

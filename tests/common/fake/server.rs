@@ -103,34 +103,31 @@ async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc
 }
 
 async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answer> {
-    let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
+    let path = request.uri().path().to_owned();
+    let (service, method) = path[1..].split_once('/').unwrap_or_default();
+    if !shared.settled().services.has(service) {
+        return status(12, &format!("unknown service {service}"));
+    }
     let Ok(body) = request.into_body().collect().await else { return status(13, "the request broke off") };
     let bytes = body.to_bytes();
     let Some(message) = bytes.get(5..) else { return status(13, "no message") };
 
-    let target = shared.settled().record(&method, message, shared.clock.now());
-    let mut lose = false;
-    loop {
-        let fault = shared.settled().fault(&method, &target);
-        match fault {
-            None => break,
-            Some(Fault::Fail { code, message }) => return status(code, &message),
-            Some(Fault::Delay(delay)) => {
-                shared.clock.shared().sleep(delay).await;
-                break;
-            }
-            Some(Fault::Hang) => {
+    let target = shared.settled().record(method, message, shared.clock.now());
+    let fault = shared.settled().fault(method, &target);
+    let lose = matches!(fault, Some(Fault::LoseAnswer));
+    match fault {
+        None | Some(Fault::LoseAnswer) => {}
+        Some(Fault::Fail { code, message }) => return status(code, &message),
+        Some(Fault::Delay(delay)) => shared.clock.shared().sleep(delay).await,
+        Some(Fault::Hang) => {
+            while shared.settled().hangs(method, &target) {
                 async_io::Timer::after(Duration::from_millis(3)).await;
-            }
-            Some(Fault::LoseAnswer) => {
-                lose = true;
-                break;
             }
         }
     }
 
     let reply = loop {
-        let reply = shared.settled().handle(&method, message, shared.clock.now());
+        let reply = shared.settled().handle(method, message, shared.clock.now());
         match reply {
             // The program ignores SIGTERM: its grace period has to pass first.
             Reply::After(wait) => shared.clock.shared().sleep(wait).await,

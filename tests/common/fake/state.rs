@@ -25,6 +25,8 @@ pub struct State {
     /// Every call since the start or the last [`super::Fake::clear_calls`].
     pub calls: Vec<Call>,
     pub connections: u64,
+    /// Which gRPC services are there.
+    pub services: Services,
     pub(super) rules: Vec<(String, String, Rule)>,
     pub(super) programs: Vec<(String, Program)>,
     pub(super) execs: Vec<(String, Exec)>,
@@ -66,6 +68,19 @@ pub struct Image {
     pub pinned: bool,
     pub uid: Option<i64>,
     pub username: String,
+}
+
+/// What kind of server it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Services {
+    #[default]
+    CriV1,
+    /// A containerd before 1.6.
+    CriV1alpha2,
+    /// containerd with `disabled_plugins = ["cri"]`, as Docker's packages configure it.
+    ContainerdWithoutCri,
+    /// Some other gRPC server.
+    Other,
 }
 
 /// What a container does.
@@ -116,8 +131,8 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.method, self.target)?;
-        Ok(())
+        f.write_str(&self.method)?;
+        if self.target.is_empty() { Ok(()) } else { write!(f, " {}", self.target) }
     }
 }
 
@@ -192,6 +207,18 @@ impl Container {
         self.reason = if reason.is_empty() { usual.to_owned() } else { reason.to_owned() };
         self.message = message.to_owned();
         self.ends = None;
+    }
+}
+
+impl Services {
+    /// True when a server of this kind has that service.
+    pub fn has(self, service: &str) -> bool {
+        match self {
+            Self::CriV1 => ["runtime.v1.RuntimeService", "runtime.v1.ImageService"].contains(&service),
+            Self::CriV1alpha2 => service == "runtime.v1alpha2.RuntimeService",
+            Self::ContainerdWithoutCri => service == "containerd.services.version.v1.Version",
+            Self::Other => false,
+        }
     }
 }
 
@@ -315,6 +342,13 @@ impl State {
             self.rules.remove(at);
         }
         Some(fault)
+    }
+
+    pub(super) fn hangs(&self, method: &str, target: &str) -> bool {
+        let hang = |(of, what, rule): &(String, String, Rule)| {
+            of == method && target.contains(what.as_str()) && matches!(rule, Rule::Hang)
+        };
+        self.rules.iter().any(hang)
     }
 
     // ---- calls ---------------------------------------------------------------------------------------
