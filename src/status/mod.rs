@@ -1,1 +1,289 @@
-//! Placeholder.
+//! PURE: what the runtime reports, the last start failures and the probes' results → `v1.PodStatus`.
+//!
+//! ```text
+//!   pod_status (generateAPIPodStatus)        merge::update (updateStatusInternal)     merge::for_api
+//!   containers → phase → probes → conditions ──► times, generation, illegal moves ──► (mergePodStatus)
+//! ```
+//!
+//! Follows the kubelet's `kubelet_pods.go`, `prober_manager.go` and `status/generate.go` rule by rule: the
+//! vectors in `tests/vectors/container_statuses.rs` hold it to the kubelet's own answers. No clock: times come in.
+
+mod conditions;
+mod containers;
+mod phase;
+mod probes;
+mod quantity;
+mod resources;
+mod rules;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::model::{ContainerStatus, ObservedPod, Wall};
+
+pub use phase::{Phase, phase_from_containers};
+pub use resources::{ActualResources, PodCgroup, pod_qos};
+
+/// Which of a container's probes a worker runs for, as far as the status asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusProbe {
+    /// `readinessProbe`.
+    Readiness,
+    /// `startupProbe`.
+    Startup,
+}
+
+/// What the loop knows of one pod beside the runtime's report. Looked up while the status is made.
+pub trait StatusFacts {
+    /// Reason and message of the container's last failed start (kubelet `ReasonCache`); `None` after a good one.
+    fn start_failure(&self, container: &str) -> Option<(&str, &str)>;
+    /// The newest result of that probe for the container id (without `containerd://`): `Some(true)` = success,
+    /// `Some(false)` = failure or unknown, `None` = no result yet.
+    fn probe_result(&self, probe: StatusProbe, container_id: &str) -> Option<bool>;
+    /// A worker for that probe of the container of this name exists (prober manager `getWorker`).
+    fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool;
+    /// What the runtime says a container's resources are now, as quantities (`toKubeContainerResources`).
+    fn actual_resources(&self, container: &ContainerStatus) -> Option<ActualResources> {
+        container.resources.as_deref().map(ActualResources::from_runtime)
+    }
+}
+
+/// No start failed, nothing is probed: for pods without probes, and for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoFacts;
+
+impl StatusFacts for NoFacts {
+    fn start_failure(&self, _: &str) -> Option<(&str, &str)> {
+        None
+    }
+    fn probe_result(&self, _: StatusProbe, _: &str) -> Option<bool> {
+        None
+    }
+    fn probe_worker(&self, _: StatusProbe, _: &str) -> bool {
+        false
+    }
+}
+
+/// Everything [`pod_status`] looks at.
+#[derive(Clone, Copy)]
+pub struct StatusInput<'a> {
+    /// The desired pod (`DesiredPod::pod`); its `status` is what the API server has, `None` for a static pod.
+    pub pod: &'a Pod,
+    /// What the runtime reports.
+    pub observed: &'a ObservedPod,
+    /// The status shown last (the status manager's cache); `None` = nothing shown yet, then `pod.status` counts.
+    pub previous: Option<&'a PodStatus>,
+    /// Start failures, probe results and workers.
+    pub facts: &'a dyn StatusFacts,
+    /// The worker has ended the pod: its containers will not start again (`podIsTerminal`).
+    pub is_terminal: bool,
+    /// How long the pod has been active, from the previous status' `startTime` on the monotonic clock; `None` = it
+    /// has no start time. Compared with `spec.activeDeadlineSeconds`; the kubelet subtracts wall times there.
+    pub active_for: Option<Duration>,
+    /// What the pod's cgroup reads as; `None` = not read.
+    pub pod_cgroup: Option<PodCgroup>,
+    /// When the agent started, by the wall clock the runtime's `startedAt` uses.
+    pub agent_start: Wall,
+    /// The node's addresses, at most one a family, the primary first; empty = `hostIP` stays unset.
+    pub host_ips: &'a [IpAddr],
+    /// The node was told to prefer IPv6 (the first `--node-ip` is one); pods then show their IPv6 address first.
+    pub ipv6_first: bool,
+    /// `containerd` of `containerd://ID`: the runtime's name.
+    pub runtime_name: &'a str,
+    /// The runtime handler of this pod supports recursive read-only mounts.
+    pub recursive_read_only: bool,
+}
+
+/// A wall time in an API object; `None` for what RFC 3339 cannot write.
+pub(crate) fn time(at: Wall) -> Option<Time> {
+    Timestamp::from_nanosecond(i128::from(at.0)).ok().map(Time)
+}
+
+/// An API time as a wall time; clamped where 64 bits of nanoseconds end (1677, 2262).
+pub(crate) fn nanos(time: &Time) -> Wall {
+    let nanos = time.0.as_nanosecond().clamp(i128::from(i64::MIN), i128::from(i64::MAX));
+    Wall(i64::try_from(nanos).unwrap_or(i64::MAX))
+}
+
+/// The pod's status as the kubelet's `generateAPIPodStatus` makes it, before the merge gives it its times.
+///
+/// Pods without a spec count as empty ones. Differs from the kubelet in one place: the active deadline counts on
+/// the monotonic clock (`StatusInput::active_for`), as a gateway's wall clock steps.
+pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
+    let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
+    let pod = input.pod;
+    let spec = pod.spec.as_ref().unwrap_or(&no_spec);
+    let api_status = pod.status.as_ref().unwrap_or(&no_status);
+    let old = input.previous.unwrap_or(api_status);
+
+    let mut status = convert(input, spec, old);
+    let phase = decide_phase(input, spec, api_status, old, &mut status);
+    probes::apply(input, &mut status);
+    status.conditions = Some(all_conditions(input, spec, old, &status, phase));
+    set_host_ips(input, spec, &mut status);
+    status
+}
+
+/// `convertStatusToAPIStatus`.
+fn convert(input: &StatusInput<'_>, spec: &PodSpec, old: &PodStatus) -> PodStatus {
+    use crate::model::ContainerKind::{App, Ephemeral, Init};
+    let restarting = rules::should_all_restart(spec, input.observed, old);
+    let lists = containers::Lists { input, spec, restarting };
+    let of = |kind, containers: Vec<rules::SpecContainer<'_>>, previous: &Option<Vec<_>>| {
+        Some(lists.convert(kind, &containers, previous.as_deref().unwrap_or_default()))
+            .filter(|statuses| !statuses.is_empty())
+    };
+    let init = rules::init_containers(spec).iter().map(Into::into).collect();
+    let app = spec.containers.iter().map(Into::into).collect();
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(Into::into).collect();
+
+    let ips = sort_pod_ips(&input.observed.ips, input.ipv6_first);
+    let allocated = resources::pod_requests(input.pod);
+    PodStatus {
+        pod_ip: ips.first().map(|ip| ip.ip.clone()),
+        pod_ips: Some(ips).filter(|ips| !ips.is_empty()),
+        qos_class: Some(pod_qos(input.pod).to_owned()),
+        container_statuses: of(App, app, &old.container_statuses),
+        init_container_statuses: of(Init, init, &old.init_container_statuses),
+        ephemeral_container_statuses: of(Ephemeral, ephemeral, &old.ephemeral_container_statuses),
+        resources: Some(resources::pod_resources(input.pod, old, input.pod_cgroup)),
+        allocated_resources: Some(allocated).filter(|list| !list.is_empty()),
+        ..PodStatus::default()
+    }
+}
+
+/// The phase with its reason and message: from the containers, held back by terminal phases shown before, and
+/// overridden by the active deadline.
+fn decide_phase(
+    input: &StatusInput<'_>,
+    spec: &PodSpec,
+    api_status: &PodStatus,
+    old: &PodStatus,
+    status: &mut PodStatus,
+) -> Phase {
+    let joined: Vec<_> = [&status.container_statuses, &status.init_container_statuses]
+        .into_iter()
+        .flat_map(|list| list.as_deref().unwrap_or_default())
+        .cloned()
+        .collect();
+    let initialized = rules::any_app_active(spec, input.observed);
+    let computed = phase_from_containers(input.pod, &joined, input.is_terminal, initialized);
+
+    let shown = Phase::terminal(old.phase.as_deref());
+    let in_api = Phase::terminal(api_status.phase.as_deref());
+    let mut phase = match computed {
+        Phase::Failed | Phase::Succeeded => computed,
+        Phase::Pending | Phase::Running => shown.or(in_api).unwrap_or(computed),
+    };
+    if old.phase.as_deref() == Some(phase.as_str()) {
+        let of = |first: &Option<String>, second: &Option<String>| {
+            first.as_ref().filter(|text| !text.is_empty()).or(second.as_ref()).cloned()
+        };
+        status.reason = of(&old.reason, &api_status.reason);
+        status.message = of(&old.message, &api_status.message);
+    }
+    if past_active_deadline(spec, input.active_for) {
+        phase = Phase::Failed;
+        status.reason = Some("DeadlineExceeded".to_owned());
+        status.message = Some("Pod was active on the node longer than the specified deadline".to_owned());
+    }
+    // No way back from a terminal phase the API has seen.
+    let phase = in_api.unwrap_or(phase);
+    status.phase = Some(phase.as_str().to_owned());
+    phase
+}
+
+/// `pastActiveDeadline`.
+fn past_active_deadline(spec: &PodSpec, active_for: Option<Duration>) -> bool {
+    let (Some(allowed), Some(active_for)) = (spec.active_deadline_seconds, active_for) else { return false };
+    active_for >= Duration::from_secs(u64::try_from(allowed).unwrap_or(0))
+}
+
+/// Foreign conditions as the API has them, the disruption target as shown last, then our own in fixed order.
+fn all_conditions(
+    input: &StatusInput<'_>,
+    spec: &PodSpec,
+    old: &PodStatus,
+    status: &PodStatus,
+    phase: Phase,
+) -> Vec<PodCondition> {
+    let in_api = input.pod.status.as_ref().map(rules::conditions).unwrap_or_default();
+    let mut list: Vec<_> = in_api.iter().filter(|c| !rules::is_own_condition(&c.type_)).cloned().collect();
+    if let Some(target) = rules::find_condition(rules::conditions(old), "DisruptionTarget") {
+        match list.iter_mut().find(|c| c.type_ == target.type_) {
+            Some(there) => there.clone_from(target),
+            None => list.push(target.clone()),
+        }
+    }
+    let make = conditions::Conditions {
+        pod: input.pod,
+        spec,
+        observed: input.observed,
+        old,
+        init: status.init_container_statuses.as_deref().unwrap_or_default(),
+        app: status.container_statuses.as_deref().unwrap_or_default(),
+        phase,
+    };
+    list.push(make.ready_to_start());
+    list.push(make.initialized());
+    let ready = make.ready(&list);
+    list.push(ready);
+    list.push(make.containers_ready("ContainersReady"));
+    list.push(conditions::condition("PodScheduled", true, conditions::generation(input.pod)));
+    if rules::all_could_restart(spec) {
+        list.push(make.all_restarting());
+    }
+    list
+}
+
+/// Host addresses; pods on the host's network show them as their own.
+fn set_host_ips(input: &StatusInput<'_>, spec: &PodSpec, status: &mut PodStatus) {
+    let Some(first) = input.host_ips.first() else { return };
+    let second = input.host_ips.get(1);
+    status.host_ip = Some(first.to_string());
+    status.host_ips =
+        Some([Some(first), second].into_iter().flatten().map(|ip| HostIP { ip: ip.to_string() }).collect());
+    if spec.host_network != Some(true) {
+        return;
+    }
+    let own = |ip: &IpAddr| PodIP { ip: ip.to_string() };
+    if status.pod_ip.as_deref().unwrap_or("").is_empty() {
+        status.pod_ip = Some(first.to_string());
+        status.pod_ips = Some(vec![own(first)]);
+    }
+    if let (Some(second), Some(ips)) = (second, status.pod_ips.as_mut()) {
+        let other_family = |ip: &PodIP| parse_ip(&ip.ip).is_some_and(|ip| ip.is_ipv4() != second.is_ipv4());
+        if ips.len() == 1 && ips.iter().all(other_family) {
+            ips.push(own(second));
+        }
+    }
+}
+
+/// `sortPodIPs`: the first address of the preferred family, then the first of the other; rewritten canonically.
+fn sort_pod_ips(ips: &[Box<str>], ipv6_first: bool) -> Vec<PodIP> {
+    let first_of = |v6: bool| ips.iter().filter_map(|ip| parse_ip(ip)).find(|ip| ip.is_ipv6() == v6);
+    [first_of(ipv6_first), first_of(!ipv6_first)]
+        .into_iter()
+        .flatten()
+        .map(|ip| PodIP { ip: ip.to_string() })
+        .collect()
+}
+
+/// `ParseIPSloppy`: IPv4 octets may have leading zeros (decimal all the same); an IPv4 address written as an
+/// IPv6 one is an IPv4 address.
+fn parse_ip(text: &str) -> Option<IpAddr> {
+    if let Ok(ip) = text.parse::<IpAddr>() {
+        return Some(ip.to_canonical());
+    }
+    let mut octets = [0_u8; 4];
+    let mut parts = text.split('.');
+    for octet in &mut octets {
+        let part = parts.next().filter(|p| !p.is_empty() && p.bytes().all(|b| b.is_ascii_digit()))?;
+        *octet = part.parse().ok()?;
+    }
+    parts.next().is_none().then(|| IpAddr::from(octets))
+}

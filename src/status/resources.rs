@@ -1,0 +1,337 @@
+//! Resources in a status: what containers and the pod may use, beside what the runtime reports; the QoS class.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::quantity::Amount;
+use super::rules::{init_containers, is_running, is_sidecar};
+use crate::model::observed::ContainerResources;
+
+type List = BTreeMap<String, Quantity>;
+
+const CPU: &str = "cpu";
+const MEMORY: &str = "memory";
+
+/// The smallest CPU weight there is (`cm.MinShares`): at or below it a request cannot be told from the report.
+const SHARES_MIN: i64 = 2;
+/// The smallest CPU limit the kernel takes, thousandths of a CPU (`cm.MinMilliCPULimit`).
+const CPU_LIMIT_MIN_MILLI: i64 = 10;
+
+/// What the runtime says a running container's resources are (`kubecontainer.ContainerResources`).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ActualResources {
+    /// From the CPU weight.
+    pub cpu_request: Option<Quantity>,
+    /// From quota and period.
+    pub cpu_limit: Option<Quantity>,
+    /// No runtime reports one today.
+    pub memory_request: Option<Quantity>,
+    /// From the memory limit.
+    pub memory_limit: Option<Quantity>,
+}
+
+impl ActualResources {
+    /// `toKubeContainerResources` on Linux: CRI units to quantities; what is not set stays `None`.
+    pub fn from_runtime(resources: &ContainerResources) -> Self {
+        let limit_milli = quota_to_milli(resources.cpu_quota, resources.cpu_period);
+        let request_milli = shares_to_milli(resources.cpu_shares);
+        let memory = resources.memory_limit_in_bytes;
+        Self {
+            cpu_request: (request_milli > 0).then(|| Amount::from_milli(request_milli).to_quantity()),
+            cpu_limit: (limit_milli > 0).then(|| Amount::from_milli(limit_milli).to_quantity()),
+            memory_request: None,
+            memory_limit: (memory > 0).then(|| Amount::from_bytes(memory).to_quantity()),
+        }
+    }
+}
+
+/// What a pod's cgroup reads as (`GetPodCgroupConfig`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodCgroup {
+    /// Microseconds per period; -1 = no limit.
+    pub cpu_quota_us: i64,
+    /// Microseconds.
+    pub cpu_period_us: i64,
+    /// Relative weight (cgroup v1 scale).
+    pub cpu_shares: i64,
+    /// Bytes; 0 = no limit.
+    pub memory_limit_bytes: i64,
+}
+
+/// `QuotaToMilliCPU`.
+fn quota_to_milli(quota: i64, period: i64) -> i64 {
+    if quota <= 0 || period <= 0 { 0 } else { quota.saturating_mul(1000) / period }
+}
+
+/// `SharesToMilliCPU`, rounded up.
+fn shares_to_milli(shares: i64) -> i64 {
+    if shares < SHARES_MIN { 0 } else { shares.saturating_mul(1000).saturating_add(1023) / 1024 }
+}
+
+fn milli_of(list: Option<&List>, name: &str) -> i64 {
+    list.and_then(|l| l.get(name)).map_or(0, |q| Amount::of(q).milli())
+}
+
+fn keep(list: &mut List, name: &str, old: Option<&List>) {
+    if let Some(quantity) = old.and_then(|l| l.get(name)) {
+        list.insert(name.to_owned(), quantity.clone());
+    }
+}
+
+/// `convertContainerStatusResources`: the allocated resources of a container; of a running one, what the runtime
+/// reports, and what it does not report from the previous status of the same container.
+pub(super) fn container_resources(
+    allocated: Option<&ResourceRequirements>,
+    running: bool,
+    container_id: &str,
+    actual: Option<&ActualResources>,
+    old: Option<&ContainerStatus>,
+) -> ResourceRequirements {
+    let mut resources = allocated.cloned().unwrap_or_default();
+    if !running {
+        return resources;
+    }
+    let kept = old
+        .filter(|o| is_running(o) && o.container_id.as_deref().unwrap_or("") == container_id)
+        .and_then(|o| o.resources.as_ref());
+    if let Some(limits) = &mut resources.limits {
+        let kept = kept.and_then(|r| r.limits.as_ref());
+        match actual.and_then(|a| a.cpu_limit.as_ref()) {
+            Some(cpu) => {
+                if Amount::of(cpu).milli() > CPU_LIMIT_MIN_MILLI
+                    || milli_of(Some(limits), CPU) > CPU_LIMIT_MIN_MILLI
+                {
+                    limits.insert(CPU.to_owned(), cpu.clone());
+                }
+            }
+            None => keep(limits, CPU, kept),
+        }
+        match actual.and_then(|a| a.memory_limit.as_ref()) {
+            Some(memory) => {
+                limits.insert(MEMORY.to_owned(), memory.clone());
+            }
+            None => keep(limits, MEMORY, kept),
+        }
+    }
+    if let Some(requests) = &mut resources.requests {
+        let kept = kept.and_then(|r| r.requests.as_ref());
+        match actual.and_then(|a| a.cpu_request.as_ref()) {
+            Some(cpu) => {
+                if Amount::of(cpu).milli() > SHARES_MIN || milli_of(Some(requests), CPU) > SHARES_MIN {
+                    requests.insert(CPU.to_owned(), cpu.clone());
+                }
+            }
+            None => keep(requests, CPU, kept),
+        }
+        match actual.and_then(|a| a.memory_request.as_ref()) {
+            Some(memory) => {
+                requests.insert(MEMORY.to_owned(), memory.clone());
+            }
+            None => keep(requests, MEMORY, kept),
+        }
+    }
+    resources
+}
+
+fn is_pod_level(name: &str) -> bool {
+    name == CPU || name == MEMORY || name.starts_with("hugepages-")
+}
+
+fn add(list: &mut List, more: Option<&List>) {
+    for (name, quantity) in more.into_iter().flatten() {
+        let sum = match list.get(name) {
+            Some(have) => Amount::of(have).plus(Amount::of(quantity)).to_quantity(),
+            None => quantity.clone(),
+        };
+        list.insert(name.clone(), sum);
+    }
+}
+
+fn take_larger(list: &mut List, other: &List) {
+    for (name, quantity) in other {
+        let larger = match list.get(name) {
+            Some(have) => Amount::of(quantity).cmp(Amount::of(have)) == Ordering::Greater,
+            None => true,
+        };
+        if larger {
+            list.insert(name.clone(), quantity.clone());
+        }
+    }
+}
+
+/// Requests or limits of a container's or the pod's resources.
+type Side = fn(&ResourceRequirements) -> Option<&List>;
+
+fn requests_of(r: &ResourceRequirements) -> Option<&List> {
+    r.requests.as_ref()
+}
+
+fn limits_of(r: &ResourceRequirements) -> Option<&List> {
+    r.limits.as_ref()
+}
+
+/// `AggregateContainerRequests`, `AggregateContainerLimits`: app containers and sidecars together, or what some
+/// init container needs beside the sidecars started before it, whichever is more.
+fn aggregate(pod: &Pod, side: Side) -> List {
+    let Some(spec) = &pod.spec else { return List::new() };
+    let (mut sum, mut sidecars, mut init_peak) = (List::new(), List::new(), List::new());
+    for container in &spec.containers {
+        add(&mut sum, container.resources.as_ref().and_then(side));
+    }
+    for container in init_containers(spec) {
+        let own = container.resources.as_ref().and_then(side);
+        if is_sidecar(container) {
+            add(&mut sum, own);
+            add(&mut sidecars, own);
+            take_larger(&mut init_peak, &sidecars);
+        } else {
+            let mut at_once = List::new();
+            add(&mut at_once, own);
+            add(&mut at_once, Some(&sidecars));
+            take_larger(&mut init_peak, &at_once);
+        }
+    }
+    take_larger(&mut sum, &init_peak);
+    sum
+}
+
+fn override_with_pod_level(list: &mut List, pod: &Pod, side: Side) {
+    let own = pod.spec.as_ref().and_then(|s| s.resources.as_ref()).and_then(side);
+    for (name, quantity) in own.into_iter().flatten().filter(|(name, _)| is_pod_level(name)) {
+        list.insert(name.clone(), quantity.clone());
+    }
+}
+
+/// `resourcehelper.PodRequests`.
+pub(super) fn pod_requests(pod: &Pod) -> List {
+    let mut list = aggregate(pod, requests_of);
+    override_with_pod_level(&mut list, pod, requests_of);
+    add(&mut list, pod.spec.as_ref().and_then(|s| s.overhead.as_ref()));
+    list
+}
+
+/// `resourcehelper.PodLimits`: overhead adds to limits that are there and not zero.
+fn pod_limits(pod: &Pod) -> List {
+    let mut list = aggregate(pod, limits_of);
+    override_with_pod_level(&mut list, pod, limits_of);
+    for (name, quantity) in pod.spec.as_ref().and_then(|s| s.overhead.as_ref()).into_iter().flatten() {
+        if let Some(have) = list.get_mut(name) {
+            let amount = Amount::of(have);
+            if !amount.is_zero() {
+                *have = amount.plus(Amount::of(quantity)).to_quantity();
+            }
+        }
+    }
+    list
+}
+
+/// `convertToAPIPodLevelResourcesStatus`: before the pod runs what it asks for, then what its cgroup says.
+pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup>) -> ResourceRequirements {
+    let mut resources = pod.spec.as_ref().and_then(|s| s.resources.clone()).unwrap_or_default();
+    if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Running") {
+        resources.requests = Some(pod_requests(pod)).filter(|list| !list.is_empty());
+        resources.limits = Some(pod_limits(pod)).filter(|list| !list.is_empty());
+        return resources;
+    }
+    let kept = old.resources.as_ref().filter(|_| old.phase.as_deref() == Some("Running"));
+    let (kept_requests, kept_limits) = (kept.and_then(requests_of), kept.and_then(limits_of));
+    let mut requests = resources.requests.take().unwrap_or_default();
+    let mut limits = resources.limits.take().unwrap_or_default();
+
+    let cpu_request = cgroup.map_or(0, |c| shares_to_milli(c.cpu_shares));
+    if cpu_request > 0 {
+        if cpu_request > SHARES_MIN || milli_of(Some(&requests), CPU) > SHARES_MIN {
+            requests.insert(CPU.to_owned(), Amount::from_milli(cpu_request).to_quantity());
+        }
+    } else {
+        keep(&mut requests, CPU, kept_requests);
+    }
+    if !requests.contains_key(MEMORY) {
+        if let Some(memory) = pod_requests(pod).remove(MEMORY) {
+            requests.insert(MEMORY.to_owned(), memory);
+        }
+    }
+    keep(&mut requests, MEMORY, kept_requests);
+
+    let cpu_limit = cgroup.map_or(0, |c| quota_to_milli(c.cpu_quota_us, c.cpu_period_us));
+    if cpu_limit > 0 {
+        if cpu_limit > CPU_LIMIT_MIN_MILLI || milli_of(Some(&limits), CPU) > CPU_LIMIT_MIN_MILLI {
+            limits.insert(CPU.to_owned(), Amount::from_milli(cpu_limit).to_quantity());
+        }
+    } else {
+        keep(&mut limits, CPU, kept_limits);
+    }
+    match cgroup.map(|c| c.memory_limit_bytes).filter(|bytes| *bytes > 0) {
+        Some(bytes) => {
+            limits.insert(MEMORY.to_owned(), Amount::from_bytes(bytes).to_quantity());
+        }
+        None => keep(&mut limits, MEMORY, kept_limits),
+    }
+
+    resources.requests = Some(requests).filter(|list| !list.is_empty());
+    resources.limits = Some(limits).filter(|list| !list.is_empty());
+    resources
+}
+
+/// `GetPodQOS`: the class the API server fixed, else computed (`ComputePodQOS`).
+pub fn pod_qos(pod: &Pod) -> &str {
+    if let Some(class) = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()).filter(|c| !c.is_empty()) {
+        return class;
+    }
+    let Some(spec) = &pod.spec else { return "BestEffort" };
+    let (mut requests, mut limits, mut guaranteed) = (Compute::default(), Compute::default(), true);
+    if let Some(own) = &spec.resources {
+        requests.add(own.requests.as_ref());
+        limits.add(own.limits.as_ref());
+        if own.limits.as_ref().is_some_and(|l| !l.is_empty()) {
+            guaranteed = limits.cpu.is_some() && limits.memory.is_some();
+        }
+    } else {
+        for container in spec.containers.iter().chain(init_containers(spec)) {
+            let Some(resources) = &container.resources else {
+                guaranteed = false;
+                continue;
+            };
+            requests.add(resources.requests.as_ref());
+            let mut own = Compute::default();
+            own.add(resources.limits.as_ref());
+            limits.add(resources.limits.as_ref());
+            guaranteed &= own.cpu.is_some() && own.memory.is_some();
+        }
+    }
+    if requests.count() + limits.count() == 0 {
+        return "BestEffort";
+    }
+    let equal = |request: Option<Amount>, limit: Option<Amount>| match (request, limit) {
+        (Some(request), Some(limit)) => request.cmp(limit) == Ordering::Equal,
+        (None, _) => true,
+        (Some(_), None) => false,
+    };
+    let matched = equal(requests.cpu, limits.cpu) && equal(requests.memory, limits.memory);
+    if guaranteed && matched && requests.count() == limits.count() { "Guaranteed" } else { "Burstable" }
+}
+
+/// Sums of the two resources the QoS class looks at; only what is more than zero counts.
+#[derive(Default)]
+struct Compute {
+    cpu: Option<Amount>,
+    memory: Option<Amount>,
+}
+
+impl Compute {
+    fn add(&mut self, list: Option<&List>) {
+        for (name, slot) in [(CPU, &mut self.cpu), (MEMORY, &mut self.memory)] {
+            let amount = list.and_then(|l| l.get(name)).map(Amount::of);
+            if let Some(amount) = amount.filter(|a| a.is_positive()) {
+                *slot = Some(slot.map_or(amount, |have| have.plus(amount)));
+            }
+        }
+    }
+
+    fn count(&self) -> usize {
+        usize::from(self.cpu.is_some()) + usize::from(self.memory.is_some())
+    }
+}
