@@ -144,7 +144,7 @@ impl Conditions<'_> {
                 (is_running(s) || terminated(s).is_some())
                     && self.spec.containers.iter().any(|c| c.name == s.name)
             });
-            app_started || conditions(self.old).iter().any(|c| c.type_ == kind && c.status == "True")
+            app_started || rules::holds(conditions(self.old), kind)
         };
         if message.is_empty() || was_initialized() {
             return self.make(kind, true);

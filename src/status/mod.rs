@@ -25,7 +25,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::model::{ContainerStatus, ObservedPod, Wall};
 
-pub use phase::{Phase, phase_from_containers};
+pub use phase::Phase;
 pub use resources::{ActualResources, PodCgroup, pod_qos};
 
 /// Which of a container's probes a worker runs for, as far as the status asks.
@@ -156,6 +156,23 @@ fn convert(input: &StatusInput<'_>, spec: &PodSpec, old: &PodStatus) -> PodStatu
     }
 }
 
+/// The phase the containers alone give the pod (`getPhase`): what [`pod_status`] starts from before phases shown
+/// earlier, the deadline and the probes have their say.
+pub fn phase_from_containers(input: &StatusInput<'_>) -> Phase {
+    let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
+    let spec = input.pod.spec.as_ref().unwrap_or(&no_spec);
+    let old = input.previous.or(input.pod.status.as_ref()).unwrap_or(&no_status);
+    computed_phase(input, spec, &convert(input, spec, old))
+}
+
+fn computed_phase(input: &StatusInput<'_>, spec: &PodSpec, status: &PodStatus) -> Phase {
+    let statuses = [
+        status.container_statuses.as_deref().unwrap_or_default(),
+        status.init_container_statuses.as_deref().unwrap_or_default(),
+    ];
+    phase::phase_of(input.pod, statuses, input.is_terminal, rules::any_app_active(spec, input.observed))
+}
+
 /// The phase with its reason and message: from the containers, held back by terminal phases shown before, and
 /// overridden by the active deadline.
 fn decide_phase(
@@ -165,14 +182,7 @@ fn decide_phase(
     old: &PodStatus,
     status: &mut PodStatus,
 ) -> Phase {
-    let joined: Vec<_> = [&status.container_statuses, &status.init_container_statuses]
-        .into_iter()
-        .flat_map(|list| list.as_deref().unwrap_or_default())
-        .cloned()
-        .collect();
-    let initialized = rules::any_app_active(spec, input.observed);
-    let computed = phase_from_containers(input.pod, &joined, input.is_terminal, initialized);
-
+    let computed = computed_phase(input, spec, status);
     let shown = Phase::terminal(old.phase.as_deref());
     let in_api = Phase::terminal(api_status.phase.as_deref());
     let mut phase = match computed {

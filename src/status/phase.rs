@@ -48,8 +48,8 @@ enum Init {
     FailedForGood,
 }
 
-fn init_state(container: SpecContainer<'_>, spec: &PodSpec, statuses: &[ContainerStatus]) -> Init {
-    let Some(status) = find_status(statuses, container.name) else { return Init::Pending };
+fn init_state(container: SpecContainer<'_>, spec: &PodSpec, status: Option<&ContainerStatus>) -> Init {
+    let Some(status) = status else { return Init::Pending };
     // A waiting init container is judged by its last end; without one it has not run yet.
     let end = if is_running(status) {
         None
@@ -66,30 +66,31 @@ fn init_state(container: SpecContainer<'_>, spec: &PodSpec, statuses: &[Containe
 
 /// `getPhase`: the phase of a pod from its container statuses alone, before old phases, deadline and eviction.
 ///
-/// `statuses` holds the app containers' and then the init containers' statuses; `initialized` says an app
-/// container has a record in the current sandbox. Sidecars' `started` is still the previous status' here, as the
-/// kubelet runs this before the prober's update.
-pub fn phase_from_containers(
+/// `statuses` are the app containers' and the init containers'; `initialized` says an app container has a record
+/// in the current sandbox. Sidecars' `started` is still the previous status' here, as the kubelet runs this
+/// before the prober's update.
+pub(super) fn phase_of(
     pod: &Pod,
-    statuses: &[ContainerStatus],
+    statuses: [&[ContainerStatus]; 2],
     terminal: bool,
     initialized: bool,
 ) -> Phase {
     let Some(spec) = &pod.spec else { return Phase::Pending };
+    let status_of = |name: &str| statuses.into_iter().find_map(|list| find_status(list, name));
     let (mut pending_init, mut failed_init) = (false, false);
     let (mut pending_sidecar, mut unknown, mut running, mut waiting) = (false, 0, 0, 0);
     let (mut stopped, mut stopped_for_good, mut succeeded) = (0, 0, 0);
 
     for container in rules::init_containers(spec) {
         if !is_sidecar(container) {
-            match init_state(container.into(), spec, statuses) {
+            match init_state(container.into(), spec, status_of(&container.name)) {
                 Init::Done => {}
                 Init::Pending => pending_init = true,
                 Init::FailedForGood => failed_init = true,
             }
             continue;
         }
-        let Some(status) = find_status(statuses, &container.name) else {
+        let Some(status) = status_of(&container.name) else {
             unknown += 1;
             continue;
         };
@@ -110,7 +111,7 @@ pub fn phase_from_containers(
     }
 
     for container in &spec.containers {
-        let Some(status) = find_status(statuses, &container.name) else {
+        let Some(status) = status_of(&container.name) else {
             unknown += 1;
             continue;
         };

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodStatus};
 
-use super::rules::{self, conditions, find_condition, is_running, is_sidecar, terminated};
+use super::rules::{self, conditions, is_running, is_sidecar, terminated};
 use super::{StatusInput, StatusProbe, nanos};
 
 /// Containers that started this long before the agent ran before it (`kubeletRestartGracePeriod`).
@@ -48,7 +48,7 @@ fn is_ready(input: &StatusInput<'_>, status: &ContainerStatus, container: Option
     }
     let was_ready = || {
         let shown = input.pod.status.as_ref().map(conditions).unwrap_or_default();
-        find_condition(shown, "Ready").is_some_and(|c| c.status == "True")
+        rules::holds(shown, "Ready")
     };
     (ready || result.is_none()) && (container.readiness_probe.is_none() || was_ready())
 }

@@ -130,6 +130,11 @@ pub(super) fn find_condition<'a>(conditions: &'a [PodCondition], kind: &str) -> 
     conditions.iter().find(|c| c.type_ == kind)
 }
 
+/// Any condition of that type is true: lists that others wrote may hold a type twice.
+pub(super) fn holds(conditions: &[PodCondition], kind: &str) -> bool {
+    conditions.iter().any(|c| c.type_ == kind && c.status == "True")
+}
+
 pub(super) fn conditions(status: &PodStatus) -> &[PodCondition] {
     status.conditions.as_deref().unwrap_or_default()
 }
@@ -157,7 +162,7 @@ pub(super) fn is_waiting(status: &ContainerStatus) -> bool {
 /// `ShouldAllContainersRestart`: a container ended in a way its rules answer with a restart of the whole pod, or
 /// such a restart is under way.
 pub(super) fn should_all_restart(spec: &PodSpec, observed: &ObservedPod, old: &PodStatus) -> bool {
-    if find_condition(conditions(old), "AllContainersRestarting").is_some_and(|c| c.status == "True") {
+    if holds(conditions(old), "AllContainersRestarting") {
         return true;
     }
     init_containers(spec).iter().chain(&spec.containers).any(|c| {

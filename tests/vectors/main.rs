@@ -19,6 +19,7 @@ mod image_ref;
 mod labels_annotations;
 mod protojson;
 mod sandbox_config;
+mod container_statuses;
 
 /// Where the vectors are.
 fn folder() -> PathBuf {
