@@ -90,6 +90,9 @@ const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
 /// Name servers in `clusterDNS`. More: refused.
 pub const DNS_SERVERS_MAX: usize = 16;
+/// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
+/// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
+pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 
 // ---- node loop -------------------------------------------------------------------------------------------
 

@@ -73,9 +73,9 @@ impl Lists<'_> {
                     }
                 }
                 Some(newest) => {
-                    *status = self.from_record(newest, old);
+                    *status = self.converted(newest, old);
                     if let Some(earlier) = records.next() {
-                        status.last_state = self.from_record(earlier, old).state;
+                        status.last_state = self.converted(earlier, old).state;
                     }
                 }
             }
@@ -147,7 +147,7 @@ impl Lists<'_> {
     }
 
     /// `convertContainerStatus` and what is added to it for every record.
-    fn from_record(&self, record: &ContainerStatus, old: Option<&ApiStatus>) -> ApiStatus {
+    fn converted(&self, record: &ContainerStatus, old: Option<&ApiStatus>) -> ApiStatus {
         let id = format!("{}://{}", self.input.runtime_name, record.id);
         let same_container = old.is_some_and(|o| o.container_id.as_deref() == Some(&id));
         let recorded = i32::try_from(record.meta.restart_count).unwrap_or(i32::MAX);
@@ -208,7 +208,8 @@ impl Lists<'_> {
             let actual = if running { self.input.facts.actual_resources(record) } else { None };
             let resources = container_resources(container.resources, running, &id, actual.as_ref(), old);
             status.resources = Some(resources);
-            status.allocated_resources = container.resources.and_then(|r| r.requests.clone());
+            status.allocated_resources =
+                container_resources(container.resources, false, &id, None, None).requests;
         }
         status.user = record.user.as_ref().map(|user| ApiUser {
             linux: Some(LinuxContainerUser {

@@ -10,6 +10,7 @@
 
 mod conditions;
 mod containers;
+pub mod merge;
 mod phase;
 mod probes;
 mod quantity;
@@ -109,7 +110,7 @@ pub(crate) fn nanos(time: &Time) -> Wall {
     Wall(i64::try_from(nanos).unwrap_or(i64::MAX))
 }
 
-/// The pod's status as the kubelet's `generateAPIPodStatus` makes it, before the merge gives it its times.
+/// The pod's status as the kubelet's `generateAPIPodStatus` makes it, before [`merge::update`] gives it its times.
 ///
 /// Pods without a spec count as empty ones. Differs from the kubelet in one place: the active deadline counts on
 /// the monotonic clock (`StatusInput::active_for`), as a gateway's wall clock steps.
@@ -296,4 +297,101 @@ fn parse_ip(text: &str) -> Option<IpAddr> {
         *octet = part.parse().ok()?;
     }
     parts.next().is_none().then(|| IpAddr::from(octets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn input<'a>(pod: &'a Pod, observed: &'a ObservedPod) -> StatusInput<'a> {
+        StatusInput {
+            pod,
+            observed,
+            previous: None,
+            facts: &NoFacts,
+            is_terminal: false,
+            active_for: None,
+            pod_cgroup: None,
+            agent_start: Wall(0),
+            host_ips: &[],
+            ipv6_first: false,
+            runtime_name: "containerd",
+            recursive_read_only: false,
+        }
+    }
+
+    #[test]
+    fn a_new_static_pod_waits_for_its_containers() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web-node", "namespace": "default"},
+            "spec": {"containers": [{"name": "web", "image": "nginx"}], "restartPolicy": "Always"},
+        }))
+        .unwrap();
+        let status = serde_json::to_value(pod_status(&input(&pod, &ObservedPod::default()))).unwrap();
+        assert_eq!(status["phase"], "Pending");
+        assert_eq!(status["containerStatuses"][0]["state"]["waiting"]["reason"], "ContainerCreating");
+        assert_eq!(status["conditions"][2]["message"], "containers with unready status: [web]");
+        assert_eq!(status.get("hostIP"), None);
+    }
+
+    #[test]
+    fn pods_without_spec_or_containers_have_a_status() {
+        for value in [json!({}), json!({"spec": {"containers": []}})] {
+            let pod: Pod = serde_json::from_value(value).unwrap();
+            assert_eq!(pod_status(&input(&pod, &ObservedPod::default())).phase.as_deref(), Some("Pending"));
+        }
+    }
+
+    #[test]
+    fn addresses_are_ordered_by_family_and_rewritten() {
+        for (ips, ipv6_first, shown) in [
+            (&["10.0.0.1"][..], false, &["10.0.0.1"][..]),
+            (&["fd00::1", "10.0.0.1"], false, &["10.0.0.1", "fd00::1"]),
+            (&["10.0.0.1", "fd00::1"], true, &["fd00::1", "10.0.0.1"]),
+            (&["10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"], false, &["10.0.0.1", "fd00::1"]),
+            (&["010.000.0.01"], false, &["10.0.0.1"]),
+            (&["::ffff:10.0.0.1"], false, &["10.0.0.1"]),
+            (&["FD00:0:0::1"], false, &["fd00::1"]),
+            (&["10.0.0.256", "1.2.3", "1.2.3.4.5", "", "x"], false, &[]),
+        ] {
+            let ips: Vec<Box<str>> = ips.iter().map(|ip| (*ip).into()).collect();
+            let sorted: Vec<_> = sort_pod_ips(&ips, ipv6_first).into_iter().map(|ip| ip.ip).collect();
+            assert_eq!(sorted, shown, "{ips:?}");
+        }
+    }
+
+    #[test]
+    fn pods_on_the_hosts_network_show_the_hosts_addresses() {
+        let hosts: [IpAddr; 2] = ["192.0.2.1".parse().unwrap(), "fd00::9".parse().unwrap()];
+        for (host_network, pod_ips, shown) in [
+            (false, &[][..], &[][..]),
+            (true, &[], &["192.0.2.1", "fd00::9"]),
+            (true, &["192.0.2.7"], &["192.0.2.7", "fd00::9"]),
+            (true, &["fd00::7"], &["fd00::7"]),
+        ] {
+            let pod: Pod =
+                serde_json::from_value(json!({"spec": {"hostNetwork": host_network, "containers": []}}))
+                    .unwrap();
+            let ips = pod_ips.iter().map(|ip: &&str| (*ip).into()).collect();
+            let observed = ObservedPod { ips, ..ObservedPod::default() };
+            let status = pod_status(&StatusInput { host_ips: &hosts, ..input(&pod, &observed) });
+            let found: Vec<_> = status.pod_ips.unwrap_or_default().into_iter().map(|ip| ip.ip).collect();
+            assert_eq!(found, shown);
+            assert_eq!(status.host_ips.map(|ips| ips.len()), Some(2));
+        }
+    }
+
+    #[test]
+    fn the_active_deadline_counts_on_the_monotonic_clock() {
+        let pod: Pod =
+            serde_json::from_value(json!({"spec": {"activeDeadlineSeconds": 10, "containers": []}})).unwrap();
+        let observed = ObservedPod::default();
+        for (active_for, phase) in [(None, "Pending"), (Some(9_999), "Pending"), (Some(10_000), "Failed")] {
+            let active_for = active_for.map(Duration::from_millis);
+            let status = pod_status(&StatusInput { active_for, ..input(&pod, &observed) });
+            assert_eq!(status.phase.as_deref(), Some(phase));
+            assert_eq!(status.reason.as_deref() == Some("DeadlineExceeded"), phase == "Failed");
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Resources in a status: what containers and the pod may use, beside what the runtime reports; the QoS class.
+//! Resources in a status: what containers and the pod may use, beside what the runtime reports; the `QoS` class.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -81,6 +81,17 @@ fn keep(list: &mut List, name: &str, old: Option<&List>) {
     }
 }
 
+/// A copy with every quantity as Go would write it (`0.5` → `500m`), as the kubelet's decoding leaves it.
+fn canonical(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
+    let mut resources = resources.cloned().unwrap_or_default();
+    for list in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
+        for quantity in list.values_mut() {
+            *quantity = Amount::of(quantity).to_quantity();
+        }
+    }
+    resources
+}
+
 /// `convertContainerStatusResources`: the allocated resources of a container; of a running one, what the runtime
 /// reports, and what it does not report from the previous status of the same container.
 pub(super) fn container_resources(
@@ -90,7 +101,7 @@ pub(super) fn container_resources(
     actual: Option<&ActualResources>,
     old: Option<&ContainerStatus>,
 ) -> ResourceRequirements {
-    let mut resources = allocated.cloned().unwrap_or_default();
+    let mut resources = canonical(allocated);
     if !running {
         return resources;
     }
@@ -144,7 +155,7 @@ fn add(list: &mut List, more: Option<&List>) {
     for (name, quantity) in more.into_iter().flatten() {
         let sum = match list.get(name) {
             Some(have) => Amount::of(have).plus(Amount::of(quantity)).to_quantity(),
-            None => quantity.clone(),
+            None => Amount::of(quantity).to_quantity(),
         };
         list.insert(name.clone(), sum);
     }
@@ -201,7 +212,7 @@ fn aggregate(pod: &Pod, side: Side) -> List {
 fn override_with_pod_level(list: &mut List, pod: &Pod, side: Side) {
     let own = pod.spec.as_ref().and_then(|s| s.resources.as_ref()).and_then(side);
     for (name, quantity) in own.into_iter().flatten().filter(|(name, _)| is_pod_level(name)) {
-        list.insert(name.clone(), quantity.clone());
+        list.insert(name.clone(), Amount::of(quantity).to_quantity());
     }
 }
 
@@ -230,7 +241,7 @@ fn pod_limits(pod: &Pod) -> List {
 
 /// `convertToAPIPodLevelResourcesStatus`: before the pod runs what it asks for, then what its cgroup says.
 pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup>) -> ResourceRequirements {
-    let mut resources = pod.spec.as_ref().and_then(|s| s.resources.clone()).unwrap_or_default();
+    let mut resources = canonical(pod.spec.as_ref().and_then(|s| s.resources.as_ref()));
     if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Running") {
         resources.requests = Some(pod_requests(pod)).filter(|list| !list.is_empty());
         resources.limits = Some(pod_limits(pod)).filter(|list| !list.is_empty());
@@ -249,10 +260,10 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     } else {
         keep(&mut requests, CPU, kept_requests);
     }
-    if !requests.contains_key(MEMORY) {
-        if let Some(memory) = pod_requests(pod).remove(MEMORY) {
-            requests.insert(MEMORY.to_owned(), memory);
-        }
+    if !requests.contains_key(MEMORY)
+        && let Some(memory) = pod_requests(pod).remove(MEMORY)
+    {
+        requests.insert(MEMORY.to_owned(), memory);
     }
     keep(&mut requests, MEMORY, kept_requests);
 
@@ -314,7 +325,7 @@ pub fn pod_qos(pod: &Pod) -> &str {
     if guaranteed && matched && requests.count() == limits.count() { "Guaranteed" } else { "Burstable" }
 }
 
-/// Sums of the two resources the QoS class looks at; only what is more than zero counts.
+/// Sums of the two resources the `QoS` class looks at; only what is more than zero counts.
 #[derive(Default)]
 struct Compute {
     cpu: Option<Amount>,

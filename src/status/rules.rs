@@ -174,10 +174,11 @@ pub(super) fn should_all_restart(spec: &PodSpec, observed: &ObservedPod, old: &P
         if container.restarts_all_on(record.exit_code) {
             return true;
         }
-        // Later lists overwrite earlier ones in the kubelet's map: an app container's status wins over an init's.
-        [&old.container_statuses, &old.init_container_statuses]
-            .into_iter()
-            .find_map(|list| find_status(list.as_deref().unwrap_or_default(), &c.name))
+        // The last of a name wins in the kubelet's map, app containers after init containers.
+        let shown = [&old.container_statuses, &old.init_container_statuses];
+        let mut shown = shown.into_iter().flat_map(|list| list.iter().flatten().rev());
+        shown
+            .find(|s| s.name == c.name)
             .and_then(terminated)
             .is_some_and(|end| container.restarts_all_on(end.exit_code))
     })

@@ -38,7 +38,7 @@ impl StatusFacts for Facts<'_> {
         results.get(container_id).map(|result| result == "success")
     }
 
-    /// AddPod makes a worker for each probe of app containers and sidecars.
+    /// `AddPod` makes a worker for each probe of app containers and sidecars.
     fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool {
         let field = match probe {
             StatusProbe::Readiness => "readinessProbe",

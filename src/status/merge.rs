@@ -1,0 +1,645 @@
+//! PURE: what the status manager adds to a fresh status before it is shown, kept or sent.
+//!
+//! [`update`] fixes times and generation against what was shown last and says whether anything changed
+//! (`updateStatusInternal`); [`terminate`] closes a pod that is over (`TerminatePod`); [`for_api`] joins our status
+//! with the API server's copy (`mergePodStatus`).
+
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodCondition, PodSpec,
+    PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use super::conditions::not_ready_any_more;
+use super::phase::Phase;
+use super::rules::{
+    self, STATUS_UNKNOWN, SpecContainer, conditions, find_condition, find_status, is_own_condition,
+    is_running, is_sidecar, is_waiting, last_terminated, terminated,
+};
+use super::time;
+use crate::limits::TERMINATION_MESSAGES_BYTES_MAX;
+use crate::model::Wall;
+
+/// The condition others and the node agent both write.
+const SHARED_CONDITION: &str = "DisruptionTarget";
+
+/// The conditions whose `lastTransitionTime` is set here; foreign ones keep theirs.
+const TIMED_CONDITIONS: [&str; 7] = [
+    "ContainersReady",
+    "Ready",
+    "Initialized",
+    "PodReadyToStartContainers",
+    "PodScheduled",
+    SHARED_CONDITION,
+    "AllContainersRestarting",
+];
+
+/// A status that would take a container out of an end that is final: the last shown status stays.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum IllegalTransition {
+    /// An app container that must not restart is no longer terminated.
+    App(String),
+    /// An init container that must not restart is no longer terminated.
+    Init(String),
+    /// The shown init containers are not the spec's.
+    Mismatch(String),
+}
+
+impl fmt::Display for IllegalTransition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::App(name) => {
+                write!(f, "terminated container {name} attempted illegal transition to non-terminated state")
+            }
+            Self::Init(name) => {
+                write!(
+                    f,
+                    "terminated init container {name} attempted illegal transition to non-terminated state"
+                )
+            }
+            Self::Mismatch(name) => {
+                write!(f, "found mismatch between pod spec and status, container: {name}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for IllegalTransition {}
+
+/// Completes `status`, fresh from [`super::pod_status`], against the one shown last.
+///
+/// `cached` = shown last (`None`: nothing yet, the pod's own status counts). A condition's `lastTransitionTime`
+/// moves only when its status does; `startTime` is set once; times are cut to seconds; `observedGeneration` never
+/// falls; termination messages share [`TERMINATION_MESSAGES_BYTES_MAX`]. `Ok(None)` = nothing changed, keep showing
+/// `cached`; a pod being deleted always counts as changed, as its worker waits for that.
+pub fn update(
+    pod: &Pod,
+    cached: Option<&PodStatus>,
+    mut status: PodStatus,
+    now: Wall,
+) -> Result<Option<PodStatus>, IllegalTransition> {
+    status.observed_generation = pod.metadata.generation.filter(|g| *g != 0);
+    complete(pod, cached, &mut status, now)?;
+    let deleted = pod.metadata.deletion_timestamp.is_some();
+    let same = cached.is_some_and(|shown| is_same(shown, &status));
+    Ok(if same && !deleted { None } else { Some(status) })
+}
+
+/// The last status of a pod that is over: every container that may have run has ended, and the phase is terminal
+/// (a static pod's stays, as the kubelet leaves it).
+///
+/// Differs from the kubelet (`hasPodInitialized`): what was shown last counts beside the API's copy, which a static
+/// pod does not have.
+pub fn terminate(pod: &Pod, cached: Option<&PodStatus>, now: Wall) -> Result<PodStatus, IllegalTransition> {
+    let none = PodStatus::default();
+    let api_status = pod.status.as_ref().unwrap_or(&none);
+    let mut status = cached.unwrap_or(api_status).clone();
+    let spec = pod.spec.as_ref();
+
+    if spec.is_none_or(|spec| has_initialized(spec, api_status) || has_initialized(spec, &status)) {
+        status.container_statuses.iter_mut().flatten().for_each(end_unseen);
+    }
+    let init = status.init_container_statuses.as_deref_mut().unwrap_or_default();
+    let tried =
+        init.iter().rposition(|s| !is_waiting(s) || last_terminated(s).is_some()).map_or(1, |last| last + 1);
+    init.iter_mut().take(tried).for_each(end_unseen);
+
+    if !rules::is_static(pod) && Phase::terminal(status.phase.as_deref()).is_none() {
+        status.phase = Some(Phase::Failed.as_str().to_owned());
+    }
+    complete(pod, cached, &mut status, now)?;
+    Ok(status)
+}
+
+/// Joins our `new` status with the API server's `old` one: foreign conditions are the API's, and the pod does not
+/// become terminal there while containers of it may still run.
+pub fn for_api(pod: &Pod, old: &PodStatus, mut new: PodStatus, may_run: bool, now: Wall) -> PodStatus {
+    let ending =
+        Phase::terminal(old.phase.as_deref()).is_none() && Phase::terminal(new.phase.as_deref()).is_some();
+    let mut joined: Vec<PodCondition> =
+        conditions(old).iter().filter(|c| !is_own_condition(&c.type_)).cloned().collect();
+    for condition in new.conditions.take().unwrap_or_default() {
+        if is_own_condition(&condition.type_) {
+            joined.push(condition);
+        } else if condition.type_ == SHARED_CONDITION && ending && !may_run {
+            // Its time is stale: sending it waited for the containers' end.
+            replace_or_push(&mut joined, timed(condition, old, now));
+        }
+    }
+    new.conditions = Some(joined);
+    new.resource_claim_statuses.clone_from(&old.resource_claim_statuses);
+    new.extended_resource_claim_status.clone_from(&old.extended_resource_claim_status);
+    new.node_allocatable_resource_claim_statuses.clone_from(&old.node_allocatable_resource_claim_statuses);
+    if ending && may_run {
+        new.phase.clone_from(&old.phase);
+        new.reason.clone_from(&old.reason);
+        new.message.clone_from(&old.message);
+    }
+    // Never a terminal phase beside "ready".
+    if let Some(phase) = Phase::terminal(new.phase.as_deref()) {
+        let list = new.conditions.get_or_insert_default();
+        let is_true = |kind| find_condition(list, kind).is_some_and(|c| c.status == "True");
+        if is_true("Ready") || is_true("ContainersReady") {
+            for kind in ["ContainersReady", "Ready"] {
+                let mut condition = not_ready_any_more(kind, pod, phase);
+                let there = find_condition(list, kind);
+                condition.last_transition_time = match there {
+                    Some(there) if there.status == condition.status => there.last_transition_time.clone(),
+                    _ => time(now),
+                };
+                replace_or_push(list, condition);
+            }
+        }
+    }
+    new
+}
+
+fn replace_or_push(list: &mut Vec<PodCondition>, condition: PodCondition) {
+    match list.iter_mut().find(|c| c.type_ == condition.type_) {
+        Some(there) => *there = condition,
+        None => list.push(condition),
+    }
+}
+
+/// `updateLastTransitionTime`.
+fn timed(mut condition: PodCondition, old: &PodStatus, now: Wall) -> PodCondition {
+    condition.last_transition_time = match find_condition(conditions(old), &condition.type_) {
+        Some(before) if before.status == condition.status => before.last_transition_time.clone(),
+        _ => time(now),
+    };
+    condition
+}
+
+/// The part of `updateStatusInternal` that every status goes through.
+fn complete(
+    pod: &Pod,
+    cached: Option<&PodStatus>,
+    status: &mut PodStatus,
+    now: Wall,
+) -> Result<(), IllegalTransition> {
+    let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
+    let spec = pod.spec.as_ref().unwrap_or(&no_spec);
+    let old = cached.or(pod.status.as_ref()).unwrap_or(&no_status);
+    check_transitions(spec, old, status)?;
+
+    for kind in TIMED_CONDITIONS {
+        if let Some(condition) = status.conditions.iter_mut().flatten().find(|c| c.type_ == kind) {
+            *condition = timed(std::mem::take(condition), old, now);
+        }
+    }
+    if old.start_time.is_some() {
+        status.start_time.clone_from(&old.start_time);
+    } else if status.start_time.is_none() {
+        status.start_time = time(now);
+    }
+    status.observed_generation = status.observed_generation.max(old.observed_generation);
+    normalise(spec, status);
+    Ok(())
+}
+
+/// `checkContainerStateTransition`.
+fn check_transitions(spec: &PodSpec, old: &PodStatus, new: &PodStatus) -> Result<(), IllegalTransition> {
+    let policy = spec.restart_policy.as_deref();
+    if policy == Some("Always") || rules::all_could_restart(spec) {
+        return Ok(());
+    }
+    let left_its_end = |before: &ContainerStatus, containers: &[Container], now: &[ContainerStatus]| {
+        let Some(end) = terminated(before) else { return false };
+        if end.exit_code != 0 && policy == Some("OnFailure") {
+            return false;
+        }
+        let restarts = containers
+            .iter()
+            .any(|c| c.name == before.name && SpecContainer::from(c).should_restart(spec, end.exit_code));
+        !restarts && find_status(now, &before.name).is_some_and(|after| terminated(after).is_none())
+    };
+
+    let now = new.container_statuses.as_deref().unwrap_or_default();
+    for before in old.container_statuses.iter().flatten() {
+        if left_its_end(before, &spec.containers, now) {
+            return Err(IllegalTransition::App(before.name.clone()));
+        }
+    }
+    let init = rules::init_containers(spec);
+    let now = new.init_container_statuses.as_deref().unwrap_or_default();
+    for (index, before) in old.init_container_statuses.iter().flatten().enumerate() {
+        let Some(container) = init.get(index).filter(|c| c.name == before.name) else {
+            return Err(IllegalTransition::Mismatch(before.name.clone()));
+        };
+        if !is_sidecar(container) && left_its_end(before, init, now) {
+            return Err(IllegalTransition::Init(before.name.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// `hasPodInitialized`: some app container has been past waiting, or the last init container is done.
+fn has_initialized(spec: &PodSpec, status: &PodStatus) -> bool {
+    let init = rules::init_containers(spec);
+    if init.is_empty() {
+        return true;
+    }
+    let app = status.container_statuses.iter().flatten();
+    if app.into_iter().any(|s| last_terminated(s).is_some() || !is_waiting(s)) {
+        return true;
+    }
+    let statuses = status.init_container_statuses.as_deref().unwrap_or_default();
+    let Some(last) = statuses.last() else { return false };
+    match init.get(statuses.len() - 1).filter(|c| c.name == last.name) {
+        None => false,
+        Some(container) if is_sidecar(container) => is_running(last) && last.started == Some(true),
+        Some(_) => {
+            [last_terminated(last), terminated(last)].into_iter().flatten().any(|end| end.exit_code == 0)
+        }
+    }
+}
+
+/// Nobody saw how the container ended, so it counts as failed.
+fn end_unseen(status: &mut ContainerStatus) {
+    if terminated(status).is_some() {
+        return;
+    }
+    status.state = Some(ContainerState {
+        terminated: Some(ContainerStateTerminated {
+            exit_code: 137,
+            reason: Some(STATUS_UNKNOWN.to_owned()),
+            message: Some("The container could not be located when the pod was terminated".to_owned()),
+            ..ContainerStateTerminated::default()
+        }),
+        ..ContainerState::default()
+    });
+}
+
+/// `normalizeStatus`: whole seconds, a fixed order, and messages within the pod's share.
+fn normalise(spec: &PodSpec, status: &mut PodStatus) {
+    let ephemeral = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
+    let containers = spec.containers.len() + rules::init_containers(spec).len() + ephemeral;
+    let message_bytes = TERMINATION_MESSAGES_BYTES_MAX / containers.max(1);
+
+    whole_seconds(&mut status.start_time);
+    for condition in status.conditions.iter_mut().flatten() {
+        whole_seconds(&mut condition.last_probe_time);
+        whole_seconds(&mut condition.last_transition_time);
+    }
+    let lists = [
+        &mut status.container_statuses,
+        &mut status.init_container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ];
+    for container in lists.into_iter().flatten().flatten() {
+        for state in [&mut container.state, &mut container.last_state].into_iter().flatten() {
+            if let Some(running) = &mut state.running {
+                whole_seconds(&mut running.started_at);
+            }
+            if let Some(end) = &mut state.terminated {
+                whole_seconds(&mut end.started_at);
+                whole_seconds(&mut end.finished_at);
+                if let Some(message) = end.message.as_mut().filter(|m| m.len() > message_bytes) {
+                    message.truncate(message.floor_char_boundary(message_bytes));
+                }
+            }
+        }
+    }
+    let by_name = [&mut status.container_statuses, &mut status.ephemeral_container_statuses];
+    for statuses in by_name.into_iter().flatten() {
+        statuses.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+    let place = |name: &str| rules::init_containers(spec).iter().position(|c| c.name == name);
+    if let Some(statuses) = &mut status.init_container_statuses {
+        statuses.sort_by_key(|s| place(&s.name));
+    }
+}
+
+fn whole_seconds(time: &mut Option<Time>) {
+    if let Some(Time(at)) = time {
+        *at = Timestamp::from_second(at.as_second()).unwrap_or(*at);
+    }
+}
+
+/// `isPodStatusByKubeletEqual`: alike in all we write; conditions without their times and generations.
+fn is_same(a: &PodStatus, b: &PodStatus) -> bool {
+    let ours = |c: &&PodCondition| is_own_condition(&c.type_) || c.type_ == SHARED_CONDITION;
+    let count = |status| conditions(status).iter().filter(ours).count();
+    let all_alike = conditions(b).iter().filter(ours).all(|new| {
+        find_condition(conditions(a), &new.type_).is_some_and(|old| {
+            old.status == new.status && old.message == new.message && old.reason == new.reason
+        })
+    });
+    if count(a) != count(b) || !all_alike {
+        return false;
+    }
+    // Taken apart so that a field the API gains is not forgotten here.
+    let PodStatus {
+        allocated_resources,
+        conditions: _,
+        container_statuses,
+        ephemeral_container_statuses,
+        extended_resource_claim_status: _,
+        host_ip,
+        host_ips,
+        init_container_statuses,
+        message,
+        node_allocatable_resource_claim_statuses: _,
+        nominated_node_name,
+        observed_generation,
+        phase,
+        pod_ip,
+        pod_ips,
+        qos_class,
+        reason,
+        resize,
+        resource_claim_statuses: _,
+        resources,
+        start_time,
+    } = a;
+    *phase == b.phase
+        && *reason == b.reason
+        && *message == b.message
+        && *container_statuses == b.container_statuses
+        && *init_container_statuses == b.init_container_statuses
+        && *ephemeral_container_statuses == b.ephemeral_container_statuses
+        && *pod_ip == b.pod_ip
+        && *pod_ips == b.pod_ips
+        && *host_ip == b.host_ip
+        && *host_ips == b.host_ips
+        && *qos_class == b.qos_class
+        && *resources == b.resources
+        && *allocated_resources == b.allocated_resources
+        && *observed_generation == b.observed_generation
+        && *nominated_node_name == b.nominated_node_name
+        && *resize == b.resize
+        && *start_time == b.start_time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const NOW: Wall = Wall(1_767_229_200_500_000_000);
+    const SHOWN_NOW: &str = "2026-01-01T01:00:00Z";
+    const EARLIER: &str = "2026-01-01T00:00:00Z";
+
+    fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn status(value: Value) -> PodStatus {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn text(status: &PodStatus) -> Value {
+        serde_json::to_value(status).unwrap()
+    }
+
+    fn running_pod(policy: &str) -> Pod {
+        pod(json!({
+            "metadata": {"name": "p", "generation": 3},
+            "spec": {
+                "restartPolicy": policy,
+                "initContainers": [{"name": "z"}, {"name": "s", "restartPolicy": "Always"}],
+                "containers": [{"name": "b"}, {"name": "a"}],
+            },
+        }))
+    }
+
+    #[test]
+    fn a_first_status_gets_its_times_and_generation() {
+        let fresh = status(json!({"conditions": [{"type": "Ready", "status": "True"}]}));
+        let shown = update(&running_pod("Always"), None, fresh, NOW).unwrap().unwrap();
+        assert_eq!(
+            text(&shown),
+            json!({
+                "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": SHOWN_NOW}],
+                "observedGeneration": 3,
+                "startTime": SHOWN_NOW,
+            })
+        );
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_until_its_status_changes() {
+        // (shown before, fresh, time it gets)
+        for (before, fresh, expected) in [
+            ("True", "True", EARLIER),
+            ("True", "False", SHOWN_NOW),
+            ("False", "False", EARLIER),
+            ("False", "True", SHOWN_NOW),
+        ] {
+            for kind in TIMED_CONDITIONS {
+                let cached = status(json!({
+                    "startTime": EARLIER,
+                    "conditions": [{"type": kind, "status": before, "lastTransitionTime": EARLIER}],
+                }));
+                let fresh =
+                    status(json!({"phase": "Running", "conditions": [{"type": kind, "status": fresh}]}));
+                let shown = update(&running_pod("Always"), Some(&cached), fresh, NOW).unwrap().unwrap();
+                let shown = text(&shown);
+                assert_eq!(shown["conditions"][0]["lastTransitionTime"], expected, "{kind}");
+                assert_eq!(shown["startTime"], EARLIER, "set once");
+            }
+        }
+    }
+
+    #[test]
+    fn foreign_conditions_keep_the_time_they_came_with() {
+        let kept = json!([{"type": "example.com/gate", "status": "True", "lastTransitionTime": EARLIER}]);
+        let fresh = status(json!({"conditions": kept}));
+        let shown = update(&running_pod("Always"), None, fresh, NOW).unwrap().unwrap();
+        assert_eq!(text(&shown)["conditions"], kept);
+    }
+
+    #[test]
+    fn only_what_we_write_counts_as_a_change() {
+        let base = json!({
+            "phase": "Running",
+            "startTime": EARLIER,
+            "observedGeneration": 3,
+            "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": EARLIER}],
+        });
+        let cached = status(base.clone());
+        let with = |change: Value| {
+            let mut value = base.clone();
+            for (key, part) in change.as_object().unwrap() {
+                value[key] = part.clone();
+            }
+            status(value)
+        };
+        for (change, changed) in [
+            (json!({}), false),
+            (json!({"resourceClaimStatuses": [{"name": "x"}]}), false),
+            (json!({"conditions": [{"type": "Ready", "status": "True", "observedGeneration": 9}]}), false),
+            (
+                json!({"conditions": [{"type": "Ready", "status": "True"}, {"type": "example.com/a", "status": "True"}]}),
+                false,
+            ),
+            (json!({"conditions": [{"type": "Ready", "status": "False"}]}), true),
+            (json!({"conditions": [{"type": "Ready", "status": "True", "reason": "Because"}]}), true),
+            (json!({"conditions": [{"type": "Ready", "status": "True", "message": "so"}]}), true),
+            (json!({"conditions": []}), true),
+            (json!({"phase": "Failed"}), true),
+            (json!({"podIP": "10.0.0.1"}), true),
+            (json!({"message": "x"}), true),
+            (json!({"qosClass": "Burstable"}), true),
+            (json!({"observedGeneration": 2}), false),
+        ] {
+            let answer = update(&running_pod("Always"), Some(&cached), with(change.clone()), NOW).unwrap();
+            assert_eq!(answer.is_some(), changed, "{change}");
+        }
+        let mut deleted = running_pod("Always");
+        deleted.metadata.deletion_timestamp = time(NOW);
+        assert!(
+            update(&deleted, Some(&cached), with(json!({})), NOW).unwrap().is_some(),
+            "its worker waits for it"
+        );
+    }
+
+    #[test]
+    fn a_final_end_stays() {
+        let end = |code: i32| json!({"terminated": {"exitCode": code}});
+        let containers = |name: &str, state: Value| json!([{"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
+        let init = |state: Value| {
+            json!([
+                {"name": "z", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state},
+            ])
+        };
+        let waiting = json!({"waiting": {}});
+        for (policy, field, before, after, legal) in [
+            ("Never", "containerStatuses", containers("a", end(0)), containers("a", waiting.clone()), false),
+            ("Never", "containerStatuses", containers("a", end(1)), containers("a", waiting.clone()), false),
+            ("Never", "containerStatuses", containers("a", end(1)), containers("a", end(1)), true),
+            ("Never", "containerStatuses", containers("a", end(1)), json!([]), true),
+            (
+                "OnFailure",
+                "containerStatuses",
+                containers("a", end(1)),
+                containers("a", waiting.clone()),
+                true,
+            ),
+            (
+                "OnFailure",
+                "containerStatuses",
+                containers("a", end(0)),
+                containers("a", waiting.clone()),
+                false,
+            ),
+            ("Always", "containerStatuses", containers("a", end(0)), containers("a", waiting.clone()), true),
+            ("Never", "initContainerStatuses", init(end(0)), init(waiting.clone()), false),
+            ("OnFailure", "initContainerStatuses", init(end(1)), init(waiting.clone()), true),
+            ("Never", "initContainerStatuses", containers("other", end(0)), init(waiting.clone()), false),
+            ("Never", "initContainerStatuses", init(waiting.clone()), init(end(0)), true),
+        ] {
+            let (old, new) = (status(json!({field: before})), status(json!({field: after})));
+            let answer = update(&running_pod(policy), Some(&old), new, NOW);
+            assert_eq!(answer.is_ok(), legal, "{policy} {field} {answer:?}");
+        }
+    }
+
+    #[test]
+    fn statuses_are_ordered_cut_to_seconds_and_messages_share_their_bound() {
+        let long = "ä".repeat(TERMINATION_MESSAGES_BYTES_MAX);
+        let of = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let fresh = status(json!({
+            "containerStatuses": [
+                of("b", json!({"terminated": {"exitCode": 1, "message": long, "finishedAt": "2026-01-01T00:00:01.9Z"}})),
+                of("a", json!({"running": {"startedAt": "2026-01-01T00:00:01.9Z"}})),
+            ],
+            "initContainerStatuses": [of("s", json!({"waiting": {}})), of("z", json!({"waiting": {}}))],
+        }));
+        let shown = update(&running_pod("Always"), None, fresh, NOW).unwrap().unwrap();
+        let names = |list: &Option<Vec<ContainerStatus>>| {
+            list.iter().flatten().map(|s| s.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&shown.container_statuses), ["a", "b"]);
+        assert_eq!(names(&shown.init_container_statuses), ["z", "s"], "spec order");
+        let end = terminated(&shown.container_statuses.as_ref().unwrap()[1]).unwrap();
+        assert_eq!(
+            end.message.as_ref().unwrap().len(),
+            TERMINATION_MESSAGES_BYTES_MAX / 4,
+            "four containers"
+        );
+        assert_eq!(end.finished_at.as_ref().unwrap().0.subsec_nanosecond(), 0);
+    }
+
+    #[test]
+    fn a_pod_that_is_over_has_ended_containers_and_a_terminal_phase() {
+        let of = |name: &str, state: Value| json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state});
+        let wait = json!({"waiting": {}});
+        let run = json!({"running": {}});
+        let done = json!({"terminated": {"exitCode": 0}});
+        // (init statuses, app statuses, phase) → exit codes of z, s, a, b (-1 = not ended), phase
+        for (init, app, phase, codes, ended) in [
+            // Never initialised: only the first init container counts as tried.
+            ([&wait, &wait], [&wait, &wait], "Pending", [137, -1, -1, -1], "Failed"),
+            ([&run, &wait], [&wait, &wait], "Pending", [137, -1, -1, -1], "Failed"),
+            ([&done, &run], [&wait, &wait], "Pending", [0, 137, -1, -1], "Failed"),
+            ([&done, &run], [&run, &wait], "Running", [0, 137, 137, 137], "Failed"),
+            ([&done, &done], [&done, &done], "Succeeded", [0, 0, 0, 0], "Succeeded"),
+        ] {
+            let cached = status(json!({
+                "phase": phase,
+                "initContainerStatuses": [of("z", init[0].clone()), of("s", init[1].clone())],
+                "containerStatuses": [of("a", app[0].clone()), of("b", app[1].clone())],
+            }));
+            let last = terminate(&running_pod("Never"), Some(&cached), NOW).unwrap();
+            let statuses = last.init_container_statuses.iter().chain(&last.container_statuses).flatten();
+            let found: Vec<i32> = statuses.map(|s| terminated(s).map_or(-1, |end| end.exit_code)).collect();
+            assert_eq!(found, codes);
+            assert_eq!(last.phase.as_deref(), Some(ended));
+        }
+        let mut still = running_pod("Always");
+        let source = ("kubernetes.io/config.source".to_owned(), "file".to_owned());
+        still.metadata.annotations = Some([source].into());
+        let cached = status(json!({"phase": "Running"}));
+        let last = terminate(&still, Some(&cached), NOW).unwrap();
+        assert_eq!(last.phase.as_deref(), Some("Running"), "static pods keep theirs");
+    }
+
+    #[test]
+    fn the_api_is_told_of_an_end_only_when_nothing_runs() {
+        let pod = running_pod("Never");
+        let old = status(json!({
+            "phase": "Running",
+            "reason": "r",
+            "conditions": [
+                {"type": "example.com/a", "status": "True"},
+                {"type": "Ready", "status": "True", "lastTransitionTime": EARLIER},
+            ],
+            "resourceClaimStatuses": [{"name": "claim"}],
+        }));
+        let new = status(json!({
+            "phase": "Failed",
+            "reason": "Evicted",
+            "conditions": [
+                {"type": "example.com/a", "status": "False"},
+                {"type": "Ready", "status": "True", "lastTransitionTime": EARLIER},
+                {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": EARLIER},
+            ],
+        }));
+        let held = text(&for_api(&pod, &old, new.clone(), true, NOW));
+        assert_eq!((&held["phase"], &held["reason"]), (&json!("Running"), &json!("r")));
+        assert_eq!(held["resourceClaimStatuses"], json!([{"name": "claim"}]));
+        assert_eq!(
+            held["conditions"],
+            json!([
+                {"type": "example.com/a", "status": "True"},
+                {"type": "Ready", "status": "True", "lastTransitionTime": EARLIER},
+            ])
+        );
+        let told = text(&for_api(&pod, &old, new, false, NOW));
+        assert_eq!((&told["phase"], &told["reason"]), (&json!("Failed"), &json!("Evicted")));
+        let not_ready = |kind: &str| json!({"type": kind, "status": "False", "reason": "PodFailed", "observedGeneration": 3, "lastTransitionTime": SHOWN_NOW});
+        assert_eq!(
+            told["conditions"],
+            json!([
+                {"type": "example.com/a", "status": "True"},
+                not_ready("Ready"),
+                {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": SHOWN_NOW},
+                not_ready("ContainersReady"),
+            ])
+        );
+    }
+}
