@@ -20,6 +20,7 @@
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`.
 
+pub mod cli;
 pub mod clock;
 pub mod cri;
 pub mod events;

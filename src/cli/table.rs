@@ -1,0 +1,603 @@
+//! PURE: `smolet pods`: the pods as a table, as names, as JSON or as YAML.
+//!
+//! STATUS, READY, RESTARTS and AGE are what `kubectl get pods` prints (its `printPod`).
+
+use std::fmt::Write as _;
+
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
+use serde_json::{Value, json};
+
+use super::style::{Style, status_tone};
+use super::text::{Cell, NONE, age, columns, harmless, is_hostile};
+use super::yaml::to_yaml;
+use crate::model::Wall;
+use crate::status::nanos;
+
+/// The file a static pod was read from, when the source says so.
+pub const SOURCE_FILE_ANNOTATION: &str = "smolet.io/source-file";
+
+/// `-o`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PodsFormat {
+    /// No `-o`: the short table.
+    #[default]
+    Table,
+    /// `wide`: with IP, node, UID and source.
+    Wide,
+    /// `name`: `pod/NAME` lines.
+    Name,
+    /// `json`: a `PodList`.
+    Json,
+    /// `yaml`: the same as YAML.
+    Yaml,
+}
+
+impl PodsFormat {
+    /// From `-o`'s argument; `None` for a format there is not.
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "" => Some(Self::Table),
+            "wide" => Some(Self::Wide),
+            "name" => Some(Self::Name),
+            "json" => Some(Self::Json),
+            "yaml" => Some(Self::Yaml),
+            _ => None,
+        }
+    }
+}
+
+/// The pods in that format, sorted by namespace and name; tables show ages at `now`.
+pub fn pods(pods: &[Pod], format: PodsFormat, now: Wall, style: Style) -> String {
+    let mut sorted: Vec<&Pod> = pods.iter().collect();
+    sorted.sort_by(|a, b| key(a).cmp(&key(b)));
+    match format {
+        PodsFormat::Table => table(&sorted, false, now, style),
+        PodsFormat::Wide => table(&sorted, true, now, style),
+        PodsFormat::Name => {
+            let mut out = String::new();
+            for pod in sorted {
+                let _ = writeln!(out, "pod/{}", harmless(key(pod).1));
+            }
+            out
+        }
+        PodsFormat::Json => to_json(&list(&sorted)),
+        PodsFormat::Yaml => to_yaml(&list(&sorted)),
+    }
+}
+
+/// One pod as JSON or YAML, else as a table of one row.
+pub fn pod(pod: &Pod, format: PodsFormat, now: Wall, style: Style) -> String {
+    match format {
+        PodsFormat::Json => to_json(&value(pod)),
+        PodsFormat::Yaml => to_yaml(&value(pod)),
+        PodsFormat::Table | PodsFormat::Wide | PodsFormat::Name => {
+            pods(std::slice::from_ref(pod), format, now, style)
+        }
+    }
+}
+
+fn key(pod: &Pod) -> (&str, &str) {
+    let meta = &pod.metadata;
+    (meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""))
+}
+
+/// A pod always serialises: its maps have text keys. `Null` would be shown if it did not.
+fn value(pod: &Pod) -> Value {
+    serde_json::to_value(pod).unwrap_or_default()
+}
+
+fn list(pods: &[&Pod]) -> Value {
+    let items: Vec<Value> = pods.iter().map(|pod| value(pod)).collect();
+    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items})
+}
+
+/// Indented by four, as kubectl does. JSON leaves some control and all reordering characters as they are; they
+/// can only stand inside strings, where an escape means the same.
+fn to_json(value: &Value) -> String {
+    let plain = format!("{value:#}\n");
+    let mut out = String::with_capacity(plain.len());
+    for line in plain.split_inclusive('\n') {
+        let body = line.trim_start_matches(' ');
+        let indent = (line.len() - body.len()) * 2;
+        let _ = write!(out, "{:indent$}", "");
+        for c in body.chars() {
+            if c != '\n' && is_hostile(c) {
+                let mut units = [0; 2];
+                for unit in c.encode_utf16(&mut units) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            } else {
+                out.push(c);
+            }
+        }
+    }
+    out
+}
+
+fn table(pods: &[&Pod], wide: bool, now: Wall, style: Style) -> String {
+    const NARROW: [&str; 6] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"];
+    const WIDE: [&str; 4] = ["IP", "NODE", "UID", "SOURCE"];
+    let shown = NARROW.iter().chain(WIDE.iter().filter(|_| wide));
+    let mut rows: Vec<Vec<Cell>> = vec![shown.map(|header| Cell::from(*header)).collect()];
+    for pod in pods {
+        let summary = summarise(pod);
+        let restarts = match summary.last_restart {
+            Some(at) if summary.restarts > 0 => format!("{} ({} ago)", summary.restarts, age(Some(at), now)),
+            _ => summary.restarts.to_string(),
+        };
+        let (namespace, name) = key(pod);
+        let mut row: Vec<Cell> = vec![
+            namespace.into(),
+            name.into(),
+            format!("{}/{}", summary.ready, summary.containers).into(),
+            Cell::toned(&summary.status, status_tone(&summary.status)),
+            restarts.into(),
+            age(begin(pod), now).into(),
+        ];
+        if wide {
+            let or_none = |text: Option<&str>| Cell::from(text.filter(|t| !t.is_empty()).unwrap_or(NONE));
+            row.push(or_none(pod.status.as_ref().and_then(|s| s.pod_ip.as_deref())));
+            row.push(or_none(pod.spec.as_ref().and_then(|s| s.node_name.as_deref())));
+            row.push(or_none(pod.metadata.uid.as_deref()));
+            row.push(or_none(source(pod)));
+        }
+        rows.push(row);
+    }
+    columns(&rows, 0, style)
+}
+
+/// The manifest's file, else the kind of source.
+pub(super) fn source(pod: &Pod) -> Option<&str> {
+    let annotations = pod.metadata.annotations.as_ref()?;
+    annotations
+        .get(SOURCE_FILE_ANNOTATION)
+        .or_else(|| annotations.get("kubernetes.io/config.source"))
+        .map(String::as_str)
+}
+
+/// When the pod began: its creation, or, as a static pod has none, its start.
+fn begin(pod: &Pod) -> Option<Wall> {
+    let started = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
+    pod.metadata.creation_timestamp.as_ref().or(started).map(nanos)
+}
+
+/// A pod in a few words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Ready app containers and sidecars.
+    pub ready: usize,
+    /// All app containers and sidecars.
+    pub containers: usize,
+    /// `Running`, `Init:0/2`, `CrashLoopBackOff` ...
+    pub status: String,
+    /// Restarts of the containers that matter now: init containers' while initialising, else app containers' and
+    /// sidecars'.
+    pub restarts: i64,
+    /// The newest end before a restart among them.
+    pub last_restart: Option<Wall>,
+}
+
+/// kubectl's `printPod`.
+pub fn summarise(pod: &Pod) -> Summary {
+    let no_status = PodStatus::default();
+    let status = pod.status.as_ref().unwrap_or(&no_status);
+    let spec = pod.spec.as_ref();
+    let init_specs = spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default();
+    let is_sidecar = |name: &str| {
+        init_specs.iter().any(|c| c.name == name && c.restart_policy.as_deref() == Some("Always"))
+    };
+    let set = |text: &Option<String>| text.clone().filter(|t| !t.is_empty());
+
+    let mut word = set(&status.reason).or_else(|| set(&status.phase)).unwrap_or_else(|| "Unknown".to_owned());
+    let conditions = status.conditions.as_deref().unwrap_or_default();
+    let is_true = |kind: &str| conditions.iter().any(|c| c.type_ == kind && c.status == "True");
+    if conditions.iter().any(|c| c.type_ == "PodScheduled" && c.reason.as_deref() == Some("SchedulingGated"))
+    {
+        "SchedulingGated".clone_into(&mut word);
+    }
+    let sidecars = init_specs.iter().filter(|c| is_sidecar(&c.name)).count();
+    let containers = spec.map_or(0, |s| s.containers.len()) + sidecars;
+
+    let (mut ready, mut initializing) = (0, false);
+    let (mut all_init, mut of_sidecars) = (Restarts::default(), Restarts::default());
+    for (index, container) in status.init_container_statuses.iter().flatten().enumerate() {
+        let sidecar = is_sidecar(&container.name);
+        all_init.count(container);
+        if sidecar {
+            of_sidecars.count(container);
+        }
+        let state = container.state.as_ref();
+        let end = state.and_then(|s| s.terminated.as_ref());
+        if end.is_some_and(|end| end.exit_code == 0) {
+            continue;
+        }
+        if sidecar && container.started == Some(true) {
+            ready += usize::from(container.ready);
+            continue;
+        }
+        let waits = state.and_then(|s| s.waiting.as_ref()).and_then(|w| set(&w.reason));
+        word = match (end, waits) {
+            (Some(end), _) => format!("Init:{}", how_ended(end)),
+            (None, Some(reason)) if reason != "PodInitializing" => format!("Init:{reason}"),
+            (None, _) => format!("Init:{index}/{}", init_specs.len()),
+        };
+        initializing = true;
+        break;
+    }
+
+    let mut restarts = all_init;
+    if !initializing || is_true("Initialized") {
+        restarts = of_sidecars;
+        let mut running = false;
+        for container in status.container_statuses.iter().flatten().rev() {
+            restarts.count(container);
+            let state = container.state.as_ref();
+            if let Some(reason) = state.and_then(|s| s.waiting.as_ref()).and_then(|w| set(&w.reason)) {
+                word = reason;
+            } else if let Some(end) = state.and_then(|s| s.terminated.as_ref()) {
+                word = how_ended(end);
+            } else if container.ready && state.is_some_and(|s| s.running.is_some()) {
+                running = true;
+                ready += 1;
+            }
+        }
+        if word == "Completed" && running {
+            (if is_true("Ready") { "Running" } else { "NotReady" }).clone_into(&mut word);
+        }
+    }
+
+    if pod.metadata.deletion_timestamp.is_some() {
+        if status.reason.as_deref() == Some("NodeLost") {
+            "Unknown".clone_into(&mut word);
+        } else if !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+            "Terminating".clone_into(&mut word);
+        }
+    }
+    Summary { ready, containers, status: word, restarts: restarts.count, last_restart: restarts.last }
+}
+
+/// `Error`, else `Signal:9`, else `ExitCode:3`.
+pub(super) fn how_ended(end: &ContainerStateTerminated) -> String {
+    match (end.reason.as_deref().unwrap_or(""), end.signal.unwrap_or(0)) {
+        ("", 0) => format!("ExitCode:{}", end.exit_code),
+        ("", signal) => format!("Signal:{signal}"),
+        (reason, _) => reason.to_owned(),
+    }
+}
+
+#[derive(Clone, Copy, Default)]
+struct Restarts {
+    count: i64,
+    last: Option<Wall>,
+}
+
+impl Restarts {
+    fn count(&mut self, container: &ContainerStatus) {
+        self.count += i64::from(container.restart_count);
+        let end = container.last_state.as_ref().and_then(|s| s.terminated.as_ref());
+        self.last = self.last.max(end.and_then(|end| end.finished_at.as_ref()).map(nanos));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-01-01T01:00:00Z
+    const NOW: Wall = Wall(1_767_229_200_000_000_000);
+
+    fn pod_of(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    fn container(name: &str, rest: &Value) -> Value {
+        let mut value = json!({"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0});
+        for (key, part) in rest.as_object().unwrap() {
+            value[key] = part.clone();
+        }
+        value
+    }
+
+    fn running(ready: bool) -> Value {
+        json!({"ready": ready, "state": {"running": {}}})
+    }
+
+    fn waiting(reason: &str) -> Value {
+        json!({"state": {"waiting": {"reason": reason}}})
+    }
+
+    fn ended(exit_code: i32, reason: &str) -> Value {
+        json!({"state": {"terminated": {"exitCode": exit_code, "reason": reason}}})
+    }
+
+    /// One row per rule of kubectl's `printPod`: (init statuses, app statuses, the rest of the pod) → READY, STATUS.
+    #[test]
+    fn status_and_ready_are_kubectls() {
+        let sidecar = |started: bool, ready: bool| json!({"started": started, "ready": ready, "state": {"running": {}}});
+        let conditions = |kinds: &[&str]| {
+            let list: Vec<_> = kinds.iter().map(|kind| json!({"type": kind, "status": "True"})).collect();
+            json!({"status": {"conditions": list}})
+        };
+        let (none, plain) = (vec![], json!({}));
+        // i0, i1 are init containers, s is a sidecar.
+        for (init, app, rest, expected) in [
+            (none.clone(), vec![("a", running(true)), ("b", running(true))], plain.clone(), "2/2 Running"),
+            (none.clone(), vec![("a", running(true)), ("b", running(false))], plain.clone(), "1/2 Running"),
+            (none.clone(), vec![("a", waiting("ContainerCreating"))], plain.clone(), "0/1 ContainerCreating"),
+            (
+                none.clone(),
+                vec![("a", waiting("CrashLoopBackOff")), ("b", running(true))],
+                plain.clone(),
+                "1/2 CrashLoopBackOff",
+            ),
+            (
+                none.clone(),
+                vec![("a", waiting("ImagePullBackOff")), ("b", waiting("ErrImagePull"))],
+                plain.clone(),
+                "0/2 ImagePullBackOff",
+            ),
+            (none.clone(), vec![("a", ended(0, "Completed"))], plain.clone(), "0/1 Completed"),
+            (none.clone(), vec![("a", ended(1, "Error"))], plain.clone(), "0/1 Error"),
+            (none.clone(), vec![("a", ended(3, ""))], plain.clone(), "0/1 ExitCode:3"),
+            (
+                none.clone(),
+                vec![("a", json!({"state": {"terminated": {"exitCode": 137, "signal": 9}}}))],
+                plain.clone(),
+                "0/1 Signal:9",
+            ),
+            (
+                none.clone(),
+                vec![("a", ended(0, "Completed")), ("b", running(true))],
+                plain.clone(),
+                "1/2 NotReady",
+            ),
+            (
+                none.clone(),
+                vec![("a", ended(0, "Completed")), ("b", running(true))],
+                conditions(&["Ready"]),
+                "1/2 Running",
+            ),
+            (
+                none.clone(),
+                vec![("a", running(true))],
+                json!({"status": {"reason": "Evicted", "phase": "Failed"}}),
+                "1/1 Evicted",
+            ),
+            (
+                none.clone(),
+                vec![("a", running(true))],
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+                "1/1 Terminating",
+            ),
+            (
+                none.clone(),
+                vec![("a", ended(0, "Completed"))],
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}}),
+                "0/1 Completed",
+            ),
+            (
+                none.clone(),
+                vec![("a", running(true))],
+                json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"reason": "NodeLost"}}),
+                "1/1 Unknown",
+            ),
+            (
+                vec![("i0", running(false)), ("i1", waiting("PodInitializing"))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:0/2",
+            ),
+            (
+                vec![("i0", ended(0, "Completed")), ("i1", running(false))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:1/2",
+            ),
+            (
+                vec![("i0", waiting("CrashLoopBackOff")), ("i1", waiting("PodInitializing"))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:CrashLoopBackOff",
+            ),
+            (
+                vec![("i0", ended(1, "Error")), ("i1", waiting("PodInitializing"))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:Error",
+            ),
+            (
+                vec![("i0", ended(4, "")), ("i1", waiting("PodInitializing"))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:ExitCode:4",
+            ),
+            (
+                vec![("i0", json!({"state": {"terminated": {"exitCode": 137, "signal": 9}}}))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 Init:Signal:9",
+            ),
+            (
+                vec![("i0", ended(0, "Completed")), ("i1", ended(0, "Completed"))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/1 PodInitializing",
+            ),
+            (vec![("s", sidecar(true, true))], vec![("a", running(true))], plain.clone(), "2/2 Running"),
+            (vec![("s", sidecar(true, false))], vec![("a", running(true))], plain.clone(), "1/2 Running"),
+            (
+                vec![("s", sidecar(false, false))],
+                vec![("a", waiting("PodInitializing"))],
+                plain.clone(),
+                "0/2 Init:0/1",
+            ),
+            (
+                vec![("s", waiting("CrashLoopBackOff"))],
+                vec![("a", running(true))],
+                conditions(&["Initialized"]),
+                "1/2 Init:CrashLoopBackOff",
+            ),
+        ] {
+            let init_spec = |name: &str| {
+                if name == "s" {
+                    json!({"name": name, "restartPolicy": "Always"})
+                } else {
+                    json!({"name": name})
+                }
+            };
+            let mut value = json!({
+                "metadata": {},
+                "spec": {
+                    "initContainers": init.iter().map(|(name, _)| init_spec(name)).collect::<Vec<_>>(),
+                    "containers": app.iter().map(|(name, _)| json!({"name": name})).collect::<Vec<_>>(),
+                },
+                "status": {
+                    "phase": if init.is_empty() { "Running" } else { "Pending" },
+                    "initContainerStatuses": init.iter().map(|(name, s)| container(name, s)).collect::<Vec<_>>(),
+                    "containerStatuses": app.iter().map(|(name, s)| container(name, s)).collect::<Vec<_>>(),
+                },
+            });
+            for (part, fields) in rest.as_object().unwrap() {
+                for (key, field) in fields.as_object().unwrap() {
+                    value[part][key] = field.clone();
+                }
+            }
+            if init.iter().any(|(name, s)| *name == "s" && s["started"] == true) {
+                value["status"]["phase"] = json!("Running");
+            }
+            let summary = summarise(&pod_of(value.clone()));
+            let found = format!("{}/{} {}", summary.ready, summary.containers, summary.status);
+            assert_eq!(found, expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn restarts_count_what_matters_now() {
+        let restarted = |count: i32, at: &str, state: Value| {
+            json!({
+                "restartCount": count,
+                "state": state,
+                "lastState": {"terminated": {"exitCode": 1, "finishedAt": at}},
+            })
+        };
+        let run = json!({"running": {}});
+        let value = |init_state: Value| {
+            pod_of(json!({
+                "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "a"}, {"name": "b"}]},
+                "status": {
+                    "initContainerStatuses": [container("i", &restarted(7, "2026-01-01T00:50:00Z", init_state))],
+                    "containerStatuses": [
+                        container("a", &restarted(2, "2026-01-01T00:30:00Z", run.clone())),
+                        container("b", &restarted(1, "2026-01-01T00:20:00Z", run.clone())),
+                    ],
+                },
+            }))
+        };
+        let initializing = summarise(&value(json!({"waiting": {"reason": "CrashLoopBackOff"}})));
+        assert_eq!((initializing.restarts, age(initializing.last_restart, NOW)), (7, "10m".to_owned()));
+        let initialized = summarise(&value(json!({"terminated": {"exitCode": 0}})));
+        assert_eq!((initialized.restarts, age(initialized.last_restart, NOW)), (3, "30m".to_owned()));
+    }
+
+    fn two_pods() -> Vec<Pod> {
+        vec![
+            pod_of(json!({
+                "metadata": {
+                    "name": "web-gateway",
+                    "namespace": "default",
+                    "uid": "f2b5",
+                    "annotations": {"kubernetes.io/config.source": "file", "smolet.io/source-file": "/etc/m/web.yaml"},
+                },
+                "spec": {"nodeName": "gateway", "containers": [{"name": "web"}]},
+                "status": {
+                    "phase": "Running",
+                    "podIP": "10.42.0.5",
+                    "startTime": "2026-01-01T00:57:00Z",
+                    "containerStatuses": [container("web", &json!({
+                        "ready": true,
+                        "restartCount": 2,
+                        "state": {"running": {}},
+                        "lastState": {"terminated": {"exitCode": 1, "finishedAt": "2026-01-01T00:58:00Z"}},
+                    }))],
+                },
+            })),
+            pod_of(json!({
+                "metadata": {"name": "evil\u{1b}[2J\n", "namespace": "a"},
+                "spec": {"containers": [{"name": "x"}]},
+                "status": {"phase": "Pending", "reason": "\u{202e}x"},
+            })),
+        ]
+    }
+
+    #[test]
+    fn tables_are_golden() {
+        assert_eq!(
+            pods(&two_pods(), PodsFormat::Table, NOW, Style::PLAIN),
+            "\
+NAMESPACE   NAME              READY   STATUS      RESTARTS     AGE
+a           evil\\u{1b}[2J\\n   0/1     \\u{202e}x   0            <unknown>
+default     web-gateway       1/1     Running     2 (2m ago)   3m
+"
+        );
+        assert_eq!(
+            pods(&two_pods()[..1], PodsFormat::Wide, NOW, Style::PLAIN),
+            "\
+NAMESPACE   NAME          READY   STATUS    RESTARTS     AGE   IP          NODE      UID    SOURCE
+default     web-gateway   1/1     Running   2 (2m ago)   3m    10.42.0.5   gateway   f2b5   /etc/m/web.yaml
+"
+        );
+        assert_eq!(
+            pods(&two_pods()[..1], PodsFormat::Table, NOW, Style::for_output(true, None)),
+            "\
+NAMESPACE   NAME          READY   STATUS    RESTARTS     AGE
+default     web-gateway   1/1     \u{1b}[32mRunning\u{1b}[0m   2 (2m ago)   3m
+"
+        );
+        assert_eq!(
+            pods(&[], PodsFormat::Table, NOW, Style::PLAIN),
+            "NAMESPACE   NAME   READY   STATUS   RESTARTS   AGE\n"
+        );
+    }
+
+    #[test]
+    fn machine_formats_read_back_and_stay_harmless() {
+        let all = two_pods();
+        assert_eq!(
+            pods(&all, PodsFormat::Name, NOW, Style::PLAIN),
+            "pod/evil\\u{1b}[2J\\n\npod/web-gateway\n"
+        );
+        let json_text = pods(&all, PodsFormat::Json, NOW, Style::PLAIN);
+        let yaml_text = pods(&all, PodsFormat::Yaml, NOW, Style::PLAIN);
+        for text in [&json_text, &yaml_text] {
+            assert!(!text.contains(|c| c != '\n' && is_hostile(c)), "{text}");
+        }
+        let from_json: Value = serde_json::from_str(&json_text).unwrap();
+        let from_yaml: Value = serde_saphyr::from_str(&yaml_text).unwrap();
+        assert_eq!(from_json, from_yaml);
+        assert_eq!(from_json["items"][0]["metadata"]["name"], "evil\u{1b}[2J\n");
+        assert_eq!(from_json["items"][1], serde_json::to_value(&all[0]).unwrap());
+        assert!(
+            json_text.starts_with("{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n        {\n"),
+            "{json_text}"
+        );
+        assert!(
+            yaml_text.starts_with("apiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Pod\n  metadata:\n")
+        );
+        let one = pod(&all[0], PodsFormat::Yaml, NOW, Style::PLAIN);
+        assert_eq!(serde_saphyr::from_str::<Value>(&one).unwrap(), from_json["items"][1]);
+    }
+
+    #[test]
+    fn formats_have_names() {
+        for (text, format) in [
+            ("", Some(PodsFormat::Table)),
+            ("wide", Some(PodsFormat::Wide)),
+            ("name", Some(PodsFormat::Name)),
+            ("json", Some(PodsFormat::Json)),
+            ("yaml", Some(PodsFormat::Yaml)),
+            ("jsonpath", None),
+        ] {
+            assert_eq!(PodsFormat::parse(text), format);
+        }
+    }
+}
