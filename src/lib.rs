@@ -18,12 +18,14 @@
 //! runtime for everything.
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
-//! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`.
+//! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`, and of `source` all but `file`,
+//! `scan` and `check`.
 
 pub mod cli;
 pub mod clock;
 pub mod cri;
 pub mod events;
+pub mod desired;
 pub mod grpc;
 pub mod image;
 pub mod limits;

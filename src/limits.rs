@@ -14,6 +14,56 @@ pub const PODS_MAX: usize = 110;
 
 // ---- source ----------------------------------------------------------------------------------------------
 
+/// Bytes of one manifest file. Longer: the file is refused unread, its pods stay as they were.
+pub const MANIFEST_BYTES_MAX: usize = MIB;
+
+/// Bytes of all manifest files of one directory together, since their pods stay in memory. Full: a further file
+/// is refused with a message.
+pub const MANIFESTS_BYTES_MAX: usize = 4 * MIB;
+
+/// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
+pub const MANIFEST_FILES_MAX: usize = 512;
+
+/// Directory entries of any name read in one look. Full: the directory is refused; it holds something else.
+pub const MANIFEST_DIR_ENTRIES_MAX: usize = 4096;
+
+/// Documents of one manifest file. Full: the rest of the file is refused.
+pub const MANIFEST_DOCUMENTS_MAX: usize = 256;
+
+/// Nodes of one document (scalars, lists and maps), copies made by aliases included. Full: the document is refused.
+pub const MANIFEST_NODES_MAX: usize = 32 * KIB;
+
+/// Bytes of text of one document, copies made by aliases included. Full: the document is refused.
+pub const MANIFEST_TEXT_BYTES_MAX: usize = 2 * MIB;
+
+/// Nesting of one document. Deeper: the document is refused. It bounds the stack of everything that walks a document.
+pub const MANIFEST_DEPTH_MAX: usize = 64;
+
+/// Containers in each of a pod's lists: the typed object takes 2 kB for a `{}`. More: the pod is refused.
+pub const CONTAINERS_PER_LIST_MAX: usize = 64;
+
+/// Volumes of a pod. More: the pod is refused.
+pub const VOLUMES_PER_POD_MAX: usize = 256;
+
+/// Items in any other list of a pod. More: the pod is refused.
+pub const LIST_ITEMS_MAX: usize = 1024;
+
+/// Problems kept of one file. Full: the last one says how many more there are.
+pub const PROBLEMS_PER_FILE_MAX: usize = 16;
+
+/// Problems kept of all manifests. Full: the last one says how many more there are.
+pub const PROBLEMS_MAX: usize = 256;
+
+/// Characters of an offending value shown in a problem. Longer: cut, with the length behind it.
+pub const PROBLEM_VALUE_CHARS_MAX: usize = 48;
+
+/// Characters of a field path or a file's name shown in a problem. Longer: cut in the middle.
+pub const PROBLEM_PATH_CHARS_MAX: usize = 120;
+
+/// Bytes of inotify events read at once; the kernel queues what does not fit (and tells when that queue overflows,
+/// which leads to a look at the whole directory).
+pub const INOTIFY_BUFFER_BYTES: usize = 4 * KIB;
+
 // ---- sync ------------------------------------------------------------------------------------------------
 
 /// Longest crash-loop back-off (kubelet `MaxContainerBackOff`).
@@ -128,3 +178,30 @@ pub const GRPC_BACKOFF_MIN: Duration = Duration::from_millis(100);
 pub const GRPC_BACKOFF_MAX: Duration = Duration::from_secs(3);
 /// How long a runtime may take for its first answer before it counts as silent.
 pub const ENDPOINT_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often the manifest directory is looked at when inotify is silent (kubelet `fileCheckFrequency`).
+pub const FILE_CHECK_FREQUENCY: Duration = Duration::from_secs(20);
+
+/// How often a manifest directory is looked for that is not there or cannot be read.
+pub const MANIFEST_DIR_RETRY: Duration = Duration::from_secs(5);
+
+/// Quiet time after a change in the manifest directory before it is read: an editor's steps count as one.
+pub const MANIFEST_DEBOUNCE: Duration = Duration::from_millis(100);
+
+/// Time a changed file may be invalid, and a file away, before that counts: it may be half-written, or be replaced.
+pub const MANIFEST_GRACE: Duration = Duration::from_millis(500);
+
+/// Quiet time after which a file still open for writing is read all the same.
+pub const MANIFEST_WRITE_QUIET: Duration = Duration::from_secs(2);
+
+/// How long changes wait for the manifest directory to settle. Longer (a file that is written all the time): they
+/// are told all the same, and removals wait.
+pub const MANIFEST_UNSETTLED_MAX: Duration = Duration::from_secs(5);
+
+const _: () =
+    assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && MANIFEST_BYTES_MAX <= MANIFESTS_BYTES_MAX);
+const _: () =
+    assert!(MANIFEST_FILES_MAX <= MANIFEST_DIR_ENTRIES_MAX && PROBLEMS_PER_FILE_MAX <= PROBLEMS_MAX);
+const _: () = assert!(CONTAINERS_PER_LIST_MAX <= LIST_ITEMS_MAX && VOLUMES_PER_POD_MAX <= LIST_ITEMS_MAX);
+const _: () = assert!(MANIFEST_DEBOUNCE.as_millis() < MANIFEST_GRACE.as_millis());
+const _: () = assert!(MANIFEST_GRACE.as_millis() < MANIFEST_WRITE_QUIET.as_millis());
+const _: () = assert!(MANIFEST_WRITE_QUIET.as_millis() < MANIFEST_UNSETTLED_MAX.as_millis());

@@ -1,1 +1,130 @@
-//! Placeholder.
+//! Where desired pods come from: bytes of manifests → pods and problems.
+//!
+//! ```text
+//!     file.rs (inotify, rescan) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
+//!     check.rs (files named by hand) ──┘            (manifest.rs puts these together; all of them PURE)
+//! ```
+//!
+//! A source always hands over the full set of pods it wants and the full list of problems it sees; `desired` turns
+//! these into changes.
+
+pub mod check;
+pub mod decode;
+pub mod defaults;
+pub mod file;
+pub mod identity;
+pub mod manifest;
+pub mod scan;
+pub mod validate;
+
+use std::fmt;
+use std::sync::Arc;
+
+use decode::middle_cut;
+
+use crate::limits;
+use crate::model::DesiredPod;
+
+pub use check::{CheckReport, check};
+pub use file::FileSource;
+pub use identity::NodeName;
+
+/// Where in which file a pod stands.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Origin {
+    /// The file's path.
+    pub file: Arc<str>,
+    /// The document in it, from 1.
+    pub document: u32,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (document {})", shown_file(&self.file), self.document)
+    }
+}
+
+/// One pod a source wants.
+#[derive(Clone, Debug)]
+pub struct SourcedPod {
+    /// The pod: defaulted, validated, with its identity.
+    pub pod: DesiredPod,
+    /// Where it was read.
+    pub origin: Origin,
+    /// The hash of its whole manifest: the same hash means the same wish.
+    pub config_hash: Box<str>,
+}
+
+/// What a source wants and what is wrong with it; always all of it.
+#[derive(Clone, Debug)]
+pub struct SourceUpdate {
+    /// The source's name: `file`.
+    pub source: &'static str,
+    /// Every pod of every valid document, in the order of files and documents. Pods of a manifest that became
+    /// invalid are not here: `Desired` keeps what ran, since `complete` is false.
+    pub pods: Vec<SourcedPod>,
+    /// Everything that is wrong now; `Problem::fresh` tells what was not yet said.
+    pub problems: Vec<Problem>,
+    /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be wanted.
+    pub complete: bool,
+}
+
+/// One thing that is wrong with a manifest; shown as one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file, or the directory.
+    pub file: Arc<str>,
+    /// The document, from 1; nothing when it concerns the whole file.
+    pub document: Option<u32>,
+    /// `NAMESPACE/NAME` as the manifest has it, when known.
+    pub pod: Option<Box<str>>,
+    /// The field's path.
+    pub field: Option<Box<str>>,
+    /// The offending value, when there is one, and what is wrong.
+    pub message: Box<str>,
+    /// Not reported before: to be logged once.
+    pub fresh: bool,
+}
+
+impl Problem {
+    /// A problem of a whole file or directory.
+    pub fn of_file(file: &Arc<str>, message: impl Into<Box<str>>) -> Self {
+        Self {
+            file: file.clone(),
+            document: None,
+            pod: None,
+            field: None,
+            message: message.into(),
+            fresh: true,
+        }
+    }
+
+    /// The same thing, whether reported or not.
+    pub fn same_as(&self, other: &Problem) -> bool {
+        (&self.file, self.document, &self.pod, &self.field, &self.message)
+            == (&other.file, other.document, &other.pod, &other.field, &other.message)
+    }
+}
+
+/// `FILE: document 2: pod default/web: spec.containers[0].image: message`.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", shown_file(&self.file))?;
+        if let Some(document) = self.document {
+            write!(f, ": document {document}")?;
+        }
+        if let Some(pod) = &self.pod {
+            write!(f, ": pod {pod}")?;
+        }
+        if let Some(field) = &self.field {
+            write!(f, ": {field}")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// A file's name as a message shows it: without control characters, cut in the middle.
+pub(crate) fn shown_file(file: &str) -> String {
+    let clean: String = file.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    middle_cut(&clean, limits::PROBLEM_PATH_CHARS_MAX)
+}

@@ -1,0 +1,107 @@
+//! `smolet check`: manifests read and validated as the agent would, without an agent.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::file::{NAME, sourced};
+use super::identity::NodeName;
+use super::manifest::{ParsedFile, parse};
+use super::scan::{self, FoundFile, Look};
+use super::{Problem, SourceUpdate, SourcedPod, shown_file};
+use crate::desired::Desired;
+use crate::limits;
+use crate::model::Wall;
+
+/// What [`check`] found.
+#[derive(Debug)]
+pub struct CheckReport {
+    /// The pods that would run, by UID.
+    pub pods: Vec<SourcedPod>,
+    /// Everything that is wrong, at most `PROBLEMS_MAX` of each file's and of the whole; none = all is well.
+    pub problems: Vec<Problem>,
+}
+
+impl CheckReport {
+    /// Nothing is wrong.
+    pub fn is_good(&self) -> bool {
+        self.problems.is_empty()
+    }
+}
+
+/// One line a problem, then one line a pod.
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for problem in &self.problems {
+            writeln!(f, "{problem}")?;
+        }
+        for pod in &self.pods {
+            let (file, document) = (shown_file(&pod.origin.file), pod.origin.document);
+            writeln!(f, "{file}: document {document}: pod {}: ok, uid {}", pod.pod.key, pod.pod.key.uid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks files (whatever their names), directories (as the agent reads them) and `-` (standard input), together:
+/// two of them that name one pod are a problem. Blocking.
+pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
+    let mut update = SourceUpdate { source: NAME, pods: Vec::new(), problems: Vec::new(), complete: true };
+    let mut take = |file: &Arc<str>, outcome: Result<ParsedFile, String>| match outcome {
+        Err(why) => update.problems.push(Problem::of_file(file, why)),
+        Ok(parsed) => {
+            update.problems.extend(parsed.problems);
+            update.pods.extend(parsed.pods.into_iter().map(|pod| sourced(pod, file)));
+        }
+    };
+    for path in paths {
+        let shown: Arc<str> = Arc::from(path.to_string_lossy());
+        if path.as_os_str() == "-" {
+            let shown: Arc<str> = Arc::from("standard input");
+            let bytes = scan::read_stream(&mut std::io::stdin().lock());
+            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen)));
+        } else if path.is_dir() {
+            match look(path, node, seen) {
+                Err(why) => take(&shown, Err(why)),
+                Ok(found) => {
+                    for (name, file) in found.files {
+                        let file_path: Arc<str> = Arc::from(path.join(name).to_string_lossy());
+                        match file {
+                            FoundFile::Read { parsed, .. } => take(&file_path, Ok(parsed)),
+                            FoundFile::Refused(why) => take(&file_path, Err(why)),
+                            FoundFile::Same | FoundFile::Skipped => {}
+                        }
+                    }
+                    if found.left_off > 0 {
+                        let (more, max) = (found.left_off, limits::MANIFEST_FILES_MAX);
+                        take(&shown, Err(format!("has {more} manifests more than the {max} that are read")));
+                    }
+                }
+            }
+        } else {
+            let bytes = scan::read_file(path);
+            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen)));
+        }
+    }
+    update.problems.truncate(limits::PROBLEMS_MAX);
+    // All that was named is here, so nothing has to be held back: duplicates and the number of pods are judged.
+    let mut desired = Desired::new(&[NAME]);
+    desired.apply(update, |_| false);
+    CheckReport {
+        pods: desired.entries().map(|entry| entry.wanted.clone()).collect(),
+        problems: desired.problems().cloned().collect(),
+    }
+}
+
+fn look(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::Found, String> {
+    scan::look(&Look {
+        dir: dir.to_owned(),
+        node: node.clone(),
+        seen,
+        known: BTreeMap::new(),
+        force: BTreeSet::new(),
+        skip: BTreeSet::new(),
+        watch: scan::Watch::Without,
+    })
+}

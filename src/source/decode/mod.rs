@@ -1,0 +1,166 @@
+//! Bytes of a manifest → documents → typed objects, all within the bounds of `limits`.
+//!
+//! `yaml` (PURE) turns text into [`Node`] trees; JSON is read as the YAML it is. `typed` (PURE) turns a tree into a
+//! Kubernetes type and names the field of whatever does not fit. The tree in between is what the identity of a
+//! manifest is computed from, and there is one deserialiser only for the big generated types.
+
+pub mod typed;
+pub mod yaml;
+
+use std::fmt;
+
+use crate::limits;
+
+/// One value of a document, in the order it was written. Maps hold no key twice.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Node {
+    /// `null`, `~` or nothing.
+    Null,
+    /// A boolean, YAML 1.1's `yes`, `no`, `on`, `off` included.
+    Bool(bool),
+    /// An integer within 64 bits.
+    Int(i64),
+    /// Any other number; always finite.
+    Float(f64),
+    /// Text.
+    Text(Box<str>),
+    /// A list.
+    List(Vec<Node>),
+    /// A map; keys that are no text are written as JSON would (`1` → `"1"`), as sigs.k8s.io/yaml does.
+    Map(Vec<(Box<str>, Node)>),
+}
+
+impl Node {
+    /// The value under `key`; nothing when this is no map or the value is null.
+    pub fn field(&self, key: &str) -> Option<&Node> {
+        let Node::Map(entries) = self else { return None };
+        entries.iter().find(|(k, _)| &**k == key).map(|(_, v)| v).filter(|v| !matches!(v, Node::Null))
+    }
+
+    /// The text; nothing when this is something else.
+    pub fn text(&self) -> Option<&str> {
+        if let Node::Text(text) = self { Some(text) } else { None }
+    }
+
+    /// The items; empty when this is no list.
+    pub fn items(&self) -> &[Node] {
+        if let Node::List(items) = self { items } else { &[] }
+    }
+}
+
+/// As a message shows it: scalars as JSON, cut; lists and maps by name.
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Node::Null => f.write_str("null"),
+            Node::Bool(value) => write!(f, "{value}"),
+            Node::Int(value) => write!(f, "{value}"),
+            Node::Float(value) => write!(f, "{value:?}"),
+            Node::Text(text) => f.write_str(&quoted(text)),
+            Node::List(items) => write!(f, "a list of {}", items.len()),
+            Node::Map(entries) => match entries.first() {
+                None => f.write_str("{}"),
+                Some((key, _)) => write!(f, "a map with {}", quoted(key)),
+            },
+        }
+    }
+}
+
+/// `text` in double quotes without control characters, cut to `PROBLEM_VALUE_CHARS_MAX`.
+pub fn quoted(text: &str) -> String {
+    let mut shown = String::from("\"");
+    for c in text.chars().take(limits::PROBLEM_VALUE_CHARS_MAX) {
+        match c {
+            '"' | '\\' => shown.extend(['\\', c]),
+            '\n' => shown.push_str("\\n"),
+            c if c.is_control() => shown.push('\u{fffd}'),
+            c => shown.push(c),
+        }
+    }
+    let chars = text.chars().count();
+    if chars > limits::PROBLEM_VALUE_CHARS_MAX {
+        shown.push_str(&format!("…\" ({chars} characters)"));
+    } else {
+        shown.push('"');
+    }
+    shown
+}
+
+/// What is wrong with one field of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FieldError {
+    /// `spec.containers[0].image`; empty for the document as a whole.
+    pub path: String,
+    /// The offending value as a message shows it; nothing when there is none (a missing field).
+    pub value: Option<String>,
+    /// What is wrong, and what is allowed.
+    pub message: String,
+}
+
+impl FieldError {
+    /// An error without a value.
+    pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), value: None, message: message.into() }
+    }
+
+    /// An error with the value as it is to be shown.
+    pub fn with_value(path: impl Into<String>, value: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), value: Some(value.into()), message: message.into() }
+    }
+}
+
+/// A field path that grows and shrinks while a document is walked: `spec.containers[0].ports[1].hostPort`.
+#[derive(Clone, Debug, Default)]
+pub struct Path(String);
+
+impl Path {
+    /// Adds a field or, where its name could be misread, a key in brackets. Returns where to [`Path::cut`].
+    pub fn push(&mut self, key: &str) -> usize {
+        let mark = self.0.len();
+        let plain =
+            !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'$');
+        if plain && key.len() <= 64 {
+            if mark > 0 {
+                self.0.push('.');
+            }
+            self.0.push_str(key);
+        } else {
+            let short: String = key.chars().take(64).filter(|c| !c.is_control()).collect();
+            self.0.push('[');
+            self.0.push_str(&short);
+            self.0.push_str(if short.len() < key.len() { "…]" } else { "]" });
+        }
+        mark
+    }
+
+    /// Adds a list's index. Returns where to [`Path::cut`].
+    pub fn push_index(&mut self, index: usize) -> usize {
+        let mark = self.0.len();
+        self.0.push('[');
+        self.0.push_str(&index.to_string());
+        self.0.push(']');
+        mark
+    }
+
+    /// Goes back to where [`Path::push`] or [`Path::push_index`] was called.
+    pub fn cut(&mut self, mark: usize) {
+        self.0.truncate(mark);
+    }
+
+    /// The path as text, cut in the middle to `PROBLEM_PATH_CHARS_MAX`.
+    pub fn shown(&self) -> String {
+        middle_cut(&self.0, limits::PROBLEM_PATH_CHARS_MAX)
+    }
+}
+
+/// `text` with `…` in its middle when it has more than `chars_max` characters.
+pub fn middle_cut(text: &str, chars_max: usize) -> String {
+    let chars = text.chars().count();
+    if chars <= chars_max {
+        return text.to_owned();
+    }
+    let half = chars_max / 2;
+    let head: String = text.chars().take(half).collect();
+    let tail: String = text.chars().skip(chars - half).collect();
+    format!("{head}…{tail}")
+}

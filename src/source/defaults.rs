@@ -1,0 +1,3 @@
+//! Defaults.
+/// a
+pub fn set(_: &mut k8s_openapi::api::core::v1::Pod) {}

@@ -1,0 +1,429 @@
+//! The manifest directory as a source: inotify with a slow rescan behind it.
+//!
+//! A change counts once the directory has settled:
+//!
+//! ```text
+//!     event ──► quiet for MANIFEST_DEBOUNCE (MANIFEST_WRITE_QUIET while a writer has the file open) ──► look
+//!     look: a file became invalid or is gone ──► MANIFEST_GRACE ──► look again ──► counts
+//! ```
+//!
+//! so that half-written files, and files an editor takes away and puts back, are never taken for what they are not.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::Async;
+use rustix::fs::inotify::{ReadFlags, Reader};
+
+use super::identity::NodeName;
+use super::manifest::{ManifestPod, ParsedFile};
+use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
+use super::{Origin, Problem, SourceUpdate, SourcedPod, shown_file};
+use crate::clock::SharedClock;
+use crate::limits;
+use crate::model::{DesiredPod, Mono};
+
+/// The name of this source in `SourceUpdate::source`.
+pub const NAME: &str = "file";
+
+/// Watches one directory of manifests.
+pub struct FileSource {
+    dir: PathBuf,
+    /// The directory as problems name it.
+    shown: Arc<str>,
+    node: NodeName,
+    clock: SharedClock,
+    rescan: Duration,
+    watch: Option<Async<OwnedFd>>,
+    /// The directory that `watch` watches.
+    watched: Option<DirId>,
+    /// The directory whose manifests count.
+    home: Option<DirId>,
+    files: BTreeMap<OsString, Record>,
+    /// Events not yet looked at. Full: the whole directory is read anew.
+    pending: BTreeMap<OsString, Pending>,
+    read_all: bool,
+    dir_problem: Option<String>,
+    left_off: usize,
+    /// Names already said to be left alone, at most `MANIFEST_FILES_MAX`.
+    ignored: BTreeSet<OsString>,
+    said_no_watch: bool,
+    said: Vec<Problem>,
+    /// A change that no update told yet.
+    changed: bool,
+    unsettled_since: Option<Mono>,
+    look_at: Mono,
+    first: bool,
+}
+
+/// What a file said when last it counted.
+#[derive(Default)]
+struct Record {
+    stamp: Option<Stamp>,
+    pods: Vec<SourcedPod>,
+    problems: Vec<Problem>,
+    /// Its new content is invalid since then; it may be half-written.
+    suspect_since: Option<Mono>,
+    /// It is gone since then; it may come back.
+    missing_since: Option<Mono>,
+}
+
+#[derive(Clone, Copy)]
+struct Pending {
+    last: Mono,
+    /// Written to and not closed yet.
+    writing: bool,
+}
+
+impl Pending {
+    fn ready_at(self) -> Mono {
+        self.last + if self.writing { limits::MANIFEST_WRITE_QUIET } else { limits::MANIFEST_DEBOUNCE }
+    }
+}
+
+impl FileSource {
+    /// A source for the manifests in `dir`, which need not exist yet. Nothing is read before [`FileSource::next`].
+    pub fn new(dir: &Path, node: NodeName, clock: SharedClock, rescan: Duration) -> Self {
+        let look_at = clock.now().mono;
+        Self {
+            dir: dir.to_owned(),
+            shown: Arc::from(dir.to_string_lossy()),
+            node,
+            clock,
+            rescan,
+            watch: None,
+            watched: None,
+            home: None,
+            files: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            read_all: false,
+            dir_problem: None,
+            left_off: 0,
+            ignored: BTreeSet::new(),
+            said_no_watch: false,
+            said: Vec::new(),
+            changed: false,
+            unsettled_since: None,
+            look_at,
+            first: true,
+        }
+    }
+
+    /// Waits for the next change and returns everything this source wants then; the first call returns after the
+    /// first look. May be dropped at any await: nothing is lost.
+    pub async fn next(&mut self) -> SourceUpdate {
+        loop {
+            let now = self.clock.now().mono;
+            if now >= self.wake_at() {
+                self.look().await;
+                if self.should_tell() {
+                    return self.update();
+                }
+            } else {
+                self.wait().await;
+            }
+        }
+    }
+
+    /// Sends every update until the receiver is gone.
+    pub async fn run(mut self, updates: smol::channel::Sender<SourceUpdate>) {
+        while updates.send(self.next().await).await.is_ok() {}
+    }
+
+    /// When to look next, whatever inotify says.
+    fn wake_at(&self) -> Mono {
+        let pending = self.pending.values().map(|pending| pending.ready_at());
+        let grace = self.files.values().filter_map(Record::grace_until);
+        pending.chain(grace).chain([self.look_at]).min().unwrap_or(self.look_at)
+    }
+
+    /// Waits for an event or the next time to look.
+    async fn wait(&mut self) {
+        let timer = self.clock.sleep_until(self.wake_at());
+        let Some(watch) = &self.watch else {
+            timer.await;
+            return;
+        };
+        let event = async {
+            // An error of the reactor is met again when the events are read.
+            let _ = watch.readable().await;
+            true
+        };
+        let due = async {
+            timer.await;
+            false
+        };
+        if smol::future::or(event, due).await {
+            self.take_events();
+        }
+    }
+
+    /// Moves inotify's events into `pending`.
+    fn take_events(&mut self) {
+        let now = self.clock.now().mono;
+        let Some(watch) = self.watch.take() else { return };
+        let mut buffer = [MaybeUninit::uninit(); limits::INOTIFY_BUFFER_BYTES];
+        let mut reader = Reader::new(watch.get_ref(), &mut buffer);
+        let mut lost = false;
+        loop {
+            match reader.next() {
+                Ok(event) => {
+                    let flags = event.events();
+                    let gone = ReadFlags::IGNORED
+                        | ReadFlags::UNMOUNT
+                        | ReadFlags::DELETE_SELF
+                        | ReadFlags::MOVE_SELF;
+                    if flags.intersects(gone) {
+                        lost = true;
+                    }
+                    if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
+                        self.read_all = true;
+                        self.look_soon(now);
+                    }
+                    match event.file_name() {
+                        Some(name) => self.note(now, OsStr::from_bytes(name.to_bytes()), flags),
+                        None => self.look_soon(now),
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => {
+                    lost = true;
+                    break;
+                }
+            }
+        }
+        if lost {
+            // The directory is another one now, or none: the next look makes a new watch.
+            self.watched = None;
+            self.look_soon(now);
+        } else {
+            self.watch = Some(watch);
+        }
+    }
+
+    fn note(&mut self, now: Mono, name: &OsStr, flags: ReadFlags) {
+        if !is_manifest_name(name) {
+            // A directory of links to `..data/*` is switched by renaming `..data`.
+            if name.as_bytes().starts_with(b"..") {
+                self.look_soon(now);
+            }
+            return;
+        }
+        if self.pending.len() >= limits::MANIFEST_FILES_MAX && !self.pending.contains_key(name) {
+            self.read_all = true;
+            self.look_soon(now);
+            return;
+        }
+        let writing = flags.contains(ReadFlags::MODIFY)
+            || (flags.contains(ReadFlags::ATTRIB) && self.pending.get(name).is_some_and(|p| p.writing));
+        self.pending.insert(name.to_owned(), Pending { last: now, writing });
+    }
+
+    fn look_soon(&mut self, now: Mono) {
+        self.look_at = self.look_at.min(now + limits::MANIFEST_DEBOUNCE);
+    }
+
+    /// Looks at the directory on the blocking pool and takes in what was found.
+    async fn look(&mut self) {
+        let started = self.clock.now();
+        let ready = |pending: &Pending| pending.ready_at() <= started.mono;
+        let due = |record: &Record| record.suspect_since.is_some();
+        let names = |wanted: bool| {
+            self.pending.iter().filter(move |(_, p)| ready(p) == wanted).map(|(name, _)| name.clone())
+        };
+        let mut force: BTreeSet<OsString> = names(true).collect();
+        force.extend(self.files.iter().filter(|(_, record)| due(record)).map(|(name, _)| name.clone()));
+        let skip: BTreeSet<OsString> = names(false).collect();
+        if self.read_all {
+            force.extend(self.files.keys().cloned());
+        }
+        let request = Look {
+            dir: self.dir.clone(),
+            node: self.node.clone(),
+            seen: started.wall,
+            known: self.files.iter().filter_map(|(name, r)| Some((name.clone(), r.stamp?))).collect(),
+            force,
+            skip,
+            watch: self.watched.map_or(Watch::Wanted, Watch::Has),
+        };
+        let outcome = smol::unblock(move || scan::look(&request)).await;
+        // From here on without an await: a dropped `next` leaves either all of this look or none of it.
+        self.pending.retain(|_, pending| pending.ready_at() > started.mono);
+        self.read_all = false;
+        let now = self.clock.now().mono;
+        match outcome {
+            Ok(found) => {
+                self.look_at = now + self.rescan;
+                self.take(found, now);
+            }
+            Err(problem) => {
+                self.watch = None;
+                self.watched = None;
+                self.look_at = now + self.rescan.min(limits::MANIFEST_DIR_RETRY);
+                self.changed |= self.dir_problem.as_ref() != Some(&problem);
+                self.dir_problem = Some(problem);
+            }
+        }
+        let unsettled = !self.pending.is_empty() || self.files.values().any(|r| r.grace_until().is_some());
+        self.unsettled_since = if unsettled { self.unsettled_since.or(Some(now)) } else { None };
+    }
+
+    /// Takes in a look that could read the directory.
+    fn take(&mut self, found: Found, now: Mono) {
+        if self.watched != Some(found.id) {
+            self.watch = found.watch.and_then(|fd| Async::new_nonblocking(fd).ok());
+            self.watched = self.watch.is_some().then_some(found.id);
+            if self.watch.is_none() && !std::mem::replace(&mut self.said_no_watch, true) {
+                log::warn!(
+                    "{}: no inotify watch is to be had (see fs.inotify.max_user_instances); looking every {} s",
+                    shown_file(&self.shown),
+                    self.rescan.as_secs()
+                );
+            }
+        }
+        let moved = self.home.is_some_and(|home| home.0 != found.id.0);
+        if moved && found.files.is_empty() && self.files.values().any(|record| !record.pods.is_empty()) {
+            // What an unmounted directory leaves behind looks like one whose manifests were all removed.
+            self.changed |= self.dir_problem.as_deref() != Some(UNMOUNTED);
+            self.dir_problem = Some(UNMOUNTED.to_owned());
+            return;
+        }
+        self.home = Some(found.id);
+        if self.dir_problem.take().is_some() {
+            self.changed = true;
+        }
+        self.changed |= std::mem::replace(&mut self.left_off, found.left_off) != found.left_off;
+        for name in found.ignored {
+            if self.ignored.len() < limits::MANIFEST_FILES_MAX && !self.ignored.contains(&name) {
+                let path = self.dir.join(&name);
+                log::info!(
+                    "{}: left alone, it is no .yaml, .yml or .json file",
+                    shown_file(&path.to_string_lossy())
+                );
+                self.ignored.insert(name);
+            }
+        }
+        let mut gone = Vec::new();
+        for (name, record) in &mut self.files {
+            if found.files.contains_key(name) {
+                record.missing_since = None;
+            } else if now >= *record.missing_since.get_or_insert(now) + limits::MANIFEST_GRACE {
+                gone.push(name.clone());
+            }
+        }
+        for name in gone {
+            self.files.remove(&name);
+            self.changed = true;
+        }
+        for (name, file) in found.files {
+            self.take_file(name, file, now);
+        }
+    }
+
+    fn take_file(&mut self, name: OsString, file: FoundFile, now: Mono) {
+        let path: Arc<str> = Arc::from(self.dir.join(&name).to_string_lossy());
+        let (stamp, unstable, parsed) = match file {
+            FoundFile::Same | FoundFile::Skipped => return,
+            FoundFile::Refused(why) => {
+                let problems = vec![Problem::of_file(&path, why)];
+                (None, false, ParsedFile { pods: Vec::new(), problems })
+            }
+            FoundFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
+        };
+        let record = self.files.entry(name).or_default();
+        let same_problems = record.problems.len() == parsed.problems.len()
+            && record.problems.iter().zip(&parsed.problems).all(|(old, new)| old.same_as(new));
+        let invalid = !parsed.problems.is_empty();
+        if invalid && !same_problems && !self.first {
+            // Invalid just now: it may be half-written. It counts when it is still so after the grace.
+            let since = *record.suspect_since.get_or_insert(now);
+            if now < since + limits::MANIFEST_GRACE {
+                return;
+            }
+        }
+        record.suspect_since = None;
+        if unstable {
+            self.look_at = self.look_at.min(now + limits::MANIFEST_GRACE);
+        }
+        let pods: Vec<SourcedPod> = parsed.pods.into_iter().map(|pod| sourced(pod, &path)).collect();
+        let same_pods = pods.len() == record.pods.len()
+            && pods.iter().zip(&record.pods).all(|(new, old)| {
+                (&new.pod.key, &new.config_hash, &new.origin) == (&old.pod.key, &old.config_hash, &old.origin)
+            });
+        record.stamp = stamp;
+        if !same_pods {
+            record.pods = pods;
+        }
+        record.problems = parsed.problems;
+        self.changed |= !same_pods || !same_problems;
+    }
+
+    /// A change is told once the directory has settled, or has not for too long.
+    fn should_tell(&self) -> bool {
+        let now = self.clock.now().mono;
+        let settled = self.unsettled_since.is_none_or(|since| now >= since + limits::MANIFEST_UNSETTLED_MAX);
+        (self.changed && settled) || self.first
+    }
+
+    /// Everything this source wants and everything that is wrong.
+    fn update(&mut self) -> SourceUpdate {
+        let mut problems: Vec<Problem> = Vec::new();
+        if let Some(problem) = &self.dir_problem {
+            let kept = if self.first { "" } else { "; its pods stay as they are" };
+            problems.push(Problem::of_file(&self.shown, format!("{problem}{kept}")));
+        }
+        if self.left_off > 0 {
+            let max = limits::MANIFEST_FILES_MAX;
+            let message = format!("has {} manifests more than the {max} that are read", self.left_off);
+            problems.push(Problem::of_file(&self.shown, message));
+        }
+        let all: usize = self.files.values().map(|record| record.problems.len()).sum();
+        let room = limits::PROBLEMS_MAX - problems.len();
+        problems.extend(self.files.values().flat_map(|record| record.problems.iter().cloned()).take(room));
+        if all > room {
+            problems.pop();
+            problems.push(Problem::of_file(&self.shown, format!("{} more problems", all - room + 1)));
+        }
+        for problem in &mut problems {
+            problem.fresh = !self.said.iter().any(|said| said.same_as(problem));
+        }
+        self.said.clone_from(&problems);
+        self.changed = false;
+        self.first = false;
+        // While files are being written or replaced, a pod that is not named may still be meant.
+        let complete = problems.is_empty() && self.unsettled_since.is_none();
+        // Told while not settled: tell again when it is.
+        self.changed |= self.unsettled_since.is_some();
+        let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
+        SourceUpdate { source: NAME, pods, problems, complete }
+    }
+}
+
+const UNMOUNTED: &str = "is empty and on another file system than before; if it was unmounted, mount it again, \
+                         if its manifests were removed, restart the agent";
+
+impl Record {
+    fn grace_until(&self) -> Option<Mono> {
+        let since = match (self.suspect_since, self.missing_since) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        since.map(|since| since + limits::MANIFEST_GRACE)
+    }
+}
+
+/// Makes the pod of a file a pod of the loop's thread.
+pub(super) fn sourced(pod: ManifestPod, file: &Arc<str>) -> SourcedPod {
+    SourcedPod {
+        pod: DesiredPod::new(pod.pod),
+        origin: Origin { file: file.clone(), document: pod.document },
+        config_hash: pod.config_hash,
+    }
+}

@@ -1,0 +1,320 @@
+//! Who a static pod is: its name on this node, its UID and the hash of its manifest (DESIGN.md, "Static pod
+//! identity"). PURE.
+//!
+//! Both hashes are taken from the document as written, before defaulting and typing, in a canonical form: JSON
+//! without white space, keys sorted, nulls left out. So neither an upgrade of the agent nor a reformatted manifest
+//! changes a UID. The golden test (`tests/golden`) holds the bytes that are hashed.
+
+use std::fmt;
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, Toleration};
+use sha2::{Digest, Sha256};
+
+use super::decode::Node;
+use crate::model::Wall;
+
+/// The node's name as it was stored at the first start.
+#[derive(Clone, PartialEq, Eq)]
+pub struct NodeName(Arc<str>);
+
+impl NodeName {
+    /// The name as given.
+    pub fn new(name: &str) -> Self {
+        Self(Arc::from(name))
+    }
+
+    /// The name as given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// What a manifest's pod is called here: `NAME-NODENAME`, the node's name in lower case (`generatePodName`).
+    pub fn pod_name(&self, name: &str) -> String {
+        format!("{name}-{}", self.0.to_lowercase())
+    }
+}
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Annotation: which kind of source a pod came from (`file`).
+pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Annotation: when the source first saw this manifest, RFC 3339.
+pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
+/// Annotation: the hash of the whole manifest.
+pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+/// What is computed from a manifest before it is defaulted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// `metadata.uid`: the manifest's own, else the hash of what may not change while the pod lives.
+    pub uid: String,
+    /// `kubernetes.io/config.hash`: the hash of the whole manifest, `status` apart.
+    pub config_hash: String,
+}
+
+/// The namespace a manifest asks for; `default` when it does not.
+pub fn namespace(manifest: &Node) -> &str {
+    let given = manifest.field("metadata").and_then(|m| m.field("namespace")).and_then(Node::text);
+    given.filter(|namespace| !namespace.is_empty()).unwrap_or("default")
+}
+
+/// Computes the identity of `manifest` on `node`.
+///
+/// With `restartPolicy: Always` (or none) the images of app containers and sidecars and the metadata stay out of the
+/// UID: a change of these restarts one container in place. Everything else, and with another policy everything but
+/// the status, makes another pod. Unlike the kubelet's (`applyDefaults`), the UID does not depend on the file.
+pub fn identity(node: &NodeName, manifest: &Node) -> Identity {
+    let metadata = manifest.field("metadata");
+    let name = metadata.and_then(|m| m.field("name")).and_then(Node::text).unwrap_or_default();
+    let parts = [node.as_str(), namespace(manifest), name];
+    let own_uid = metadata.and_then(|m| m.field("uid")).and_then(Node::text).filter(|uid| !uid.is_empty());
+    let uid = match own_uid {
+        Some(uid) => uid.to_owned(),
+        None => digest("smolet pod uid 1", &parts, &canonical_immutable(manifest)),
+    };
+    Identity { uid, config_hash: digest("smolet config hash 1", &parts, &canonical(manifest)) }
+}
+
+/// Gives a decoded pod its identity, as `applyDefaults` of the kubelet's `pkg/kubelet/config` does.
+pub fn apply(pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
+    let meta = &mut pod.metadata;
+    meta.uid = Some(identity.uid.clone());
+    meta.name = meta.name.as_deref().map(|name| node.pod_name(name));
+    if meta.namespace.as_deref().unwrap_or_default().is_empty() {
+        meta.namespace = Some("default".to_owned());
+    }
+    let annotations = meta.annotations.get_or_insert_default();
+    annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
+    annotations.insert(CONFIG_SEEN.to_owned(), seen.to_string());
+    annotations.insert(CONFIG_HASH.to_owned(), identity.config_hash.clone());
+    let spec = pod.spec.get_or_insert_default();
+    spec.node_name = Some(node.as_str().to_owned());
+    // A static pod stays when the node has problems (`AddOrUpdateTolerationInPod`).
+    let stays = Toleration {
+        operator: Some("Exists".to_owned()),
+        effect: Some("NoExecute".to_owned()),
+        ..Toleration::default()
+    };
+    let tolerations = spec.tolerations.get_or_insert_default();
+    if !tolerations.contains(&stays) {
+        tolerations.push(stays);
+    }
+    // What a manifest says of a status is not looked at; the kubelet sets the phase alone.
+    pod.status = Some(k8s_openapi::api::core::v1::PodStatus {
+        phase: Some("Pending".to_owned()),
+        ..Default::default()
+    });
+}
+
+/// Half of a SHA-256 in hex: 32 characters, as long as the kubelet's. Parts are joined by their lengths, so that no
+/// two lists of parts hash alike.
+fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [purpose].iter().chain(parts).chain(&[body]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hash.finalize().iter().take(16).fold(String::with_capacity(32), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// The canonical form of the whole manifest, its status apart.
+pub fn canonical(manifest: &Node) -> String {
+    let mut out = String::new();
+    write_node(&mut out, manifest, &|path: &[Step<'_>], _| path == [Step::Key("status")]);
+    out
+}
+
+/// The canonical form of what makes a manifest's pod this pod and no other.
+pub fn canonical_immutable(manifest: &Node) -> String {
+    let policy = manifest.field("spec").and_then(|spec| spec.field("restartPolicy"));
+    let always = policy.is_none_or(|policy| policy.text() == Some("Always"));
+    let mut out = String::new();
+    write_node(&mut out, manifest, &|path: &[Step<'_>], parent| match path {
+        [Step::Key("status")] => true,
+        [Step::Key("metadata")] => always,
+        [Step::Key("spec"), Step::Key("containers"), Step::Item, Step::Key("image")] => always,
+        [Step::Key("spec"), Step::Key("initContainers"), Step::Item, Step::Key("image")] => {
+            always && parent.field("restartPolicy").and_then(Node::text) == Some("Always")
+        }
+        _ => false,
+    });
+    out
+}
+
+/// One step into a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step<'a> {
+    Key(&'a str),
+    Item,
+}
+
+/// Writes `node` canonically; `skip` decides by path and parent map which entries are left out.
+fn write_node(out: &mut String, node: &Node, skip: &dyn Fn(&[Step<'_>], &Node) -> bool) {
+    fn go<'a>(
+        out: &mut String,
+        node: &'a Node,
+        path: &mut Vec<Step<'a>>,
+        skip: &dyn Fn(&[Step<'_>], &Node) -> bool,
+    ) {
+        match node {
+            Node::Null => out.push_str("null"),
+            Node::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
+            Node::Int(value) => {
+                let _ = write!(out, "{value}");
+            }
+            // Whole floats print like integers: JSON knows one kind of number.
+            Node::Float(value) => {
+                let _ = write!(out, "{value}");
+            }
+            Node::Text(text) => write_text(out, text),
+            Node::List(items) => {
+                out.push('[');
+                path.push(Step::Item);
+                for (index, item) in items.iter().enumerate() {
+                    if index > 0 {
+                        out.push(',');
+                    }
+                    go(out, item, path, skip);
+                }
+                path.pop();
+                out.push(']');
+            }
+            Node::Map(entries) => {
+                let mut sorted: Vec<&'a (Box<str>, Node)> = entries.iter().collect();
+                sorted.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+                out.push('{');
+                let start = out.len();
+                for (key, value) in sorted {
+                    path.push(Step::Key(key));
+                    if !matches!(value, Node::Null) && !skip(path, node) {
+                        if out.len() > start {
+                            out.push(',');
+                        }
+                        write_text(out, key);
+                        out.push(':');
+                        go(out, value, path, skip);
+                    }
+                    path.pop();
+                }
+                out.push('}');
+            }
+        }
+    }
+    go(out, node, &mut Vec::new(), skip);
+}
+
+/// JSON text, escaping only what JSON demands.
+fn write_text(out: &mut String, text: &str) {
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => out.extend(['\\', c]),
+            '\0'..='\u{1f}' => {
+                let _ = write!(out, "\\u{:04x}", c as u32);
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::decode::yaml::documents;
+
+    fn tree(text: &str) -> Node {
+        let mut got = None;
+        documents(text.as_bytes(), |_, outcome| got = outcome.ok()).expect(text);
+        got.expect(text)
+    }
+
+    const BASE: &str = "kind: Pod\nmetadata: {name: web, labels: {a: b}}\nspec:\n  initContainers:\n  - {name: i, \
+                        image: init:1}\n  - {name: s, image: side:1, restartPolicy: Always}\n  containers:\n  - {name: \
+                        a, image: app:1, args: [x]}\n";
+
+    fn uid(text: &str) -> String {
+        identity(&NodeName::new("gw"), &tree(text)).uid
+    }
+
+    fn hash(text: &str) -> String {
+        identity(&NodeName::new("gw"), &tree(text)).config_hash
+    }
+
+    /// (what changes, from, to, the UID stays under Always, the UID stays under Never)
+    #[test]
+    fn the_uid_changes_with_the_immutable_part_only() {
+        for (what, from, to, stays_always, stays_never) in [
+            ("an app container's image", "app:1", "app:2", true, false),
+            ("a sidecar's image", "side:1", "side:2", true, false),
+            ("an init container's image", "init:1", "init:2", false, false),
+            ("a label", "a: b", "a: c", true, false),
+            ("an argument", "[x]", "[y]", false, false),
+            ("the name", "name: web", "name: wob", false, false),
+            ("the namespace", "name: web", "name: web, namespace: other", false, false),
+            ("a namespace that was the default", "name: web", "name: web, namespace: default", true, false),
+            ("a comment", "spec:", "spec: # note", true, true),
+            ("a null", "spec:\n", "spec:\n  volumes:\n", true, true),
+            ("quotes", "init:1", "'init:1'", true, true),
+            ("the order of keys", "name: a, image: app:1", "image: app:1, name: a", true, true),
+            ("a status", "kind: Pod", "kind: Pod\nstatus: {phase: Failed}", true, true),
+        ] {
+            assert!(BASE.contains(from), "{what}");
+            assert_eq!(uid(BASE) == uid(&BASE.replacen(from, to, 1)), stays_always, "Always: {what}");
+            let never = BASE.replace("spec:\n", "spec:\n  restartPolicy: Never\n");
+            assert_eq!(uid(&never) == uid(&never.replacen(from, to, 1)), stays_never, "Never: {what}");
+        }
+        assert_ne!(uid(BASE), identity(&NodeName::new("gw2"), &tree(BASE)).uid, "another node");
+    }
+
+    #[test]
+    fn the_config_hash_covers_the_whole_manifest() {
+        for (from, to, stays) in [
+            ("app:1", "app:2", false),
+            ("a: b", "a: c", false),
+            ("[x]", "[y]", false),
+            ("kind: Pod", "kind: Pod\nstatus: {phase: Failed}", true),
+        ] {
+            assert_eq!(hash(BASE) == hash(&BASE.replacen(from, to, 1)), stays, "{from} → {to}");
+        }
+    }
+
+    #[test]
+    fn an_explicit_uid_is_honoured() {
+        let own = BASE.replace("name: web", "name: web, uid: my-uid");
+        assert_eq!(uid(&own), "my-uid");
+        assert_eq!(hash(&own).len(), 32);
+    }
+
+    #[test]
+    fn a_pod_gets_what_the_kubelet_gives_a_static_pod() {
+        let manifest = tree(BASE);
+        let node = NodeName::new("Gateway-7");
+        let mut pod: Pod = super::super::decode::typed::read(&manifest, Default::default()).expect("a pod");
+        apply(&mut pod, &identity(&node, &manifest), &node, Wall(0));
+        assert_eq!(pod.metadata.name.as_deref(), Some("web-gateway-7"));
+        assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        assert_eq!(annotations.get(CONFIG_SOURCE).map(String::as_str), Some("file"));
+        assert_eq!(annotations.get(CONFIG_SEEN).map(String::as_str), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(annotations.get(CONFIG_HASH).map(String::len), Some(32));
+        let spec = pod.spec.expect("a spec");
+        assert_eq!(spec.node_name.as_deref(), Some("Gateway-7"));
+        assert_eq!(spec.tolerations.map(|t| t.len()), Some(1));
+    }
+}

@@ -1,0 +1,243 @@
+//! One manifest file's bytes → its pods and its problems: decoding, identity, defaults and validation in order. PURE.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
+use super::identity::{self, NodeName};
+use super::{Problem, defaults, validate};
+use crate::limits;
+use crate::model::Wall;
+
+/// A valid pod of a file. Holds no `Rc`: files are read on the blocking pool.
+#[derive(Clone, Debug)]
+pub struct ManifestPod {
+    /// Defaulted, validated, with its identity.
+    pub pod: Pod,
+    /// The document it stands in, from 1.
+    pub document: u32,
+    /// The hash of its whole manifest.
+    pub config_hash: Box<str>,
+}
+
+/// What one file says.
+#[derive(Clone, Debug, Default)]
+pub struct ParsedFile {
+    /// The valid pods, in the order of the documents.
+    pub pods: Vec<ManifestPod>,
+    /// What is wrong, in the order of the documents; at most `PROBLEMS_PER_FILE_MAX`.
+    pub problems: Vec<Problem>,
+}
+
+/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`.
+///
+/// Never fails as a whole: a document that is wrong becomes a problem, the others become pods.
+pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall) -> ParsedFile {
+    let mut reader = FileReader { file, node, seen, parsed: ParsedFile::default(), left_off: 0 };
+    let mut empty = true;
+    let outcome = yaml::documents(bytes, |document, outcome| {
+        empty = false;
+        match outcome {
+            Ok(tree) => reader.document(document, &tree),
+            Err(error) => {
+                let message = format!("line {}: {}", error.line, error.message);
+                reader.report(Some(document), None, FieldError::new("", message));
+            }
+        }
+    });
+    match outcome {
+        Ok(()) if empty => {
+            // Not "no pods": an editor or a copy may just have emptied the file, and a full disk leaves such files.
+            let message = "is empty; to stop its pods, remove the file";
+            reader.report(None, None, FieldError::new("", message));
+        }
+        Ok(()) => {}
+        Err(error) => {
+            let message = format!("line {}: {}", error.line, error.message);
+            reader.report(None, None, FieldError::new("", message));
+        }
+    }
+    reader.finish()
+}
+
+struct FileReader<'a> {
+    file: &'a Arc<str>,
+    node: &'a NodeName,
+    seen: Wall,
+    parsed: ParsedFile,
+    left_off: usize,
+}
+
+impl FileReader<'_> {
+    fn report(&mut self, document: Option<u32>, pod: Option<&str>, error: FieldError) {
+        if self.parsed.problems.len() + 1 >= limits::PROBLEMS_PER_FILE_MAX {
+            self.left_off += 1;
+            return;
+        }
+        let message = match error.value {
+            Some(value) => format!("{value}: {}", error.message),
+            None => error.message,
+        };
+        self.parsed.problems.push(Problem {
+            file: self.file.clone(),
+            document,
+            pod: pod.map(Box::from),
+            field: Some(error.path).filter(|path| !path.is_empty()).map(Box::from),
+            message: message.into(),
+            fresh: true,
+        });
+    }
+
+    fn finish(mut self) -> ParsedFile {
+        if self.left_off > 0 {
+            let message = format!("{} more problems in this file", self.left_off);
+            self.parsed.problems.push(Problem::of_file(self.file, message));
+        }
+        self.parsed
+    }
+
+    /// A document: one object, or a list of pods.
+    fn document(&mut self, document: u32, tree: &Node) {
+        if !matches!(tree, Node::Map(_)) {
+            let error =
+                FieldError::with_value("", tree.to_string(), "is no Kubernetes object; expected kind: Pod");
+            return self.report(Some(document), None, error);
+        }
+        let kind = tree.field("kind").and_then(Node::text).unwrap_or_default();
+        match kind {
+            "Pod" => self.pod(document, tree, Path::default()),
+            "List" | "PodList" => self.list(document, tree, kind),
+            _ => self.report(Some(document), None, kind_error("", tree)),
+        }
+    }
+
+    fn list(&mut self, document: u32, tree: &Node, kind: &str) {
+        if let Some(error) = version_error("", tree) {
+            return self.report(Some(document), None, error);
+        }
+        let Some(Node::List(items)) = tree.field("items") else {
+            return self.report(
+                Some(document),
+                None,
+                FieldError::new("items", "is required: the list's pods"),
+            );
+        };
+        if let Node::Map(entries) = tree {
+            for (key, _) in entries {
+                if !matches!(&**key, "apiVersion" | "kind" | "metadata" | "items") {
+                    let error = FieldError::new(middle_cut(key, 64), "unknown field; a List has items only");
+                    self.report(Some(document), None, error);
+                }
+            }
+        }
+        for (index, item) in items.iter().enumerate() {
+            let mut at = Path::default();
+            at.push("items");
+            at.push_index(index);
+            // The items of a PodList may leave out what they are, as the API server's do.
+            let bare = kind == "PodList" && item.field("kind").is_none();
+            if bare || item.field("kind").and_then(Node::text) == Some("Pod") {
+                self.pod(document, item, at);
+            } else {
+                self.report(Some(document), None, kind_error(&at.shown(), item));
+            }
+        }
+    }
+
+    fn pod(&mut self, document: u32, tree: &Node, at: Path) {
+        let shown_at = at.shown();
+        let prefix = |path: &str| match (shown_at.is_empty(), path.is_empty()) {
+            (true, _) => path.to_owned(),
+            (false, true) => shown_at.clone(),
+            (false, false) => format!("{shown_at}.{path}"),
+        };
+        let name = tree.field("metadata").and_then(|m| m.field("name")).and_then(Node::text);
+        let called = name.map(|name| {
+            middle_cut(&format!("{}/{name}", identity::namespace(tree)), limits::PROBLEM_PATH_CHARS_MAX)
+                .replace(char::is_control, "\u{fffd}")
+        });
+        let called = called.as_deref();
+        if tree.field("kind").is_some() || tree.field("apiVersion").is_some() {
+            if let Some(error) = version_error(&shown_at, tree) {
+                return self.report(Some(document), called, error);
+            }
+        }
+        if let Some(mut error) = too_many(tree) {
+            error.path = prefix(&error.path);
+            return self.report(Some(document), called, error);
+        }
+        let mut pod: Pod = match typed::read(tree, at) {
+            Ok(pod) => pod,
+            Err(errors) => {
+                errors.into_iter().for_each(|error| self.report(Some(document), called, error));
+                return;
+            }
+        };
+        let identity = identity::identity(self.node, tree);
+        let mut errors = validate::as_written(&pod, self.node);
+        if errors.is_empty() {
+            identity::apply(&mut pod, &identity, self.node, self.seen);
+            defaults::set(&mut pod);
+            errors = validate::pod(&pod);
+        }
+        if errors.is_empty() {
+            let config_hash = identity.config_hash.into();
+            self.parsed.pods.push(ManifestPod { pod, document, config_hash });
+        }
+        for mut error in errors {
+            error.path = prefix(&error.path);
+            self.report(Some(document), called, error);
+        }
+    }
+}
+
+/// Lists whose items are large once typed are counted before they are.
+fn too_many(tree: &Node) -> Option<FieldError> {
+    let spec = tree.field("spec")?;
+    let containers = limits::CONTAINERS_PER_LIST_MAX;
+    [
+        ("containers", containers),
+        ("initContainers", containers),
+        ("ephemeralContainers", containers),
+        ("volumes", limits::VOLUMES_PER_POD_MAX),
+    ]
+    .into_iter()
+    .find_map(|(field, max)| {
+        let items = spec.field(field)?.items().len();
+        (items > max).then(|| {
+            FieldError::with_value(
+                format!("spec.{field}"),
+                items.to_string(),
+                format!("must have at most {max} items"),
+            )
+        })
+    })
+}
+
+fn kind_error(at: &str, tree: &Node) -> FieldError {
+    let path = if at.is_empty() { "kind".to_owned() } else { format!("{at}.kind") };
+    match tree.field("kind") {
+        None => FieldError::new(path, "is required: Pod or List"),
+        Some(Node::Text(kind)) if matches!(&**kind, "List" | "PodList") => FieldError::with_value(
+            path,
+            quoted(kind),
+            "a list in a list is not read; put its pods into one list",
+        ),
+        Some(Node::Text(kind)) => FieldError::with_value(
+            path,
+            quoted(kind),
+            "must be Pod or List; other kinds need a Kubernetes API server",
+        ),
+        Some(other) => FieldError::with_value(path, other.to_string(), "must be Pod or List"),
+    }
+}
+
+fn version_error(at: &str, tree: &Node) -> Option<FieldError> {
+    let path = if at.is_empty() { "apiVersion".to_owned() } else { format!("{at}.apiVersion") };
+    match tree.field("apiVersion") {
+        None => Some(FieldError::new(path, "is required: v1")),
+        Some(Node::Text(version)) if &**version == "v1" => None,
+        Some(other) => Some(FieldError::with_value(path, other.to_string(), "must be v1")),
+    }
+}

@@ -1,0 +1,331 @@
+//! One look at a manifest directory or file: blocking system calls, run on the blocking pool.
+//!
+//! Only regular files are opened, without ever waiting on one (`O_NONBLOCK`), and only when their stamp changed, so
+//! an idle look costs one `readdir` and one `stat` a file.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
+
+use super::identity::NodeName;
+use super::manifest::{ParsedFile, parse};
+use crate::limits;
+use crate::model::Wall;
+
+/// What tells that a file changed, without reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    dev: u64,
+    ino: u64,
+    size: u64,
+    modified: (i64, i64),
+    /// The inode's own change time: seen even where a tool sets the modification time back.
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(meta: &Metadata) -> Self {
+        Self {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            size: meta.size(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        }
+    }
+}
+
+/// Which directory: its device and inode.
+pub type DirId = (u64, u64);
+
+/// What one look needs to know.
+pub struct Look {
+    /// The directory.
+    pub dir: PathBuf,
+    /// For the pods' identity.
+    pub node: NodeName,
+    /// For the pods' `config.seen`.
+    pub seen: Wall,
+    /// The files known from earlier looks.
+    pub known: BTreeMap<OsString, Stamp>,
+    /// Files to read whatever their stamp says.
+    pub force: BTreeSet<OsString>,
+    /// Files that are being written: not to be touched now.
+    pub skip: BTreeSet<OsString>,
+    /// Whether to watch the directory.
+    pub watch: Watch,
+}
+
+/// Whether a look makes an inotify watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Watch {
+    /// No watch is wanted.
+    Without,
+    /// This directory is watched already; another one needs a new watch.
+    Has(DirId),
+    /// None is there yet.
+    Wanted,
+}
+
+/// What one look found.
+pub struct Found {
+    /// Which directory it was.
+    pub id: DirId,
+    /// A new watch on it when `Look::watch` asked for one; nothing when there was no need or inotify is used up.
+    pub watch: Option<OwnedFd>,
+    /// The manifests, by name.
+    pub files: BTreeMap<OsString, FoundFile>,
+    /// Names that are no manifests, at most `MANIFEST_FILES_MAX`.
+    pub ignored: Vec<OsString>,
+    /// Manifests beyond `MANIFEST_FILES_MAX`.
+    pub left_off: usize,
+}
+
+/// One manifest file.
+pub enum FoundFile {
+    /// Its stamp is as known.
+    Same,
+    /// It was to be skipped.
+    Skipped,
+    /// It cannot be read: why.
+    Refused(String),
+    /// It was read.
+    Read {
+        /// Its stamp before reading: when it changed meanwhile, the next look sees another one.
+        stamp: Stamp,
+        /// It changed while it was read.
+        unstable: bool,
+        /// What it says.
+        parsed: ParsedFile,
+    },
+}
+
+/// True for names of manifests: `.yaml`, `.yml` and `.json`, not hidden, no editor's or tool's copy.
+///
+/// The suffix alone leaves out `x.yaml~`, `x.yaml.backup`, `.bak`, `.orig`, `.swp`, `.rpmsave`, `.dpkg-*` and `#x#`.
+pub fn is_manifest_name(name: &OsStr) -> bool {
+    let name = name.as_bytes();
+    let suffix = |suffix: &[u8]| name.len() > suffix.len() && name.ends_with(suffix);
+    !name.starts_with(b".")
+        && !name.starts_with(b"#")
+        && (suffix(b".yaml") || suffix(b".yml") || suffix(b".json"))
+}
+
+/// Looks at the directory; an error says in one sentence what is wrong with it.
+pub fn look(look: &Look) -> Result<Found, String> {
+    let meta = fs::metadata(&look.dir).map_err(|e| dir_error(&e))?;
+    if !meta.is_dir() {
+        return Err("is no directory; give the directory that holds the manifests".to_owned());
+    }
+    let id = (meta.dev(), meta.ino());
+    // Before reading: what changes from here on is told by an event.
+    let watch = match look.watch {
+        Watch::Without => None,
+        Watch::Has(watched) if watched == id => None,
+        Watch::Has(_) | Watch::Wanted => watch(&look.dir),
+    };
+    let mut names = BTreeSet::new();
+    let mut ignored = Vec::new();
+    for (count, entry) in fs::read_dir(&look.dir).map_err(|e| dir_error(&e))?.enumerate() {
+        if count >= limits::MANIFEST_DIR_ENTRIES_MAX {
+            let max = limits::MANIFEST_DIR_ENTRIES_MAX;
+            return Err(format!("has more than {max} entries; keep manifests in a directory of their own"));
+        }
+        let name = entry.map_err(|e| dir_error(&e))?.file_name();
+        if is_manifest_name(&name) {
+            names.insert(name);
+        } else if ignored.len() < limits::MANIFEST_FILES_MAX {
+            ignored.push(name);
+        }
+    }
+    let left_off = names.len().saturating_sub(limits::MANIFEST_FILES_MAX);
+    let mut room = Room { left: limits::MANIFESTS_BYTES_MAX as u64 };
+    // Files already known keep their room: a new one must not push out a pod that runs.
+    look.known.iter().filter(|(name, _)| names.contains(*name)).for_each(|(_, stamp)| room.take(stamp.size));
+    let mut files = BTreeMap::new();
+    for name in names.into_iter().take(limits::MANIFEST_FILES_MAX) {
+        let found = if look.skip.contains(&name) {
+            FoundFile::Skipped
+        } else {
+            let known = look.known.get(&name);
+            one(look, &look.dir.join(&name), known, look.force.contains(&name), &mut room)
+        };
+        files.insert(name, found);
+    }
+    Ok(Found { id, watch, files, ignored, left_off })
+}
+
+struct Room {
+    left: u64,
+}
+
+impl Room {
+    fn take(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+fn one(look: &Look, path: &Path, known: Option<&Stamp>, force: bool, room: &mut Room) -> FoundFile {
+    if !force {
+        if let (Some(known), Ok(meta)) = (known, fs::metadata(path)) {
+            if meta.is_file() && Stamp::of(&meta) == *known {
+                return FoundFile::Same;
+            }
+        }
+    }
+    let (file, meta) = match open(path) {
+        Ok(opened) => opened,
+        Err(refusal) => return FoundFile::Refused(refusal),
+    };
+    let stamp = Stamp::of(&meta);
+    let own = known.map_or(0, |known| known.size);
+    if meta.size() > room.left + own && meta.size() <= limits::MANIFEST_BYTES_MAX as u64 {
+        let max = limits::MANIFESTS_BYTES_MAX;
+        return FoundFile::Refused(format!("does not fit: all manifests together may have {max} bytes"));
+    }
+    match read(&file, meta.size()) {
+        Err(refusal) => FoundFile::Refused(refusal),
+        Ok(bytes) => {
+            room.left += own;
+            room.take(meta.size());
+            let unstable = file.metadata().is_ok_and(|after| Stamp::of(&after) != stamp);
+            drop(file);
+            let name: Arc<str> = Arc::from(path.to_string_lossy());
+            FoundFile::Read { stamp, unstable, parsed: parse(&name, &bytes, &look.node, look.seen) }
+        }
+    }
+}
+
+/// Reads a file named by hand, whatever its name.
+pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
+    let (file, meta) = open(path)?;
+    read(&file, meta.size())
+}
+
+/// Reads at most a manifest's bytes from anything, such as standard input.
+pub fn read_stream(from: &mut dyn Read) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    from.take(limits::MANIFEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|e| file_error(&e))?;
+    if bytes.len() > limits::MANIFEST_BYTES_MAX { Err(too_large(None)) } else { Ok(bytes) }
+}
+
+fn open(path: &Path) -> Result<(File, Metadata), String> {
+    // Opening a device or a FIFO can have effects or wait; looked at first, and never waited on.
+    let kind = |meta: &Metadata| {
+        let kind = meta.file_type();
+        match () {
+            () if kind.is_dir() => Some("a directory"),
+            () if kind.is_fifo() => Some("a FIFO"),
+            () if kind.is_socket() => Some("a socket"),
+            () if kind.is_block_device() || kind.is_char_device() => Some("a device"),
+            () => None,
+        }
+    };
+    let refuse = |kind: &str| format!("is {kind}; a manifest must be a regular file");
+    let meta = fs::metadata(path).map_err(|e| file_error(&e))?;
+    if let Some(kind) = kind(&meta) {
+        return Err(refuse(kind));
+    }
+    #[allow(clippy::cast_possible_wrap, reason = "open flags are bits")]
+    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| file_error(&e))?;
+    let meta = file.metadata().map_err(|e| file_error(&e))?;
+    match kind(&meta) {
+        Some(kind) => Err(refuse(kind)),
+        None => Ok((file, meta)),
+    }
+}
+
+fn read(file: &File, size: u64) -> Result<Vec<u8>, String> {
+    if size > limits::MANIFEST_BYTES_MAX as u64 {
+        return Err(too_large(Some(size)));
+    }
+    let mut from = file;
+    read_stream(&mut from)
+}
+
+fn too_large(size: Option<u64>) -> String {
+    let max = limits::MANIFEST_BYTES_MAX;
+    match size {
+        Some(size) => format!("is too large: {size} bytes, at most {max} are read"),
+        None => format!("is too large: at most {max} bytes are read"),
+    }
+}
+
+fn file_error(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "does not exist, or is a symbolic link to nothing".to_owned(),
+        io::ErrorKind::PermissionDenied => "cannot be read: permission denied".to_owned(),
+        _ if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            "is a symbolic link that leads back to itself".to_owned()
+        }
+        _ => format!("cannot be read: {error}"),
+    }
+}
+
+fn dir_error(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::NotFound => "does not exist; create it and put the manifests there".to_owned(),
+        io::ErrorKind::PermissionDenied => "cannot be read: permission denied".to_owned(),
+        _ => format!("cannot be read: {error}"),
+    }
+}
+
+/// An inotify watch on the directory; nothing when the system has none left.
+fn watch(dir: &Path) -> Option<OwnedFd> {
+    let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
+    let events = WatchFlags::CREATE
+        | WatchFlags::MODIFY
+        | WatchFlags::CLOSE_WRITE
+        | WatchFlags::MOVED_FROM
+        | WatchFlags::MOVED_TO
+        | WatchFlags::DELETE
+        | WatchFlags::ATTRIB
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF
+        | WatchFlags::ONLYDIR;
+    inotify::add_watch(&fd, dir, events).ok()?;
+    Some(fd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_manifests() {
+        for (name, is) in [
+            ("web.yaml", true),
+            ("web.yml", true),
+            ("web.json", true),
+            ("a b.yaml", true),
+            ("web.backup.yaml", true),
+            (".web.yaml", false),
+            (".yaml", false),
+            ("web.yaml~", false),
+            ("#web.yaml#", false),
+            ("#web.yaml", false),
+            (".#web.yaml", false),
+            ("web.yaml.swp", false),
+            ("web.yaml.backup", false),
+            ("web.yaml.bak", false),
+            ("web.yaml.orig", false),
+            ("web.yaml.rpmsave", false),
+            ("web.yaml.dpkg-old", false),
+            ("web.yaml.tmp123", false),
+            ("README", false),
+            ("4913", false),
+        ] {
+            assert_eq!(is_manifest_name(OsStr::new(name)), is, "{name}");
+        }
+    }
+}
