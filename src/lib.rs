@@ -23,9 +23,10 @@
 
 pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod cri;
-pub mod events;
 pub mod desired;
+pub mod events;
 pub mod grpc;
 pub mod image;
 pub mod limits;
@@ -38,5 +39,5 @@ pub mod source;
 pub mod status;
 pub mod store;
 pub mod sync;
-pub mod volume;
 mod text;
+pub mod volume;

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 mod container_config;
 mod container_hash;
+mod container_statuses;
 mod cpu_memory_conversion;
 mod env_expand;
 mod fixture;
@@ -19,7 +20,6 @@ mod image_ref;
 mod labels_annotations;
 mod protojson;
 mod sandbox_config;
-mod container_statuses;
 
 /// Where the vectors are.
 fn folder() -> PathBuf {

@@ -1,0 +1,163 @@
+//! A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1): the fields smolet has, by their own names.
+//!
+//! Every other field is named in one message: a setting that would be ignored is refused.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+use crate::limits;
+use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
+
+/// What the file may set; `None` = not set.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct FileSettings {
+    kind: String,
+    api_version: String,
+    pub(super) static_pod_path: Option<PathBuf>,
+    pub(super) container_runtime_endpoint: Option<String>,
+    pub(super) pod_logs_dir: Option<PathBuf>,
+    pub(super) cgroup_root: Option<String>,
+    pub(super) cgroup_driver: Option<String>,
+    #[serde(rename = "cpuCFSQuota")]
+    pub(super) cpu_cfs_quota: Option<bool>,
+    #[serde(rename = "cpuCFSQuotaPeriod")]
+    pub(super) cpu_cfs_quota_period: Option<GoDuration>,
+    pub(super) seccomp_default: Option<bool>,
+    #[serde(rename = "clusterDNS")]
+    pub(super) cluster_dns: Option<Vec<String>>,
+    pub(super) cluster_domain: Option<String>,
+    pub(super) resolv_conf: Option<PathBuf>,
+    pub(super) file_check_frequency: Option<GoDuration>,
+    pub(super) runtime_request_timeout: Option<GoDuration>,
+    pub(super) max_pods: Option<usize>,
+    pub(super) crash_loop_back_off: CrashLoopBackOff,
+    pub(super) serialize_image_pulls: Option<bool>,
+}
+
+/// `crashLoopBackOff`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct CrashLoopBackOff {
+    pub(super) max_container_restart_period: Option<GoDuration>,
+}
+
+/// A duration as Go writes it (`metav1.Duration`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GoDuration(pub(super) Duration);
+
+impl<'de> Deserialize<'de> for GoDuration {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        parse_go_duration(&text).map(GoDuration).ok_or_else(|| {
+            serde::de::Error::custom(format!("{text:?}: must be a duration such as 20s, 1m30s or 2h"))
+        })
+    }
+}
+
+impl FileSettings {
+    /// Reads and checks the file.
+    ///
+    /// # Errors
+    /// One sentence that names the file, and every field that is unknown, not supported or of the wrong type.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let fail = |what: String| ConfigError(format!("{}: {what}", path.display()));
+        let size = std::fs::metadata(path).map_err(|e| fail(format!("cannot be read: {e}")))?.len();
+        if size > limits::CONFIG_FILE_BYTES_MAX as u64 {
+            return Err(fail(format!(
+                "has {size} bytes; at most {} are read",
+                limits::CONFIG_FILE_BYTES_MAX
+            )));
+        }
+        let bytes = std::fs::read(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+        Self::parse(&bytes).map_err(fail)
+    }
+
+    /// Takes the file's only document.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut documents: Vec<Node> = Vec::new();
+        let mut failed = None;
+        let whole = yaml::documents(bytes, |_, document| match document {
+            Ok(document) => documents.push(document),
+            Err(error) => failed = Some(error),
+        });
+        if let Some(error) = whole.err().or(failed) {
+            return Err(format!("line {}: {}", error.line, error.message));
+        }
+        let [document] = documents.as_slice() else {
+            return Err("must hold one KubeletConfiguration document".to_owned());
+        };
+        let settings: Self = typed::read(document, FieldPath::default()).map_err(|errors| {
+            let each = errors.iter().map(|error| match &error.value {
+                Some(value) => format!("{}: {value}: {}", error.path, error.message),
+                None => format!("{}: {}", error.path, error.message),
+            });
+            format!("not supported here: {}", each.collect::<Vec<_>>().join("; "))
+        })?;
+        for (name, given, fixed) in [
+            ("kind", &settings.kind, "KubeletConfiguration"),
+            ("apiVersion", &settings.api_version, "kubelet.config.k8s.io/v1beta1"),
+        ] {
+            if given != fixed {
+                return Err(format!("{name}: {given:?}: must be {fixed}"));
+            }
+        }
+        Ok(settings)
+    }
+}
+
+/// Go's `time.ParseDuration` for durations that are not negative: `1h30m`, `1.5s`, `100ms`, `0`.
+fn parse_go_duration(text: &str) -> Option<Duration> {
+    if text == "0" {
+        return Some(Duration::ZERO);
+    }
+    if text.is_empty() {
+        return None;
+    }
+    let (mut rest, mut nanos) = (text, 0_f64);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let unit_end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
+        let unit = match &rest[..unit_end] {
+            "ns" => 1.0,
+            "us" | "µs" | "μs" => 1e3,
+            "ms" => 1e6,
+            "s" => 1e9,
+            "m" => 60e9,
+            "h" => 3600e9,
+            _ => return None,
+        };
+        nanos += number * unit;
+        rest = &rest[unit_end..];
+    }
+    Duration::try_from_secs_f64(nanos / 1e9).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn go_durations() {
+        for (text, expected) in [
+            ("20s", Some(Duration::from_secs(20))),
+            ("1m30s", Some(Duration::from_secs(90))),
+            ("1.5s", Some(Duration::from_millis(1500))),
+            ("100ms", Some(Duration::from_millis(100))),
+            ("2h", Some(Duration::from_secs(7200))),
+            ("0", Some(Duration::ZERO)),
+            ("", None),
+            ("5", None),
+            ("-1s", None),
+            ("1x", None),
+            ("s", None),
+        ] {
+            assert_eq!(parse_go_duration(text), expected, "{text:?}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! Flags and a KubeletConfiguration file become one validated [`Config`].
+//!
+//! Order of strength, as the kubelet: a flag beats the file, the file beats the default.
+
+mod kubelet;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::limits;
+
+use crate::render::CgroupDriver;
+use kubelet::GoDuration;
+
+pub use kubelet::FileSettings;
+
+/// Where k3s, kubeadm and smolet users expect things (CONVENTIONS).
+pub mod paths {
+    /// Manifests.
+    pub const MANIFESTS: &str = "/etc/smolet/manifests";
+    /// State, and the pods' directories in the kubelet's layout.
+    pub const ROOT_DIR: &str = "/var/lib/smolet";
+    /// The local socket.
+    pub const SOCKET: &str = "/run/smolet/smolet.sock";
+    /// Container logs by pod (kubelet `podLogsDir`).
+    pub const POD_LOGS: &str = "/var/log/pods";
+    /// Symlinks to them by container, for log collectors.
+    pub const CONTAINER_LOGS: &str = "/var/log/containers";
+    /// The node's resolver configuration.
+    pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+}
+
+/// The flags of `smolet run`, as given; `None` = not given.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Flags {
+    /// Directory of pod manifests (kubelet: staticPodPath) [default: /etc/smolet/manifests]
+    #[arg(long, value_name = "DIR", visible_alias = "pod-manifest-path")]
+    pub manifests: Option<PathBuf>,
+    /// State, and the pods' directories [default: /var/lib/smolet]
+    #[arg(long, value_name = "DIR")]
+    pub root_dir: Option<PathBuf>,
+    /// The runtime's CRI socket, e.g. unix:///run/containerd/containerd.sock [default: the first that answers]
+    #[arg(long, value_name = "URI", visible_alias = "container-runtime-endpoint")]
+    pub runtime_endpoint: Option<String>,
+    /// The node's name, also the ending of every static pod's name [default: the host's name at first start]
+    #[arg(long, value_name = "NAME", visible_alias = "hostname-override")]
+    pub node_name: Option<String>,
+    /// Container logs [default: /var/log/pods]
+    #[arg(long, value_name = "DIR")]
+    pub pod_logs_dir: Option<PathBuf>,
+    /// Symlinks to container logs [default: /var/log/containers]
+    #[arg(long, value_name = "DIR")]
+    pub container_logs_dir: Option<PathBuf>,
+    /// cgroup below which the pods' cgroups lie [default: /]
+    #[arg(long, value_name = "PATH")]
+    pub cgroup_root: Option<String>,
+    /// cgroupfs or systemd [default: cgroupfs]
+    #[arg(long, value_name = "DRIVER", value_parser = ["cgroupfs", "systemd"])]
+    pub cgroup_driver: Option<String>,
+    /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+}
+
+/// Everything `smolet run` was told, checked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Directory of pod manifests.
+    pub manifests: PathBuf,
+    /// State and pod directories; one agent each (flock).
+    pub root_dir: PathBuf,
+    /// The local socket.
+    pub socket: PathBuf,
+    /// The runtime's socket, when it was named.
+    pub runtime_endpoint: Option<String>,
+    /// The node's name, when it was given.
+    pub node_name: Option<String>,
+    /// Container logs by pod.
+    pub pod_logs_dir: PathBuf,
+    /// Symlinks by container.
+    pub container_logs_dir: PathBuf,
+    /// Root of the pods' cgroups.
+    pub cgroup_root: String,
+    /// How they are named.
+    pub cgroup_driver: CgroupDriver,
+    /// CPU limits are enforced by CFS quota.
+    pub cpu_cfs_quota: bool,
+    /// Period of that quota.
+    pub cpu_cfs_quota_period: Duration,
+    /// Pods without a seccomp profile get RuntimeDefault.
+    pub seccomp_default: bool,
+    /// Servers for pods with dnsPolicy ClusterFirst.
+    pub cluster_dns: Vec<String>,
+    /// Their search domain.
+    pub cluster_domain: String,
+    /// The node's resolver configuration; empty = pods get none of the node's.
+    pub resolv_conf: PathBuf,
+    /// Rescan of the manifest directory behind inotify.
+    pub file_check_frequency: Duration,
+    /// Any call to the runtime without a rule of its own.
+    pub runtime_request_timeout: Duration,
+    /// Pods of this node, at most `limits::PODS_MAX`.
+    pub max_pods: usize,
+    /// Longest crash-loop back-off.
+    pub max_container_restart_period: Duration,
+    /// One image pull at a time.
+    pub serialize_image_pulls: bool,
+}
+
+/// Why there is no Config: one sentence that names the flag or field and the mend.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConfigError(pub String);
+
+impl std::fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+impl Config {
+    /// Joins the flags with the file they name, if any.
+    ///
+    /// # Errors
+    /// When the file cannot be read, holds unknown or unsupported fields (all are named), or a value is out of
+    /// range.
+    pub fn load(flags: &Flags, socket: Option<&Path>) -> Result<Config, ConfigError> {
+        let file = match &flags.config {
+            Some(path) => FileSettings::read(path)?,
+            None => FileSettings::default(),
+        };
+        Config::join(flags, socket, file)
+    }
+
+    fn join(flags: &Flags, socket: Option<&Path>, file: FileSettings) -> Result<Config, ConfigError> {
+        let path = |flag: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
+            flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
+        };
+        let or = |given: Option<GoDuration>, default| given.map_or(default, |duration| duration.0);
+        let driver = flags.cgroup_driver.clone().or(file.cgroup_driver);
+        let config = Config {
+            manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
+            root_dir: path(&flags.root_dir, None, paths::ROOT_DIR),
+            socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
+            runtime_endpoint: flags.runtime_endpoint.clone().or(file.container_runtime_endpoint),
+            node_name: flags.node_name.clone(),
+            pod_logs_dir: path(&flags.pod_logs_dir, file.pod_logs_dir, paths::POD_LOGS),
+            container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
+            cgroup_root: flags.cgroup_root.clone().or(file.cgroup_root).unwrap_or_else(|| "/".to_owned()),
+            cgroup_driver: match driver.as_deref() {
+                None | Some("cgroupfs") => CgroupDriver::Cgroupfs,
+                Some("systemd") => CgroupDriver::Systemd,
+                Some(other) => {
+                    return Err(ConfigError(format!("cgroupDriver: {other:?}: must be cgroupfs or systemd")));
+                }
+            },
+            cpu_cfs_quota: file.cpu_cfs_quota.unwrap_or(true),
+            cpu_cfs_quota_period: or(file.cpu_cfs_quota_period, Duration::from_millis(100)),
+            seccomp_default: file.seccomp_default.unwrap_or(false),
+            cluster_dns: file.cluster_dns.unwrap_or_default(),
+            cluster_domain: file.cluster_domain.unwrap_or_default(),
+            resolv_conf: path(&None, file.resolv_conf, paths::RESOLV_CONF),
+            file_check_frequency: or(file.file_check_frequency, Duration::from_secs(20)),
+            runtime_request_timeout: or(file.runtime_request_timeout, limits::RUNTIME_REQUEST_TIMEOUT),
+            max_pods: file.max_pods.unwrap_or(limits::PODS_MAX),
+            max_container_restart_period: or(
+                file.crash_loop_back_off.max_container_restart_period,
+                limits::CRASH_BACKOFF_MAX,
+            ),
+            serialize_image_pulls: file.serialize_image_pulls.unwrap_or(true),
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        for (name, path) in [
+            ("--manifests", &self.manifests),
+            ("--root-dir", &self.root_dir),
+            ("--socket", &self.socket),
+            ("--pod-logs-dir", &self.pod_logs_dir),
+            ("--container-logs-dir", &self.container_logs_dir),
+        ] {
+            // The runtime resolves paths in its own working directory, so a relative one would mean two places.
+            if !path.is_absolute() {
+                return Err(ConfigError(format!("{name}: {}: must be an absolute path", path.display())));
+            }
+        }
+        let within = |name: &str, value: Duration, least: Duration, most: Duration| {
+            if value < least || value > most {
+                return Err(ConfigError(format!(
+                    "{name}: {value:?}: must be between {least:?} and {most:?}"
+                )));
+            }
+            Ok(())
+        };
+        let (second, day) = (Duration::from_secs(1), Duration::from_hours(24));
+        within("fileCheckFrequency", self.file_check_frequency, second, day)?;
+        within("runtimeRequestTimeout", self.runtime_request_timeout, second, day)?;
+        within(
+            "crashLoopBackOff.maxContainerRestartPeriod",
+            self.max_container_restart_period,
+            second,
+            limits::CRASH_BACKOFF_MAX,
+        )?;
+        within("cpuCFSQuotaPeriod", self.cpu_cfs_quota_period, Duration::from_millis(1), second)?;
+        if self.max_pods == 0 || self.max_pods > limits::PODS_MAX {
+            return Err(ConfigError(format!(
+                "maxPods: {}: must be between 1 and {}",
+                self.max_pods,
+                limits::PODS_MAX
+            )));
+        }
+        if self.cluster_dns.len() > limits::DNS_SERVERS_MAX {
+            return Err(ConfigError(format!("clusterDNS: at most {} servers", limits::DNS_SERVERS_MAX)));
+        }
+        for server in &self.cluster_dns {
+            if server.parse::<std::net::IpAddr>().is_err() {
+                return Err(ConfigError(format!("clusterDNS: {server:?}: must be an IP address")));
+            }
+        }
+        if !self.cgroup_root.starts_with('/') || self.cgroup_root.split('/').any(|part| part == "..") {
+            return Err(ConfigError(format!(
+                "cgroupRoot: {:?}: must be an absolute path without ..",
+                self.cgroup_root
+            )));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(fields: &str) -> Result<FileSettings, String> {
+        let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+        FileSettings::parse(format!("{head}{fields}").as_bytes())
+    }
+
+    #[test]
+    fn defaults_are_the_conventions() {
+        let config =
+            Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
+        assert_eq!(config.manifests, Path::new("/etc/smolet/manifests"));
+        assert_eq!(config.file_check_frequency, Duration::from_secs(20));
+        assert_eq!(config.max_pods, 110);
+        assert_eq!(config.cgroup_driver, CgroupDriver::Cgroupfs);
+    }
+
+    #[test]
+    fn a_flag_beats_the_file_and_the_file_beats_the_default() {
+        let settings = file(
+            "staticPodPath: /from/file\nmaxPods: 7\nfileCheckFrequency: 1m30s\n\
+             crashLoopBackOff: {maxContainerRestartPeriod: 30s}\n",
+        )
+        .expect("valid file");
+        let flags = Flags { manifests: Some("/from/flag".into()), ..Flags::default() };
+        let config = Config::join(&flags, None, settings.clone()).expect("valid");
+        assert_eq!(config.manifests, Path::new("/from/flag"));
+        assert_eq!(config.max_pods, 7);
+        assert_eq!(config.file_check_frequency, Duration::from_secs(90));
+        assert_eq!(config.max_container_restart_period, Duration::from_secs(30));
+        let config = Config::join(&Flags::default(), None, settings).expect("valid");
+        assert_eq!(config.manifests, Path::new("/from/file"));
+    }
+
+    #[test]
+    fn unknown_and_unsupported_fields_are_named_in_one_message() {
+        let error = file("imageGCHighThresholdPercent: 80\nstaticPodPaht: /x\ncrashLoopBackOff: {max: 1s}\n")
+            .expect_err("must be refused");
+        for name in ["imageGCHighThresholdPercent", "staticPodPaht", "crashLoopBackOff.max"] {
+            assert!(error.contains(name), "{name} is named: {error}");
+        }
+    }
+
+    #[test]
+    fn bad_values_name_their_field() {
+        for (fields, field) in [
+            ("maxPods: many\n", "maxPods"),
+            ("fileCheckFrequency: soon\n", "fileCheckFrequency"),
+            ("clusterDNS: 10.0.0.1\n", "clusterDNS"),
+        ] {
+            let error = file(fields).expect_err("must be refused");
+            assert!(error.contains(field), "{error}");
+        }
+        let error = FileSettings::parse(b"kind: Pod\napiVersion: v1\n").expect_err("must be refused");
+        assert!(error.contains("kind"), "{error}");
+        let flags = Flags { root_dir: Some("relative".into()), ..Flags::default() };
+        let error = Config::join(&flags, None, FileSettings::default()).expect_err("must be refused");
+        assert!(error.0.contains("--root-dir"), "{error}");
+    }
+}
