@@ -27,6 +27,7 @@ pub mod config;
 pub mod cri;
 pub mod desired;
 pub mod events;
+pub mod facts;
 pub mod grpc;
 pub mod image;
 pub mod limits;

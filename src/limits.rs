@@ -138,6 +138,8 @@ const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 
 /// Bytes of a KubeletConfiguration file. Larger: refused.
 pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
+/// Bytes of the node's resolver configuration (the kubelet reads 10 MiB). Longer: the rest is not read.
+pub const RESOLV_CONF_BYTES_MAX: usize = MIB;
 /// Name servers in `clusterDNS`. More: refused.
 pub const DNS_SERVERS_MAX: usize = 16;
 /// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet

@@ -73,6 +73,8 @@ pub struct NodeSettings {
     pub hugepage_sizes: Vec<Box<str>>,
     /// `/var/log/pods`.
     pub pod_logs_dir: Box<str>,
+    /// `/var/log/containers`: a symlink per container, for log collectors.
+    pub container_logs_dir: Box<str>,
     /// The agent's state directory: `pods/UID/…` and `seccomp/` stand below it.
     pub root_dir: Box<str>,
     /// The node's resolver; `None` when it is switched off (`resolvConf: ""`).
@@ -109,6 +111,7 @@ impl NodeSettings {
             ephemeral_storage_bytes: 0,
             hugepage_sizes: Vec::new(),
             pod_logs_dir: "/var/log/pods".into(),
+            container_logs_dir: "/var/log/containers".into(),
             root_dir: root_dir.into(),
             resolv_conf: Some(ResolvConf::default()),
             cluster_dns: Vec::new(),

@@ -1,8 +1,10 @@
 //! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and whoever has root.
 //!
-//! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`; `/events` → decisions and errors,
-//! newest last; `/problems` → what is wrong with the manifests. The server owns no state: each request becomes a
-//! [`Query`] for the loop, which answers with a finished body.
+//! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
+//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints. Text is made here, as kubectl lets
+//! its server print tables: the commands stay small and show exactly what the agent knows.
+//!
+//! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body.
 
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
@@ -12,26 +14,49 @@ use std::time::Duration;
 use async_io::Async;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CONTENT_TYPE};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use smol::channel::Sender;
 use smol::lock::Semaphore;
 use smol_hyper::rt::FuturesIo;
 
+use crate::cli::style::Style;
+use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
 use crate::limits::{SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX};
 
 /// What a request asks of the loop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Does the loop turn?
     Health,
     /// All pods with their status.
-    Pods,
-    /// The ring of decisions and errors.
-    Events,
-    /// What is wrong with the manifests.
-    Problems,
+    Pods {
+        /// As what.
+        format: PodsFormat,
+        /// Only those of this namespace.
+        namespace: Option<String>,
+        /// With colours or without.
+        style: Style,
+    },
+    /// One pod with all that is known of it.
+    Describe {
+        /// The pod's name, with or without the node's name behind it.
+        name: String,
+        /// Its namespace; without one, a name that stands in one namespace only is found.
+        namespace: Option<String>,
+        /// With colours or without.
+        style: Style,
+    },
+}
+
+/// What the loop answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The finished body.
+    Found(String),
+    /// What was asked for is not here; a sentence.
+    NotFound(String),
 }
 
 /// A question with the way back for its answer.
@@ -40,7 +65,7 @@ pub struct Query {
     /// What is asked.
     pub question: Question,
     /// Takes one finished body. Nobody listens any more when the client hung up.
-    pub answer: Sender<Vec<u8>>,
+    pub answer: Sender<Answer>,
 }
 
 /// The bound socket; the file goes when this is dropped.
@@ -133,40 +158,87 @@ async fn answer(
     request: Request<Incoming>,
     queries: Sender<Query>,
 ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
-    let (question, content_type) = match request.uri().path() {
-        "/healthz" => (Question::Health, "text/plain; charset=utf-8"),
-        "/pods" | "/pods/" => (Question::Pods, "application/json"),
-        "/events" => (Question::Events, "application/json"),
-        "/problems" => (Question::Problems, "application/json"),
-        _ => {
-            return Ok(plain(
-                StatusCode::NOT_FOUND,
-                "not found; there are /healthz /pods /events /problems\n",
-            ));
-        }
+    let (question, content_type) = match question(request.uri().path(), request.uri().query().unwrap_or("")) {
+        Ok(known) => known,
+        Err(what) => return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned())),
     };
     if request.method() != Method::GET {
-        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET\n");
-        response.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
+        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned());
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
         return Ok(response);
     }
     let (tx, rx) = smol::channel::bounded(1);
     let asked = queries.send(Query { question, answer: tx }).await.is_ok();
-    let body = if asked { rx.recv().await.ok() } else { None };
-    Ok(match body {
-        Some(body) => {
-            let mut response = Response::new(Full::new(Bytes::from(body)));
-            response
-                .headers_mut()
-                .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(content_type));
-            response
-        }
-        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the agent is stopping\n"),
+    let answer = if asked { rx.recv().await.ok() } else { None };
+    Ok(match answer {
+        Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
+        Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
+        None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the agent is stopping\n".to_owned()),
     })
 }
 
-fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
+
+/// Path and query → question and the type of its answer. PURE.
+fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'static str> {
+    let value = |name: &str| {
+        let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+    };
+    let style = Style::for_output(value("color").as_deref() == Some("1"), None);
+    let namespace = value("namespace");
+    match path {
+        "/healthz" => Ok((Question::Health, TEXT)),
+        "/pods" | "/pods/" => {
+            let output = value("output").unwrap_or_else(|| "json".to_owned());
+            let format = match output.as_str() {
+                "table" => Some(PodsFormat::Table),
+                other => PodsFormat::parse(other),
+            };
+            let format = format.ok_or("output: one of json, yaml, table, wide, name\n")?;
+            let content_type = if format == PodsFormat::Json { JSON } else { TEXT };
+            Ok((Question::Pods { format, namespace, style }, content_type))
+        }
+        "/describe" => {
+            let name = value("pod").ok_or("describe what? /describe?pod=NAME\n")?;
+            Ok((Question::Describe { name, namespace, style }, TEXT))
+        }
+        _ => Err("not found; there are /healthz /pods /describe\n"),
+    }
+}
+
+fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_and_queries_become_questions() {
+        let ask = |uri: &str| {
+            let (path, query) = uri.split_once('?').unwrap_or((uri, ""));
+            question(path, query).map(|(question, _)| question)
+        };
+        assert_eq!(ask("/healthz"), Ok(Question::Health));
+        let pods = |format, namespace: Option<&str>| Question::Pods {
+            format,
+            namespace: namespace.map(str::to_owned),
+            style: Style::PLAIN,
+        };
+        assert_eq!(ask("/pods"), Ok(pods(PodsFormat::Json, None)), "as the kubelet's own");
+        assert_eq!(ask("/pods?output=table&namespace=prod"), Ok(pods(PodsFormat::Table, Some("prod"))));
+        assert!(ask("/pods?output=xml").is_err());
+        let Ok(Question::Describe { name, style, .. }) = ask("/describe?pod=web&color=1") else {
+            panic!("a describe");
+        };
+        assert_eq!((name.as_str(), style), ("web", Style::for_output(true, None)));
+        assert!(ask("/describe").is_err());
+        assert!(ask("/exec").is_err());
+    }
 }

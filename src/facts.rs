@@ -1,0 +1,192 @@
+//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses, resolver. Blocks; I/O only.
+
+use std::fs;
+use std::net::{IpAddr, UdpSocket};
+use std::path::Path;
+
+use crate::config::Config;
+use crate::limits::RESOLV_CONF_BYTES_MAX;
+use crate::render::{CgroupVersion, NodeSettings, ResolvConf};
+
+/// What rendering needs to know of this node, under the given name. What cannot be read counts as not there.
+pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
+    let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
+    let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
+    node.node_ips = host_ips().iter().map(|ip| ip.to_string().into()).collect();
+    node.cgroup_version = cgroup_version();
+    node.cgroup_driver = config.cgroup_driver;
+    node.cgroup_root = config.cgroup_root.as_str().into();
+    node.cpu_cfs_quota = config.cpu_cfs_quota;
+    node.cpu_cfs_period_us = i64::try_from(config.cpu_cfs_quota_period.as_micros()).unwrap_or(100_000);
+    node.cpu_capacity_millis = std::thread::available_parallelism()
+        .map_or(1_000, |cpus| i64::try_from(cpus.get()).unwrap_or(1).saturating_mul(1_000));
+    node.memory_capacity_bytes = memory;
+    node.swap_capacity_bytes = swap;
+    node.hugepage_sizes = hugepage_sizes();
+    node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
+    node.container_logs_dir = config.container_logs_dir.to_string_lossy().into();
+    node.resolv_conf = resolv_conf(&config.resolv_conf);
+    node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
+    node.cluster_domain = config.cluster_domain.as_str().into();
+    node.seccomp_default = config.seccomp_default;
+    node.thermal_throttle_paths = thermal_throttle_paths();
+    node
+}
+
+/// The machine's name, as `uname -n` has it.
+pub fn hostname() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The node's own addresses, IPv4 first: those the default routes would use. A UDP socket that is only connected
+/// sends nothing; the kernel picks the source address.
+pub fn host_ips() -> Vec<IpAddr> {
+    // Documentation addresses: never on a link, so always through the default route.
+    [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
+        .into_iter()
+        .filter_map(|(from, to)| {
+            let socket = UdpSocket::bind(from).ok()?;
+            socket.connect(to).ok()?;
+            socket.local_addr().ok().map(|address| address.ip())
+        })
+        .filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
+        .collect()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// `MemTotal` and `SwapTotal` in bytes.
+fn memory_bytes(meminfo: &str) -> (i64, i64) {
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().split(' ').next()?.parse::<i64>().ok()
+    };
+    let bytes = |name| field(name).unwrap_or(0).saturating_mul(1024);
+    (bytes("MemTotal:"), bytes("SwapTotal:"))
+}
+
+fn cgroup_version() -> CgroupVersion {
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+        // The root has no swap file; the agent's own cgroup shows whether the kernel accounts swap.
+        let own = read("/proc/self/cgroup");
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+        let swap_controller = Path::new(&format!("/sys/fs/cgroup{own}/memory.swap.max")).exists();
+        return CgroupVersion::V2 { swap_controller };
+    }
+    let swap_controller = Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
+    CgroupVersion::V1 { swap_controller }
+}
+
+/// `hugepages-2048kB` → `2MB`, as the cgroup files spell the sizes.
+fn hugepage_sizes() -> Vec<Box<str>> {
+    let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
+    let mut kibs: Vec<u64> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name();
+            name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()
+        })
+        .collect();
+    kibs.sort_unstable();
+    kibs.into_iter().map(|kib| hugepage_name(kib).into()).collect()
+}
+
+fn hugepage_name(kib: u64) -> String {
+    match kib {
+        kib if kib >= 1 << 20 => format!("{}GB", kib >> 20),
+        kib if kib >= 1 << 10 => format!("{}MB", kib >> 10),
+        kib => format!("{kib}KB"),
+    }
+}
+
+/// `None` when the configuration switches the node's resolver off with an empty path.
+fn resolv_conf(path: &Path) -> Option<ResolvConf> {
+    use std::io::Read as _;
+    if path.as_os_str().is_empty() {
+        return None;
+    }
+    let mut text = String::new();
+    let outcome = fs::File::open(path)
+        .and_then(|file| file.take(RESOLV_CONF_BYTES_MAX as u64).read_to_string(&mut text));
+    if let Err(error) = outcome {
+        log::warn!("{}: {error}; pods get no name servers from the node", path.display());
+    }
+    Some(parse_resolv_conf(&text))
+}
+
+/// kubelet `parseResolvConf`: all name servers, the last `search` line, every option with its last value.
+fn parse_resolv_conf(text: &str) -> ResolvConf {
+    let mut resolv = ResolvConf::default();
+    for line in text.lines() {
+        let line = line.trim_start();
+        if line.starts_with('#') {
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        match words.next() {
+            Some("nameserver") => resolv.nameservers.extend(words.next().map(Into::into)),
+            // A trailing dot is the root's and means the same without it.
+            Some("search") => {
+                resolv.searches =
+                    words.filter(|s| *s != ".").map(|s| s.strip_suffix('.').unwrap_or(s).into()).collect();
+            }
+            Some("options") => words.for_each(|option| set_option(&mut resolv.options, option)),
+            _ => {}
+        }
+    }
+    resolv
+}
+
+/// kubelet `appendOptions`: an option given again (`ndots:2` after `ndots:5`) takes the place of the first.
+fn set_option(options: &mut Vec<Box<str>>, option: &str) {
+    let name = |option: &str| option.split(':').next().map(str::to_owned);
+    match options.iter_mut().find(|known| name(known) == name(option)) {
+        Some(known) => *known = option.into(),
+        None => options.push(option.into()),
+    }
+}
+
+/// Intel machines show these; containers do not need them (runtime-spec default masks, added by the kubelet).
+fn thermal_throttle_paths() -> Vec<Box<str>> {
+    let Ok(cpus) = fs::read_dir("/sys/devices/system/cpu") else { return Vec::new() };
+    let mut paths: Vec<Box<str>> = cpus
+        .flatten()
+        .filter(|cpu| {
+            let name = cpu.file_name();
+            let number = name.to_str().and_then(|name| name.strip_prefix("cpu"));
+            number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        })
+        .map(|cpu| cpu.path().join("thermal_throttle"))
+        .filter(|path| path.is_dir())
+        .map(|path| path.to_string_lossy().into())
+        .collect();
+    paths.sort_unstable();
+    paths
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_kernel_are_read() {
+        let meminfo = "MemTotal:         948012 kB\nMemFree: 1 kB\nSwapTotal:        102396 kB\n";
+        assert_eq!(memory_bytes(meminfo), (948_012 * 1024, 102_396 * 1024));
+        assert_eq!(memory_bytes(""), (0, 0));
+        for (kib, name) in [(64, "64KB"), (2048, "2MB"), (1 << 20, "1GB"), (16 << 20, "16GB")] {
+            assert_eq!(hugepage_name(kib), name);
+        }
+    }
+
+    #[test]
+    fn resolv_conf_as_the_kubelet_reads_it() {
+        let text = "# comment\nnameserver 10.0.0.1\n nameserver fe80::1%eth0\nsearch old.example\n\
+                    search a.example. . b.example\noptions ndots:5 rotate\noptions ndots:2\nsortlist x\n";
+        let resolv = parse_resolv_conf(text);
+        assert_eq!(resolv.nameservers, ["10.0.0.1".into(), Box::from("fe80::1%eth0")]);
+        assert_eq!(resolv.searches, ["a.example".into(), Box::from("b.example")]);
+        assert_eq!(resolv.options, ["ndots:2".into(), Box::from("rotate")]);
+    }
+}
