@@ -70,6 +70,22 @@ pub const INOTIFY_BUFFER_BYTES: usize = 4 * KIB;
 pub const CRASH_BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
+/// Containers of one pod whose probe results are kept, generations that just ended included.
+/// Full: the oldest result goes and counts as "no result yet".
+pub const PROBED_CONTAINERS_MAX: usize = 64;
+/// Entries of a back-off table: nine crashing containers in each of [`PODS_MAX`] pods.
+/// Full: the entry updated longest ago goes; its container restarts once without a wait.
+pub const BACKOFF_ENTRIES_MAX: usize = 1024;
+/// Bytes of one back-off entry: key, last update and current back-off.
+pub const BACKOFF_ENTRY_BYTES: usize = 16;
+/// First wait before a crashed container restarts, and after a failed image pull (kubelet `backOffPeriod`).
+pub const BACKOFF_INITIAL: Duration = Duration::from_secs(10);
+/// Longest wait between two pulls of an image (kubelet `MaxImageBackOff`).
+pub const IMAGE_BACKOFF_MAX: Duration = Duration::from_secs(300);
+/// A container that ran for longer than this starts its back-off anew, whatever the longest wait is.
+pub const BACKOFF_RESET: Duration = Duration::from_secs(600);
+
+const _: () = assert!(BACKOFF_ENTRIES_MAX >= 9 * PODS_MAX);
 
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 

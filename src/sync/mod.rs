@@ -1,3 +1,121 @@
-//! One pod's sync: worker (its life), plan (decisions), act (calls).
+//! The sync of one pod: decide what to do, then do it.
+//!
+//! ```text
+//!     desired ─┐
+//!     observed ┼─► plan (PURE) ──► Plan ──► act ──► CRI calls ──► Outcome ──► the loop
+//!     probes   │                             ├─ start   one container
+//!     backoff ─┘                             └─ kill    containers in order, sandboxes, the whole pod
+//! ```
+//!
+//! `plan` and `backoff` take no time and no I/O; `act`, `start` and `kill` are tasks that get a snapshot and hand
+//! back an outcome. The vocabulary they share stands here.
 
+use std::fmt;
+
+use crate::limits::PROBED_CONTAINERS_MAX;
+use crate::model::ContainerId;
+
+pub mod backoff;
+pub mod plan;
 pub mod worker;
+
+/// What a probe last said of a container (`proberesults.Result`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ProbeResult {
+    /// The container is alive, or has started.
+    Success,
+    /// The container is to be killed.
+    Failure,
+    /// The probe has run without a verdict.
+    Unknown,
+}
+
+/// The results of one kind of probe by container id; an id that is not there has no result yet.
+///
+/// At most [`PROBED_CONTAINERS_MAX`] containers. Full: the oldest entry goes, which then counts as "no result
+/// yet" until its probe runs again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProbeResults(Vec<(ContainerId, ProbeResult)>);
+
+impl ProbeResults {
+    /// The result of that container's probe, if it has one.
+    pub fn of(&self, id: &ContainerId) -> Option<ProbeResult> {
+        self.0.iter().find(|(known, _)| known == id).map(|(_, result)| *result)
+    }
+
+    /// Records a result.
+    pub fn set(&mut self, id: &ContainerId, result: ProbeResult) {
+        if let Some((_, known)) = self.0.iter_mut().find(|(known, _)| known == id) {
+            *known = result;
+            return;
+        }
+        if self.0.len() == PROBED_CONTAINERS_MAX {
+            self.0.remove(0);
+        }
+        self.0.push((id.clone(), result));
+    }
+
+    /// Forgets a container that is gone.
+    pub fn forget(&mut self, id: &ContainerId) {
+        self.0.retain(|(known, _)| known != id);
+    }
+}
+
+/// The probe results a plan looks at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probes {
+    /// Of liveness probes.
+    pub liveness: ProbeResults,
+    /// Of startup probes.
+    pub startup: ProbeResults,
+}
+
+/// Why a container is killed (`containerKillReason`); decides which grace period holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KillReason {
+    /// Its definition changed: the kubelet gives no reason then.
+    Changed,
+    /// Its liveness probe failed.
+    LivenessProbe,
+    /// Its startup probe failed.
+    StartupProbe,
+    /// Its postStart hook failed.
+    FailedPostStartHook,
+    /// A rule asked for all containers of the pod to restart.
+    RestartAllContainers,
+    /// Every other case, the end of the pod included.
+    Unknown,
+}
+
+impl fmt::Display for KillReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Changed => "",
+            Self::LivenessProbe => "LivenessProbe",
+            Self::StartupProbe => "StartupProbe",
+            Self::FailedPostStartHook => "FailedPostStartHook",
+            Self::RestartAllContainers => "RestartAllContainers",
+            Self::Unknown => "Unknown",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_table_of_results_loses_its_oldest() {
+        let id = |n: usize| ContainerId::from(format!("c{n}"));
+        let mut results = ProbeResults::default();
+        for n in 0..=PROBED_CONTAINERS_MAX {
+            results.set(&id(n), ProbeResult::Success);
+        }
+        assert_eq!(results.of(&id(0)), None);
+        results.set(&id(1), ProbeResult::Failure);
+        assert_eq!(results.of(&id(1)), Some(ProbeResult::Failure), "a known container is updated in place");
+        assert_eq!(results.of(&id(2)), Some(ProbeResult::Success));
+        results.forget(&id(1));
+        assert_eq!(results.of(&id(1)), None);
+    }
+}

@@ -20,6 +20,11 @@ mod image_ref;
 mod labels_annotations;
 mod protojson;
 mod sandbox_config;
+mod compute_pod_actions;
+mod compute_pod_actions_restart_all;
+mod container_hash;
+mod crash_backoff;
+mod pod_input;
 
 /// Where the vectors are.
 fn folder() -> PathBuf {

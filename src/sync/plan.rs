@@ -1,0 +1,838 @@
+//! The decision table: what to do for a pod, given what is wanted and what is there (`computePodActions`).
+//!
+//! PURE. Same input, same plan, same order: the spec's order everywhere, where the kubelet walks maps.
+//!
+//! ```text
+//!  sandbox                       containers                                            plan
+//!  ───────────────────────────── ───────────────────────────────────────────────────── ────────────────────
+//!  changed (table below)         restart policy Never, attempt > 0, any on record      End
+//!  changed                       nothing left to start, some app container was made    End
+//!  changed                       else                                                  Recreate: init 0, else apps
+//!  as it should be               an init container failed and may not restart          End
+//!  as it should be               initialised, none to keep, none to start              End
+//!  as it should be               else                                                  Keep: kills, starts
+//!  any                           a rule asked to restart all containers                RestartAll
+//! ```
+//!
+//! A start says for itself whether it waits for its back-off (`SyncPod`, `doBackOff`). The kubelet asks the clock
+//! again before each start; one reading for the whole plan differs by the time the sync takes, always towards
+//! waiting, and `wake_at` brings the pod back in time.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::backoff::{Backoff, BackoffKey, GoDuration};
+use super::{KillReason, ProbeResult, Probes};
+use crate::model::{
+    ContainerId, ContainerKind, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
+    ObservedPod, SandboxId, SandboxState,
+};
+
+/// All a plan depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanInput<'a> {
+    /// What is wanted.
+    pub pod: &'a DesiredPod,
+    /// What the runtime reports.
+    pub observed: &'a ObservedPod,
+    /// What liveness and startup probes last said.
+    pub probes: &'a Probes,
+    /// The waits of crashed containers.
+    pub backoff: &'a Backoff,
+    /// The time the plan is made for.
+    pub now: Now,
+    /// The pod is being restarted in place ([`should_all_containers_restart`]).
+    pub restart_all: bool,
+}
+
+/// What to do, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The one thing that happens to the pod.
+    pub action: PodAction,
+    /// Dead records of init containers to remove before anything starts: all of them when the sandbox is made
+    /// anew (`purgeInitContainers`), else all but the newest of each name (`pruneInitContainersBeforeStart`).
+    pub prunes: Vec<ContainerId>,
+    /// The earliest end of a back-off some start waits for: plan again then.
+    pub wake_at: Option<Mono>,
+}
+
+/// What happens to the pod. Only a kept sandbox has single kills that count; only an ended one has no starts but
+/// those of ephemeral containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodAction {
+    /// The sandbox stays: kill some containers, then start some. Without either, nothing happens.
+    Keep {
+        /// The sandbox the starts go to.
+        sandbox: SandboxId,
+        /// Its attempt.
+        attempt: u32,
+        /// In spec order, init containers first.
+        kills: Vec<Kill>,
+        /// Ephemeral, init, app containers, each in spec order.
+        starts: Vec<Start>,
+    },
+    /// Stop everything, make a new sandbox, start from the beginning.
+    Recreate {
+        /// The sandbox it replaces; `None` for a new pod, and when the network namespace changed.
+        old: Option<SandboxId>,
+        /// The new sandbox's attempt.
+        attempt: u32,
+        /// The first init container, else app containers.
+        starts: Vec<Start>,
+    },
+    /// Stop everything: the pod is done, or was never to go on.
+    End {
+        /// The sandbox on record, if it counts.
+        sandbox: Option<SandboxId>,
+        /// The attempt a next sandbox would have.
+        attempt: u32,
+        /// Why single containers would have been killed. Shown only: the end of the pod stops them all.
+        kills: Vec<Kill>,
+        /// The kubelet still starts ephemeral containers then.
+        debuggers: Vec<Start>,
+    },
+    /// Restart in place: stop and remove every container; the next plan starts from the beginning.
+    RestartAll {
+        /// What becomes of the sandbox. When it is made anew the resets are void: all stops anyway.
+        sandbox: SandboxStep,
+        /// Victims before the containers whose exit asked for it, app containers before init containers.
+        resets: Vec<Reset>,
+    },
+}
+
+/// What becomes of the sandbox in a restart in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SandboxStep {
+    /// It stays.
+    Keep {
+        /// Its id.
+        id: SandboxId,
+        /// Its attempt.
+        attempt: u32,
+    },
+    /// A new one is made.
+    Recreate {
+        /// The one it replaces.
+        old: Option<SandboxId>,
+        /// The new one's attempt.
+        attempt: u32,
+    },
+}
+
+/// One container to stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// Which record.
+    pub id: ContainerId,
+    /// The list its definition stands in.
+    pub kind: ContainerKind,
+    /// The place in that list.
+    pub index: usize,
+    /// Decides the grace period.
+    pub reason: KillReason,
+    /// The kubelet's sentence.
+    pub message: String,
+}
+
+/// One container to start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The list its definition stands in.
+    pub kind: ContainerKind,
+    /// The place in that list.
+    pub index: usize,
+    /// Now, or not yet.
+    pub when: StartWhen,
+}
+
+/// Whether a container starts in this sync (`doBackOff`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StartWhen {
+    /// It never ended before, so there is nothing to wait for.
+    First,
+    /// It ended before and may start again: the attempt doubles its wait.
+    Again(Crash),
+    /// It waits.
+    Held {
+        /// Until then.
+        until: Mono,
+        /// The kubelet's sentence.
+        message: String,
+    },
+}
+
+/// What [`Backoff::next`] needs once the start is attempted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crash {
+    /// The container's key.
+    pub key: BackoffKey,
+    /// When it ended, if that is known.
+    pub finished: Option<Mono>,
+}
+
+/// One container record to remove in a restart in place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// Which record.
+    pub id: ContainerId,
+    /// The list its definition stands in.
+    pub kind: ContainerKind,
+    /// The place in that list.
+    pub index: usize,
+    /// It has not exited: stop it first, without grace.
+    pub kill: bool,
+}
+
+impl Plan {
+    /// True when there is nothing to do at all.
+    pub fn is_idle(&self) -> bool {
+        let idle = match &self.action {
+            PodAction::Keep { kills, starts, .. } => kills.is_empty() && starts.is_empty(),
+            PodAction::Recreate { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => false,
+        };
+        idle && self.prunes.is_empty()
+    }
+
+    /// Every start of the plan, whatever happens to the sandbox.
+    pub fn starts(&self) -> &[Start] {
+        match &self.action {
+            PodAction::Keep { starts, .. }
+            | PodAction::Recreate { starts, .. }
+            | PodAction::End { debuggers: starts, .. } => starts,
+            PodAction::RestartAll { .. } => &[],
+        }
+    }
+}
+
+/// `computePodActions`, with the back-off decisions of `SyncPod`.
+///
+/// An unchanged pod costs no allocation: the plan's lists stay empty.
+pub fn plan(input: &PlanInput<'_>) -> Plan {
+    let action = decide(input);
+    let recreates = match &action {
+        PodAction::Recreate { .. } | PodAction::RestartAll { sandbox: SandboxStep::Recreate { .. }, .. } => {
+            true
+        }
+        PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => false,
+    };
+    let mut plan = Plan { action, prunes: prunes(input, recreates), wake_at: None };
+    plan.wake_at = wake_at(input.pod, plan.starts());
+    plan
+}
+
+fn decide(input: &PlanInput<'_>) -> PodAction {
+    let check = check_sandbox(input.pod, input.observed);
+    if input.restart_all {
+        return PodAction::RestartAll { sandbox: check.into(), resets: resets(input) };
+    }
+    match check {
+        SandboxCheck::Changed { old, attempt } => decide_recreate(input, old, attempt),
+        SandboxCheck::Good { id, attempt } => decide_containers(input, id, attempt),
+    }
+}
+
+// ---- sandbox ---------------------------------------------------------------------------------------------
+
+enum SandboxCheck {
+    Good { id: SandboxId, attempt: u32 },
+    Changed { old: Option<SandboxId>, attempt: u32 },
+}
+
+impl From<SandboxCheck> for SandboxStep {
+    fn from(check: SandboxCheck) -> Self {
+        match check {
+            SandboxCheck::Good { id, attempt } => Self::Keep { id, attempt },
+            SandboxCheck::Changed { old, attempt } => Self::Recreate { old, attempt },
+        }
+    }
+}
+
+/// `PodSandboxChanged`:
+///
+/// | newest sandbox | changed | old | attempt |
+/// |---|---|---|---|
+/// | none | yes | none | 0 |
+/// | more than one is ready | yes | it | + 1 |
+/// | not ready | yes | it | + 1 |
+/// | network namespace is not the one the pod asks for | yes | none | + 1 |
+/// | own network, reported, without address | yes | it | + 1 |
+/// | else | no | | |
+fn check_sandbox(pod: &DesiredPod, observed: &ObservedPod) -> SandboxCheck {
+    let Some(newest) = observed.sandboxes.first() else {
+        return SandboxCheck::Changed { old: None, attempt: 0 };
+    };
+    let changed = |old| SandboxCheck::Changed { old, attempt: newest.attempt.saturating_add(1) };
+    let ready = observed.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count();
+    if ready > 1 || newest.state != SandboxState::Ready {
+        return changed(Some(newest.id.clone()));
+    }
+    let host_network = pod.spec().host_network.unwrap_or_default();
+    let wanted = if host_network { NamespaceMode::Node } else { NamespaceMode::Pod };
+    if newest.network_namespace.unwrap_or(NamespaceMode::Pod) != wanted {
+        return changed(None);
+    }
+    if !host_network && newest.network.as_ref().is_some_and(|network| network.ip.is_empty()) {
+        return changed(Some(newest.id.clone()));
+    }
+    SandboxCheck::Good { id: newest.id.clone(), attempt: newest.attempt }
+}
+
+/// The sandbox has to be made anew: is there anything left to run in it?
+fn decide_recreate(input: &PlanInput<'_>, old: Option<SandboxId>, attempt: u32) -> PodAction {
+    let (pod, observed) = (input.pod, input.observed);
+    let end = |old| PodAction::End { sandbox: old, attempt, kills: Vec::new(), debuggers: Vec::new() };
+    // Fact 3 of the kubelet: a container's own policy does not help a pod that never restarts.
+    if pod_policy(&pod.pod) == RestartPolicy::Never && attempt != 0 && !observed.containers.is_empty() {
+        return end(old);
+    }
+    let succeeded = |container: &Container| {
+        observed.container(&container.name).is_some_and(|status| match status.state {
+            ContainerState::Exited => status.exit_code == 0,
+            ContainerState::Created | ContainerState::Running | ContainerState::Unknown => false,
+        })
+    };
+    let is_left = |container: &Container| {
+        let policy = container_policy(container).unwrap_or(pod_policy(&pod.pod));
+        policy != RestartPolicy::OnFailure || !succeeded(container)
+    };
+    let left = || pod.containers().iter().enumerate().filter(|(_, container)| is_left(container));
+    if left().next().is_none() && has_any_app_container_created(pod, observed) {
+        return end(old);
+    }
+    let starts = if pod.init_containers().is_empty() {
+        left().map(|(index, _)| start(input, ContainerKind::App, index)).collect()
+    } else {
+        vec![start(input, ContainerKind::Init, 0)]
+    };
+    PodAction::Recreate { old, attempt, starts }
+}
+
+/// `HasAnyRegularContainerCreated`: then all init containers were through.
+fn has_any_app_container_created(pod: &DesiredPod, observed: &ObservedPod) -> bool {
+    pod.containers().iter().filter_map(|c| observed.container(&c.name)).any(|status| match status.state {
+        ContainerState::Created | ContainerState::Running | ContainerState::Exited => true,
+        ContainerState::Unknown => false,
+    })
+}
+
+// ---- containers ------------------------------------------------------------------------------------------
+
+/// The sandbox stays: ephemeral, init, then app containers.
+fn decide_containers(input: &PlanInput<'_>, sandbox: SandboxId, attempt: u32) -> PodAction {
+    let (pod, observed) = (input.pod, input.observed);
+    // Ephemeral containers start once, whether the pod is initialised or not.
+    let mut starts: Vec<Start> = Vec::new();
+    for (index, container) in pod.ephemeral_containers().iter().enumerate() {
+        if observed.container(&container.name).is_none() {
+            starts.push(start(input, ContainerKind::Ephemeral, index));
+        }
+    }
+    let debuggers = starts.len();
+    let mut kills = Vec::new();
+    let initialised = match decide_init_containers(input, &mut kills, &mut starts) {
+        Init::Done => true,
+        Init::InProgress => false,
+        Init::Failed => {
+            starts.truncate(debuggers);
+            return PodAction::End { sandbox: Some(sandbox), attempt, kills, debuggers: starts };
+        }
+    };
+    if !initialised {
+        return PodAction::Keep { sandbox, attempt, kills, starts };
+    }
+    let before_apps = starts.len();
+    let mut keeps = false;
+    for (index, container) in pod.containers().iter().enumerate() {
+        match decide_app_container(input, index, container) {
+            AppDecision::Keep => keeps = true,
+            AppDecision::Rest => {}
+            AppDecision::Start => starts.push(start(input, ContainerKind::App, index)),
+            AppDecision::KillAndStart(kill) => {
+                kills.push(kill);
+                starts.push(start(input, ContainerKind::App, index));
+            }
+            AppDecision::Kill(kill) => kills.push(kill),
+        }
+    }
+    if !keeps && starts.len() == before_apps {
+        // Sidecars alone do not keep a pod alive, so their restarts are dropped too.
+        starts.truncate(debuggers);
+        return PodAction::End { sandbox: Some(sandbox), attempt, kills, debuggers: starts };
+    }
+    PodAction::Keep { sandbox, attempt, kills, starts }
+}
+
+enum AppDecision {
+    /// It runs and stays.
+    Keep,
+    /// It is over and stays so.
+    Rest,
+    Start,
+    Kill(Kill),
+    KillAndStart(Kill),
+}
+
+/// One app container:
+///
+/// | newest record | then |
+/// |---|---|
+/// | none, created | start |
+/// | unknown | kill, then start: it may still run |
+/// | exited | start when its policy or a rule says so |
+/// | running, definition changed | kill, then start whatever the policy |
+/// | running, liveness or startup `Failure` | kill; start unless the policy is Never (rules do not count) |
+/// | running | keep |
+fn decide_app_container(input: &PlanInput<'_>, index: usize, container: &Container) -> AppDecision {
+    let pod = input.pod;
+    let name = &container.name;
+    let Some(status) = input.observed.container(name) else {
+        return if is_deleted(&pod.pod) { AppDecision::Rest } else { AppDecision::Start };
+    };
+    let kill =
+        |reason, message| Kill { id: status.id.clone(), kind: ContainerKind::App, index, reason, message };
+    match status.state {
+        ContainerState::Running => {}
+        ContainerState::Created | ContainerState::Exited | ContainerState::Unknown => {
+            if !should_container_be_restarted(container, &pod.pod, input.observed) {
+                return AppDecision::Rest;
+            }
+            return match status.state {
+                ContainerState::Unknown => AppDecision::KillAndStart(kill(
+                    KillReason::Unknown,
+                    "Container is in \"unknown\" state, try killing it before restart".to_owned(),
+                )),
+                ContainerState::Created | ContainerState::Exited | ContainerState::Running => {
+                    AppDecision::Start
+                }
+            };
+        }
+    }
+    let failed = |results: &super::ProbeResults| results.of(&status.id) == Some(ProbeResult::Failure);
+    if status.meta.hash != hash_at(&pod.app_hashes, index) {
+        return AppDecision::KillAndStart(kill(
+            KillReason::Changed,
+            format!("Container {name} definition changed, will be restarted"),
+        ));
+    }
+    let (reason, probe) = if failed(&input.probes.liveness) {
+        (KillReason::LivenessProbe, "liveness")
+    } else if failed(&input.probes.startup) {
+        (KillReason::StartupProbe, "startup")
+    } else {
+        return AppDecision::Keep;
+    };
+    match container_policy(container).unwrap_or(pod_policy(&pod.pod)) {
+        RestartPolicy::Always | RestartPolicy::OnFailure => AppDecision::KillAndStart(kill(
+            reason,
+            format!("Container {name} failed {probe} probe, will be restarted"),
+        )),
+        RestartPolicy::Never => {
+            AppDecision::Kill(kill(reason, format!("Container {name} failed {probe} probe")))
+        }
+    }
+}
+
+// ---- init containers -------------------------------------------------------------------------------------
+
+enum Init {
+    /// All init containers are through; app containers count.
+    Done,
+    /// Some init container has to run first.
+    InProgress,
+    /// One failed and may not run again.
+    Failed,
+}
+
+/// `computeInitContainerActions`, from the last init container to the first: finished records may be gone, so the
+/// last one on record says how far the pod came. `through` below means "a later one, or an app container, proves
+/// that this one was through".
+///
+/// | newest record | init container | sidecar |
+/// |---|---|---|
+/// | none | nothing | start when `through` |
+/// | any, `through` | nothing | as below |
+/// | created | start | start |
+/// | running | wait | startup unknown: wait; failed: kill, start. Else it is through: start the next, then: definition changed: kill, start; liveness failed: kill, start |
+/// | exited, failed | start, or fail the pod | start |
+/// | exited, done | it is through: start the next | start |
+/// | unknown | kill, start, or fail the pod | kill, start |
+/// | none at all | start the first | start the first |
+///
+/// A startup probe that has no result yet, or a liveness probe without one, means "wait".
+fn decide_init_containers(input: &PlanInput<'_>, kills: &mut Vec<Kill>, starts: &mut Vec<Start>) -> Init {
+    let (pod, observed) = (input.pod, input.observed);
+    let containers = pod.init_containers();
+    if containers.is_empty() {
+        return Init::Done;
+    }
+    // An exited app container proves nothing: it may be of an earlier sandbox, before a reboot.
+    let mut initialised = pod.containers().iter().any(|container| {
+        observed.container(&container.name).is_some_and(|status| match status.state {
+            ContainerState::Created | ContainerState::Running => true,
+            ContainerState::Exited | ContainerState::Unknown => false,
+        })
+    });
+    let mut through = initialised;
+    let (first_kill, first_start) = (kills.len(), starts.len());
+    let last = containers.len() - 1;
+    for (index, container) in containers.iter().enumerate().rev() {
+        let sidecar = is_sidecar(container);
+        let Some(status) = observed.container(&container.name) else {
+            if through && sidecar {
+                starts.push(start(input, ContainerKind::Init, index));
+            }
+            continue;
+        };
+        if through && !sidecar {
+            continue;
+        }
+        match decide_init_container(input, index, container, status) {
+            InitDecision::Wait => {}
+            InitDecision::Start => starts.push(start(input, ContainerKind::Init, index)),
+            InitDecision::KillAndStart(kill) => {
+                kills.push(kill);
+                starts.push(start(input, ContainerKind::Init, index));
+            }
+            InitDecision::Fail => {
+                kills[first_kill..].reverse();
+                starts.truncate(first_start);
+                return Init::Failed;
+            }
+            InitDecision::Through(kill) => {
+                if index == last {
+                    initialised = true;
+                } else if !through {
+                    starts.push(start(input, ContainerKind::Init, index + 1));
+                }
+                if let Some(kill) = kill {
+                    kills.push(kill);
+                    starts.push(start(input, ContainerKind::Init, index));
+                }
+            }
+        }
+        through = true;
+    }
+    if !through {
+        starts.push(start(input, ContainerKind::Init, 0));
+    }
+    // The walk went backwards; the pod starts forwards.
+    kills[first_kill..].reverse();
+    starts[first_start..].reverse();
+    if initialised { Init::Done } else { Init::InProgress }
+}
+
+enum InitDecision {
+    /// It runs, or its probe has yet to speak.
+    Wait,
+    Start,
+    KillAndStart(Kill),
+    /// It has done its part: the next one may start. A running sidecar may have to be replaced all the same.
+    Through(Option<Kill>),
+    /// It failed for good.
+    Fail,
+}
+
+fn decide_init_container(
+    input: &PlanInput<'_>,
+    index: usize,
+    container: &Container,
+    status: &ContainerStatus,
+) -> InitDecision {
+    let pod = &input.pod.pod;
+    let sidecar = is_sidecar(container);
+    let kill =
+        |reason, message| Kill { id: status.id.clone(), kind: ContainerKind::Init, index, reason, message };
+    let name = &container.name;
+    match status.state {
+        // The runtime failed to start it.
+        ContainerState::Created => InitDecision::Start,
+        ContainerState::Running if !sidecar => InitDecision::Wait,
+        ContainerState::Running => {
+            if container.startup_probe.is_some() {
+                match input.probes.startup.of(&status.id) {
+                    Some(ProbeResult::Success) => {}
+                    Some(ProbeResult::Failure) => {
+                        return InitDecision::KillAndStart(kill(
+                            KillReason::StartupProbe,
+                            format!("Init container {name} failed startup probe"),
+                        ));
+                    }
+                    Some(ProbeResult::Unknown) | None => return InitDecision::Wait,
+                }
+            }
+            if status.meta.hash != hash_at(&input.pod.init_hashes, index) {
+                return InitDecision::Through(Some(kill(
+                    KillReason::Changed,
+                    format!("Init container {name} definition changed"),
+                )));
+            }
+            let liveness =
+                container.liveness_probe.as_ref().and_then(|_| input.probes.liveness.of(&status.id));
+            InitDecision::Through(match liveness {
+                Some(ProbeResult::Failure) => Some(kill(
+                    KillReason::LivenessProbe,
+                    format!("Init container {name} failed liveness probe"),
+                )),
+                Some(ProbeResult::Success | ProbeResult::Unknown) | None => None,
+            })
+        }
+        ContainerState::Exited if sidecar => InitDecision::Start,
+        ContainerState::Exited if !is_init_container_failed(status) => InitDecision::Through(None),
+        ContainerState::Exited => {
+            if should_container_be_restarted(container, pod, input.observed) {
+                InitDecision::Start
+            } else {
+                InitDecision::Fail
+            }
+        }
+        ContainerState::Unknown => {
+            // Rules need an exit code, so only the policies count here.
+            let policy = container_policy(container).unwrap_or(pod_policy(pod));
+            if policy == RestartPolicy::Never {
+                return InitDecision::Fail;
+            }
+            InitDecision::KillAndStart(kill(
+                KillReason::Unknown,
+                "Init container is in \"unknown\" state, try killing it before restart".to_owned(),
+            ))
+        }
+    }
+}
+
+/// `isInitContainerFailed`: an exit code, or killed for memory whatever the code says.
+fn is_init_container_failed(status: &ContainerStatus) -> bool {
+    &*status.reason == "OOMKilled"
+        || match status.state {
+            ContainerState::Exited => status.exit_code != 0,
+            ContainerState::Unknown => true,
+            ContainerState::Created | ContainerState::Running => false,
+        }
+}
+
+// ---- back-off --------------------------------------------------------------------------------------------
+
+/// `doBackOff`: the newest exited record of that name says since when it waits.
+fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) -> Start {
+    let pod = input.pod;
+    let (name, image, resources) = match kind {
+        ContainerKind::Init => definition(&pod.init_containers()[index]),
+        ContainerKind::App => definition(&pod.containers()[index]),
+        ContainerKind::Ephemeral => {
+            let container = &pod.ephemeral_containers()[index];
+            (&*container.name, container.image.as_deref(), container.resources.as_ref())
+        }
+    };
+    let exited = |status: &&ContainerStatus| &*status.name == name && status.state == ContainerState::Exited;
+    let Some(status) = input.observed.containers.iter().find(exited) else {
+        return Start { kind, index, when: StartWhen::First };
+    };
+    let key = BackoffKey::container(&pod.key, name, image.unwrap_or(""), resources);
+    let when = match input.backoff.held_since(key, status.finished_mono, input.now.mono) {
+        Some(hold) => StartWhen::Held {
+            until: hold.until,
+            message: format!(
+                "back-off {} restarting failed container={name} pod={}",
+                GoDuration(hold.wait),
+                pod.key.kubelet_format()
+            ),
+        },
+        None => StartWhen::Again(Crash { key, finished: status.finished_mono }),
+    };
+    Start { kind, index, when }
+}
+
+type Definition<'a> =
+    (&'a str, Option<&'a str>, Option<&'a k8s_openapi::api::core::v1::ResourceRequirements>);
+
+fn definition(container: &Container) -> Definition<'_> {
+    (&container.name, container.image.as_deref(), container.resources.as_ref())
+}
+
+/// The earliest end of the waits that `SyncPod` would report: it gives up at the first init container (sidecars
+/// apart) that does not start.
+fn wake_at(pod: &DesiredPod, starts: &[Start]) -> Option<Mono> {
+    let mut earliest: Option<Mono> = None;
+    for start in starts {
+        let StartWhen::Held { until, .. } = start.when else { continue };
+        earliest = Some(earliest.map_or(until, |known| known.min(until)));
+        if start.kind == ContainerKind::Init && !is_sidecar(&pod.init_containers()[start.index]) {
+            break;
+        }
+    }
+    earliest
+}
+
+// ---- removals --------------------------------------------------------------------------------------------
+
+/// Dead init container records: `purgeInitContainers` and `pruneInitContainersBeforeStart`.
+fn prunes(input: &PlanInput<'_>, all: bool) -> Vec<ContainerId> {
+    let mut removed = Vec::new();
+    let containers = input.pod.init_containers();
+    for (index, container) in containers.iter().enumerate() {
+        if containers[..index].iter().any(|earlier| earlier.name == container.name) {
+            continue;
+        }
+        let records = input.observed.containers.iter().filter(|status| *status.name == *container.name);
+        if all {
+            removed.extend(records.map(|status| status.id.clone()));
+            continue;
+        }
+        let dead = records.filter(|status| match status.state {
+            ContainerState::Exited | ContainerState::Unknown => true,
+            ContainerState::Created | ContainerState::Running => false,
+        });
+        removed.extend(dead.skip(1).map(|status| status.id.clone()));
+    }
+    removed
+}
+
+/// `getContainersToReset` for app, then init containers: victims first, then those that asked for it.
+fn resets(input: &PlanInput<'_>) -> Vec<Reset> {
+    let lists =
+        [(ContainerKind::App, input.pod.containers()), (ContainerKind::Init, input.pod.init_containers())];
+    let (mut victims, mut sources) = (Vec::new(), Vec::new());
+    for (kind, containers) in lists {
+        for (index, container) in containers.iter().enumerate() {
+            let records = input.observed.containers.iter().filter(|status| *status.name == *container.name);
+            for status in records {
+                let (kill, asked) = match status.state {
+                    ContainerState::Exited => (false, asks_to_restart_all(container, status.exit_code)),
+                    ContainerState::Created | ContainerState::Running | ContainerState::Unknown => {
+                        (true, false)
+                    }
+                };
+                let reset = Reset { id: status.id.clone(), kind, index, kill };
+                if asked { &mut sources } else { &mut victims }.push(reset);
+            }
+        }
+    }
+    victims.append(&mut sources);
+    victims
+}
+
+// ---- restart rules ---------------------------------------------------------------------------------------
+
+/// `ShouldAllContainersRestart` on what the runtime reports: some init or app container's newest record exited
+/// with a code whose rule says `RestartAllContainers`.
+///
+/// The other half of the kubelet's function, a pod already marked so in its status, is the caller's: a restart
+/// that began goes on until [`all_containers_restart_cleaned_up`].
+pub fn should_all_containers_restart(pod: &DesiredPod, observed: &ObservedPod) -> bool {
+    pod.init_containers().iter().chain(pod.containers()).any(|container| {
+        observed.container(&container.name).is_some_and(|status| match status.state {
+            ContainerState::Exited => asks_to_restart_all(container, status.exit_code),
+            ContainerState::Created | ContainerState::Running | ContainerState::Unknown => false,
+        })
+    })
+}
+
+/// `AllContainersRestartCleanedUp`: no init or app container is on record any more.
+pub fn all_containers_restart_cleaned_up(pod: &DesiredPod, observed: &ObservedPod) -> bool {
+    let mut containers = pod.init_containers().iter().chain(pod.containers());
+    containers.all(|container| observed.container(&container.name).is_none())
+}
+
+/// `ShouldContainerBeRestarted`: for a container that is not running.
+pub fn should_container_be_restarted(container: &Container, pod: &Pod, observed: &ObservedPod) -> bool {
+    if is_deleted(pod) {
+        return false;
+    }
+    let Some(status) = observed.container(&container.name) else { return true };
+    match status.state {
+        ContainerState::Running => false,
+        ContainerState::Unknown | ContainerState::Created => true,
+        ContainerState::Exited => restarts_after(container, pod, status.exit_code),
+    }
+}
+
+/// `ContainerShouldRestart`: the container's matching rule, else its policy, else the pod's.
+fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
+    let own = container_policy(container);
+    // Rules count only beside a policy of the container's own.
+    if own.is_some() {
+        match matching_rule(container, exit_code) {
+            Some(RuleAction::Restart | RuleAction::RestartAllContainers) => return true,
+            Some(RuleAction::Other) | None => {}
+        }
+    }
+    match own.unwrap_or(pod_policy(pod)) {
+        RestartPolicy::Always => true,
+        RestartPolicy::OnFailure => exit_code != 0,
+        RestartPolicy::Never => false,
+    }
+}
+
+fn asks_to_restart_all(container: &Container, exit_code: i32) -> bool {
+    matching_rule(container, exit_code) == Some(RuleAction::RestartAllContainers)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RuleAction {
+    Restart,
+    RestartAllContainers,
+    /// An action this version does not know: the rule matches and does nothing.
+    Other,
+}
+
+/// `FindMatchingContainerRestartRule`: the first rule that matches.
+fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
+    let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
+    let rule = rules.iter().find(|rule| {
+        rule.exit_codes.as_ref().is_some_and(|codes| {
+            let listed = codes.values.as_deref().unwrap_or_default().contains(&exit_code);
+            match &*codes.operator {
+                "In" => listed,
+                "NotIn" => !listed,
+                _ => false,
+            }
+        })
+    })?;
+    Some(match &*rule.action {
+        "Restart" => RuleAction::Restart,
+        "RestartAllContainers" => RuleAction::RestartAllContainers,
+        _ => RuleAction::Other,
+    })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RestartPolicy {
+    Always,
+    OnFailure,
+    Never,
+}
+
+impl RestartPolicy {
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "Always" => Some(Self::Always),
+            "OnFailure" => Some(Self::OnFailure),
+            "Never" => Some(Self::Never),
+            _ => None,
+        }
+    }
+}
+
+/// The pod's policy; Always when it says nothing, or nothing the API knows.
+fn pod_policy(pod: &Pod) -> RestartPolicy {
+    let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
+    policy.and_then(RestartPolicy::parse).unwrap_or(RestartPolicy::Always)
+}
+
+/// The container's own policy, if it has one that the API knows.
+fn container_policy(container: &Container) -> Option<RestartPolicy> {
+    container.restart_policy.as_deref().and_then(RestartPolicy::parse)
+}
+
+/// `IsRestartableInitContainer`.
+pub(super) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+fn is_deleted(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_some()
+}
+
+/// The wanted hash as the runtime's records carry it; a missing one (never for a `DesiredPod`) matches nothing.
+fn hash_at(hashes: &[u32], index: usize) -> u64 {
+    hashes.get(index).map_or(u64::MAX, |&hash| u64::from(hash))
+}
