@@ -306,7 +306,9 @@ fn deadlines_are_the_kubelets() {
         assert!(matches!(error, RuntimeError::DeadlineExceeded(_)), "{method}: {error:?}");
         assert!(error.to_string().contains(method), "{error}");
         use smolet::clock::Clock;
-        (world.clock.now().wall.0 - START.0) / 1_000_000_000
+        let told = world.fake.state().calls.last().unwrap().timeout.clone();
+        let told: i64 = told.as_deref().and_then(|header| header.strip_suffix('m')).unwrap().parse().unwrap();
+        ((world.clock.now().wall.0 - START.0) / 1_000_000_000, told / 1000)
     };
     let second = Duration::from_secs(1);
     let id = ContainerId::from("c");
@@ -338,7 +340,8 @@ fn deadlines_are_the_kubelets() {
             }),
         ),
     ] {
-        let gave_up = deadline(method, &*call);
+        let (gave_up, told) = deadline(method, &*call);
+        assert_eq!(told, seconds, "{method}: grpc-timeout");
         assert!((seconds..seconds + 5).contains(&gave_up), "{method} gave up after {gave_up} s");
     }
 }

@@ -125,10 +125,10 @@ impl Channel {
             let permit = shared.calls.acquire_arc().await;
             let mut up = self.connected().await?;
             let answer = up.requests.try_send_request(request(method, body, deadline));
-            let answered = up.answered;
+            let fate = up.fate;
             let head = Box::pin(async move {
                 let response = answer.await.map_err(|e| blame(e.error()))?;
-                answered.set(true);
+                fate.answered.set(true);
                 Ok(response)
             });
             Ok(Streaming::new(head, until.map(|until| (shared.clock.clone(), until)), permit))
@@ -165,11 +165,17 @@ impl Channel {
             let body = RequestBody::One(Some(message.clone()));
             match up.requests.try_send_request(request(method, body, deadline)).await {
                 Ok(response) => {
-                    up.answered.set(true);
+                    up.fate.answered.set(true);
                     return Ok(response);
                 }
                 Err(mut failure) => {
-                    let untouched = failure.take_message().is_some() || not_begun(failure.error());
+                    let untouched = if not_begun(failure.error()) {
+                        // An answer of sorts: whoever says so speaks HTTP/2, and connecting again is free.
+                        up.fate.answered.set(true);
+                        true
+                    } else {
+                        failure.take_message().is_some()
+                    };
                     if !(untouched && std::mem::take(&mut again)) {
                         return Err(blame(failure.error()));
                     }

@@ -1,7 +1,7 @@
 //! The one connection: made when a call needs it, replaced when it is gone, with a capped back-off between
 //! attempts that fail.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
 use std::future::Future;
 use std::os::unix::net::UnixStream;
@@ -48,8 +48,16 @@ where
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) requests: SendRequest<RequestBody>,
+    /// What became of it.
+    pub(super) fate: Rc<Fate>,
+}
+
+#[derive(Default)]
+pub(super) struct Fate {
     /// Set by the first answer: whoever listens there speaks HTTP/2.
-    pub(super) answered: Rc<Cell<bool>>,
+    pub(super) answered: Cell<bool>,
+    /// Why the connection ended, when it was not in order.
+    error: RefCell<Option<GrpcError>>,
 }
 
 /// What is known of the connection; behind an async lock, so that calls that start together share one attempt.
@@ -57,8 +65,8 @@ pub(super) struct Connected {
 pub(super) struct Link {
     up: Option<Connected>,
     failures: u32,
-    /// No attempt before this instant, with the reason; calls fail at once until then.
-    wait: Option<(Mono, String)>,
+    /// No attempt before this instant, because of this; calls fail at once until then.
+    wait: Option<(Mono, GrpcError)>,
 }
 
 impl Link {
@@ -73,24 +81,32 @@ impl Link {
         spawner: &Spawner,
     ) -> Result<Connected, GrpcError> {
         if let Some(up) = self.up.take_if(|up| up.requests.is_closed()) {
-            if up.answered.get() {
+            if up.fate.answered.get() {
                 // The runtime was there a moment ago (a restart, say): the first attempt is free.
                 self.failures = 0;
                 self.wait = None;
             } else {
                 // Accepted and hung up without a word: counts as an attempt that failed.
-                let reason = format!("{} accepts connections and closes them unanswered", path.display());
-                self.failed(clock, reason);
+                let hung_up = || {
+                    let at = path.display();
+                    GrpcError::Unavailable(format!("{at} accepts connections and closes them unanswered"))
+                };
+                self.failed(clock, up.fate.error.take().unwrap_or_else(hung_up));
             }
         }
         if let Some(up) = &self.up {
             return Ok(up.clone());
         }
-        if let Some((until, reason)) = &self.wait {
+        if let Some((until, error)) = &self.wait {
             let left = until.since(clock.now().mono);
             if left > Duration::ZERO {
-                let message = format!("{reason}; next attempt in {} ms", left.as_millis());
-                return Err(GrpcError::Unavailable(message));
+                let later = format!("{error}; next attempt in {} ms", left.as_millis());
+                return Err(match error {
+                    GrpcError::Protocol(_) => GrpcError::Protocol(later),
+                    GrpcError::Unavailable(_) | GrpcError::DeadlineExceeded(_) | GrpcError::Status { .. } => {
+                        GrpcError::Unavailable(later)
+                    }
+                });
             }
         }
         let timeout = async {
@@ -100,18 +116,18 @@ impl Link {
         match smol::future::or(connect(path, spawner), timeout).await {
             Ok(up) => Ok(self.up.insert(up).clone()),
             Err(reason) => {
-                let message = format!("cannot connect to {}: {reason}", path.display());
-                self.failed(clock, message.clone());
-                Err(GrpcError::Unavailable(message))
+                let error = GrpcError::Unavailable(format!("cannot connect to {}: {reason}", path.display()));
+                self.failed(clock, error.clone());
+                Err(error)
             }
         }
     }
 
     /// Waits twice as long after each failure in a row (grpc-go's back-off, as the kubelet sets it up).
-    fn failed(&mut self, clock: &SharedClock, reason: String) {
+    fn failed(&mut self, clock: &SharedClock, error: GrpcError) {
         let wait = GRPC_BACKOFF_MIN.saturating_mul(1 << self.failures.min(16)).min(GRPC_BACKOFF_MAX);
         self.failures = self.failures.saturating_add(1);
-        self.wait = Some((clock.now().mono + wait, reason));
+        self.wait = Some((clock.now().mono + wait, error));
     }
 }
 
@@ -128,12 +144,15 @@ async fn connect(path: &Path, spawner: &Spawner) -> Result<Connected, String> {
         .handshake(FuturesIo::new(socket))
         .await
         .map_err(|e| e.to_string())?;
+    let fate = Rc::<Fate>::default();
+    let record = fate.clone();
     hyper::rt::Executor::execute(spawner, async move {
         if let Err(error) = connection.await {
             log::debug!("connection to the runtime ended: {error}");
+            record.error.replace(Some(blame(&error)));
         }
     });
-    Ok(Connected { requests, answered: Rc::new(Cell::new(false)) })
+    Ok(Connected { requests, fate })
 }
 
 /// hyper's error as ours: who is to blame, and whether the call may be made again.

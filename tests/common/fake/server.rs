@@ -108,11 +108,12 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     if !shared.settled().services.has(service) {
         return status(12, &format!("unknown service {service}"));
     }
+    let timeout = request.headers().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
     let Ok(body) = request.into_body().collect().await else { return status(13, "the request broke off") };
     let bytes = body.to_bytes();
     let Some(message) = bytes.get(5..) else { return status(13, "no message") };
 
-    let target = shared.settled().record(method, message, shared.clock.now());
+    let target = shared.settled().record(method, message, timeout, shared.clock.now());
     let fault = shared.settled().fault(method, &target);
     let lose = matches!(fault, Some(Fault::LoseAnswer));
     match fault {

@@ -120,6 +120,8 @@ pub struct Call {
     /// fake does not know it. Then what else matters: the grace period, the command.
     pub target: String,
     pub at: Wall,
+    /// The header `grpc-timeout`.
+    pub timeout: Option<String>,
 }
 
 impl Call {
@@ -354,9 +356,15 @@ impl State {
     // ---- calls ---------------------------------------------------------------------------------------
 
     /// Writes the call down; returns its target.
-    pub(super) fn record(&mut self, method: &str, message: &[u8], now: Now) -> String {
+    pub(super) fn record(
+        &mut self,
+        method: &str,
+        message: &[u8],
+        timeout: Option<String>,
+        now: Now,
+    ) -> String {
         let target = self.target(method, message).unwrap_or_default();
-        self.calls.push(Call { method: method.to_owned(), target: target.clone(), at: now.wall });
+        self.calls.push(Call { method: method.to_owned(), target: target.clone(), at: now.wall, timeout });
         target
     }
 

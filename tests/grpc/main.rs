@@ -1,0 +1,892 @@
+//! gRPC on the wire, against a hand-written HTTP/2 server that can do everything wrong.
+
+#![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod peer;
+
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use common::TempDir;
+use peer::{Peer, framed};
+use prost::Message;
+use smol::LocalExecutor;
+use smolet::clock::VirtualClock;
+use smolet::grpc::{Channel, Code, Field, GrpcError, Value};
+use smolet::limits;
+use smolet::model::Wall;
+use smolet::proto::runtime::v1::{VersionRequest, VersionResponse};
+
+const METHOD: &str = "/runtime.v1.RuntimeService/Version";
+const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// A client on virtual time, and a socket for a peer.
+struct World {
+    clock: VirtualClock,
+    executor: Rc<LocalExecutor<'static>>,
+    channel: Channel,
+    socket: PathBuf,
+    _folder: TempDir,
+}
+
+impl World {
+    fn new() -> Self {
+        let folder = TempDir::new();
+        let socket = folder.path().join("s");
+        let clock = VirtualClock::new(Wall(0));
+        let executor = Rc::new(LocalExecutor::new());
+        let channel = Channel::new(&socket, &executor, Rc::new(clock.clone()));
+        Self { clock, executor, channel, socket, _folder: folder }
+    }
+
+    /// The peer's script runs in a thread of its own; its panic is the test's.
+    fn serve<T: Send + 'static>(
+        &self,
+        script: impl FnOnce(UnixListener) -> T + Send + 'static,
+    ) -> JoinHandle<T> {
+        let _ = std::fs::remove_file(&self.socket);
+        let listener = UnixListener::bind(&self.socket).unwrap();
+        std::thread::spawn(move || script(listener))
+    }
+
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        smol::block_on(self.executor.run(work))
+    }
+
+    async fn call(&self) -> Result<VersionResponse, GrpcError> {
+        self.channel.unary(METHOD, &request(), MINUTE).await
+    }
+
+    /// Lets hyper's tasks run, for what the peer sends meanwhile.
+    async fn settle(&self) {
+        async_io::Timer::after(Duration::from_millis(30)).await;
+    }
+}
+
+fn request() -> VersionRequest {
+    VersionRequest { version: "ask".into() }
+}
+
+fn answer(text: &str) -> VersionResponse {
+    VersionResponse { version: text.into(), ..VersionResponse::default() }
+}
+
+fn status(code: Code, message: &str) -> GrpcError {
+    GrpcError::Status { code, message: message.into() }
+}
+
+/// One call, one scripted answer; the peer returns what it saw.
+fn one_call(script: impl FnOnce(&mut Peer, u32) + Send + 'static) -> Result<VersionResponse, GrpcError> {
+    let world = World::new();
+    let peer = world.serve(move |listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        script(&mut peer, stream);
+        peer.until_closed();
+    });
+    let result = world.run(world.call());
+    drop(world.channel);
+    // Nothing keeps the connection now: let hyper close it.
+    smol::block_on(world.executor.run(async_io::Timer::after(Duration::from_millis(10))));
+    drop(world.executor);
+    peer.join().expect("the peer's script holds");
+    result
+}
+
+fn is_protocol(result: Result<VersionResponse, GrpcError>, words: &str) {
+    match result {
+        Err(GrpcError::Protocol(message)) if message.contains(words) => {}
+        other => panic!("{words}: {other:?}"),
+    }
+}
+
+// ---- one answer ------------------------------------------------------------------------------------------
+
+#[test]
+fn a_call_is_answered() {
+    let result = one_call(|peer, stream| {
+        peer.head(stream);
+        peer.message(stream, &answer("fine"));
+        peer.trailers(stream, 0, "");
+    });
+    assert_eq!(result.unwrap().version, "fine");
+}
+
+#[test]
+fn a_request_is_one_uncompressed_message() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, body) = peer.request();
+        peer.head(stream);
+        peer.trailers(stream, 12, "");
+        peer.until_quiet();
+        body
+    });
+    world.run(world.call()).unwrap_err();
+    assert_eq!(peer.join().unwrap(), framed(&request()));
+}
+
+#[test]
+fn an_answer_in_tiny_pieces_is_an_answer() {
+    let result = one_call(|peer, stream| {
+        peer.head(stream);
+        for byte in framed(&answer("piece by piece")) {
+            peer.data(stream, &[byte]);
+        }
+        peer.trailers(stream, 0, "");
+    });
+    assert_eq!(result.unwrap().version, "piece by piece");
+}
+
+#[test]
+fn an_error_stands_in_the_trailers() {
+    let result = one_call(|peer, stream| {
+        peer.head(stream);
+        peer.trailers(stream, 5, "container %22x%22 caf%C3%A9: 100%25 gone");
+    });
+    assert_eq!(result, Err(status(Code::NOT_FOUND, "container \"x\" café: 100% gone")));
+}
+
+#[test]
+fn an_error_may_come_without_a_head_of_its_own() {
+    let result = one_call(|peer, stream| {
+        let head = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")];
+        peer.headers(stream, &[&head[..], &[("grpc-message", "unknown service a%0Ab")]].concat(), true);
+    });
+    assert_eq!(result, Err(status(Code::UNIMPLEMENTED, "unknown service a\nb")));
+}
+
+#[test]
+fn an_error_after_a_message_is_an_error() {
+    let result = one_call(|peer, stream| {
+        peer.head(stream);
+        peer.message(stream, &answer("x"));
+        peer.trailers(stream, 13, "late");
+    });
+    assert_eq!(result, Err(status(Code::INTERNAL, "late")));
+}
+
+#[test]
+fn an_answer_without_a_status_is_no_answer() {
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.frame(peer::DATA, peer::END_STREAM, stream, &framed(&answer("x")));
+        }),
+        "without a grpc-status",
+    );
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.message(stream, &answer("x"));
+            peer.headers(stream, &[("other", "x")], true);
+        }),
+        "without a grpc-status",
+    );
+}
+
+#[test]
+fn ok_needs_exactly_one_whole_message() {
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.trailers(stream, 0, "");
+        }),
+        "without a whole message",
+    );
+    is_protocol(
+        one_call(|peer, stream| {
+            let head = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "0")];
+            peer.headers(stream, &head, true);
+        }),
+        "without a message",
+    );
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.data(stream, &framed(&answer("cut"))[..6]);
+            peer.trailers(stream, 0, "");
+        }),
+        "without a whole message",
+    );
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.message(stream, &answer("one"));
+            peer.message(stream, &answer("two"));
+        }),
+        "two messages",
+    );
+}
+
+#[test]
+fn http_errors_become_statuses() {
+    for (http, code) in [("503", Code::UNAVAILABLE), ("404", Code::UNIMPLEMENTED), ("500", Code::UNKNOWN)] {
+        let result = one_call(move |peer, stream| {
+            peer.headers(stream, &[(":status", http), ("content-type", "text/html")], false);
+            peer.frame(peer::DATA, peer::END_STREAM, stream, b"<html>");
+        });
+        assert_eq!(result, Err(status(code, &format!("the server answered with HTTP status {http}"))));
+    }
+    let result = one_call(|peer, stream| {
+        peer.headers(stream, &[(":status", "200"), ("content-type", "text/html")], true);
+    });
+    assert!(matches!(result, Err(GrpcError::Status { code: Code::UNKNOWN, .. })), "{result:?}");
+}
+
+#[test]
+fn a_compressed_message_is_refused() {
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            let mut message = framed(&answer("x"));
+            message[0] = 1;
+            peer.data(stream, &message);
+        }),
+        "compressed",
+    );
+}
+
+#[test]
+fn broken_protobuf_is_refused() {
+    is_protocol(
+        one_call(|peer, stream| {
+            peer.head(stream);
+            peer.data(stream, &[0, 0, 0, 0, 2, 0x0a, 9]);
+            peer.trailers(stream, 0, "");
+        }),
+        "no valid protobuf",
+    );
+}
+
+#[test]
+fn a_reset_call_has_the_resets_meaning() {
+    for (reason, expected) in [
+        (8, Code::CANCELLED),
+        (11, Code::RESOURCE_EXHAUSTED),
+        (12, Code::PERMISSION_DENIED),
+        (2, Code::INTERNAL),
+    ] {
+        let result = one_call(move |peer, stream| peer.reset(stream, reason));
+        assert!(matches!(&result, Err(GrpcError::Status { code, .. }) if *code == expected), "{result:?}");
+    }
+}
+
+// ---- sizes -----------------------------------------------------------------------------------------------
+
+#[test]
+fn a_request_over_the_cap_is_never_sent() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().map(drop).map_err(|e| e.kind())
+    });
+    let huge = VersionRequest { version: "x".repeat(limits::GRPC_REQUEST_BYTES_MAX) };
+    let result = world.run(world.channel.unary(METHOD, &huge, MINUTE));
+    is_protocol(result, "the limit is");
+    assert_eq!(peer.join().unwrap(), Err(std::io::ErrorKind::WouldBlock), "not even a connection");
+}
+
+#[test]
+fn the_largest_request_gets_through() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, body) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("big"));
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+        body.len()
+    });
+    let mut big = VersionRequest { version: "x".repeat(limits::GRPC_REQUEST_BYTES_MAX - 5) };
+    assert!(big.encoded_len() <= limits::GRPC_REQUEST_BYTES_MAX);
+    let result: VersionResponse = world.run(world.channel.unary(METHOD, &big, MINUTE)).unwrap();
+    assert_eq!(result.version, "big");
+    big.version.clear();
+    assert!(peer.join().unwrap() > limits::GRPC_REQUEST_BYTES_MAX - 5);
+}
+
+#[test]
+fn an_answer_over_the_cap_is_cut_off_and_the_connection_goes_on() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        let huge = framed(&answer(&"x".repeat(8 * limits::GRPC_ANSWER_BYTES_MAX)));
+        let sent = peer.data_until_reset(stream, &huge);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("fine"));
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+        sent
+    });
+    world.run(async {
+        is_protocol(world.call().await, "the answer is over");
+        assert_eq!(world.call().await.unwrap().version, "fine");
+    });
+    let sent = peer.join().unwrap();
+    let most = limits::GRPC_ANSWER_BYTES_MAX + limits::GRPC_WINDOW_CONNECTION_BYTES as usize;
+    assert!(sent <= most, "the peer could send {sent} bytes");
+}
+
+#[test]
+fn a_field_over_the_cap_is_cut_and_the_rest_read() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        let mut huge = answer(&"x".repeat(5_000_000));
+        huge.runtime_name = "after".into();
+        peer.message(stream, &huge);
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+    });
+    let mut seen = Vec::new();
+    let mut each = |field: Field<'_>| {
+        if let Value::Bytes { kept, length } = field.value {
+            seen.push((field.number, kept.len(), length));
+        }
+        Ok(())
+    };
+    world.run(world.channel.unary_fields(METHOD, &request(), MINUTE, 100, &mut each)).unwrap();
+    assert_eq!(seen, [(1, 100, 5_000_000), (2, 5, 5)]);
+    peer.join().unwrap();
+}
+
+// ---- time ------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_deadline_passes_on_the_injected_clock_and_the_server_is_told() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        assert_eq!(peer.wait_for_reset(stream), 8, "CANCEL");
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("fine"));
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+    });
+    world.run(async {
+        let started = std::time::Instant::now();
+        let late = async {
+            world.settle().await;
+            world.clock.advance(Duration::from_secs(59));
+            world.settle().await;
+            assert!(world.clock.next_sleeper().is_some(), "a minute has not passed");
+            world.clock.advance(Duration::from_secs(1));
+            std::future::pending().await
+        };
+        let result = smol::future::or(world.call(), late).await;
+        assert_eq!(result, Err(GrpcError::DeadlineExceeded("Version: no answer within 60 s".into())));
+        assert!(started.elapsed() < Duration::from_secs(20));
+        assert_eq!(world.call().await.unwrap().version, "fine");
+    });
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_call_without_a_deadline_ends_when_it_is_dropped() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.wait_for_reset(stream)
+    });
+    world.run(async {
+        let request = request();
+        let call = world.channel.unary::<VersionResponse>(METHOD, &request, None);
+        let bored = async {
+            world.settle().await;
+            world.clock.advance(Duration::from_secs(1_000_000));
+            world.settle().await;
+            Err(GrpcError::Protocol("dropped by the test".into()))
+        };
+        assert!(smol::future::or(call, bored).await.unwrap_err().to_string().contains("dropped by the test"));
+        world.settle().await;
+    });
+    assert_eq!(peer.join().unwrap(), 8, "CANCEL");
+}
+
+#[test]
+fn a_server_that_accepts_and_says_nothing_holds_nobody_past_the_deadline() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let (stream, _) = listener.accept().unwrap();
+        std::thread::sleep(Duration::from_millis(300));
+        drop(stream);
+    });
+    world.run(async {
+        let time = async {
+            for _ in 0..61 {
+                async_io::Timer::after(Duration::from_millis(1)).await;
+                world.clock.advance(Duration::from_secs(1));
+            }
+            std::future::pending().await
+        };
+        let result = smol::future::or(world.call(), time).await;
+        assert!(matches!(result, Err(GrpcError::DeadlineExceeded(_))), "{result:?}");
+    });
+    peer.join().unwrap();
+}
+
+// ---- the connection --------------------------------------------------------------------------------------
+
+#[test]
+fn nothing_is_sent_while_idle() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("fine"));
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+        let idle = peer.bytes_within(Duration::from_millis(700));
+        // Still the same connection.
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("again"));
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+        idle
+    });
+    world.run(async {
+        world.call().await.unwrap();
+        for _ in 0..20 {
+            async_io::Timer::after(Duration::from_millis(50)).await;
+            world.clock.advance(Duration::from_secs(3600));
+        }
+        assert_eq!(world.clock.next_sleeper(), None, "no timer runs either");
+        assert_eq!(world.call().await.unwrap().version, "again");
+    });
+    assert_eq!(peer.join().unwrap(), 0, "bytes while idle");
+}
+
+#[test]
+fn a_goaway_lets_running_calls_finish_and_the_next_one_connects_anew() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut first = Peer::accept(&listener);
+        let (stream, _) = first.request();
+        first.goaway(stream, 0);
+        std::thread::sleep(Duration::from_millis(50));
+        first.head(stream);
+        first.message(stream, &answer("old"));
+        first.trailers(stream, 0, "");
+        let mut second = Peer::accept(&listener);
+        let (stream, _) = second.request();
+        second.head(stream);
+        second.message(stream, &answer("new"));
+        second.trailers(stream, 0, "");
+        second.until_quiet();
+    });
+    world.run(async {
+        assert_eq!(world.call().await.unwrap().version, "old");
+        assert_eq!(world.call().await.unwrap().version, "new");
+    });
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_call_the_server_did_not_begin_is_made_again_once() {
+    // GOAWAY that leaves the call out, and a refused stream: RFC 9113 says neither was begun.
+    for refuse in [false, true] {
+        let world = World::new();
+        let peer = world.serve(move |listener| {
+            let mut first = Peer::accept(&listener);
+            let (stream, body) = first.request();
+            if refuse {
+                first.reset(stream, 7);
+                let (stream, again) = first.request();
+                assert_eq!(body, again);
+                first.head(stream);
+                first.message(stream, &answer("second try"));
+                first.trailers(stream, 0, "");
+                first.until_quiet();
+            } else {
+                first.goaway(0, 0);
+                let mut second = Peer::accept(&listener);
+                let (stream, again) = second.request();
+                assert_eq!(body, again);
+                second.head(stream);
+                second.message(stream, &answer("second try"));
+                second.trailers(stream, 0, "");
+                second.until_quiet();
+            }
+        });
+        assert_eq!(world.run(world.call()).unwrap().version, "second try");
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_refuses_every_call_is_not_asked_for_ever() {
+    let result = one_call(|peer, stream| {
+        peer.reset(stream, 7);
+        let (stream, _) = peer.request();
+        peer.reset(stream, 7);
+    });
+    assert_eq!(result, Err(GrpcError::Unavailable("the server refused the call".into())));
+}
+
+#[test]
+fn an_angry_goaway_is_unavailable_and_not_repeated() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        peer.request();
+        peer.goaway(0, 11);
+        peer.until_closed();
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().is_err()
+    });
+    let error = world.run(world.call()).unwrap_err();
+    assert!(matches!(&error, GrpcError::Unavailable(m) if m.contains("GOAWAY")), "{error:?}");
+    world.run(world.settle());
+    assert!(peer.join().unwrap(), "no second connection");
+}
+
+#[test]
+fn a_connection_lost_mid_call_is_unavailable_and_the_next_call_connects_anew() {
+    // Before the head, within the message, and before the trailers.
+    for stage in 0..3 {
+        let world = World::new();
+        let peer = world.serve(move |listener| {
+            let mut first = Peer::accept(&listener);
+            let (stream, _) = first.request();
+            first.head(stream);
+            first.message(stream, &answer("warm"));
+            first.trailers(stream, 0, "");
+            let (stream, _) = first.request();
+            if stage > 0 {
+                first.head(stream);
+                let message = framed(&answer("cut"));
+                first.data(stream, if stage == 1 { &message[..6] } else { &message });
+            }
+            drop(first);
+            let mut second = Peer::accept(&listener);
+            let (stream, _) = second.request();
+            second.head(stream);
+            second.message(stream, &answer("back"));
+            second.trailers(stream, 0, "");
+            second.until_quiet();
+        });
+        world.run(async {
+            assert_eq!(world.call().await.unwrap().version, "warm");
+            let error = world.call().await.unwrap_err();
+            assert!(matches!(error, GrpcError::Unavailable(_)), "stage {stage}: {error:?}");
+            assert_eq!(world.call().await.unwrap().version, "back", "at once, without back-off");
+        });
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn calls_that_start_together_share_one_attempt_to_connect() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        for _ in 0..20 {
+            let (stream, _) = peer.request();
+            peer.head(stream);
+            peer.message(stream, &answer("x"));
+            peer.trailers(stream, 0, "");
+        }
+        peer.until_quiet();
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().is_err()
+    });
+    let calls: Vec<_> = (0..20)
+        .map(|_| {
+            let channel = world.channel.clone();
+            let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
+            world.executor.spawn(call)
+        })
+        .collect();
+    world.run(async {
+        for call in calls {
+            call.await.unwrap();
+        }
+    });
+    assert!(peer.join().unwrap(), "one connection only");
+}
+
+#[test]
+fn whoever_hangs_up_unanswered_is_tried_with_back_off() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut accepted = 0;
+        for _ in 0..3 {
+            drop(listener.accept().unwrap());
+            accepted += 1;
+        }
+        accepted
+    });
+    world.run(async {
+        for wait in [100, 200, 400] {
+            let error = world.call().await.unwrap_err();
+            assert!(matches!(error, GrpcError::Unavailable(_)), "{error:?}");
+            world.settle().await;
+            let error = world.call().await.unwrap_err().to_string();
+            assert!(error.contains(&format!("next attempt in {wait} ms")), "{error}");
+            world.clock.advance(Duration::from_millis(wait));
+        }
+    });
+    assert_eq!(peer.join().unwrap(), 3);
+}
+
+#[test]
+fn an_http_1_server_is_told_apart() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        use std::io::{Read, Write};
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 1024]);
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+        let _ = stream.read(&mut [0; 1024]);
+    });
+    let error = world.run(world.call()).unwrap_err();
+    assert!(matches!(&error, GrpcError::Protocol(m) if m.contains("does not speak HTTP/2")), "{error:?}");
+    peer.join().unwrap();
+}
+
+// ---- streams ---------------------------------------------------------------------------------------------
+
+#[test]
+fn a_stream_hands_over_one_message_after_the_other() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        // Quiet for a while, headers included: that is no failure.
+        std::thread::sleep(Duration::from_millis(50));
+        peer.head(stream);
+        // Two messages and a half in one frame.
+        let three: Vec<u8> = ["a", "b", "c"].iter().flat_map(|text| framed(&answer(text))).collect();
+        let half = three.len() - 4;
+        peer.data(stream, &three[..half]);
+        std::thread::sleep(Duration::from_millis(50));
+        peer.data(stream, &three[half..]);
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+    });
+    world.run(async {
+        let mut stream = world.channel.server_stream(METHOD, &request(), None).await.unwrap();
+        // Looking once and coming back loses nothing.
+        for _ in 0..20 {
+            let look = async { stream.next::<VersionResponse>().await.map(|_| true) };
+            let bored = async { Ok(false) };
+            assert_eq!(smol::future::or(look, bored).await, Ok(false));
+            async_io::Timer::after(Duration::from_millis(1)).await;
+        }
+        for text in ["a", "b", "c"] {
+            assert_eq!(stream.next::<VersionResponse>().await.unwrap().unwrap().version, text);
+        }
+        assert_eq!(stream.next::<VersionResponse>().await, Ok(None));
+        assert_eq!(stream.next::<VersionResponse>().await, Ok(None), "and stays so");
+    });
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_stream_ends_with_its_status() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("a"));
+        peer.trailers(stream, 14, "shutting down");
+        // At once, without a head: as containerd 1.6 answers GetContainerEvents.
+        let (stream, _) = peer.request();
+        let head = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")];
+        peer.headers(stream, &head, true);
+        // Within a message.
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.data(stream, &framed(&answer("half"))[..7]);
+        peer.trailers(stream, 0, "");
+        // Without a word.
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.until_quiet();
+    });
+    world.run(async {
+        let open = || async { world.channel.server_stream(METHOD, &request(), None).await.unwrap() };
+        let mut stream = open().await;
+        assert_eq!(stream.next::<VersionResponse>().await.unwrap().unwrap().version, "a");
+        let error = stream.next::<VersionResponse>().await.unwrap_err();
+        assert_eq!(error, status(Code::UNAVAILABLE, "shutting down"));
+        assert_eq!(stream.next::<VersionResponse>().await, Ok(None));
+        let error = open().await.next::<VersionResponse>().await.unwrap_err();
+        assert_eq!(error, status(Code::UNIMPLEMENTED, ""));
+        let error = open().await.next::<VersionResponse>().await.unwrap_err();
+        assert!(matches!(&error, GrpcError::Protocol(m) if m.contains("within a message")), "{error:?}");
+        let error = open().await.next::<VersionResponse>().await.unwrap_err();
+        assert!(matches!(error, GrpcError::Unavailable(_)), "{error:?}");
+    });
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_streams_deadline_counts_from_its_start() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let (stream, _) = peer.request();
+        peer.head(stream);
+        peer.message(stream, &answer("a"));
+        peer.wait_for_reset(stream)
+    });
+    world.run(async {
+        let mut stream = world.channel.server_stream(METHOD, &request(), MINUTE).await.unwrap();
+        assert_eq!(stream.next::<VersionResponse>().await.unwrap().unwrap().version, "a");
+        world.clock.advance(Duration::from_secs(60));
+        let error = stream.next::<VersionResponse>().await.unwrap_err();
+        assert!(matches!(error, GrpcError::DeadlineExceeded(_)), "{error:?}");
+        world.settle().await;
+    });
+    assert_eq!(peer.join().unwrap(), 8, "CANCEL");
+}
+
+#[test]
+fn a_stream_nobody_reads_holds_up_no_call() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let mut stuffed = 0;
+        for _ in 0..8 {
+            let (stream, _) = peer.request();
+            peer.head(stream);
+            let events: Vec<u8> = (0..500).flat_map(|_| framed(&answer(&"e".repeat(1000)))).collect();
+            stuffed += peer.data_while_allowed(stream, &events);
+        }
+        for _ in 0..50 {
+            let (stream, _) = peer.request();
+            peer.head(stream);
+            peer.message(stream, &answer(&"x".repeat(10_000)));
+            peer.trailers(stream, 0, "");
+        }
+        peer.until_quiet();
+        stuffed
+    });
+    world.run(async {
+        let mut unread = Vec::new();
+        for _ in 0..8 {
+            let mut stream = world.channel.server_stream(METHOD, &request(), None).await.unwrap();
+            assert_eq!(stream.next::<VersionResponse>().await.unwrap().unwrap().version.len(), 1000);
+            unread.push(stream);
+        }
+        for _ in 0..50 {
+            assert_eq!(world.call().await.unwrap().version.len(), 10_000);
+        }
+        drop(unread);
+    });
+    let stuffed = peer.join().unwrap();
+    assert!(stuffed >= 8 * 60_000, "only {stuffed} bytes lay unread: the test proves nothing");
+}
+
+#[test]
+fn both_sides_of_a_bidirectional_call_talk() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let stream = peer.request_head();
+        peer.head(stream);
+        let mut heard = Vec::new();
+        for _ in 0..3 {
+            let bytes = peer.request_data(stream).expect("a message");
+            let message = VersionRequest::decode(&bytes[5..]).unwrap();
+            peer.message(stream, &answer(&format!("{}!", message.version)));
+            heard.push(message.version);
+        }
+        assert_eq!(peer.request_data(stream), None, "the request side has ended");
+        peer.trailers(stream, 0, "");
+        peer.until_quiet();
+        heard
+    });
+    world.run(async {
+        let (sender, mut stream) = world.channel.bidirectional(METHOD, MINUTE).await.unwrap();
+        for text in ["a", "b", "c"] {
+            sender.send(&VersionRequest { version: text.into() }).await.unwrap();
+            let reply = stream.next::<VersionResponse>().await.unwrap().unwrap();
+            assert_eq!(reply.version, format!("{text}!"));
+        }
+        drop(sender);
+        assert_eq!(stream.next::<VersionResponse>().await, Ok(None));
+    });
+    assert_eq!(peer.join().unwrap(), ["a", "b", "c"]);
+}
+
+#[test]
+fn sending_into_a_call_that_has_ended_is_an_error() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let stream = peer.request_head();
+        let head = [(":status", "200"), ("content-type", "application/grpc"), ("grpc-status", "12")];
+        peer.headers(stream, &head, true);
+        peer.reset(stream, 0);
+        peer.until_quiet();
+    });
+    world.run(async {
+        let (sender, mut stream) = world.channel.bidirectional(METHOD, MINUTE).await.unwrap();
+        let error = stream.next::<VersionResponse>().await.unwrap_err();
+        assert_eq!(error, status(Code::UNIMPLEMENTED, ""));
+        world.settle().await;
+        let mut last = Ok(());
+        for _ in 0..=limits::GRPC_QUEUE_MAX {
+            last = sender.send(&request()).await;
+        }
+        assert!(matches!(last, Err(GrpcError::Unavailable(_))), "{last:?}");
+    });
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_call_over_the_number_of_calls_waits_for_its_turn() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut peer = Peer::accept(&listener);
+        let streams: Vec<u32> = (0..limits::GRPC_CALLS_MAX).map(|_| peer.request().0).collect();
+        let more = peer.requests_within(Duration::from_millis(100));
+        for stream in streams {
+            peer.head(stream);
+            peer.message(stream, &answer("x"));
+            peer.trailers(stream, 0, "");
+        }
+        for _ in 0..3 {
+            let (stream, _) = peer.request();
+            peer.head(stream);
+            peer.message(stream, &answer("x"));
+            peer.trailers(stream, 0, "");
+        }
+        peer.until_quiet();
+        more
+    });
+    let calls: Vec<_> = (0..limits::GRPC_CALLS_MAX + 3)
+        .map(|_| {
+            let channel = world.channel.clone();
+            let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
+            world.executor.spawn(call)
+        })
+        .collect();
+    world.run(async {
+        for call in calls {
+            call.await.unwrap();
+        }
+    });
+    assert_eq!(peer.join().unwrap(), 0, "calls over the limit");
+}
