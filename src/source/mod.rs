@@ -14,6 +14,7 @@ pub mod defaults;
 pub mod file;
 pub mod identity;
 pub mod manifest;
+pub mod resources;
 pub mod scan;
 pub mod validate;
 
