@@ -22,6 +22,7 @@
 //! `scan` and `check`.
 
 pub mod cli;
+pub mod cgroup;
 pub mod clock;
 pub mod config;
 pub mod cri;

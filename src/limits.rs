@@ -140,6 +140,17 @@ pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
+// ---- cgroups -----------------------------------------------------------------------------------------------
+
+/// Directories below a pod's cgroup, one in another. Deeper: the pod's cgroup is left alone and an error told.
+pub const CGROUP_DEPTH_MAX: usize = 16;
+/// Directories of one pod in one hierarchy. More: the rest goes with the next try.
+pub const CGROUPS_PER_POD_MAX: usize = 4096;
+/// Entries read of one cgroup directory, its files included. More: the rest is found the next time.
+pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
+/// Pods looked for in the cgroup tree at once. More: the rest is found the next time.
+pub const CGROUP_PODS_FOUND_MAX: usize = 16 * PODS_MAX;
+
 // ---- status and store ------------------------------------------------------------------------------------
 
 /// Pods taken over from another agent that are remembered. Full: a further one is not remembered, and is ours only

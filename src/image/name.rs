@@ -126,8 +126,7 @@ fn is_path(path: &str) -> bool {
         let alphanumeric = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
         let bytes = component.as_bytes();
         let mut rest = bytes;
-        let edges =
-            bytes.first().is_some_and(|b| alphanumeric(b)) && bytes.last().is_some_and(|b| alphanumeric(b));
+        let edges = bytes.first().is_some_and(alphanumeric) && bytes.last().is_some_and(alphanumeric);
         while let Some(at) = rest.iter().position(|byte| !alphanumeric(byte)) {
             let separator = &rest[at..];
             let length = separator.iter().take_while(|byte| !alphanumeric(byte)).count();

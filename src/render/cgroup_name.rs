@@ -60,7 +60,9 @@ fn literal(node: &NodeSettings, class: Option<&str>, pod: Option<&str>) -> Strin
             let mut prefix = String::new();
             for part in parts {
                 let part = part.replace('-', "_");
-                name.push_str(&format!("/{prefix}{part}.slice"));
+                for piece in ["/", &prefix, &part, ".slice"] {
+                    name.push_str(piece);
+                }
                 prefix.push_str(&part);
                 prefix.push('-');
             }

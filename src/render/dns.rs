@@ -90,26 +90,24 @@ pub fn pod_dns(node: &NodeSettings, pod: &DesiredPod) -> DnsConfig {
 }
 
 fn owned(texts: &[Box<str>]) -> Vec<String> {
-    texts.iter().map(|text| text.to_string()).collect()
+    texts.iter().map(ToString::to_string).collect()
 }
 
 fn host_dns(node: &NodeSettings) -> DnsConfig {
-    match &node.resolv_conf {
-        Some(conf) => DnsConfig {
+    if let Some(conf) = &node.resolv_conf {
+        return DnsConfig {
             servers: owned(&conf.nameservers),
             searches: owned(&conf.searches),
             options: owned(&conf.options),
-        },
-        // `resolvConf: ""` switches name resolution off: a local server nobody runs, and no search.
-        None => {
-            let local = |ip: &str| if ip.contains(':') { "::1" } else { "127.0.0.1" };
-            let mut servers: Vec<String> = node.node_ips.iter().map(|ip| local(ip).to_owned()).collect();
-            if servers.is_empty() {
-                servers.push("127.0.0.1".into());
-            }
-            DnsConfig { servers, searches: vec![".".into()], options: Vec::new() }
-        }
+        };
     }
+    // `resolvConf: ""` switches name resolution off: a local server nobody runs, and no search.
+    let local = |ip: &str| if ip.contains(':') { "::1" } else { "127.0.0.1" };
+    let mut servers: Vec<String> = node.node_ips.iter().map(|ip| local(ip).to_owned()).collect();
+    if servers.is_empty() {
+        servers.push("127.0.0.1".into());
+    }
+    DnsConfig { servers, searches: vec![".".into()], options: Vec::new() }
 }
 
 fn cluster_dns(node: &NodeSettings, namespace: &str) -> DnsConfig {
@@ -160,7 +158,7 @@ mod tests {
         assert_eq!(ResolvConf::parse(""), Ok(ResolvConf::default()));
     }
 
-    fn pod(spec: serde_json::Value) -> DesiredPod {
+    fn pod(spec: &serde_json::Value) -> DesiredPod {
         let pod = serde_json::json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
         DesiredPod::new(serde_json::from_value(pod).unwrap())
     }
@@ -175,12 +173,12 @@ mod tests {
             "nameservers": ["1.1.1.1", "1.1.1.1", "2.2.2.2", "3.3.3.3", "4.4.4.4"],
             "searches": searches,
         }});
-        let dns = pod_dns(&node, &pod(spec));
+        let dns = pod_dns(&node, &pod(&spec));
         assert_eq!(dns.servers, ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
         assert_eq!(dns.searches.len(), 10, "ten of 202 bytes and nine blanks are 2029 bytes");
         node.resolv_conf = None;
         let spec = serde_json::json!({"containers": [], "dnsPolicy": "Default"});
-        let dns = pod_dns(&node, &pod(spec));
+        let dns = pod_dns(&node, &pod(&spec));
         assert_eq!((dns.servers, dns.searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
     }
 }

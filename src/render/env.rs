@@ -217,12 +217,12 @@ fn pod_field(
         "spec.nodeName" | "spec.host" => Ok(text(&pod.spec().node_name)),
         "spec.serviceAccountName" => Ok(text(&pod.spec().service_account_name)),
         "status.hostIP" => {
-            node.node_ips.first().map(|ip| ip.to_string()).ok_or_else(|| "host IP unknown".to_owned())
+            node.node_ips.first().map(ToString::to_string).ok_or_else(|| "host IP unknown".to_owned())
         }
         "status.hostIPs" => Ok(node.node_ips.join(",")),
         "status.podIP" => Ok(sorted_pod_ips(node, input.pod_ips).into_iter().next().unwrap_or_else(|| {
             // Nothing to sort: what the runtime said, if anything.
-            input.pod_ips.first().map(|ip| ip.to_string()).unwrap_or_default()
+            input.pod_ips.first().map(ToString::to_string).unwrap_or_default()
         })),
         "status.podIPs" => Ok(sorted_pod_ips(node, input.pod_ips).join(",")),
         "spec.restartPolicy" | "spec.schedulerName" | "status.phase" => {

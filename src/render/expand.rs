@@ -17,20 +17,19 @@ pub fn expand<'a>(input: &[u8], lookup: impl Fn(&[u8]) -> Option<&'a [u8]>) -> V
                 out.push(b'$');
                 rest = after;
             }
-            [b'(', after @ ..] => match after.iter().position(|&byte| byte == b')') {
-                Some(end) => {
-                    let name = &after[..end];
-                    match lookup(name) {
-                        Some(value) => out.extend_from_slice(value),
-                        None => [b"$(", name, b")"].iter().for_each(|part| out.extend_from_slice(part)),
-                    }
-                    rest = &after[end + 1..];
-                }
-                None => {
+            [b'(', after @ ..] => {
+                let Some(end) = after.iter().position(|&byte| byte == b')') else {
                     out.extend_from_slice(b"$(");
                     rest = after;
+                    continue;
+                };
+                let name = &after[..end];
+                match lookup(name) {
+                    Some(value) => out.extend_from_slice(value),
+                    None => [b"$(", name, b")"].iter().for_each(|part| out.extend_from_slice(part)),
                 }
-            },
+                rest = &after[end + 1..];
+            }
             _ => {
                 out.push(b'$');
                 let letter = first_letter(rest);

@@ -122,7 +122,7 @@ pub fn hosts_file(
 mod tests {
     use super::*;
 
-    fn pod(name: &str, spec: serde_json::Value) -> DesiredPod {
+    fn pod(name: &str, spec: &serde_json::Value) -> DesiredPod {
         let pod =
             serde_json::json!({"metadata": {"name": name, "namespace": "ns", "uid": "u"}, "spec": spec});
         DesiredPod::new(serde_json::from_value(pod).unwrap())
@@ -159,7 +159,7 @@ mod tests {
                 Err("pod HostnameOverride \"\" is"),
             ),
         ] {
-            let ours = hostname_and_domain(&node, &pod(name, spec));
+            let ours = hostname_and_domain(&node, &pod(name, &spec));
             match (ours, expected) {
                 (Ok((hostname, domain)), Ok(expected)) => assert_eq!((&*hostname, &*domain), expected),
                 (Err(error), Err(expected)) => assert!(error.starts_with(expected), "{error}"),
@@ -173,7 +173,7 @@ mod tests {
         let node = NodeSettings::new("n", "/r");
         let pod = pod(
             "web",
-            serde_json::json!({"containers": [], "hostNetwork": true,
+            &serde_json::json!({"containers": [], "hostNetwork": true,
                 "hostAliases": [{"ip": "10.0.0.1", "hostnames": ["a", "b"]}]}),
         );
         assert_eq!(

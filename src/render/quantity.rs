@@ -177,12 +177,12 @@ fn magnitude(whole: &str, fraction: &str, suffix: Suffix) -> u128 {
     let mut below_one = 0u128;
     for digit in fraction.bytes().rev() {
         let sum = below_one + u128::from(digit - b'0') * multiplier;
-        inexact |= sum % 10 != 0;
+        inexact |= !sum.is_multiple_of(10);
         below_one = sum / 10;
     }
     let mut nanos = whole_number.saturating_mul(multiplier).saturating_add(below_one);
     for _ in 0..divide_by_ten.min(40) {
-        inexact |= nanos % 10 != 0;
+        inexact |= !nanos.is_multiple_of(10);
         nanos /= 10;
     }
     nanos = nanos.saturating_add(u128::from(inexact));

@@ -65,25 +65,20 @@ pub(super) fn verify_run_as_non_root(
     if effective!(pod, container, run_as_non_root) != Some(&true) {
         return Ok(());
     }
-    let what = || format!("(pod: {}, container: {})", quoted(&pod.key.kubelet_format()), container.name);
-    match (effective!(pod, container, run_as_user), user) {
-        (Some(0), _) => Err(format!("container's runAsUser breaks non-root policy {}", what())),
-        (Some(_), _) => Ok(()),
-        (None, ImageUser::Name(name)) => Err(format!(
-            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root {}",
-            what()
-        )),
-        (None, ImageUser::Uid(0)) => {
-            Err(format!("container has runAsNonRoot and image will run as root {}", what()))
-        }
-        (None, ImageUser::Uid(uid)) if *uid < 0 || *uid > i64::from(i32::MAX) => Err(format!(
+    let why = match (effective!(pod, container, run_as_user), user) {
+        (Some(0), _) => "container's runAsUser breaks non-root policy".to_owned(),
+        (None, ImageUser::Name(name)) => format!(
+            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root"
+        ),
+        (None, ImageUser::Uid(0)) => "container has runAsNonRoot and image will run as root".to_owned(),
+        (None, ImageUser::Uid(uid)) if *uid < 0 || *uid > i64::from(i32::MAX) => format!(
             "container has runAsNonRoot and image has an invalid user id ({uid}). (Must be 1-({max})): must be \
-             between 0 and {max}, inclusive {}",
-            what(),
+             between 0 and {max}, inclusive",
             max = i32::MAX
-        )),
-        (None, ImageUser::Uid(_)) => Ok(()),
-    }
+        ),
+        (Some(_), _) | (None, ImageUser::Uid(_)) => return Ok(()),
+    };
+    Err(format!("{why} (pod: {}, container: {})", quoted(&pod.key.kubelet_format()), container.name))
 }
 
 /// A container's security context (`determineEffectiveSecurityContext`).
@@ -115,12 +110,12 @@ pub(super) fn container_security_context(
     if context.run_as_user.is_none() {
         match user {
             ImageUser::Uid(uid) => context.run_as_user = Some(Int64Value { value: *uid }),
-            ImageUser::Name(name) => context.run_as_username = (*name).to_owned(),
+            ImageUser::Name(name) => context.run_as_username = String::from(*name),
         }
     }
     context.supplemental_groups_policy = supplemental_groups_policy(of_pod)?;
     if own.and_then(|own| own.proc_mount.as_deref()) != Some("Unmasked") {
-        let throttle = node.thermal_throttle_paths.iter().map(|path| path.to_string());
+        let throttle = node.thermal_throttle_paths.iter().map(ToString::to_string);
         context.masked_paths = MASKED_PATHS.into_iter().map(str::to_owned).chain(throttle).collect();
         context.readonly_paths = READONLY_PATHS.map(str::to_owned).into();
     }

@@ -1,4 +1,4 @@
-//! The node and the sources of variables that the container_config and sandbox_config sets were made with.
+//! The node and the sources of variables that the `container_config` and `sandbox_config` sets were made with.
 
 use std::rc::Rc;
 
