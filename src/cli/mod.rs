@@ -2,6 +2,7 @@
 //!
 //! `table`, `describe_text`, `yaml`, `style` and `text` are PURE: values and a time in, text out.
 
+pub mod describe_text;
 pub mod style;
 pub mod table;
 pub mod text;
