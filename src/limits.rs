@@ -85,6 +85,18 @@ pub const IMAGE_BACKOFF_MAX: Duration = Duration::from_secs(300);
 /// A container that ran for longer than this starts its back-off anew, whatever the longest wait is.
 pub const BACKOFF_RESET: Duration = Duration::from_secs(600);
 
+/// Containers of one pod that are stopped at the same time. Full: the next waits until one has stopped; those
+/// that others wait for come first.
+pub const STOPS_AT_ONCE_MAX: usize = 64;
+/// Least time between the stop signal and SIGKILL, in seconds (kubelet `minimumGracePeriodInSeconds`).
+pub const GRACE_SECONDS_MIN: i64 = 2;
+/// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
+pub const LOG_NAMES_READ_MAX: usize = 4096;
+/// Bytes read of the node's own hosts file for pods on its network. More: the rest is left out.
+pub const HOSTS_FILE_BYTES_MAX: usize = 64 * KIB;
+/// Results one sync keeps: every container and sandbox of a pod fits. Full: a further one is logged only.
+pub const SYNC_RESULTS_MAX: usize = 1024;
+
 const _: () = assert!(BACKOFF_ENTRIES_MAX >= 9 * PODS_MAX);
 
 // ---- grpc and cri ----------------------------------------------------------------------------------------
@@ -150,6 +162,13 @@ pub const CGROUPS_PER_POD_MAX: usize = 4096;
 pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
 /// Pods looked for in the cgroup tree at once. More: the rest is found the next time.
 pub const CGROUP_PODS_FOUND_MAX: usize = 16 * PODS_MAX;
+/// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
+/// not held up.
+pub const PULLS_AT_ONCE: usize = 1;
+/// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
+pub const PULL_MESSAGES_MAX: usize = 128;
+/// Bytes of such a message. Longer: cut.
+pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
 
 // ---- status and store ------------------------------------------------------------------------------------
 

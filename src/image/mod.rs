@@ -1,3 +1,4 @@
 //! Images: their names (PURE, [`name`]).
 
 pub mod name;
+pub mod pull;

@@ -11,13 +11,13 @@
 use std::fmt;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ResourceRequirements;
+use k8s_openapi::api::core::v1::Container;
 
 use crate::limits::{
     BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES, BACKOFF_INITIAL, BACKOFF_RESET, CRASH_BACKOFF_MAX,
     IMAGE_BACKOFF_MAX,
 };
-use crate::model::{Mono, PodKey, PodUid};
+use crate::model::{DesiredPod, Mono, PodUid};
 
 /// What an entry belongs to: a 64-bit hash of a stable key. Two keys that collide share one wait; among a full
 /// table's entries that happens once in 10^13 tables.
@@ -27,54 +27,17 @@ pub struct BackoffKey(u64);
 impl BackoffKey {
     /// A container of a pod (`GetBackoffKey`): name, namespace, UID, container name, image and resources, so that
     /// a changed definition starts without a wait.
-    ///
-    /// Differs from the kubelet in the text that is hashed for resources (Go's dump of its types there): a key
-    /// never leaves the process.
-    pub fn container(
-        pod: &PodKey,
-        container: &str,
-        image: &str,
-        resources: Option<&ResourceRequirements>,
-    ) -> Self {
-        let mut hash = Fnv64::new();
-        for part in [&*pod.name, &*pod.namespace, pod.uid.as_str(), container, image] {
-            hash.part(part);
-        }
-        for list in [resources.and_then(|r| r.limits.as_ref()), resources.and_then(|r| r.requests.as_ref())] {
-            for (name, quantity) in list.into_iter().flatten() {
-                hash.part(name);
-                hash.part(&quantity.0);
-            }
-            hash.part("");
-        }
-        for claim in resources.and_then(|r| r.claims.as_ref()).into_iter().flatten() {
-            hash.part(&claim.name);
-            hash.part(claim.request.as_deref().unwrap_or(""));
-        }
-        Self(hash.0)
+    pub fn container(pod: &DesiredPod, container: &Container) -> Self {
+        Self(crate::render::labels::backoff_key(pod, container))
     }
 
-    /// An image a pod wants pulled (`imageManager.pullImage`): UID and image.
+    /// An image a pod wants pulled (`imageManager.pullImage`): UID and image. FNV-1a, 64 bits; `_` stands in no
+    /// UID.
     pub fn image(pod: &PodUid, image: &str) -> Self {
-        let mut hash = Fnv64::new();
-        hash.part(pod.as_str());
-        hash.part(image);
-        Self(hash.0)
-    }
-}
-
-/// FNV-1a, 64 bits, over parts that end with a byte no UTF-8 text holds.
-struct Fnv64(u64);
-
-impl Fnv64 {
-    fn new() -> Self {
-        Self(0xcbf2_9ce4_8422_2325)
-    }
-
-    fn part(&mut self, text: &str) {
-        for &byte in text.as_bytes().iter().chain(&[0xff]) {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
+        let bytes = pod.as_str().bytes().chain([b'_']).chain(image.bytes());
+        Self(bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        }))
     }
 }
 
@@ -392,21 +355,26 @@ mod tests {
 
     #[test]
     fn any_part_of_the_definition_makes_another_key() {
-        let pod = PodKey::new("default", "web", "u1");
-        let base = BackoffKey::container(&pod, "c", "img:1", None);
-        assert_eq!(base, BackoffKey::container(&pod, "c", "img:1", Some(&ResourceRequirements::default())));
-        let limits: ResourceRequirements =
-            serde_json::from_value(serde_json::json!({"limits": {"cpu": "1"}})).unwrap();
-        let requests: ResourceRequirements =
-            serde_json::from_value(serde_json::json!({"requests": {"cpu": "1"}})).unwrap();
+        let key = |uid: &str, container: serde_json::Value| {
+            let pod = serde_json::json!({"metadata": {"name": "web", "namespace": "default", "uid": uid}});
+            let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+            BackoffKey::container(&pod, &serde_json::from_value(container).unwrap())
+        };
         let keys = [
-            base,
-            BackoffKey::container(&PodKey::new("default", "web", "u2"), "c", "img:1", None),
-            BackoffKey::container(&pod, "d", "img:1", None),
-            BackoffKey::container(&pod, "c", "img:2", None),
-            BackoffKey::container(&pod, "ci", "mg:1", None),
-            BackoffKey::container(&pod, "c", "img:1", Some(&limits)),
-            BackoffKey::container(&pod, "c", "img:1", Some(&requests)),
+            key("u1", serde_json::json!({"name": "c", "image": "img:1"})),
+            key("u2", serde_json::json!({"name": "c", "image": "img:1"})),
+            key("u1", serde_json::json!({"name": "d", "image": "img:1"})),
+            key("u1", serde_json::json!({"name": "c", "image": "img:2"})),
+            key(
+                "u1",
+                serde_json::json!({"name": "c", "image": "img:1", "resources": {"limits": {"cpu": "1"}}}),
+            ),
+            key(
+                "u1",
+                serde_json::json!({"name": "c", "image": "img:1", "resources": {"requests": {"cpu": "1"}}}),
+            ),
+            BackoffKey::image(&"u1".into(), "img:1"),
+            BackoffKey::image(&"u1".into(), "img:2"),
         ];
         let different: std::collections::BTreeSet<_> = keys.iter().collect();
         assert_eq!(different.len(), keys.len());

@@ -15,8 +15,13 @@ use std::fmt;
 use crate::limits::PROBED_CONTAINERS_MAX;
 use crate::model::ContainerId;
 
+pub mod act;
 pub mod backoff;
+pub mod kill;
+pub mod order;
+pub mod outcome;
 pub mod plan;
+pub mod start;
 pub mod worker;
 
 /// What a probe last said of a container (`proberesults.Result`).

@@ -614,19 +614,18 @@ fn is_init_container_failed(status: &ContainerStatus) -> bool {
 /// `doBackOff`: the newest exited record of that name says since when it waits.
 fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) -> Start {
     let pod = input.pod;
-    let (name, image, resources) = match kind {
-        ContainerKind::Init => definition(&pod.init_containers()[index]),
-        ContainerKind::App => definition(&pod.containers()[index]),
-        ContainerKind::Ephemeral => {
-            let container = &pod.ephemeral_containers()[index];
-            (&*container.name, container.image.as_deref(), container.resources.as_ref())
-        }
+    let container = match kind {
+        ContainerKind::Init => &pod.init_containers()[index],
+        ContainerKind::App => &pod.containers()[index],
+        // One with a record never starts again.
+        ContainerKind::Ephemeral => return Start { kind, index, when: StartWhen::First },
     };
-    let exited = |status: &&ContainerStatus| &*status.name == name && status.state == ContainerState::Exited;
+    let name = &container.name;
+    let exited = |status: &&ContainerStatus| *status.name == **name && status.state == ContainerState::Exited;
     let Some(status) = input.observed.containers.iter().find(exited) else {
         return Start { kind, index, when: StartWhen::First };
     };
-    let key = BackoffKey::container(&pod.key, name, image.unwrap_or(""), resources);
+    let key = BackoffKey::container(pod, container);
     let when = match input.backoff.held_since(key, status.finished_mono, input.now.mono) {
         Some(hold) => StartWhen::Held {
             until: hold.until,
@@ -639,13 +638,6 @@ fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) -> Start {
         None => StartWhen::Again(Crash { key, finished: status.finished_mono }),
     };
     Start { kind, index, when }
-}
-
-type Definition<'a> =
-    (&'a str, Option<&'a str>, Option<&'a k8s_openapi::api::core::v1::ResourceRequirements>);
-
-fn definition(container: &Container) -> Definition<'_> {
-    (&container.name, container.image.as_deref(), container.resources.as_ref())
 }
 
 /// The earliest end of the waits that `SyncPod` would report: it gives up at the first init container (sidecars

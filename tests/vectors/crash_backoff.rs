@@ -113,7 +113,7 @@ fn sync(
             out["message"] = json!(message);
         }
     }
-    let key = BackoffKey::container(&pod.key, &name, image, None);
+    let key = BackoffKey::container(&pod, &pod.containers()[0]);
     out["currentBackoffMs"] = json!(u64::try_from(backoff.wait(key).as_millis()).unwrap());
     out
 }

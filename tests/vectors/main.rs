@@ -18,13 +18,17 @@ mod env_expand;
 mod fixture;
 mod image_ref;
 mod labels_annotations;
+mod lifecycle_order;
+mod pod_input;
 mod protojson;
+mod recorder;
 mod sandbox_config;
 mod compute_pod_actions;
 mod compute_pod_actions_restart_all;
 mod container_hash;
 mod crash_backoff;
 mod pod_input;
+mod sync_pod_calls;
 
 /// Where the vectors are.
 fn folder() -> PathBuf {

@@ -1,0 +1,275 @@
+//! Makes sure that a container's image is on the node (`imageManager.EnsureImageExists`).
+//!
+//! ```text
+//!     Never          there? ──no──► ErrImageNeverPull
+//!     IfNotPresent   there? ──no──► back-off over? ──no──► ImagePullBackOff
+//!     Always         ─────────────►     │ yes
+//!                                       ▼
+//!                        wait for a turn, pull ──error──► ErrImagePull, the wait doubles
+//! ```
+//!
+//! One puller serves all tasks. Its back-off table is its own and not the loop's, because the second container
+//! of a pod must see within the same sync that the first one's pull of the same image failed. No borrow of it is
+//! held over an await.
+
+use std::cell::RefCell;
+use std::fmt;
+
+use smol::lock::Semaphore;
+
+use super::name::for_runtime;
+use crate::clock::SharedClock;
+use crate::cri::{Image, Runtime, RuntimeError};
+use crate::events::{EventKind, cut};
+use crate::limits::{PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX};
+use crate::model::{Mono, Now, PodUid};
+use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
+use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
+use crate::text::quoted;
+
+/// An image that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyImage {
+    /// What `CreateContainer` is told: the image's id, or what `PullImage` answered.
+    pub image_ref: Box<str>,
+    /// The image as the runtime describes it; `None` when it does not.
+    pub image: Option<Image>,
+}
+
+/// Why an image is not there. The words are the kubelet's: they are shown as a container's waiting reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ImageProblem {
+    /// The name cannot be read.
+    InvalidName,
+    /// The runtime could not say whether it is there.
+    Inspect,
+    /// It is not there, and the policy is Never.
+    NeverPull,
+    /// The pull failed.
+    Pull,
+    /// The registry could not be reached.
+    RegistryUnavailable,
+    /// The image's signature was refused.
+    SignatureValidationFailed,
+    /// The pull failed before and waits.
+    BackOff,
+}
+
+impl fmt::Display for ImageProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::InvalidName => "InvalidImageName",
+            Self::Inspect => "ImageInspectError",
+            Self::NeverPull => "ErrImageNeverPull",
+            Self::Pull => "ErrImagePull",
+            Self::RegistryUnavailable => "RegistryUnavailable",
+            Self::SignatureValidationFailed => "SignatureValidationFailed",
+            Self::BackOff => "ImagePullBackOff",
+        })
+    }
+}
+
+/// An image that could not be made sure of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageError {
+    /// The class.
+    pub problem: ImageProblem,
+    /// The sentence for the pod's status.
+    pub message: String,
+    /// When a pull may be tried again, if one is what is missing.
+    pub retry_at: Option<Mono>,
+}
+
+/// What to make sure of.
+#[derive(Clone, Copy)]
+pub struct ImageRequest<'a> {
+    /// The pod that wants it: its back-off is its own.
+    pub pod: &'a PodUid,
+    /// The image as the manifest names it.
+    pub image: &'a str,
+    /// `imagePullPolicy`.
+    pub policy: PullPolicy,
+    /// Credentials for the registry.
+    pub auth: Option<&'a AuthConfig>,
+    /// The pod's sandbox configuration, which the runtime may want for the pull.
+    pub sandbox: &'a PodSandboxConfig,
+}
+
+/// `imagePullPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PullPolicy {
+    /// Pull before every start.
+    Always,
+    /// Pull when it is not there.
+    IfNotPresent,
+    /// Never pull.
+    Never,
+}
+
+impl PullPolicy {
+    /// Reads the field. An absent or unknown value pulls every time, as the kubelet does with a pod that was
+    /// not defaulted.
+    pub fn parse(text: Option<&str>) -> Self {
+        match text {
+            Some("IfNotPresent") => Self::IfNotPresent,
+            Some("Never") => Self::Never,
+            Some(_) | None => Self::Always,
+        }
+    }
+}
+
+/// The one puller of an agent.
+pub struct ImagePuller {
+    clock: SharedClock,
+    turns: Semaphore,
+    failures: RefCell<Failures>,
+}
+
+struct Failures {
+    backoff: Backoff,
+    /// The last pull's error by key (`prevPullErrMsg`), oldest first.
+    messages: Vec<(BackoffKey, Box<str>)>,
+}
+
+impl ImagePuller {
+    /// A puller that lets `at_once` pulls run at the same time (`limits::PULLS_AT_ONCE` unless configured).
+    pub fn new(clock: SharedClock, at_once: usize) -> Self {
+        let backoff = Backoff::for_images(clock.now().mono);
+        Self {
+            clock,
+            turns: Semaphore::new(at_once.max(1)),
+            failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
+        }
+    }
+
+    /// `EnsureImageExists`. `note` is told what happens while it happens: pulls take minutes.
+    pub async fn ensure<R: Runtime>(
+        &self,
+        runtime: &R,
+        request: &ImageRequest<'_>,
+        note: &dyn Fn(EventKind, &'static str, &str),
+    ) -> Result<ReadyImage, ImageError> {
+        let fail = |problem, reason, message: String| {
+            note(EventKind::Warning, reason, &message);
+            Err(ImageError { problem, message, retry_at: None })
+        };
+        let wanted = quoted(request.image);
+        let name = match for_runtime(request.image) {
+            Ok(name) => name,
+            Err(error) => {
+                let message = format!("Failed to apply default image tag {wanted}: {error}");
+                return fail(ImageProblem::InvalidName, "InspectFailed", message);
+            }
+        };
+        let present = match request.policy {
+            PullPolicy::Always => None,
+            PullPolicy::IfNotPresent | PullPolicy::Never => match runtime.image_status(&name).await {
+                Ok(image) => image,
+                Err(error) => {
+                    // The kubelet shows an empty name here; the image's is more use.
+                    let message = format!("Failed to inspect image {wanted}: {error}");
+                    return fail(ImageProblem::Inspect, "InspectFailed", message);
+                }
+            },
+        };
+        if let Some(image) = present.filter(|image| !image.id.is_empty()) {
+            let message =
+                format!("Container image {wanted} already present on machine and can be accessed by the pod");
+            note(EventKind::Normal, "Pulled", &message);
+            return Ok(ReadyImage { image_ref: image.id.clone(), image: Some(image) });
+        }
+        match request.policy {
+            PullPolicy::Never => {
+                let message = format!("Container image {wanted} is not present with pull policy of Never");
+                fail(ImageProblem::NeverPull, "ErrImageNeverPull", message)
+            }
+            PullPolicy::Always | PullPolicy::IfNotPresent => self.pull(runtime, request, &name, note).await,
+        }
+    }
+
+    /// `pullImage`.
+    async fn pull<R: Runtime>(
+        &self,
+        runtime: &R,
+        request: &ImageRequest<'_>,
+        name: &str,
+        note: &dyn Fn(EventKind, &'static str, &str),
+    ) -> Result<ReadyImage, ImageError> {
+        let wanted = quoted(request.image);
+        let key = BackoffKey::image(request.pod, request.image);
+        if let Some((until, cause)) = self.held(key, self.clock.now()) {
+            let message = format!("Back-off pulling image {wanted}");
+            note(EventKind::Normal, "BackOff", &message);
+            let message = cause.map_or(message.clone(), |cause| format!("{message}: {cause}"));
+            return Err(ImageError { problem: ImageProblem::BackOff, message, retry_at: Some(until) });
+        }
+        note(EventKind::Normal, "Pulling", &format!("Pulling image {wanted}"));
+        let asked = self.clock.now().mono;
+        let turn = self.turns.acquire().await;
+        let began = self.clock.now().mono;
+        let pulled = runtime.pull_image(name, request.auth, request.sandbox).await;
+        drop(turn);
+        let now = self.clock.now();
+        let image_ref = match pulled {
+            Ok(image_ref) => image_ref,
+            Err(error) => {
+                note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {error}"));
+                let (problem, message) = pull_problem(request.image, &error);
+                let retry_at = self.failed(key, now, &format!("{problem}: {message}"));
+                return Err(ImageError { problem, message, retry_at });
+            }
+        };
+        self.failures.borrow_mut().backoff.collect(now.mono);
+        // For the user the image names and for its size. A runtime that cannot say is no reason to fail a pull:
+        // the kubelet only logs the missing size, and takes a missing description for root's.
+        let image = runtime.image_status(name).await.ok().flatten();
+        let ms = |since: Mono| GoDuration(now.mono.since(since));
+        let size = image.as_ref().map_or(0, |image| image.size_bytes);
+        let message = format!(
+            "Successfully pulled image {wanted} in {} ({} including waiting). Image size: {size} bytes.",
+            ms(began),
+            ms(asked)
+        );
+        note(EventKind::Normal, "Pulled", &message);
+        Ok(ReadyImage { image_ref, image })
+    }
+
+    /// The wait the image is in; without one its old message is forgotten.
+    fn held(&self, key: BackoffKey, now: Now) -> Option<(Mono, Option<Box<str>>)> {
+        let failures = &mut *self.failures.borrow_mut();
+        let at = failures.messages.iter().position(|(known, _)| *known == key);
+        if let Some(hold) = failures.backoff.held_since_update(key, now.mono) {
+            return Some((hold.until, at.map(|at| failures.messages[at].1.clone())));
+        }
+        if let Some(at) = at {
+            failures.messages.remove(at);
+        }
+        None
+    }
+
+    fn failed(&self, key: BackoffKey, now: Now, message: &str) -> Option<Mono> {
+        let failures = &mut *self.failures.borrow_mut();
+        failures.backoff.next(key, Some(now.mono), now.mono);
+        failures.messages.retain(|(known, _)| *known != key);
+        if failures.messages.len() == PULL_MESSAGES_MAX {
+            failures.messages.remove(0);
+        }
+        failures.messages.push((key, cut(message, PULL_MESSAGE_BYTES_MAX).into()));
+        failures.backoff.held_since_update(key, now.mono).map(|hold| hold.until)
+    }
+}
+
+/// `evalCRIPullErr`: two errors have names of their own in the CRI.
+fn pull_problem(image: &str, error: &RuntimeError) -> (ImageProblem, String) {
+    let text = error.to_string();
+    let named = [
+        (ImageProblem::RegistryUnavailable, "the registry is unavailable"),
+        (ImageProblem::SignatureValidationFailed, "the signature validation failed"),
+    ];
+    for (problem, because) in named {
+        if let Some(detail) = text.strip_prefix(&problem.to_string()) {
+            return (problem, format!("image pull failed for {image} because {because}{detail}"));
+        }
+    }
+    (ImageProblem::Pull, text)
+}

@@ -1,0 +1,425 @@
+//! Carries out a plan (`SyncPod`): the same calls in the same order with the same arguments.
+//!
+//! ```text
+//!     Keep         kill some ─► prune ─► start
+//!     Recreate     kill all ─► purge ─► RunPodSandbox ─► PodSandboxStatus ─► start
+//!     End          kill all ─► prune ─► start ephemeral containers
+//!     RestartAll   kill and remove each ─► prune
+//! ```
+//!
+//! A failed kill or sandbox ends the sync, a failed init container (not a sidecar) ends its starts; the next sync
+//! plans from what is there then.
+
+use std::future::Future;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+
+use k8s_openapi::api::core::v1::LifecycleHandler;
+use smol::lock::Semaphore;
+
+use super::KillReason;
+use super::kill::{Victim, kill_container, kill_pod, remove_container};
+use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
+use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen, is_sidecar};
+use super::start::{VolumeMounts, create_dir, start_container};
+use crate::clock::SharedClock;
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::image::pull::ImagePuller;
+use crate::model::{
+    ContainerId, ContainerKind, ContainerStatus, DesiredPod, ObservedPod, PodKey, SandboxId, SandboxStatus,
+    Seconds,
+};
+use crate::proto::runtime::v1::PodSandboxConfig;
+use crate::render::{EnvSources, NodeSettings, paths, sandbox_config};
+use crate::text::quoted;
+
+pub use super::kill::remove_pod;
+pub use super::start::NoVolumes;
+
+/// smolet's own annotation on its sandboxes: the node whose smolet made it.
+pub const NODE_ANNOTATION: &str = "smolet.io/node";
+
+/// What the tasks share. All of it lives on the loop's thread; cloning is cheap.
+pub struct ActContext<R> {
+    /// The runtime.
+    pub runtime: Rc<R>,
+    /// For grace periods, hooks and the length of pulls.
+    pub clock: SharedClock,
+    /// Facts for rendering, and the paths.
+    pub node: Rc<NodeSettings>,
+    /// Where images come from.
+    pub images: Rc<ImagePuller>,
+    /// Where environment variables come from.
+    pub env: Rc<dyn EnvSources>,
+    /// Where volumes stand on the host.
+    pub volumes: Rc<dyn VolumeMounts>,
+    /// Who runs hooks.
+    pub hooks: Rc<dyn Hooks>,
+    /// Is told each decision and error while it happens (Kubernetes' events).
+    pub notes: Rc<dyn Fn(&PodKey, EventKind, &'static str, &str)>,
+    /// `/var/log/containers`.
+    pub container_logs_dir: Rc<Path>,
+    /// The node's own hosts file, for pods on its network.
+    pub hosts_file: Rc<Path>,
+    /// Turns on the blocking pool.
+    pub blocking: Rc<Semaphore>,
+}
+
+impl<R> Clone for ActContext<R> {
+    fn clone(&self) -> Self {
+        Self {
+            runtime: self.runtime.clone(),
+            clock: self.clock.clone(),
+            node: self.node.clone(),
+            images: self.images.clone(),
+            env: self.env.clone(),
+            volumes: self.volumes.clone(),
+            hooks: self.hooks.clone(),
+            notes: self.notes.clone(),
+            container_logs_dir: self.container_logs_dir.clone(),
+            hosts_file: self.hosts_file.clone(),
+            blocking: self.blocking.clone(),
+        }
+    }
+}
+
+impl<R> ActContext<R> {
+    pub(super) fn note(&self, key: &PodKey, kind: EventKind, reason: &'static str, message: &str) {
+        (self.notes)(key, kind, reason, message);
+    }
+
+    /// The link to a container's log, below [`Self::container_logs_dir`].
+    pub(super) fn log_link(&self, key: &PodKey, container: &str, id: &str) -> PathBuf {
+        let link = paths::legacy_log_symlink(key, container, id);
+        let name = Path::new(&link).file_name().unwrap_or_default();
+        self.container_logs_dir.join(name)
+    }
+}
+
+/// The future of a hook.
+pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
+
+/// Runs a container's hooks.
+pub trait Hooks {
+    /// Runs a preStop hook to its end; the caller cuts it off at the end of the grace period. The error goes to
+    /// the log only: it may hold secrets.
+    fn pre_stop<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a>;
+}
+
+/// Whose hook, and which.
+#[derive(Clone, Copy)]
+pub struct HookCall<'a> {
+    /// The pod.
+    pub key: &'a PodKey,
+    /// Its definition; `None` when only the runtime knows it.
+    pub pod: Option<&'a DesiredPod>,
+    /// The running container.
+    pub status: &'a ContainerStatus,
+    /// The hook.
+    pub handler: &'a LifecycleHandler,
+}
+
+/// No hooks: one on a container that was taken over is reported and the container stopped.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoHooks;
+
+impl Hooks for NoHooks {
+    fn pre_stop<'a>(&'a self, _: HookCall<'a>) -> HookFuture<'a> {
+        Box::pin(std::future::ready(Err("this agent runs no hooks".to_owned())))
+    }
+}
+
+/// The sandbox that containers start in.
+pub(super) struct PodSandbox<'a> {
+    pub id: SandboxId,
+    pub config: &'a PodSandboxConfig,
+    pub ips: Vec<Box<str>>,
+}
+
+/// `SyncPod` after its plan. Takes as long as the pulls and grace periods in it; may be dropped at any await.
+pub async fn act<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    plan: &Plan,
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    if !stop(ctx, pod, observed, plan, &mut outcome).await {
+        return outcome;
+    }
+    for id in &plan.prunes {
+        let Some(status) = record(observed, id) else { continue };
+        if let Err(error) = remove_container(ctx, &pod.key, status, false).await {
+            // As in the kubelet: garbage collection comes back to it.
+            log::warn!("{}: init container {} ({id}) was not removed: {error}", pod.key, status.name);
+        }
+    }
+    let (known, attempt) = match &plan.action {
+        PodAction::Keep { sandbox, attempt, .. } => (Some(sandbox.clone()), *attempt),
+        PodAction::Recreate { attempt, .. } => (None, *attempt),
+        PodAction::End { sandbox, attempt, debuggers, .. } => {
+            if debuggers.is_empty() {
+                return outcome;
+            }
+            (Some(sandbox.clone().unwrap_or_else(|| SandboxId::from(""))), *attempt)
+        }
+        PodAction::RestartAll { sandbox: SandboxStep::Keep { .. }, .. } => return outcome,
+        PodAction::RestartAll { sandbox: SandboxStep::Recreate { attempt, .. }, .. } => (None, *attempt),
+    };
+    if known.is_some() && plan.starts().is_empty() {
+        return outcome;
+    }
+    let config = match configure_sandbox(ctx, pod, attempt) {
+        Ok(config) => config,
+        Err(error) => {
+            let name = quoted(&pod.key.kubelet_format());
+            if known.is_none() {
+                let message = format!("Failed to generate sandbox config for pod {name}: {error}");
+                sandbox_failed(ctx, pod, &mut outcome, &error, message);
+            } else {
+                outcome.sync_error = Some(format!("GeneratePodSandboxConfig for pod {name} failed: {error}"));
+            }
+            return outcome;
+        }
+    };
+    let sandbox = match known {
+        Some(id) => PodSandbox { id, config: &config, ips: observed.ips.clone() },
+        None => match make_sandbox(ctx, pod, observed, &config, &mut outcome).await {
+            Some(sandbox) => sandbox,
+            None => return outcome,
+        },
+    };
+    start_all(ctx, pod, observed, &sandbox, plan.starts(), &mut outcome).await;
+    outcome
+}
+
+/// Steps 2 and 3: stops what is to stop. False when that failed and the sync is over.
+async fn stop<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    plan: &Plan,
+    outcome: &mut Outcome,
+) -> bool {
+    match &plan.action {
+        PodAction::Keep { kills, .. } => kill_some(ctx, pod, observed, kills, outcome).await,
+        PodAction::RestartAll { sandbox: SandboxStep::Keep { .. }, resets } => {
+            reset_all(ctx, pod, observed, resets, outcome).await
+        }
+        PodAction::Recreate { old, .. }
+        | PodAction::RestartAll { sandbox: SandboxStep::Recreate { old, .. }, .. } => {
+            if old.is_some() {
+                let message = "Pod sandbox changed, it will be killed and re-created.";
+                ctx.note(&pod.key, EventKind::Normal, "SandboxChanged", message);
+            }
+            kill_all(ctx, pod, observed, outcome).await
+        }
+        PodAction::End { .. } => kill_all(ctx, pod, observed, outcome).await,
+    }
+}
+
+async fn kill_all<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    outcome: &mut Outcome,
+) -> bool {
+    let killed = kill_pod(ctx, &pod.key, Some(pod), observed, None).await;
+    outcome.results.extend(killed.results);
+    outcome.is_ok()
+}
+
+async fn kill_some<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    kills: &[Kill],
+    outcome: &mut Outcome,
+) -> bool {
+    for kill in kills {
+        let Some(status) = record(observed, &kill.id) else { continue };
+        let victim = Victim {
+            key: &pod.key,
+            pod: Some(pod),
+            status,
+            reason: kill.reason,
+            message: &kill.message,
+            grace: None,
+        };
+        let killed = kill_container(ctx, victim, None).await;
+        let failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));
+        outcome.add(SyncAction::KillContainer, &status.name, failure);
+        if !outcome.is_ok() {
+            return false;
+        }
+    }
+    true
+}
+
+async fn reset_all<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    resets: &[Reset],
+    outcome: &mut Outcome,
+) -> bool {
+    for reset in resets {
+        let Some(status) = record(observed, &reset.id) else { continue };
+        let mut failure = None;
+        if reset.kill {
+            let victim = Victim {
+                key: &pod.key,
+                pod: Some(pod),
+                status,
+                reason: KillReason::RestartAllContainers,
+                message: "killing",
+                grace: Some(Seconds(0)),
+            };
+            let killed = kill_container(ctx, victim, None).await;
+            failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));
+        }
+        if failure.is_none() {
+            // The logs stay until the pod goes.
+            let removed = remove_container(ctx, &pod.key, status, true).await;
+            failure = removed.err().map(|error| Failure::new(SyncError::RemoveContainer, error.to_string()));
+        }
+        outcome.add(SyncAction::RemoveContainer, &status.name, failure);
+        if !outcome.is_ok() {
+            return false;
+        }
+    }
+    true
+}
+
+/// The sandbox's configuration with smolet's own annotation.
+fn configure_sandbox<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    attempt: u32,
+) -> Result<PodSandboxConfig, String> {
+    let mut config = sandbox_config(&ctx.node, pod, attempt).map_err(|error| error.to_string())?;
+    config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
+    Ok(config)
+}
+
+/// `createPodSandbox` and what `SyncPod` does with the result; `None` when the sync is over.
+async fn make_sandbox<'a, R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    config: &'a PodSandboxConfig,
+    outcome: &mut Outcome,
+) -> Option<PodSandbox<'a>> {
+    let name = quoted(&pod.key.kubelet_format());
+    if let Err(error) = create_dir(&config.log_directory, 0o755) {
+        let message = format!("Failed to create log directory for pod {name}: {error}");
+        sandbox_failed(ctx, pod, outcome, &error.to_string(), message);
+        return None;
+    }
+    let run = match runtime_handler(pod) {
+        Ok(handler) => ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string()),
+        Err(error) => Err(error),
+    };
+    let id = match run {
+        Ok(id) => id,
+        Err(error) => {
+            let message = format!("Failed to create sandbox for pod {name}: {error}");
+            sandbox_failed(ctx, pod, outcome, &error, message);
+            return None;
+        }
+    };
+    outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), None);
+    outcome.sandbox = Some(id.clone());
+    let status = match ctx.runtime.pod_sandbox_status(&id).await {
+        Ok(status) => status,
+        Err(error) => {
+            let message = format!("Unable to get pod sandbox status: {error}");
+            ctx.note(&pod.key, EventKind::Warning, "FailedPodSandBoxStatus", &message);
+            outcome.sync_error = Some(error.to_string());
+            return None;
+        }
+    };
+    let host_network = pod.spec().host_network == Some(true);
+    let ips = if host_network { observed.ips.clone() } else { sandbox_ips(&status) };
+    Some(PodSandbox { id, config, ips })
+}
+
+fn sandbox_failed<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    outcome: &mut Outcome,
+    error: &str,
+    message: String,
+) {
+    let note = format!("Failed to create pod sandbox: {error}");
+    ctx.note(&pod.key, EventKind::Warning, "FailedCreatePodSandBox", &note);
+    let failure = Failure::new(SyncError::CreatePodSandbox, message);
+    outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), Some(failure));
+}
+
+/// `LookupRuntimeHandler`: without an API server no RuntimeClass is known but the default.
+fn runtime_handler(pod: &DesiredPod) -> Result<&'static str, String> {
+    match pod.spec().runtime_class_name.as_deref() {
+        None | Some("") => Ok(""),
+        Some(class) => Err(format!("RuntimeClass {} not found", quoted(class))),
+    }
+}
+
+/// `determinePodSandboxIPs`: none when any of them cannot be read.
+fn sandbox_ips(status: &SandboxStatus) -> Vec<Box<str>> {
+    let Some(network) = &status.network else { return Vec::new() };
+    let primary = Some(&network.ip).filter(|ip| !ip.is_empty());
+    let ips: Vec<Box<str>> = primary.into_iter().chain(&network.additional_ips).cloned().collect();
+    if ips.iter().all(|ip| ip.parse::<IpAddr>().is_ok()) { ips } else { Vec::new() }
+}
+
+/// Steps 6, 7 and 9.
+async fn start_all<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    sandbox: &PodSandbox<'_>,
+    starts: &[Start],
+    outcome: &mut Outcome,
+) {
+    for start in starts {
+        let name: Rc<str> = Rc::from(match start.kind {
+            ContainerKind::Init => &*pod.init_containers()[start.index].name,
+            ContainerKind::App => &*pod.containers()[start.index].name,
+            ContainerKind::Ephemeral => &*pod.ephemeral_containers()[start.index].name,
+        });
+        let failure = match &start.when {
+            StartWhen::Held { until, message } => {
+                let shown = format!(
+                    "Back-off restarting failed container {name} in pod {}",
+                    pod.key.kubelet_format()
+                );
+                ctx.note(&pod.key, EventKind::Warning, "BackOff", &shown);
+                Some(Failure {
+                    error: SyncError::CrashLoopBackOff,
+                    message: message.clone(),
+                    retry_at: Some(*until),
+                })
+            }
+            StartWhen::First | StartWhen::Again(_) => {
+                if let StartWhen::Again(crash) = start.when {
+                    outcome.attempts.push(Attempt { crash, at: ctx.clock.now().mono });
+                }
+                start_container(ctx, pod, observed, sandbox, start).await.err()
+            }
+        };
+        let failed = failure.is_some();
+        outcome.add(SyncAction::StartContainer, &name, failure);
+        // Without this init container the pod cannot go on; a sidecar is tried again beside the others.
+        if failed && start.kind == ContainerKind::Init && !is_sidecar(&pod.init_containers()[start.index]) {
+            return;
+        }
+    }
+}
+
+fn record<'a>(observed: &'a ObservedPod, id: &ContainerId) -> Option<&'a ContainerStatus> {
+    observed.containers.iter().find(|status| status.id == *id)
+}

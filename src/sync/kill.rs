@@ -1,0 +1,362 @@
+//! Stops and removes: one container, all containers of a pod in order, a whole pod.
+//!
+//! ```text
+//!     kill_container   preStop hook ─► wait for one's turn ─► StopContainer(what is left of the grace, ≥ 2 s)
+//!     kill_pod         all running containers at once, then every sandbox
+//!     remove_pod       containers, sandboxes, links, log directory, what we put into the pod's directory
+//! ```
+//!
+//! All calls may be repeated: a sync that was cut off leaves nothing the next one cannot see.
+
+use std::borrow::Cow;
+use std::future::{Future, poll_fn};
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
+
+use super::KillReason;
+use super::act::{ActContext, HookCall};
+use super::order::{TerminationOrder, grace_period, restored_grace_period};
+use super::outcome::{Failure, Outcome, SyncAction, SyncError};
+use crate::cri::{Runtime, RuntimeError, RuntimeResult};
+use crate::events::EventKind;
+use crate::limits::{GRACE_SECONDS_MIN, STOPS_AT_ONCE_MAX};
+use crate::model::{ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds};
+use crate::render::{labels, paths};
+
+/// One container to stop, with what is known of its pod.
+#[derive(Clone, Copy)]
+pub(super) struct Victim<'a> {
+    pub key: &'a PodKey,
+    pub pod: Option<&'a DesiredPod>,
+    pub status: &'a ContainerStatus,
+    pub reason: KillReason,
+    /// Shown; empty = "Stopping container NAME".
+    pub message: &'a str,
+    pub grace: Option<Seconds>,
+}
+
+/// Stops all running containers of a pod, then its sandboxes (`killPodWithSyncResult`).
+///
+/// `pod` is `None` for a pod only the runtime knows: grace periods and hooks then come from the containers' own
+/// annotations. `grace` overrides every grace period.
+pub async fn kill_pod<R: Runtime>(
+    ctx: &ActContext<R>,
+    key: &PodKey,
+    pod: Option<&DesiredPod>,
+    observed: &ObservedPod,
+    grace: Option<Seconds>,
+) -> Outcome {
+    let mut outcome = Outcome::default();
+    kill_containers(ctx, key, pod, observed, grace, &mut outcome).await;
+    let mut failure = None;
+    for sandbox in &observed.sandboxes {
+        if let Err(error) = unless_gone(ctx.runtime.stop_pod_sandbox(&sandbox.id).await) {
+            failure = Some(Failure::new(SyncError::KillPodSandbox, error.to_string()));
+        }
+    }
+    outcome.add(SyncAction::KillPodSandbox, &Rc::from(key.uid.as_str()), failure);
+    outcome
+}
+
+/// `killContainersWithSyncResult`: at once, sidecars when it is their turn.
+async fn kill_containers<R: Runtime>(
+    ctx: &ActContext<R>,
+    key: &PodKey,
+    pod: Option<&DesiredPod>,
+    observed: &ObservedPod,
+    grace: Option<Seconds>,
+    outcome: &mut Outcome,
+) {
+    let mut running: Vec<&ContainerStatus> =
+        observed.containers.iter().filter(|status| status.state == ContainerState::Running).collect();
+    if running.is_empty() {
+        return;
+    }
+    let names: Vec<&str> = running.iter().map(|status| &*status.name).collect();
+    let order = pod.and_then(|pod| TerminationOrder::new(pod, &names));
+    // Nobody may hold a slot while waiting for one that has none: those that wait for most come last.
+    if let Some(order) = &order {
+        running.sort_by_key(|status| order.waits_for_running(&status.name).count());
+    }
+    let kills = running.iter().map(|status| {
+        let victim = Victim { key, pod, status, reason: KillReason::Unknown, message: "", grace };
+        Box::pin(kill_container(ctx, victim, order.as_ref()))
+    });
+    let killed = all_of(kills.collect()).await;
+    for (status, killed) in running.iter().zip(killed) {
+        let failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));
+        outcome.add(SyncAction::KillContainer, &status.name, failure);
+    }
+}
+
+/// `killContainer`.
+///
+/// Differs from the kubelet, which refuses to stop a container whose name the pod's spec no longer holds: here
+/// what was written on it at its creation counts then, so that nothing is left running.
+pub(super) async fn kill_container<R: Runtime>(
+    ctx: &ActContext<R>,
+    victim: Victim<'_>,
+    order: Option<&TerminationOrder>,
+) -> RuntimeResult<()> {
+    let status = victim.status;
+    let name = &*status.name;
+    let spec = victim.pod.and_then(|pod| Some((pod, definition(pod, name)?)));
+    let known = match &spec {
+        Some((pod, container)) => grace_period(pod, container.as_container(), victim.reason),
+        None => restored_grace_period(&status.meta),
+    };
+    if victim.message.is_empty() {
+        ctx.note(victim.key, EventKind::Normal, "Killing", &format!("Stopping container {name}"));
+    } else {
+        ctx.note(victim.key, EventKind::Normal, "Killing", victim.message);
+    }
+    let mut grace = victim.grace.unwrap_or(known).0;
+    let handler = match &spec {
+        Some((_, container)) => container.pre_stop().map(Cow::Borrowed),
+        None => status.meta.pre_stop_handler.as_deref().and_then(labels::pre_stop_handler).map(Cow::Owned),
+    };
+    if let Some(handler) = handler.filter(|_| grace > 0) {
+        grace = grace.saturating_sub(pre_stop(ctx, &victim, &handler, grace).await);
+    }
+    if let Some(order) = order.filter(|_| grace > 0) {
+        grace = grace.saturating_sub(wait_for_turn(ctx, order, name, grace).await);
+    }
+    // Always a moment to stop properly, even for an override of zero.
+    let timeout = Seconds(grace.max(GRACE_SECONDS_MIN));
+    unless_gone(ctx.runtime.stop_container(&status.id, timeout).await)?;
+    if let Some(order) = order {
+        order.terminated(name);
+    }
+    Ok(())
+}
+
+/// `executePreStopHook`: the whole seconds it took, at most `grace`.
+async fn pre_stop<R: Runtime>(
+    ctx: &ActContext<R>,
+    victim: &Victim<'_>,
+    handler: &LifecycleHandler,
+    grace: i64,
+) -> i64 {
+    let began = ctx.clock.now().mono;
+    let call = HookCall { key: victim.key, pod: victim.pod, status: victim.status, handler };
+    let hook = ctx.hooks.pre_stop(call);
+    let name = &*victim.status.name;
+    let over = async {
+        ctx.clock.sleep(seconds(grace)).await;
+        log::warn!("{}: container {name}: preStop hook not completed in {grace} s of grace", victim.key);
+        Ok(())
+    };
+    if let Err(error) = smol::future::or(hook, over).await {
+        // The message may hold secrets, so it goes to the log alone.
+        log::warn!("{}: container {name}: preStop hook failed: {error}", victim.key);
+        ctx.note(
+            victim.key,
+            EventKind::Warning,
+            "FailedPreStopHook",
+            &format!("PreStopHook of {name} failed"),
+        );
+    }
+    whole_seconds(ctx.clock.now().mono.since(began))
+}
+
+/// `waitForTurn`: the whole seconds until all it waits for have stopped, at most `grace`.
+async fn wait_for_turn<R: Runtime>(
+    ctx: &ActContext<R>,
+    order: &TerminationOrder,
+    name: &str,
+    grace: i64,
+) -> i64 {
+    if order.is_turn_of(name) {
+        return 0;
+    }
+    let began = ctx.clock.now().mono;
+    // No waker: `all_of` polls every kill again when one has ended.
+    let turn = poll_fn(|_| if order.is_turn_of(name) { Poll::Ready(()) } else { Poll::Pending });
+    smol::future::or(turn, ctx.clock.sleep(seconds(grace))).await;
+    whole_seconds(ctx.clock.now().mono.since(began))
+}
+
+/// Runs futures side by side, [`STOPS_AT_ONCE_MAX`] at a time, and polls all that run whenever one is woken or has
+/// ended. Outputs come in the order of the futures.
+async fn all_of<T, F: Future<Output = T>>(futures: Vec<Pin<Box<F>>>) -> Vec<T> {
+    let mut running: Vec<Option<Pin<Box<F>>>> = futures.into_iter().map(Some).collect();
+    let mut outputs: Vec<Option<T>> = running.iter().map(|_| None).collect();
+    poll_fn(|cx| {
+        loop {
+            let mut ended = false;
+            let mut left = STOPS_AT_ONCE_MAX;
+            for (slot, output) in running.iter_mut().zip(&mut outputs) {
+                let Some(future) = slot else { continue };
+                if left == 0 {
+                    break;
+                }
+                left -= 1;
+                if let Poll::Ready(value) = future.as_mut().poll(cx) {
+                    *output = Some(value);
+                    *slot = None;
+                    ended = true;
+                }
+            }
+            if running.iter().all(Option::is_none) {
+                return Poll::Ready(());
+            }
+            if !ended {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+    outputs.into_iter().flatten().collect()
+}
+
+/// Removes what is left of a stopped pod: containers, sandboxes, log links, logs, and the files smolet put into
+/// the pod's directory. Everything is tried; the error names the first thing that stayed. Volumes are not touched.
+pub async fn remove_pod<R: Runtime>(
+    ctx: &ActContext<R>,
+    key: &PodKey,
+    observed: &ObservedPod,
+) -> Result<(), String> {
+    let mut first: Result<(), String> = Ok(());
+    let mut keep = |result: Result<(), String>| {
+        if first.is_ok() {
+            first = result;
+        }
+    };
+    for status in &observed.containers {
+        remove_link(ctx, key, status);
+        let removed = unless_gone(ctx.runtime.remove_container(&status.id).await);
+        keep(removed.map_err(|error| {
+            format!("pod {key}: container {} ({}) was not removed: {error}", status.name, status.id)
+        }));
+    }
+    for sandbox in &observed.sandboxes {
+        // Stopped already in the normal case; the kubelet's `removeSandbox` makes sure too.
+        let stopped = unless_gone(ctx.runtime.stop_pod_sandbox(&sandbox.id).await);
+        let removed = match stopped {
+            Ok(()) => unless_gone(ctx.runtime.remove_pod_sandbox(&sandbox.id).await),
+            Err(error) => Err(error),
+        };
+        keep(removed.map_err(|error| format!("pod {key}: sandbox {} was not removed: {error}", sandbox.id)));
+    }
+    let logs = paths::pod_logs_dir(&ctx.node, key);
+    let pod_dir = paths::pod_dir(&ctx.node, key);
+    let hosts = paths::hosts_file_path(&ctx.node, key);
+    let turn = ctx.blocking.acquire().await;
+    let files = smol::unblock(move || remove_files(&logs, &pod_dir, &hosts)).await;
+    drop(turn);
+    keep(files.map_err(|error| format!("pod {key}: {error}")));
+    first
+}
+
+/// On the blocking pool: a pod's logs may be large. The pod's own directory only goes when nothing but our files
+/// was in it, because a volume may still be mounted below it.
+fn remove_files(logs: &str, pod_dir: &str, hosts: &str) -> Result<(), String> {
+    let gone = |path: &str, result: std::io::Result<()>| match result {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{path} was not removed: {error}"))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    };
+    gone(logs, std::fs::remove_dir_all(logs))?;
+    gone(hosts, std::fs::remove_file(hosts))?;
+    let containers = format!("{pod_dir}/containers");
+    gone(&containers, std::fs::remove_dir_all(&containers))?;
+    match std::fs::remove_dir(pod_dir) {
+        Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+            log::debug!("{pod_dir} stays: it holds more than smolet's own files");
+            Ok(())
+        }
+        result => gone(pod_dir, result),
+    }
+}
+
+/// `removeContainer`: the link and, unless they are kept, the logs first, so that a container whose logs stayed
+/// is seen again.
+pub(super) async fn remove_container<R: Runtime>(
+    ctx: &ActContext<R>,
+    key: &PodKey,
+    status: &ContainerStatus,
+    keep_logs: bool,
+) -> RuntimeResult<()> {
+    if !keep_logs {
+        remove_logs(ctx, key, status);
+        remove_link(ctx, key, status);
+    }
+    unless_gone(ctx.runtime.remove_container(&status.id).await)
+}
+
+/// `ContainerLogManager.Clean`: the log of this start and its rotated parts.
+fn remove_logs<R: Runtime>(ctx: &ActContext<R>, key: &PodKey, status: &ContainerStatus) {
+    let log = paths::container_log_path(&status.name, status.meta.restart_count);
+    let path = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
+    let path = Path::new(&path);
+    let (Some(dir), Some(prefix)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        return;
+    };
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.take(crate::limits::LOG_NAMES_READ_MAX).flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+            let _ = std::fs::remove_file(entry.path())
+                .inspect_err(|error| log::warn!("{}: {error}", entry.path().display()));
+        }
+    }
+}
+
+fn remove_link<R: Runtime>(ctx: &ActContext<R>, key: &PodKey, status: &ContainerStatus) {
+    let link = ctx.log_link(key, &status.name, status.id.as_str());
+    match std::fs::remove_file(&link) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            log::warn!("{}: {error}", link.display());
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// A container's definition in any of the pod's lists (`GetContainerSpec`).
+enum Definition<'a> {
+    Container(&'a Container),
+    /// Ephemeral containers have no probes and no hooks.
+    Ephemeral,
+}
+
+impl<'a> Definition<'a> {
+    fn as_container(&self) -> Option<&'a Container> {
+        match self {
+            Self::Container(container) => Some(container),
+            Self::Ephemeral => None,
+        }
+    }
+
+    fn pre_stop(&self) -> Option<&'a LifecycleHandler> {
+        self.as_container()?.lifecycle.as_ref()?.pre_stop.as_ref()
+    }
+}
+
+fn definition<'a>(pod: &'a DesiredPod, name: &str) -> Option<Definition<'a>> {
+    let mut containers = pod.init_containers().iter().chain(pod.containers());
+    if let Some(container) = containers.find(|container| container.name == name) {
+        return Some(Definition::Container(container));
+    }
+    pod.ephemeral_containers().iter().any(|container| container.name == name).then_some(Definition::Ephemeral)
+}
+
+/// What is not there any more is stopped and removed (`crierror.IsNotFound`).
+fn unless_gone(result: RuntimeResult<()>) -> RuntimeResult<()> {
+    match result {
+        Err(RuntimeError::NotFound(_)) => Ok(()),
+        result => result,
+    }
+}
+
+fn seconds(count: i64) -> Duration {
+    Duration::from_secs(u64::try_from(count).unwrap_or_default())
+}
+
+fn whole_seconds(time: Duration) -> i64 {
+    i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,177 @@
+//! What a sync did and what went wrong, in the kubelet's words (`sync_result.go`). PURE.
+
+use std::fmt;
+use std::rc::Rc;
+
+use super::plan::Crash;
+use crate::image::pull::ImageProblem;
+use crate::limits::SYNC_RESULTS_MAX;
+use crate::model::{Mono, SandboxId};
+
+/// `SyncAction`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncAction {
+    /// A container was to start.
+    StartContainer,
+    /// A container was to stop.
+    KillContainer,
+    /// A container's record was to go, in a restart in place.
+    RemoveContainer,
+    /// A sandbox was to be made.
+    CreatePodSandbox,
+    /// The pod's sandboxes were to stop.
+    KillPodSandbox,
+}
+
+impl fmt::Display for SyncAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::StartContainer => "StartContainer",
+            Self::KillContainer => "KillContainer",
+            Self::RemoveContainer => "RemoveContainer",
+            Self::CreatePodSandbox => "CreatePodSandbox",
+            Self::KillPodSandbox => "KillPodSandbox",
+        })
+    }
+}
+
+/// The class of a failure; shown as a container's waiting reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SyncError {
+    /// It ended before and waits.
+    CrashLoopBackOff,
+    /// Its image is not there.
+    Image(ImageProblem),
+    /// Its configuration cannot be made.
+    CreateContainerConfig,
+    /// The runtime did not create it.
+    CreateContainer,
+    /// The runtime did not start it.
+    RunContainer,
+    /// The runtime did not stop it.
+    KillContainer,
+    /// The runtime did not remove it.
+    RemoveContainer,
+    /// The sandbox was not made.
+    CreatePodSandbox,
+    /// A sandbox was not stopped.
+    KillPodSandbox,
+}
+
+impl fmt::Display for SyncError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Image(problem) => return problem.fmt(f),
+            Self::CrashLoopBackOff => "CrashLoopBackOff",
+            Self::CreateContainerConfig => "CreateContainerConfigError",
+            Self::CreateContainer => "CreateContainerError",
+            Self::RunContainer => "RunContainerError",
+            Self::KillContainer => "KillContainerError",
+            Self::RemoveContainer => "RemoveContainerError",
+            Self::CreatePodSandbox => "CreatePodSandboxError",
+            Self::KillPodSandbox => "KillPodSandboxError",
+        })
+    }
+}
+
+/// Why an action failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The class.
+    pub error: SyncError,
+    /// The sentence.
+    pub message: String,
+    /// When it is worth another try, if that is known (`BackoffError`).
+    pub retry_at: Option<Mono>,
+}
+
+impl Failure {
+    /// A failure nobody knows the end of.
+    pub fn new(error: SyncError, message: String) -> Self {
+        Self { error, message, retry_at: None }
+    }
+}
+
+/// `SyncResult`: one action and how it went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SyncResult {
+    /// What was to be done.
+    pub action: SyncAction,
+    /// A container's name; the pod's UID when its sandboxes stop; `NAME_NAMESPACE(UID)` when one is made.
+    pub target: Rc<str>,
+    /// `None` when it went well.
+    pub failure: Option<Failure>,
+}
+
+/// A start that was attempted after an end: the loop calls
+/// `backoff.next(crash.key, crash.finished, at)` for each, before it plans this pod again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// Whose, and when it ended.
+    pub crash: Crash,
+    /// When the attempt was made.
+    pub at: Mono,
+}
+
+/// What an act did (`PodSyncResult`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Every action in order; at most `limits::SYNC_RESULTS_MAX`.
+    pub results: Vec<SyncResult>,
+    /// What stopped the sync besides a failed action.
+    pub sync_error: Option<String>,
+    /// The starts that lengthen a back-off.
+    pub attempts: Vec<Attempt>,
+    /// The sandbox that was made, if one was.
+    pub sandbox: Option<SandboxId>,
+}
+
+impl Outcome {
+    /// True when every action went well.
+    pub fn is_ok(&self) -> bool {
+        self.sync_error.is_none() && self.results.iter().all(|result| result.failure.is_none())
+    }
+
+    /// True when all that failed will be tried again at [`Self::wake_at`]: no other retry is needed.
+    pub fn only_waits(&self) -> bool {
+        let waits = |result: &SyncResult| result.failure.as_ref().is_none_or(|f| f.retry_at.is_some());
+        self.sync_error.is_none() && self.results.iter().all(waits)
+    }
+
+    /// The earliest end of a back-off that stopped a start (`MinBackoffExpiration`, image pulls included).
+    pub fn wake_at(&self) -> Option<Mono> {
+        self.results.iter().filter_map(|result| result.failure.as_ref()?.retry_at).min()
+    }
+
+    /// What the reason cache learns (`ReasonCache.Update`): for each container that was to start, the failure
+    /// whose class and message stand for "waiting", or `None` to forget an older one.
+    pub fn starts(&self) -> impl Iterator<Item = (&Rc<str>, Option<&Failure>)> {
+        let starts = self.results.iter().filter(|result| result.action == SyncAction::StartContainer);
+        starts.map(|result| (&result.target, result.failure.as_ref()))
+    }
+
+    /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` when all went well.
+    pub fn error(&self) -> Option<String> {
+        let mut errors: Vec<String> = Vec::new();
+        errors.extend(self.sync_error.as_ref().map(|error| format!("failed to SyncPod: {error}")));
+        errors.extend(self.results.iter().filter_map(|result| {
+            let failure = result.failure.as_ref()?;
+            Some(format!(
+                "failed to \"{}\" for \"{}\" with {}: {}",
+                result.action,
+                result.target,
+                failure.error,
+                crate::text::quoted(&failure.message)
+            ))
+        }));
+        (!errors.is_empty()).then(|| errors.join(", "))
+    }
+
+    pub(super) fn add(&mut self, action: SyncAction, target: &Rc<str>, failure: Option<Failure>) {
+        if self.results.len() == SYNC_RESULTS_MAX {
+            log::warn!("{action} for {target}: more results than one sync keeps; failure: {failure:?}");
+            return;
+        }
+        self.results.push(SyncResult { action, target: target.clone(), failure });
+    }
+}

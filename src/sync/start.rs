@@ -1,0 +1,317 @@
+//! Starts one container (`startContainer`): image, configuration, create, start, log link.
+
+use std::io;
+use std::path::Path;
+
+use super::act::{ActContext, PodSandbox};
+use super::outcome::{Failure, SyncError};
+use super::plan::Start;
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::image::pull::{ImageRequest, PullPolicy};
+use crate::limits::LOG_NAMES_READ_MAX;
+use crate::model::{ContainerId, ContainerKind, DesiredPod, ObservedPod};
+use crate::proto::runtime::v1::{ContainerConfig, Mount};
+use crate::render::{ContainerInput, container_config, hosts_file, mounts_hosts_file, paths};
+
+/// Starts a container in the pod's sandbox. The failure is what the pod's status shows.
+pub(super) async fn start_container<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    sandbox: &PodSandbox<'_>,
+    start: &Start,
+) -> Result<(), Failure> {
+    let spec = Spec::of(pod, start);
+    let name = spec.name;
+    let fail = |error, message: String| {
+        let shown = format!("Error: container {name}: {message}");
+        ctx.note(&pod.key, EventKind::Warning, "Failed", &shown);
+        Failure::new(error, message)
+    };
+    let request = ImageRequest {
+        pod: &pod.key.uid,
+        image: spec.image,
+        policy: PullPolicy::parse(spec.pull_policy),
+        auth: None,
+        sandbox: sandbox.config,
+    };
+    let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
+    let image = match ctx.images.ensure(&*ctx.runtime, &request, &note).await {
+        Ok(image) => image,
+        Err(error) => {
+            let failure = fail(SyncError::Image(error.problem), error.message);
+            return Err(Failure { retry_at: error.retry_at, ..failure });
+        }
+    };
+    let restart_count = match observed.container(name) {
+        Some(status) => status.meta.restart_count.saturating_add(1),
+        None => {
+            restart_count_of_logs(Path::new(&format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key))))
+        }
+    };
+    let target = match spec.target {
+        None => None,
+        Some(target) => match observed.container(target) {
+            Some(status) => Some(&status.id),
+            None => {
+                let message = format!("unable to find target container {target}");
+                return Err(fail(SyncError::CreateContainerConfig, message));
+            }
+        },
+    };
+    let made = Made { restart_count, image: &image, target };
+    let config = configuration(ctx, pod, sandbox, start, &spec, &made)
+        .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
+    let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config).await;
+    let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
+    ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));
+    let started = ctx.runtime.start_container(&id).await;
+    started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
+    ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
+    link_log(ctx, pod, sandbox, &config, name, &id);
+    Ok(())
+}
+
+/// What a start needs of a container's definition, whichever list it stands in.
+struct Spec<'a> {
+    name: &'a str,
+    image: &'a str,
+    pull_policy: Option<&'a str>,
+    /// `targetContainerName` of an ephemeral container.
+    target: Option<&'a str>,
+    termination_message_path: Option<&'a str>,
+}
+
+impl<'a> Spec<'a> {
+    fn of(pod: &'a DesiredPod, start: &Start) -> Self {
+        let container = match start.kind {
+            ContainerKind::Init => &pod.init_containers()[start.index],
+            ContainerKind::App => &pod.containers()[start.index],
+            ContainerKind::Ephemeral => {
+                let container = &pod.ephemeral_containers()[start.index];
+                return Self {
+                    name: &container.name,
+                    image: container.image.as_deref().unwrap_or_default(),
+                    pull_policy: container.image_pull_policy.as_deref(),
+                    target: container.target_container_name.as_deref().filter(|target| !target.is_empty()),
+                    termination_message_path: container.termination_message_path.as_deref(),
+                };
+            }
+        };
+        Self {
+            name: &container.name,
+            image: container.image.as_deref().unwrap_or_default(),
+            pull_policy: container.image_pull_policy.as_deref(),
+            target: None,
+            termination_message_path: container.termination_message_path.as_deref(),
+        }
+    }
+}
+
+/// What was found out for this start.
+struct Made<'a> {
+    restart_count: u32,
+    image: &'a crate::image::pull::ReadyImage,
+    target: Option<&'a ContainerId>,
+}
+
+/// `generateContainerConfig`, with the files it points to.
+fn configuration<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    sandbox: &PodSandbox<'_>,
+    start: &Start,
+    spec: &Spec<'_>,
+    made: &Made<'_>,
+) -> Result<ContainerConfig, String> {
+    let name = spec.name;
+    let mounts = ctx.volumes.mounts(pod, start.kind, start.index)?;
+    let termination_log = spec.termination_message_path.filter(|path| !path.is_empty()).and_then(|_| {
+        // The kubelet starts the container without it too.
+        termination_log(ctx, pod, name)
+            .inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key))
+            .ok()
+    });
+    let input = ContainerInput {
+        pod,
+        kind: start.kind,
+        index: start.index,
+        restart_count: made.restart_count,
+        image_ref: &made.image.image_ref,
+        image: made.image.image.as_ref(),
+        pod_ips: &sandbox.ips,
+        mounts: &mounts,
+        termination_log: termination_log.as_deref(),
+        target: made.target,
+        annotations: &[],
+        env: &*ctx.env,
+    };
+    if mounts_hosts_file(&input) {
+        write_hosts_file(ctx, pod, sandbox)?;
+    }
+    let config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
+    let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
+    create_dir(&logs, 0o755)
+        .map_err(|error| format!("create container log directory for container {name} failed: {error}"))?;
+    Ok(config)
+}
+
+/// `ensureHostsFile`.
+fn write_hosts_file<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    sandbox: &PodSandbox<'_>,
+) -> Result<(), String> {
+    let of_node = if pod.spec().host_network == Some(true) {
+        read_hosts(&ctx.hosts_file).map_err(|error| error.to_string())?
+    } else {
+        String::new()
+    };
+    let text = hosts_file(&ctx.node, pod, &sandbox.ips, &of_node).map_err(|error| error.to_string())?;
+    let path = paths::hosts_file_path(&ctx.node, &pod.key);
+    let written = create_dir(&paths::pod_dir(&ctx.node, &pod.key), 0o750).and_then(|()| {
+        // Written anew only when it differs: running containers hold it mounted, and flash wears out.
+        if std::fs::read(&path).is_ok_and(|known| known == text.as_bytes()) {
+            return Ok(());
+        }
+        std::fs::write(&path, &text)?;
+        set_mode(&path, 0o644)
+    });
+    written.map_err(|error| format!("hosts file {path} was not written: {error}"))
+}
+
+fn read_hosts(path: &Path) -> io::Result<String> {
+    use std::io::Read as _;
+    let mut text = String::new();
+    let limit = u64::try_from(crate::limits::HOSTS_FILE_BYTES_MAX).unwrap_or(u64::MAX);
+    match std::fs::File::open(path) {
+        Ok(file) => file.take(limit).read_to_string(&mut text).map(|_| text),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(text),
+        Err(error) => Err(error),
+    }
+}
+
+/// A new, empty file for the container's last words, mode 0666 whatever the umask.
+fn termination_log<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str) -> io::Result<String> {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
+    create_dir(&dir, 0o750)?;
+    // The hasher's random keys are the standard library's only random numbers; 32 bits as the kubelet's `makeUID`.
+    let random = std::hash::RandomState::new().build_hasher().finish() >> 32;
+    let path = format!("{dir}/{random:08x}");
+    std::fs::File::create(&path)?;
+    set_mode(&path, 0o666)?;
+    Ok(path)
+}
+
+/// Creates a directory and those above it; one that is there is fine.
+pub(super) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
+}
+
+fn set_mode(path: &str, mode: u32) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
+}
+
+/// `calcRestartCountByLogDir`: one more than the highest N of the files `N.log` and `N.log.…`, so that a runtime
+/// that lost its records over a reboot does not write into old logs.
+fn restart_count_of_logs(dir: &Path) -> u32 {
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let files = entries.take(LOG_NAMES_READ_MAX).flatten().filter(|entry| !entry.path().is_dir());
+    let counts = files.filter_map(|entry| log_number(entry.file_name().to_str()?));
+    counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
+}
+
+/// The N of `N.log` and what rotation makes of it.
+fn log_number(name: &str) -> Option<u32> {
+    let (number, _) = name.split_once(".log")?;
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    number.parse().ok()
+}
+
+/// The link log collectors read. A failure is logged: the container runs all the same.
+fn link_log<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    sandbox: &PodSandbox<'_>,
+    config: &ContainerConfig,
+    name: &str,
+    id: &ContainerId,
+) {
+    let log = format!("{}/{}", sandbox.config.log_directory, config.log_path);
+    if !Path::new(&log).exists() {
+        return;
+    }
+    let link = ctx.log_link(&pod.key, name, id.as_str());
+    if let Err(error) = std::os::unix::fs::symlink(&log, &link) {
+        log::warn!("{}: container {name}: log link {}: {error}", pod.key, link.display());
+    }
+}
+
+/// Host paths of a container's volume mounts, made by whoever owns the volumes.
+pub trait VolumeMounts {
+    /// The mounts in spec order. The error is shown as the container's waiting message.
+    fn mounts(&self, pod: &DesiredPod, kind: ContainerKind, index: usize) -> Result<Vec<Mount>, String>;
+}
+
+/// No volumes: a container that wants one does not start, and says so.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoVolumes;
+
+impl VolumeMounts for NoVolumes {
+    fn mounts(&self, pod: &DesiredPod, kind: ContainerKind, index: usize) -> Result<Vec<Mount>, String> {
+        let wanted = match kind {
+            ContainerKind::Init => &pod.init_containers()[index].volume_mounts,
+            ContainerKind::App => &pod.containers()[index].volume_mounts,
+            ContainerKind::Ephemeral => &pod.ephemeral_containers()[index].volume_mounts,
+        };
+        match wanted.iter().flatten().next() {
+            None => Ok(Vec::new()),
+            Some(mount) => Err(format!(
+                "volume {} cannot be mounted at {}: this agent has no volumes; remove it from volumeMounts",
+                mount.name, mount.mount_path
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_log_is_read_as_the_kubelet_reads_it() {
+        for (name, number) in [
+            ("0.log", Some(0)),
+            ("12.log", Some(12)),
+            ("3.log.20260101-000000", Some(3)),
+            ("3.log.20260101-000000.gz", Some(3)),
+            ("3.logs", Some(3)),
+            ("a3.log", None),
+            (".log", None),
+            ("+3.log", None),
+            ("99999999999.log", None),
+            ("3", None),
+        ] {
+            assert_eq!(log_number(name), number, "{name}");
+        }
+    }
+
+    #[test]
+    fn restart_counts_go_on_from_the_logs() {
+        let dir = std::env::temp_dir().join(format!("smolet-start-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("9.log")).unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 0, "a directory is no log");
+        std::fs::write(dir.join("0.log"), "").unwrap();
+        std::fs::write(dir.join("4.log.20260101-000000.gz"), "").unwrap();
+        std::fs::write(dir.join("notes.txt"), "").unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 5);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 0);
+    }
+}

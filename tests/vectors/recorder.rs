@@ -1,0 +1,245 @@
+//! A runtime that answers from a script and writes down what it is asked: the counterpart of the fake CRI the
+//! kubelet's own answers were recorded with. Stops take their time on a virtual clock.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use smolet::clock::{Clock as _, VirtualClock};
+use smolet::cri::{
+    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
+    RuntimeVersion,
+};
+use smolet::events::EventKind;
+use smolet::image::pull::ImagePuller;
+use smolet::limits::PULLS_AT_ONCE;
+use smolet::model::{
+    ContainerId, ContainerItem, ContainerStatus, PodKey, PodUid, SandboxId, SandboxItem, SandboxNetwork,
+    SandboxState, SandboxStatus, Seconds, Wall,
+};
+use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+use smolet::render::{NoSources, NodeSettings};
+use smolet::sync::act::{ActContext, Hooks, NoVolumes};
+
+/// How long a container takes to stop.
+#[derive(Clone, Copy)]
+pub struct Exit {
+    /// From the stop signal to its end.
+    pub after_term: Duration,
+    /// From SIGKILL to its end.
+    pub after_kill: Duration,
+}
+
+/// The script and the record.
+pub struct Recorder {
+    pub clock: VirtualClock,
+    pub calls: RefCell<Vec<Value>>,
+    pub create_fails: Vec<String>,
+    pub start_fails: Vec<String>,
+    pub sandbox_fails: bool,
+    /// By id; a container that is not there stops at once.
+    pub exits: BTreeMap<String, Exit>,
+    began: smolet::model::Mono,
+    names: RefCell<BTreeMap<String, String>>,
+}
+
+impl Recorder {
+    pub fn new(now: Wall) -> Self {
+        let clock = VirtualClock::new(now);
+        Self {
+            began: clock.now().mono,
+            clock,
+            calls: RefCell::default(),
+            create_fails: Vec::new(),
+            start_fails: Vec::new(),
+            sandbox_fails: false,
+            exits: BTreeMap::new(),
+            names: RefCell::default(),
+        }
+    }
+
+    /// Milliseconds since the start.
+    pub fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.clock.now().mono.since(self.began).as_millis()).unwrap()
+    }
+
+    fn record(&self, call: Value) {
+        self.calls.borrow_mut().push(call);
+    }
+
+    /// Runs a task to its end, moving the clock whenever it only waits.
+    pub fn run<T>(&self, task: impl Future<Output = T>) -> T {
+        smol::block_on(async {
+            let mut task = std::pin::pin!(task);
+            loop {
+                if let Some(value) = smol::future::poll_once(&mut task).await {
+                    return value;
+                }
+                let at = self.clock.next_sleeper().expect("a task that waits sleeps");
+                self.clock.advance(at.since(self.clock.now().mono));
+            }
+        })
+    }
+}
+
+/// A context in which files go to a directory of the test's own.
+pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Path) -> ActContext<Recorder> {
+    let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
+    let mut node = NodeSettings::new("node", &path("state"));
+    node.pod_logs_dir = path("pods").into();
+    let clock = Rc::new(recorder.clock.clone());
+    ActContext {
+        runtime: recorder,
+        clock: clock.clone(),
+        node: Rc::new(node),
+        images: Rc::new(ImagePuller::new(clock, PULLS_AT_ONCE)),
+        env: Rc::new(NoSources),
+        volumes: Rc::new(NoVolumes),
+        hooks,
+        notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),
+        container_logs_dir: Rc::from(dir.join("containers")),
+        hosts_file: Rc::from(dir.join("hosts")),
+        blocking: Rc::new(smol::lock::Semaphore::new(1)),
+    }
+}
+
+fn failed<T>(message: &str) -> RuntimeResult<T> {
+    Err(RuntimeError::Failed { code: 2, message: message.to_owned() })
+}
+
+fn unused<T>() -> RuntimeResult<T> {
+    Err(RuntimeError::Unimplemented("not part of this set".to_owned()))
+}
+
+impl Runtime for Recorder {
+    async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId> {
+        assert_eq!(handler, "");
+        assert_eq!(config.annotations.get("smolet.io/node").map(String::as_str), Some("node"));
+        let attempt = config.metadata.as_ref().map(|metadata| metadata.attempt);
+        self.record(json!({"op": "RunPodSandbox", "attempt": attempt}));
+        if self.sandbox_fails { failed("cni failed") } else { Ok("NEW".into()) }
+    }
+
+    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+        self.record(json!({"op": "StopPodSandbox", "id": id.as_str()}));
+        Ok(())
+    }
+
+    async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus> {
+        Ok(SandboxStatus {
+            id: id.clone(),
+            attempt: 0,
+            state: SandboxState::Ready,
+            created_at: Wall(0),
+            network_namespace: None,
+            network: Some(SandboxNetwork { ip: "10.0.0.1".into(), additional_ips: Vec::new() }),
+        })
+    }
+
+    async fn create_container(
+        &self,
+        sandbox: &SandboxId,
+        config: &ContainerConfig,
+        _: &PodSandboxConfig,
+    ) -> RuntimeResult<ContainerId> {
+        let metadata = config.metadata.clone().unwrap_or_default();
+        let name = metadata.name;
+        self.record(json!({
+            "op": "CreateContainer", "name": name, "attempt": metadata.attempt, "sandboxID": sandbox.as_str(),
+        }));
+        if self.create_fails.contains(&name) {
+            return failed("create failed");
+        }
+        let id = format!("new-{name}");
+        self.names.borrow_mut().insert(id.clone(), name);
+        Ok(id.into())
+    }
+
+    async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()> {
+        let name = self.names.borrow()[id.as_str()].clone();
+        self.record(json!({"op": "StartContainer", "name": name}));
+        if self.start_fails.contains(&name) { failed("start failed") } else { Ok(()) }
+    }
+
+    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+        let at = self.elapsed_ms();
+        self.record(json!({
+            "op": "StopContainer", "id": id.as_str(), "timeoutSeconds": timeout.0, "atMs": at,
+        }));
+        if let Some(exit) = self.exits.get(id.as_str()) {
+            let timeout = Duration::from_secs(u64::try_from(timeout.0).unwrap());
+            self.clock.sleep(exit.after_term.min(timeout + exit.after_kill)).await;
+            self.record(json!({"op": "exited", "id": id.as_str(), "atMs": self.elapsed_ms()}));
+        }
+        Ok(())
+    }
+
+    async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
+        self.record(json!({"op": "RemoveContainer", "id": id.as_str()}));
+        Ok(())
+    }
+
+    async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {
+        Ok(Some(Image {
+            id: format!("sha256:{image}").into(),
+            repo_tags: vec![image.into()],
+            repo_digests: Vec::new(),
+            size_bytes: 1,
+            uid: Some(0),
+            username: "".into(),
+            pinned: false,
+        }))
+    }
+
+    async fn version(&self) -> RuntimeResult<RuntimeVersion> {
+        unused()
+    }
+    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
+        unused()
+    }
+    async fn remove_pod_sandbox(&self, _: &SandboxId) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn list_pod_sandboxes(
+        &self,
+        _: Option<&PodUid>,
+        _: &mut dyn FnMut(SandboxItem),
+    ) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn container_status(&self, _: &ContainerId) -> RuntimeResult<ContainerStatus> {
+        unused()
+    }
+    async fn list_containers(
+        &self,
+        _: Option<&PodUid>,
+        _: &mut dyn FnMut(ContainerItem),
+    ) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn exec_sync(&self, _: &ContainerId, _: &[String], _: Duration) -> RuntimeResult<ExecOutput> {
+        unused()
+    }
+    async fn reopen_container_log(&self, _: &ContainerId) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn list_images(&self, _: &mut dyn FnMut(Image)) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn pull_image(
+        &self,
+        _: &str,
+        _: Option<&AuthConfig>,
+        _: &PodSandboxConfig,
+    ) -> RuntimeResult<Box<str>> {
+        unused()
+    }
+    async fn remove_image(&self, _: &str) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>> {
+        unused()
+    }
+}
