@@ -71,7 +71,6 @@ fn container_labels_and_annotations(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn container_meta(bencher: Bencher<'_, '_>) {
     let pod = pod();
-    let labels = labels::container_labels(&pod, "web");
     let annotations = labels::container_annotations(&pod, &pod.containers()[0], 3, &[]);
-    bencher.bench_local(|| labels::container_meta(black_box(&labels), black_box(&annotations)));
+    bencher.bench_local(|| labels::container_meta(black_box(&annotations)));
 }

@@ -152,6 +152,15 @@ pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
+// ---- render ----------------------------------------------------------------------------------------------
+
+/// A container's annotation that holds JSON (hook, ports), read back. Longer: it counts as absent, because half of
+/// it is no JSON.
+pub const ANNOTATION_JSON_BYTES_MAX: usize = 64 * KIB;
+/// A container's annotation that holds a path or a word, read back. Longer: it counts as absent; no file has such
+/// a path.
+pub const ANNOTATION_PATH_BYTES_MAX: usize = 4 * KIB;
+
 // ---- cgroups -----------------------------------------------------------------------------------------------
 
 /// Directories below a pod's cgroup, one in another. Deeper: the pod's cgroup is left alone and an error told.

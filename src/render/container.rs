@@ -33,7 +33,7 @@ pub struct ContainerInput<'a> {
     pub image_ref: &'a str,
     /// The image as the runtime describes it, for its user; `None` counts as uid 0.
     pub image: Option<&'a Image>,
-    /// The pod's addresses, from its sandbox.
+    /// The pod's addresses, from its sandbox; the node's own for a pod on its network.
     pub pod_ips: &'a [Box<str>],
     /// Volume mounts, resolved to host paths by the caller.
     pub mounts: &'a [Mount],
@@ -191,4 +191,242 @@ fn mounts(node: &NodeSettings, input: &ContainerInput<'_>, container: &Container
         mounts.push(file(host_path.to_owned(), &path));
     }
     mounts
+}
+
+#[cfg(test)]
+mod tests {
+    use std::rc::Rc;
+
+    use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+    use serde_json::{Value, json};
+
+    use super::super::{NoSources, RenderError};
+    use super::*;
+
+    fn pod(spec: &Value) -> DesiredPod {
+        let pod = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "u1",
+            "labels": {"app": "web"}, "annotations": {"example.com/note": "n"}}, "spec": spec});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn input<'a>(pod: &'a DesiredPod, env: &'a dyn EnvSources) -> ContainerInput<'a> {
+        ContainerInput {
+            pod,
+            kind: ContainerKind::App,
+            index: 0,
+            restart_count: 2,
+            image_ref: "sha256:1",
+            image: None,
+            pod_ips: &[],
+            mounts: &[],
+            termination_log: None,
+            target: None,
+            annotations: &[],
+            env,
+        }
+    }
+
+    fn node() -> NodeSettings {
+        let mut node = NodeSettings::new("n", "/var/lib/smolet");
+        node.cpu_capacity_millis = 4000;
+        node.memory_capacity_bytes = 4 << 30;
+        node.node_ips = vec!["192.0.2.1".into(), "2001:db8::1".into()];
+        node
+    }
+
+    /// A ConfigMap, a Secret whose value is no UTF-8, and a file of variables.
+    struct Some3;
+
+    impl EnvSources for Some3 {
+        fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Rc<ConfigMap>>, String> {
+            let map = json!({"data": {"A": "a", "x": "$(A)"}, "binaryData": {"B": "AA=="}});
+            Ok((namespace == "ns" && name == "cm").then(|| Rc::new(serde_json::from_value(map).unwrap())))
+        }
+
+        fn secret(&self, _: &str, name: &str) -> Result<Option<Rc<Secret>>, String> {
+            match name {
+                "s" => Ok(Some(Rc::new(serde_json::from_value(json!({"data": {"S": "/w=="}})).unwrap()))),
+                "broken" => Err("the store is closed".into()),
+                _ => Ok(None),
+            }
+        }
+
+        fn services(&self) -> Rc<[Service]> {
+            Rc::from([])
+        }
+
+        fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String> {
+            Ok((volume == "v" && path == "env").then(|| Rc::from("K='one'\nEMPTY=''\n")))
+        }
+    }
+
+    fn variables(env: &Value, from: &Value) -> Result<Vec<(String, String)>, String> {
+        let spec = json!({"enableServiceLinks": false, "serviceAccountName": "sa", "nodeName": "n",
+            "resources": {"limits": {"memory": "1Gi"}},
+            "containers": [{"name": "c", "env": env, "envFrom": from, "resources": {"limits": {"cpu": "1500m"}}}],
+            "initContainers": [{"name": "i"}]});
+        let (node, pod) = (node(), pod(&spec));
+        let ips: [Box<str>; 3] = ["2001:db8:0::9".into(), "10.0.0.9".into(), "10.0.0.10".into()];
+        let input = ContainerInput { pod_ips: &ips, ..input(&pod, &Some3) };
+        let config = container_config(&node, &input).map_err(|error| error.to_string())?;
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        Ok(config.envs.into_iter().map(|one| (one.key, text(one.value))).collect())
+    }
+
+    #[test]
+    fn a_variable_comes_from_wherever_it_points() {
+        let field = |path: &str| json!({"valueFrom": {"fieldRef": {"fieldPath": path}}});
+        let resource = |resource: &str, of: &str, divisor: &str| {
+            json!({"valueFrom": {"resourceFieldRef":
+                {"resource": resource, "containerName": of, "divisor": divisor}}})
+        };
+        let file = |key: &str, path: &str, optional: bool| {
+            json!({"valueFrom": {"fileKeyRef":
+                {"volumeName": "v", "path": path, "key": key, "optional": optional}}})
+        };
+        for (source, expected) in [
+            (field("metadata.name"), Ok(Some("web"))),
+            (field("metadata.labels['app']"), Ok(Some("web"))),
+            (field("metadata.annotations['example.com/note']"), Ok(Some("n"))),
+            (field("metadata.annotations"), Ok(Some("example.com/note=\"n\""))),
+            (field("metadata.labels['none']"), Ok(Some(""))),
+            (
+                field("metadata.labels['a b']"),
+                Err("invalid key subscript in metadata.labels['a b']: name part must"),
+            ),
+            (field("spec.x['a']"), Err("field label does not support subscript: spec.x['a']")),
+            (field("spec.serviceAccountName"), Ok(Some("sa"))),
+            (field("spec.host"), Ok(Some("n"))),
+            (field("status.hostIP"), Ok(Some("192.0.2.1"))),
+            (field("status.hostIPs"), Ok(Some("192.0.2.1,2001:db8::1"))),
+            (field("status.podIP"), Ok(Some("10.0.0.9"))),
+            (field("status.podIPs"), Ok(Some("10.0.0.9,2001:db8::9"))),
+            (field("status.phase"), Err("unsupported fieldPath: status.phase")),
+            (field("spec.x"), Err("field label not supported: spec.x")),
+            (resource("limits.cpu", "", "0"), Ok(Some("2"))),
+            (resource("limits.cpu", "c", "1m"), Ok(Some("1500"))),
+            (resource("limits.memory", "", "1Mi"), Ok(Some("1024"))),
+            (resource("limits.memory", "i", "1Mi"), Ok(Some("0"))),
+            (resource("requests.hugepages-2Mi", "", "1"), Ok(Some("0"))),
+            (resource("limits.cpu", "x", "1"), Err("container x not found")),
+            (resource("limits.gpu", "", "1"), Err("unsupported container resource : limits.gpu")),
+            (resource("cpu", "", "1"), Err("unsupported container resource : cpu")),
+            (file("K", "env", false), Ok(Some("one"))),
+            (file("EMPTY", "env", true), Ok(None)),
+            (
+                file("EMPTY", "env", false),
+                Err("environment variable key \"EMPTY\" not found in file \"env\""),
+            ),
+            (file("K", "none", true), Err("couldn't parse env file")),
+            (json!({"value": "$(V)"}), Ok(Some("$(V)"))),
+            (json!({}), Ok(Some(""))),
+        ] {
+            let mut variable = source.clone();
+            variable["name"] = "V".into();
+            let ours = variables(&json!([variable]), &json!([]));
+            match (ours, expected) {
+                (Ok(ours), Ok(expected)) => {
+                    let expected = expected.map(|value| ("V".to_owned(), value.to_owned()));
+                    assert_eq!(ours, Vec::from_iter(expected), "{source}");
+                }
+                (Err(ours), Err(expected)) => assert!(ours.starts_with(expected), "{source}: {ours}"),
+                (ours, expected) => panic!("{source}: {ours:?}, expected {expected:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn whole_maps_come_first_and_may_be_optional() {
+        let map = |name: &str, prefix: &str| json!({"configMapRef": {"name": name}, "prefix": prefix});
+        let secret = |name: &str, optional: bool| json!({"secretRef": {"name": name, "optional": optional}});
+        let own = json!([{"name": "P_A", "value": "own $(P_x) $(S)"}]);
+        let both =
+            variables(&own, &json!([map("cm", "P_"), secret("s", false), secret("none", true)])).unwrap();
+        let expected = [("P_A", "own $(A) \u{fffd}"), ("P_x", "$(A)"), ("S", "\u{fffd}")];
+        assert_eq!(both, expected.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        for (from, error) in [
+            (map("none", ""), "configmaps \"none\" not found"),
+            (secret("none", false), "secrets \"none\" not found"),
+            (secret("broken", true), "the store is closed"),
+        ] {
+            assert_eq!(variables(&json!([]), &json!([from])).unwrap_err(), error);
+        }
+    }
+
+    #[test]
+    fn a_command_is_text() {
+        let spec = json!({"enableServiceLinks": false, "containers": [{"name": "c", "command": ["$(S)"],
+            "env": [{"name": "S", "valueFrom": {"secretKeyRef": {"name": "s", "key": "S"}}}]}]});
+        let pod = pod(&spec);
+        let error = container_config(&node(), &input(&pod, &Some3)).unwrap_err();
+        assert_eq!(error.reason(), "CreateContainerConfigError");
+        assert!(error.to_string().contains("not valid UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn an_ephemeral_container_joins_its_target() {
+        let spec = json!({"enableServiceLinks": false, "containers": [{"name": "c"}],
+            "ephemeralContainers": [{"name": "debug", "image": "busybox", "stdin": true, "tty": true,
+                "targetContainerName": "c", "env": [{"name": "A", "value": "a"}], "args": ["$(A)"]}]});
+        let target = ContainerId::from("id-of-c");
+        let (node, pod) = (node(), pod(&spec));
+        let input = ContainerInput {
+            kind: ContainerKind::Ephemeral,
+            target: Some(&target),
+            ..input(&pod, &NoSources)
+        };
+        let config = container_config(&node, &input).unwrap();
+        assert_eq!(config.metadata.unwrap().name, "debug");
+        assert_eq!((config.args, config.stdin, config.tty), (vec!["a".to_owned()], true, true));
+        let namespaces = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+        assert_eq!((namespaces.pid, &*namespaces.target_id), (NamespaceMode::Target as i32, "id-of-c"));
+
+        // In a pod that shares its processes there is nothing to join.
+        let mut spec = spec;
+        spec["shareProcessNamespace"] = true.into();
+        let pod = self::pod(&spec);
+        let config = container_config(&node, &ContainerInput { pod: &pod, ..input }).unwrap();
+        let namespaces = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+        assert_eq!((namespaces.pid, &*namespaces.target_id), (NamespaceMode::Pod as i32, ""));
+
+        let nowhere = ContainerInput { index: 7, ..input };
+        assert!(matches!(container_config(&node, &nowhere), Err(RenderError::Container(_))));
+    }
+
+    #[test]
+    fn mounts_come_in_the_kubelets_order() {
+        let mut spec = json!({"enableServiceLinks": false, "containers": [{"name": "c",
+            "terminationMessagePath": "dev/log", "volumeMounts": [{"name": "v", "mountPath": "/data"}]}]});
+        let volume = Mount { host_path: "/v".into(), container_path: "/data".into(), ..Mount::default() };
+        let paths = |spec: &Value, ips: &[Box<str>]| -> Vec<(String, String)> {
+            let pod = pod(spec);
+            let volumes = [volume.clone()];
+            let input = ContainerInput {
+                mounts: &volumes,
+                pod_ips: ips,
+                termination_log: Some("/t/0a0b0c0d"),
+                ..input(&pod, &NoSources)
+            };
+            let config = container_config(&node(), &input).unwrap();
+            config.mounts.into_iter().map(|mount| (mount.host_path, mount.container_path)).collect()
+        };
+        let row = |host: &str, container: &str| (host.to_owned(), container.to_owned());
+        let (data, log) = (row("/v", "/data"), row("/t/0a0b0c0d", "/dev/log"));
+        let hosts = row("/var/lib/smolet/pods/u1/etc-hosts", "/etc/hosts");
+        let ips: [Box<str>; 1] = ["10.0.0.9".into()];
+        assert_eq!(paths(&spec, &ips), [data.clone(), hosts.clone(), log.clone()]);
+        assert_eq!(paths(&spec, &[]), [data.clone(), log.clone()], "no address yet, no hosts file");
+        spec["hostNetwork"] = true.into();
+        assert_eq!(paths(&spec, &[]), [data.clone(), hosts, log.clone()]);
+        spec["containers"][0]["volumeMounts"][0]["mountPath"] = "/etc/hosts".into();
+        assert_eq!(paths(&spec, &ips), [data, log], "the container brings its own");
+    }
+
+    #[test]
+    fn user_namespaces_are_refused() {
+        let spec = json!({"enableServiceLinks": false, "hostUsers": false, "containers": [{"name": "c"}]});
+        let pod = pod(&spec);
+        let error = container_config(&node(), &input(&pod, &NoSources)).unwrap_err();
+        assert!(error.to_string().contains("does not support user namespaces"), "{error}");
+    }
 }

@@ -216,9 +216,11 @@ fn pod_field(
         "metadata.labels" => Ok(format_map(pod.pod.metadata.labels.as_ref())),
         "spec.nodeName" | "spec.host" => Ok(text(&pod.spec().node_name)),
         "spec.serviceAccountName" => Ok(text(&pod.spec().service_account_name)),
-        "status.hostIP" => {
-            node.node_ips.first().map(ToString::to_string).ok_or_else(|| "host IP unknown".to_owned())
-        }
+        "status.hostIP" => node
+            .node_ips
+            .first()
+            .map(ToString::to_string)
+            .ok_or_else(|| "host IP unknown; known addresses: []".to_owned()),
         "status.hostIPs" => Ok(node.node_ips.join(",")),
         "status.podIP" => Ok(sorted_pod_ips(node, input.pod_ips).into_iter().next().unwrap_or_else(|| {
             // Nothing to sort: what the runtime said, if anything.
@@ -241,14 +243,18 @@ pub(super) fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
 
 /// One address of each family, the node's family first (`sortPodIPs`).
 pub fn sorted_pod_ips(node: &NodeSettings, pod_ips: &[Box<str>]) -> Vec<String> {
-    let addresses: Vec<IpAddr> = pod_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
-    let v6_first =
-        node.node_ips.first().and_then(|ip| ip.parse().ok()).is_some_and(|ip: IpAddr| ip.is_ipv6());
+    let addresses: Vec<IpAddr> = pod_ips.iter().filter_map(|ip| address(ip)).collect();
+    let v6_first = node.node_ips.first().and_then(|ip| address(ip)).is_some_and(|ip| ip.is_ipv6());
     [v6_first, !v6_first]
         .into_iter()
         .filter_map(|v6| addresses.iter().find(|ip| ip.is_ipv6() == v6))
         .map(IpAddr::to_string)
         .collect()
+}
+
+/// An address; IPv4 written as IPv6 is IPv4, as for Go.
+pub(super) fn address(text: &str) -> Option<IpAddr> {
+    text.parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
 /// `resourceFieldRef` (`containerResourceRuntimeValue`). A limit that is not set is the pod's, else the node's.

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize as _;
 
 use super::resources::Amounts;
+use crate::limits::{ANNOTATION_JSON_BYTES_MAX, ANNOTATION_PATH_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, container_hash};
 
 /// Label: the pod's name.
@@ -88,12 +89,15 @@ pub fn container_annotations(
     annotations
 }
 
-/// What stands on a container's labels and annotations (`getContainerInfoFromAnnotations`). A value that cannot
-/// be read counts as absent, as in the kubelet; the handler and the ports stay as text once they are known to
-/// be readable.
-pub fn container_meta(_labels: &Map, annotations: &Map) -> ContainerMeta {
+/// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read counts
+/// as absent, as in the kubelet; so does an empty path, and a value longer than the API admits (somebody else
+/// wrote it). The handler and the ports stay as text once they are known to be readable.
+pub fn container_meta(annotations: &Map) -> ContainerMeta {
     let text = |name: &str| annotations.get(name).map(String::as_str);
-    let boxed = |name: &str| text(name).map(Box::from);
+    let words = |name: &str| {
+        text(name).filter(|text| !text.is_empty() && text.len() <= ANNOTATION_PATH_BYTES_MAX).map(Box::from)
+    };
+    let json = |name: &str| text(name).filter(|json| json.len() <= ANNOTATION_JSON_BYTES_MAX);
     ContainerMeta {
         // Go takes no sign before an unsigned number, Rust would.
         hash: text(HASH)
@@ -103,10 +107,12 @@ pub fn container_meta(_labels: &Map, annotations: &Map) -> ContainerMeta {
         restart_count: text(RESTART_COUNT).and_then(|count| count.parse().ok()).unwrap_or_default(),
         deletion_grace_period: text(DELETION_GRACE_PERIOD).and_then(|seconds| seconds.parse().ok()),
         termination_grace_period: text(TERMINATION_GRACE_PERIOD).and_then(|seconds| seconds.parse().ok()),
-        termination_message_path: boxed(TERMINATION_MESSAGE_PATH),
-        termination_message_policy: boxed(TERMINATION_MESSAGE_POLICY),
-        pre_stop_handler: boxed(PRE_STOP_HANDLER).filter(|json| pre_stop_handler(json).is_some()),
-        ports: boxed(PORTS).filter(|json| container_ports(json).is_some()),
+        termination_message_path: words(TERMINATION_MESSAGE_PATH),
+        termination_message_policy: words(TERMINATION_MESSAGE_POLICY),
+        pre_stop_handler: json(PRE_STOP_HANDLER)
+            .filter(|json| pre_stop_handler(json).is_some())
+            .map(Box::from),
+        ports: json(PORTS).filter(|json| container_ports(json).is_some()).map(Box::from),
     }
 }
 
@@ -319,7 +325,7 @@ mod tests {
         let pod = pod();
         let container = &pod.containers()[0];
         let annotations = container_annotations(&pod, container, 3, &[]);
-        let meta = container_meta(&container_labels(&pod, "c"), &annotations);
+        let meta = container_meta(&annotations);
         assert_eq!(meta.hash, u64::from(pod.app_hashes[0]));
         assert_eq!(
             (meta.restart_count, meta.deletion_grace_period, meta.termination_grace_period),
@@ -335,17 +341,21 @@ mod tests {
 
     #[test]
     fn values_that_cannot_be_read_count_as_absent() {
+        let long = format!("[{}]", " ".repeat(ANNOTATION_JSON_BYTES_MAX));
+        let long: Map = [(PORTS.to_owned(), long)].into();
+        assert_eq!(container_meta(&long), ContainerMeta::default());
         let bad: Map = [
             (HASH, "+12"),
             (RESTART_COUNT, "-1"),
             (DELETION_GRACE_PERIOD, "soon"),
             (TERMINATION_GRACE_PERIOD, "1.5"),
+            (TERMINATION_MESSAGE_PATH, ""),
             (PRE_STOP_HANDLER, "{\"exec\":"),
             (PORTS, "[{\"containerPort\":\"x\"}]"),
         ]
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into();
-        assert_eq!(container_meta(&Map::new(), &bad), ContainerMeta::default());
+        assert_eq!(container_meta(&bad), ContainerMeta::default());
     }
 
     #[test]

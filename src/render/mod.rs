@@ -30,3 +30,60 @@ pub use expand::expand;
 pub use hostname::hosts_file;
 pub use node::{CgroupDriver, CgroupVersion, NodeSettings, ResolvConf, SwapBehavior};
 pub use sandbox::sandbox_config;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nothing from outside makes rendering panic, whatever its text.
+    #[test]
+    fn hostile_text_is_survived() {
+        let seed = fastrand::u64(..);
+        println!("seed {seed}");
+        let mut random = fastrand::Rng::with_seed(seed);
+        let alphabet: Vec<char> = "$()'\"=:/@.-_+#[]{}, \n\t019aeEiKmMGnTPZé\u{2028}\0".chars().collect();
+        for _ in 0..20_000 {
+            let length = random.usize(..24);
+            let text: String = (0..length).map(|_| alphabet[random.usize(..alphabet.len())]).collect();
+            let _ = quantity::Quantity::parse(&text).map(|q| (q.value(), q.milli_value(), q + q));
+            let _ = ResolvConf::parse(&text);
+            let _ = crate::image::name::for_runtime(&text);
+            let mut bytes = text.clone().into_bytes();
+            if let Some(byte) = bytes.get_mut(length / 2) {
+                *byte = random.u8(..);
+            }
+            assert!(expand(&bytes, |_| None).len() <= 3 * bytes.len());
+            let _ = env_file::env_file_value(&text, "a");
+            let pod = serde_json::json!({
+                "metadata": {"name": text, "namespace": text, "uid": text, "annotations": {text.clone(): text}},
+                "spec": {"enableServiceLinks": true, "hostname": text, "subdomain": text, "dnsPolicy": text,
+                    "containers": [{"name": text, "image": text, "command": [text], "env": [
+                        {"name": text, "value": text},
+                        {"name": "f", "valueFrom": {"fieldRef": {"fieldPath": text}}}],
+                        "resources": {"limits": {"memory": text, "hugepages-": text, text.clone(): text}}}]}
+            });
+            let pod = crate::model::DesiredPod::new(serde_json::from_value(pod).unwrap());
+            let node = NodeSettings::new("n", "/r");
+            let _ = sandbox_config(&node, &pod, 0);
+            let _ = hosts_file(&node, &pod, &[], "");
+            let input = ContainerInput {
+                pod: &pod,
+                kind: crate::model::ContainerKind::App,
+                index: 0,
+                restart_count: 0,
+                image_ref: &text,
+                image: None,
+                pod_ips: &[text.as_str().into()],
+                mounts: &[],
+                termination_log: None,
+                target: None,
+                annotations: &[],
+                env: &NoSources,
+            };
+            if let Ok(config) = container_config(&node, &input) {
+                let _ = labels::container_meta(&config.annotations);
+            }
+            let _ = paths::legacy_log_symlink(&pod.key, &"é".repeat(200), &text);
+        }
+    }
+}

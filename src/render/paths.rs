@@ -24,6 +24,11 @@ pub fn pod_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
     format!("{}/{}_{}_{}", node.pod_logs_dir, pod.namespace, pod.name, pod.uid)
 }
 
+/// The container's directory in it (`BuildContainerLogsDirectory`). Made before the container, mode 0755.
+pub fn container_logs_dir(node: &NodeSettings, pod: &PodKey, container: &str) -> String {
+    format!("{}/{container}", pod_logs_dir(node, pod))
+}
+
 /// The UID in the name of a log directory (`parsePodUIDFromLogsDirectory`).
 pub fn uid_of_logs_dir(name: &str) -> &str {
     name.rsplit('_').next().unwrap_or(name)
@@ -56,6 +61,7 @@ mod tests {
         assert_eq!(hosts_file_path(&node, &pod), "/var/lib/smolet/pods/u1/etc-hosts");
         assert_eq!(termination_log_dir(&node, &pod, "c"), "/var/lib/smolet/pods/u1/containers/c");
         assert_eq!(pod_logs_dir(&node, &pod), "/var/log/pods/prod_web_u1");
+        assert_eq!(container_logs_dir(&node, &pod, "c"), "/var/log/pods/prod_web_u1/c");
         assert_eq!(uid_of_logs_dir("prod_web_u1"), "u1");
         assert_eq!(uid_of_logs_dir("u1"), "u1", "the layout before 1.14");
         let link = legacy_log_symlink(&pod, "c", &"f".repeat(300));

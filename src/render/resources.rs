@@ -327,6 +327,12 @@ fn hugepage_unit_size(bytes: i64) -> Option<String> {
     (size <= 1024 || unit == UNITS.len() - 1).then(|| format!("{size}{}", UNITS[unit]))
 }
 
+/// `hugepages-2048kB`, a directory of `/sys/kernel/mm/hugepages`, → `2MB`, as the cgroup files spell it.
+pub fn hugepage_size_of_directory(name: &str) -> Option<String> {
+    let kib: i64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+    hugepage_unit_size(kib.checked_mul(1024).filter(|bytes| *bytes > 0)?)
+}
+
 /// `configureContainerSwapResources`.
 fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &mut LinuxContainerResources) {
     match node.cgroup_version {
@@ -363,4 +369,84 @@ fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option
     // The kubelet multiplies in floating point; whole numbers differ from it by a byte at most.
     let share = i128::from(request) * i128::from(node.swap_capacity_bytes) / i128::from(total);
     i64::try_from(share).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: &Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "spec": spec})).unwrap()
+    }
+
+    fn node(version: CgroupVersion) -> NodeSettings {
+        let mut node = NodeSettings::new("n", "/r");
+        node.cgroup_version = version;
+        node.memory_swap = SwapBehavior::LimitedSwap;
+        node.memory_capacity_bytes = 4 << 30;
+        node.swap_capacity_bytes = 1 << 30;
+        node
+    }
+
+    const V2: CgroupVersion = CgroupVersion::V2 { swap_controller: true };
+
+    #[test]
+    fn swap_is_shared_out_by_memory_request() {
+        let burstable = json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "2Gi"}});
+        for (resources, annotations, expected) in [
+            (burstable.clone(), json!({}), "268435456"),
+            (burstable, json!({"kubernetes.io/config.source": "file"}), "0"),
+            (json!({"requests": {"memory": "1Gi"}, "limits": {"memory": "1Gi"}}), json!({}), "0"),
+            (json!({"requests": {"memory": "8Gi"}}), json!({}), "0"),
+            (json!({"requests": {"cpu": "1"}}), json!({}), "0"),
+            (json!({}), json!({}), "0"),
+        ] {
+            let mut pod = pod(&json!({"containers": [{"name": "c", "resources": resources}]}));
+            pod.metadata.annotations = serde_json::from_value(annotations).unwrap();
+            let container = pod.spec.as_ref().unwrap().containers[0].clone();
+            let ours = container_resources(&node(V2), &pod, &container);
+            assert_eq!(ours.unified["memory.swap.max"], expected, "{resources}");
+            let none =
+                container_resources(&node(CgroupVersion::V2 { swap_controller: false }), &pod, &container);
+            assert!(!none.unified.contains_key("memory.swap.max"));
+            let v1 =
+                container_resources(&node(CgroupVersion::V1 { swap_controller: true }), &pod, &container);
+            assert_eq!((v1.memory_swap_limit_in_bytes, v1.unified.len()), (v1.memory_limit_in_bytes, 0));
+        }
+    }
+
+    #[test]
+    fn without_cfs_quota_there_is_no_limit_on_cpu() {
+        let pod = pod(&json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}));
+        let mut node = node(V2);
+        node.cpu_cfs_quota = false;
+        let container = pod.spec.as_ref().unwrap().containers[0].clone();
+        let ours = container_resources(&node, &pod, &container);
+        assert_eq!((ours.cpu_shares, ours.cpu_quota, ours.cpu_period), (1024, 0, 0));
+        node.single_process_oom_kill = true;
+        let ours = container_resources(&node, &pod, &container);
+        assert!(!ours.unified.contains_key("memory.oom.group"));
+    }
+
+    #[test]
+    fn page_sizes_are_spelled_as_the_kernel_does() {
+        for (name, size) in [
+            ("hugepages-2048kB", Some("2MB")),
+            ("hugepages-1048576kB", Some("1GB")),
+            ("hugepages-64kB", Some("64KB")),
+            ("hugepages-0kB", None),
+            ("hugepages-xkB", None),
+            ("other", None),
+        ] {
+            assert_eq!(hugepage_size_of_directory(name).as_deref(), size, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_amount_nobody_can_read_counts_as_absent() {
+        let pod = pod(&json!({"containers": [{"name": "c", "resources": {"limits": {"memory": "lots"}}}]}));
+        assert_eq!(pod_cgroup(&pod, true, QUOTA_PERIOD_US).memory_limit_bytes, None);
+    }
 }

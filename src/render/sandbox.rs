@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{Container, SecurityContext};
 
 use super::cgroup_name::pod_cgroup_parent;
 use super::dns::pod_dns;
+use super::env::address;
 use super::hostname::kernel_hostname;
 use super::labels::{pod_annotations, pod_labels};
 use super::paths::pod_logs_dir;
@@ -64,7 +65,7 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
             || {
                 let family = match host_ip {
                     "" => "any",
-                    ip if ip.parse::<std::net::Ipv6Addr>().is_ok() => "v6",
+                    ip if address(ip).is_some_and(|ip| ip.is_ipv6()) => "v6",
                     _ => "v4",
                 };
                 format!("{family}-{protocol}-{host_ip}:{}:{host_port}", port.container_port)

@@ -253,3 +253,106 @@ fn apparmor_annotation(pod: &DesiredPod, container: &str) -> Option<AppArmorProf
         value => value.strip_prefix("localhost/").map(|name| of("Localhost", Some(name))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(of_pod: &Value, own: &Value, annotations: &Value) -> DesiredPod {
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": annotations},
+            "spec": {"securityContext": of_pod, "containers": [{"name": "c", "securityContext": own}]}});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn context(
+        of_pod: &Value,
+        own: &Value,
+        annotations: &Value,
+    ) -> Result<LinuxContainerSecurityContext, String> {
+        let node = NodeSettings::new("n", "/var/lib/smolet");
+        let pod = pod(of_pod, own, annotations);
+        container_security_context(&node, &pod, &pod.containers()[0], &ImageUser::Name("app"))
+    }
+
+    #[test]
+    fn a_profile_is_the_containers_else_the_annotations_else_the_pods() {
+        let field = |kind: &str| json!({"appArmorProfile": {"type": kind, "localhostProfile": "mine"}});
+        let note = |value: &str| json!({"container.apparmor.security.beta.kubernetes.io/c": value});
+        for (of_pod, own, annotations, expected) in [
+            (json!({}), json!({}), json!({}), Ok("")),
+            (field("Unconfined"), json!({}), json!({}), Ok("unconfined")),
+            (field("Unconfined"), json!({}), note("runtime/default"), Ok("runtime/default")),
+            (field("Unconfined"), json!({}), note("nonsense"), Ok("unconfined")),
+            (json!({}), json!({}), note("localhost/x"), Ok("localhost/x")),
+            (json!({}), json!({}), note("unconfined"), Ok("unconfined")),
+            (json!({}), field("Localhost"), note("unconfined"), Ok("localhost/mine")),
+            (json!({}), field("Odd"), json!({}), Err("unknown apparmor profile type: \"Odd\"")),
+            (
+                json!({}),
+                json!({"appArmorProfile": {"type": "Localhost"}}),
+                json!({}),
+                Err("missing localhost apparmor profile name"),
+            ),
+        ] {
+            let ours = context(&of_pod, &own, &annotations).map(|ours| ours.apparmor_profile);
+            assert_eq!(
+                ours,
+                expected.map(str::to_owned).map_err(str::to_owned),
+                "{of_pod} {own} {annotations}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_local_seccomp_profile_stays_below_its_folder_as_the_kubelet_joins_it() {
+        let own = |name: &str| json!({"seccompProfile": {"type": "Localhost", "localhostProfile": name}});
+        let path = |name: &str| {
+            context(&json!({}), &own(name), &json!({})).map(|c| c.seccomp.unwrap().localhost_ref)
+        };
+        assert_eq!(path("a/./b.json").as_deref(), Ok("/var/lib/smolet/seccomp/a/b.json"));
+        assert!(path("").unwrap_err().starts_with("localhostProfile must be set"));
+    }
+
+    #[test]
+    fn a_named_image_user_is_passed_on_by_name() {
+        let ours = context(&json!({}), &json!({}), &json!({})).unwrap();
+        assert_eq!((ours.run_as_user, &*ours.run_as_username), (None, "app"));
+        let ours = context(&json!({"runAsUser": 7}), &json!({}), &json!({})).unwrap();
+        assert_eq!((ours.run_as_user.map(|user| user.value), &*ours.run_as_username), (Some(7), ""));
+    }
+
+    #[test]
+    fn an_unknown_groups_policy_is_refused() {
+        let error = context(&json!({"supplementalGroupsPolicy": "Odd"}), &json!({}), &json!({})).unwrap_err();
+        assert_eq!(error, "unsupported supplementalGroupsPolicy: Odd");
+        let ours = context(
+            &json!({"supplementalGroupsPolicy": "Strict", "fsGroup": 5, "supplementalGroups": [4, 5]}),
+            &json!({"procMount": "Unmasked"}),
+            &json!({}),
+        )
+        .unwrap();
+        assert_eq!((ours.supplemental_groups_policy, ours.supplemental_groups), (1, vec![5, 4, 5]));
+        assert!(ours.masked_paths.is_empty() && ours.readonly_paths.is_empty());
+    }
+
+    #[test]
+    fn who_must_not_be_root_is_not() {
+        let non_root = json!({"runAsNonRoot": true});
+        for (own, user, expected) in [
+            (json!({}), ImageUser::Uid(1), None),
+            (json!({}), ImageUser::Uid(0), Some("image will run as root")),
+            (json!({}), ImageUser::Uid(-1), Some("invalid user id (-1)")),
+            (json!({}), ImageUser::Name("web"), Some("non-numeric user (web)")),
+            (json!({"runAsUser": 0}), ImageUser::Uid(1), Some("runAsUser breaks non-root policy")),
+            (json!({"runAsUser": 9}), ImageUser::Uid(0), None),
+            (json!({"runAsNonRoot": false}), ImageUser::Uid(0), None),
+        ] {
+            let pod = pod(&non_root, &own, &json!({}));
+            let ours = verify_run_as_non_root(&pod, &pod.containers()[0], &user).err();
+            assert_eq!(ours.is_some(), expected.is_some(), "{own} {ours:?}");
+            assert!(ours.unwrap_or_default().contains(expected.unwrap_or_default()));
+        }
+    }
+}

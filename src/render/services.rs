@@ -68,3 +68,54 @@ fn put_service(variables: &mut BTreeMap<String, String>, name: &str, service: &S
         put(of_port, address);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn variables(services: &Value, links: bool) -> Vec<String> {
+        let services: Vec<Service> = serde_json::from_value(services.clone()).unwrap();
+        service_variables(&services, "ns", links)
+            .into_iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect()
+    }
+
+    fn service(namespace: &str, name: &str, ip: &str, ports: &Value) -> Value {
+        json!({"metadata": {"namespace": namespace, "name": name}, "spec": {"clusterIP": ip, "ports": ports}})
+    }
+
+    #[test]
+    fn a_pod_sees_its_own_namespace_and_the_api() {
+        let port = json!([{"port": 80}]);
+        let all = json!([
+            service("default", "kubernetes", "10.0.0.1", &port),
+            service("default", "other", "10.0.0.2", &port),
+            service("ns", "headless", "None", &port),
+            service("ns", "nothing", "10.0.0.3", &json!([])),
+            service("ns", "my-db", "fd00::1", &json!([{"port": 53, "name": "dns-x", "protocol": "UDP"}])),
+        ]);
+        let hosts = |links| -> Vec<String> {
+            variables(&all, links).into_iter().filter(|line| line.contains("_SERVICE_HOST")).collect()
+        };
+        assert_eq!(hosts(false), ["KUBERNETES_SERVICE_HOST=10.0.0.1"]);
+        assert_eq!(hosts(true), ["KUBERNETES_SERVICE_HOST=10.0.0.1", "MY_DB_SERVICE_HOST=fd00::1"]);
+        let db: Vec<String> =
+            variables(&all, true).into_iter().filter(|line| line.starts_with("MY_DB")).collect();
+        assert_eq!(
+            db,
+            [
+                "MY_DB_PORT=udp://[fd00::1]:53",
+                "MY_DB_PORT_53_UDP=udp://[fd00::1]:53",
+                "MY_DB_PORT_53_UDP_ADDR=fd00::1",
+                "MY_DB_PORT_53_UDP_PORT=53",
+                "MY_DB_PORT_53_UDP_PROTO=udp",
+                "MY_DB_SERVICE_HOST=fd00::1",
+                "MY_DB_SERVICE_PORT=53",
+                "MY_DB_SERVICE_PORT_DNS_X=53",
+            ]
+        );
+    }
+}

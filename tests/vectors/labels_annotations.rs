@@ -25,7 +25,7 @@ fn labels_annotations() {
         let container_labels = labels::container_labels(&pod, &container.name);
         let annotations = labels::container_annotations(&pod, container, restarts, &devices);
         // What is written must come back, whatever the case.
-        let meta = labels::container_meta(&container_labels, &annotations);
+        let meta = labels::container_meta(&annotations);
         assert_eq!(meta.hash, u64::from(pod.app_hashes[index]));
         assert_eq!(meta.restart_count, restarts);
         assert_eq!(meta.termination_grace_period, pod.spec().termination_grace_period_seconds);

@@ -79,8 +79,7 @@ pub fn run_set(set: &str, answer: impl Fn(&Case) -> Value) {
     assert!(agree == total, "{set}: {agree}/{total} agree{report}");
 }
 
-/// The fixtures of the container_config and sandbox_config sets.
-#[allow(dead_code)]
+/// The fixtures of the `container_config` and `sandbox_config` sets.
 pub fn fixtures() -> Value {
     let path = folder().join("config_fixtures.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
