@@ -21,8 +21,8 @@
 //! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`, and of `source` all but `file`,
 //! `scan` and `check`.
 
-pub mod cli;
 pub mod cgroup;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod cri;

@@ -10,10 +10,13 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
+mod compute_pod_actions;
+mod compute_pod_actions_restart_all;
 mod container_config;
 mod container_hash;
 mod container_statuses;
 mod cpu_memory_conversion;
+mod crash_backoff;
 mod env_expand;
 mod fixture;
 mod image_ref;
@@ -23,11 +26,6 @@ mod pod_input;
 mod protojson;
 mod recorder;
 mod sandbox_config;
-mod compute_pod_actions;
-mod compute_pod_actions_restart_all;
-mod container_hash;
-mod crash_backoff;
-mod pod_input;
 mod sync_pod_calls;
 
 /// Where the vectors are.
