@@ -113,39 +113,7 @@ fn resolv_conf(path: &Path) -> Option<ResolvConf> {
     if let Err(error) = outcome {
         log::warn!("{}: {error}; pods get no name servers from the node", path.display());
     }
-    Some(parse_resolv_conf(&text))
-}
-
-/// kubelet `parseResolvConf`: all name servers, the last `search` line, every option with its last value.
-fn parse_resolv_conf(text: &str) -> ResolvConf {
-    let mut resolv = ResolvConf::default();
-    for line in text.lines() {
-        let line = line.trim_start();
-        if line.starts_with('#') {
-            continue;
-        }
-        let mut words = line.split_whitespace();
-        match words.next() {
-            Some("nameserver") => resolv.nameservers.extend(words.next().map(Into::into)),
-            // A trailing dot is the root's and means the same without it.
-            Some("search") => {
-                resolv.searches =
-                    words.filter(|s| *s != ".").map(|s| s.strip_suffix('.').unwrap_or(s).into()).collect();
-            }
-            Some("options") => words.for_each(|option| set_option(&mut resolv.options, option)),
-            _ => {}
-        }
-    }
-    resolv
-}
-
-/// kubelet `appendOptions`: an option given again (`ndots:2` after `ndots:5`) takes the place of the first.
-fn set_option(options: &mut Vec<Box<str>>, option: &str) {
-    let name = |option: &str| option.split(':').next().map(str::to_owned);
-    match options.iter_mut().find(|known| name(known) == name(option)) {
-        Some(known) => *known = option.into(),
-        None => options.push(option.into()),
-    }
+    Some(ResolvConf::parse(&text))
 }
 
 /// Intel machines show these; containers do not need them (runtime-spec default masks, added by the kubelet).
@@ -178,15 +146,5 @@ mod tests {
         for (kib, name) in [(64, "64KB"), (2048, "2MB"), (1 << 20, "1GB"), (16 << 20, "16GB")] {
             assert_eq!(hugepage_name(kib), name);
         }
-    }
-
-    #[test]
-    fn resolv_conf_as_the_kubelet_reads_it() {
-        let text = "# comment\nnameserver 10.0.0.1\n nameserver fe80::1%eth0\nsearch old.example\n\
-                    search a.example. . b.example\noptions ndots:5 rotate\noptions ndots:2\nsortlist x\n";
-        let resolv = parse_resolv_conf(text);
-        assert_eq!(resolv.nameservers, ["10.0.0.1".into(), Box::from("fe80::1%eth0")]);
-        assert_eq!(resolv.searches, ["a.example".into(), Box::from("b.example")]);
-        assert_eq!(resolv.options, ["ndots:2".into(), Box::from("rotate")]);
     }
 }

@@ -154,9 +154,6 @@ pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 
 // ---- render ----------------------------------------------------------------------------------------------
 
-/// A container's annotation that holds JSON (hook, ports), read back. Longer: it counts as absent, because half of
-/// it is no JSON.
-pub const ANNOTATION_JSON_BYTES_MAX: usize = 64 * KIB;
 /// A container's annotation that holds a path or a word, read back. Longer: it counts as absent; no file has such
 /// a path.
 pub const ANNOTATION_PATH_BYTES_MAX: usize = 4 * KIB;

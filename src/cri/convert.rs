@@ -8,23 +8,18 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use super::{FilesystemUsage, Image, RuntimeCondition};
-use crate::limits::{
-    CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_JSON_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX,
-};
+use crate::limits::{CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX};
 use crate::model::observed::ContainerResources;
 use crate::model::{
-    ContainerId, ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode,
-    PodKey, SandboxId, SandboxItem, SandboxNetwork, SandboxState, SandboxStatus, Wall,
+    ContainerId, ContainerItem, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, PodKey,
+    SandboxId, SandboxItem, SandboxNetwork, SandboxState, SandboxStatus, Wall,
 };
 use crate::proto::runtime::v1 as cri;
+use crate::render::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, container_meta};
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
 
-const POD_NAME: &str = "io.kubernetes.pod.name";
-const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-const POD_UID: &str = "io.kubernetes.pod.uid";
-const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// Who made a sandbox: the node name of the smolet that did.
 const SMOLET_NODE: &str = "smolet.io/node";
 
@@ -116,28 +111,6 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
         }),
         meta,
     })
-}
-
-/// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read
-/// counts as absent: the kubelet logs it and goes on.
-pub fn container_meta(annotations: &Map) -> ContainerMeta {
-    let of_container = |key: &str| annotations.get(&format!("io.kubernetes.container.{key}"));
-    let of_pod = |key: &str| annotations.get(&format!("io.kubernetes.pod.{key}"));
-    let seconds = |text: Option<&String>| text.and_then(|text| text.parse().ok());
-    let json =
-        |text: Option<&String>| text.filter(|t| t.len() <= CRI_JSON_BYTES_MAX).map(|t| Box::from(&**t));
-    // An empty path counts as absent: the kubelet treats both alike.
-    let words = |value: Option<&String>| value.filter(|t| !t.is_empty()).map(|t| text(t.clone()));
-    ContainerMeta {
-        hash: of_container("hash").and_then(|hex| u64::from_str_radix(hex, 16).ok()).unwrap_or(0),
-        restart_count: of_container("restartCount").and_then(|text| text.parse().ok()).unwrap_or(0),
-        deletion_grace_period: seconds(of_pod("deletionGracePeriod")),
-        termination_grace_period: seconds(of_pod("terminationGracePeriod")),
-        termination_message_path: words(of_container("terminationMessagePath")),
-        termination_message_policy: words(of_container("terminationMessagePolicy")),
-        pre_stop_handler: json(of_container("preStopHandler")),
-        ports: json(of_container("ports")),
-    }
 }
 
 /// `ImageStatusResponse.image` and the rows of `ListImages`; `None` without an id.
@@ -257,40 +230,6 @@ mod tests {
             message: "gone".into(),
             ..cri::ContainerStatus::default()
         }
-    }
-
-    #[test]
-    fn annotations_are_read_as_the_kubelet_reads_them() {
-        let annotations = map(&[
-            ("io.kubernetes.container.hash", "beef"),
-            ("io.kubernetes.container.restartCount", "7"),
-            ("io.kubernetes.container.terminationMessagePath", "/dev/termination-log"),
-            ("io.kubernetes.container.terminationMessagePolicy", "File"),
-            ("io.kubernetes.container.preStopHandler", "{\"sleep\":{\"seconds\":1}}"),
-            ("io.kubernetes.container.ports", "[]"),
-            ("io.kubernetes.pod.terminationGracePeriod", "30"),
-            ("io.kubernetes.pod.deletionGracePeriod", "-1"),
-        ]);
-        let meta = container_meta(&annotations);
-        assert_eq!((meta.hash, meta.restart_count), (0xbeef, 7));
-        assert_eq!((meta.termination_grace_period, meta.deletion_grace_period), (Some(30), Some(-1)));
-        assert_eq!(meta.termination_message_path.as_deref(), Some("/dev/termination-log"));
-        assert_eq!(meta.termination_message_policy.as_deref(), Some("File"));
-        assert_eq!(meta.pre_stop_handler.as_deref(), Some("{\"sleep\":{\"seconds\":1}}"));
-        assert_eq!(meta.ports.as_deref(), Some("[]"));
-    }
-
-    #[test]
-    fn what_cannot_be_read_counts_as_absent() {
-        let long = format!("\"{}\"", "x".repeat(CRI_JSON_BYTES_MAX));
-        let annotations = map(&[
-            ("io.kubernetes.container.hash", "xyz"),
-            ("io.kubernetes.container.restartCount", "-3"),
-            ("io.kubernetes.container.terminationMessagePath", ""),
-            ("io.kubernetes.pod.terminationGracePeriod", "soon"),
-            ("io.kubernetes.container.preStopHandler", &long),
-        ]);
-        assert_eq!(container_meta(&annotations), ContainerMeta::default());
     }
 
     #[test]

@@ -15,16 +15,15 @@ const SEARCH_BYTES_MAX: usize = 253;
 impl ResolvConf {
     /// Reads a `resolv.conf` (`parseResolvConf`): `nameserver` lines add up, the last `search` line wins, options
     /// of one name override each other.
-    pub fn parse(text: &str) -> Result<Self, String> {
+    ///
+    /// Deviation: a `nameserver` line without an address is passed over; the kubelet starts no pod then, for a line
+    /// that resolvers pass over too.
+    pub fn parse(text: &str) -> Self {
         let mut conf = Self::default();
-        let mut broken = false;
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
             let mut fields = line.split_whitespace();
             match fields.next() {
-                Some("nameserver") => match fields.next() {
-                    Some(server) => conf.nameservers.push(server.into()),
-                    None => broken = true,
-                },
+                Some("nameserver") => conf.nameservers.extend(fields.next().map(Box::from)),
                 Some("search") => {
                     // With and without the final dot it is the same domain.
                     let domain = |field: &str| field.strip_suffix('.').unwrap_or(field).into();
@@ -34,12 +33,7 @@ impl ResolvConf {
                 Some(_) | None => {}
             }
         }
-        if broken {
-            return Err(
-                "Encountered error while parsing resolv conf file. Error: nameserver list is empty ".into()
-            );
-        }
-        Ok(conf)
+        conf
     }
 }
 
@@ -146,16 +140,14 @@ mod tests {
     #[test]
     fn resolv_conf_lines_add_up_or_override() {
         let conf = ResolvConf::parse(
-            "# comment\nnameserver 1.1.1.1 ignored\n nameserver ::1\nsearch a.example\nsearch b.example. . c\n\
-             options ndots:3 edns0\noptions ndots:5\ndomain x\n",
-        )
-        .unwrap();
+            "# comment\nnameserver 1.1.1.1 ignored\n nameserver fe80::1%eth0\nsearch a.example\nsearch b.example. . c\n\
+             options ndots:3 edns0\noptions ndots:5\ndomain x\nnameserver\n",
+        );
         let texts = |all: &[Box<str>]| all.join(" ");
-        assert_eq!(texts(&conf.nameservers), "1.1.1.1 ::1");
+        assert_eq!(texts(&conf.nameservers), "1.1.1.1 fe80::1%eth0");
         assert_eq!(texts(&conf.searches), "b.example c");
         assert_eq!(texts(&conf.options), "ndots:5 edns0");
-        assert!(ResolvConf::parse("nameserver\n").is_err());
-        assert_eq!(ResolvConf::parse(""), Ok(ResolvConf::default()));
+        assert_eq!(ResolvConf::parse(""), ResolvConf::default());
     }
 
     fn pod(spec: &serde_json::Value) -> DesiredPod {

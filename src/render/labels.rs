@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize as _;
 
 use super::resources::Amounts;
-use crate::limits::{ANNOTATION_JSON_BYTES_MAX, ANNOTATION_PATH_BYTES_MAX};
+use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, container_hash};
 
 /// Label: the pod's name.
@@ -97,7 +97,7 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
     let words = |name: &str| {
         text(name).filter(|text| !text.is_empty() && text.len() <= ANNOTATION_PATH_BYTES_MAX).map(Box::from)
     };
-    let json = |name: &str| text(name).filter(|json| json.len() <= ANNOTATION_JSON_BYTES_MAX);
+    let json = |name: &str| text(name).filter(|json| json.len() <= CRI_JSON_BYTES_MAX);
     ContainerMeta {
         // Go takes no sign before an unsigned number, Rust would.
         hash: text(HASH)
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn values_that_cannot_be_read_count_as_absent() {
-        let long = format!("[{}]", " ".repeat(ANNOTATION_JSON_BYTES_MAX));
+        let long = format!("[{}]", " ".repeat(CRI_JSON_BYTES_MAX));
         let long: Map = [(PORTS.to_owned(), long)].into();
         assert_eq!(container_meta(&long), ContainerMeta::default());
         let bad: Map = [

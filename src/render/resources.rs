@@ -327,12 +327,6 @@ fn hugepage_unit_size(bytes: i64) -> Option<String> {
     (size <= 1024 || unit == UNITS.len() - 1).then(|| format!("{size}{}", UNITS[unit]))
 }
 
-/// `hugepages-2048kB`, a directory of `/sys/kernel/mm/hugepages`, → `2MB`, as the cgroup files spell it.
-pub fn hugepage_size_of_directory(name: &str) -> Option<String> {
-    let kib: i64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
-    hugepage_unit_size(kib.checked_mul(1024).filter(|bytes| *bytes > 0)?)
-}
-
 /// `configureContainerSwapResources`.
 fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &mut LinuxContainerResources) {
     match node.cgroup_version {
@@ -432,15 +426,10 @@ mod tests {
 
     #[test]
     fn page_sizes_are_spelled_as_the_kernel_does() {
-        for (name, size) in [
-            ("hugepages-2048kB", Some("2MB")),
-            ("hugepages-1048576kB", Some("1GB")),
-            ("hugepages-64kB", Some("64KB")),
-            ("hugepages-0kB", None),
-            ("hugepages-xkB", None),
-            ("other", None),
-        ] {
-            assert_eq!(hugepage_size_of_directory(name).as_deref(), size, "{name}");
+        for (bytes, size) in
+            [(2 << 20, Some("2MB")), (1 << 30, Some("1GB")), (64 << 10, Some("64KB")), (2049, None)]
+        {
+            assert_eq!(hugepage_unit_size(bytes).as_deref(), size, "{bytes}");
         }
     }
 

@@ -37,8 +37,7 @@ impl Fixture {
         node.ephemeral_storage_bytes = 100 << 30;
         node.hugepage_sizes = texts(&kubelet["hugePageSizes"]);
         node.pod_logs_dir = text(&kubelet["podLogsDirectory"]);
-        node.resolv_conf =
-            Some(ResolvConf::parse(all["resolvConf"].as_str().expect("text")).expect("it parses"));
+        node.resolv_conf = Some(ResolvConf::parse(all["resolvConf"].as_str().expect("text")));
         node.cluster_dns = texts(&kubelet["clusterDNS"]);
         node.cluster_domain = text(&kubelet["clusterDomain"]);
         let sources = Sources {
