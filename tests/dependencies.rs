@@ -1,0 +1,113 @@
+//! What may stand below us: hyper and h2 bring one foreign runtime's crate along for its channels and I/O traits, and
+//! nothing of its runtime may ever slip in, neither through a feature nor through code of ours.
+
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+/// The crate this file is about; put together, so that the search below does not find this file.
+const RUNTIME: &str = concat!("tok", "io");
+const ALLOWED_FEATURES: [&str; 4] = ["default", "bytes", "io-util", "sync"];
+
+/// `cargo metadata` with the features of the whole tree resolved, dev-dependencies included, for this machine.
+fn metadata() -> Value {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let version =
+        Command::new(std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into())).arg("-vV").output();
+    let version = String::from_utf8(version.expect("rustc runs").stdout).unwrap();
+    let host = version.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host");
+    let output = Command::new(cargo)
+        .args(["metadata", "--offline", "--format-version", "1", "--filter-platform", host])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn texts(value: &Value) -> BTreeSet<String> {
+    value.as_array().expect("a list").iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn only_channels_and_io_traits_come_along() {
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap();
+    let named =
+        |id: &Value| packages.iter().find(|package| package["id"] == *id).unwrap()["name"].as_str().unwrap();
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let found: Vec<_> = nodes.iter().filter(|node| named(&node["id"]) == RUNTIME).collect();
+    assert_eq!(found.len(), 1, "one version below hyper and h2");
+    let allowed = BTreeSet::from(ALLOWED_FEATURES.map(str::to_owned));
+    let features = texts(&found[0]["features"]);
+    assert!(features.is_subset(&allowed), "features {features:?}, allowed {allowed:?}");
+
+    // Its relatives: the codec that h2 needs, and no other.
+    let family: BTreeSet<_> =
+        nodes.iter().map(|node| named(&node["id"])).filter(|n| n.starts_with(RUNTIME)).collect();
+    assert_eq!(family, BTreeSet::from([RUNTIME, &*format!("{RUNTIME}-util")]));
+    for stranger in ["mio", "tonic", "hyper-util", "async-std"] {
+        assert!(nodes.iter().all(|node| named(&node["id"]) != stranger), "{stranger} is in the tree");
+    }
+}
+
+#[test]
+fn it_is_no_direct_dependency_of_ours() {
+    let metadata = metadata();
+    let ours = metadata["packages"].as_array().unwrap().iter().find(|package| package["name"] == "smolet");
+    let dependencies = ours.expect("this package")["dependencies"].as_array().unwrap();
+    assert!(dependencies.len() > 10);
+    for dependency in dependencies {
+        let name = dependency["name"].as_str().unwrap();
+        assert!(!name.starts_with(RUNTIME), "Cargo.toml names {name} ({})", dependency["kind"]);
+    }
+}
+
+#[test]
+fn cargo_lock_has_one_version_of_it() {
+    let lock = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.lock")).unwrap();
+    let line = format!("name = \"{RUNTIME}\"");
+    assert_eq!(lock.lines().filter(|found| **found == line).count(), 1);
+}
+
+#[test]
+fn no_code_of_ours_names_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = 0;
+    let mut found = Vec::new();
+    for folder in ["src", "tests", "benches", "examples", "fuzz"] {
+        search(&root.join(folder), &mut files, &mut found);
+    }
+    look_at(&root.join("build.rs"), &mut files, &mut found);
+    assert!(files > 30, "only {files} files looked at");
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+fn search(folder: &Path, files: &mut usize, found: &mut Vec<String>) {
+    // benches, examples and fuzz need not exist.
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") {
+            search(&path, files, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            look_at(&path, files, found);
+        }
+    }
+}
+
+/// Comments may name it; code may not.
+fn look_at(path: &Path, files: &mut usize, found: &mut Vec<String>) {
+    *files += 1;
+    let text = std::fs::read_to_string(path).unwrap();
+    for (number, line) in text.lines().enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        if code.contains(RUNTIME) {
+            found.push(format!("{}:{}: {line}", path.display(), number + 1));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Our compact `proto/` against upstream's CRI v1: each message, field and enum value we have must have upstream's
+//! number, type and label. `cri_fields.tsv` was taken from upstream's `api.proto`, whole messages at a time.
+
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, Kind};
+
+/// (message, field) → (number, type, label); (enum, value) → (number, "enum", "-").
+type Table = BTreeMap<(String, String), (String, String, String)>;
+
+fn upstream() -> Table {
+    let rows = include_str!("cri_fields.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {
+        let columns: Vec<_> = line.split('\t').map(str::to_owned).collect();
+        let [owner, name, number, kind, label] = columns.try_into().expect("five columns");
+        ((owner, name), (number, kind, label))
+    });
+    rows.collect()
+}
+
+fn pool() -> DescriptorPool {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
+    let files = protox::compile([format!("{root}/runtime.v1.proto")], [root]).expect("proto/ compiles");
+    DescriptorPool::from_file_descriptor_set(files).expect("proto/ is whole")
+}
+
+fn short(name: &str) -> String {
+    name.strip_prefix("runtime.v1.").expect("our package is upstream's").to_owned()
+}
+
+fn kind(field: &FieldDescriptor) -> String {
+    match field.kind() {
+        Kind::Message(message) if field.is_map() => {
+            let part = |part: FieldDescriptor| kind(&part);
+            format!("map<{},{}>", part(message.map_entry_key_field()), part(message.map_entry_value_field()))
+        }
+        Kind::Message(message) => short(message.full_name()),
+        Kind::Enum(values) => short(values.full_name()),
+        scalar => format!("{scalar:?}"),
+    }
+}
+
+#[test]
+fn our_messages_are_upstreams() {
+    let upstream = upstream();
+    let pool = pool();
+    let (mut fields, mut wrong) = (0, Vec::new());
+    let mut check = |owner: String, name: &str, ours: (String, String, String)| {
+        fields += 1;
+        let theirs = upstream.get(&(owner.clone(), name.to_owned()));
+        if theirs != Some(&ours) {
+            wrong.push(format!("{owner}.{name}: ours {ours:?}, upstream {theirs:?}"));
+        }
+    };
+    let mut messages = 0;
+    for message in pool.all_messages().filter(|message| !message.is_map_entry()) {
+        messages += 1;
+        let owner = short(message.full_name());
+        for field in message.fields() {
+            let label = match field.cardinality() {
+                _ if field.is_map() => "map",
+                Cardinality::Repeated => "repeated",
+                Cardinality::Optional | Cardinality::Required => "one",
+            };
+            let ours = (field.number().to_string(), kind(&field), label.to_owned());
+            check(owner.clone(), field.name(), ours);
+        }
+        if message.fields().len() == 0 {
+            check(owner, "-", ("0".into(), "-".into(), "-".into()));
+        }
+    }
+    for values in pool.all_enums() {
+        for value in values.values() {
+            let ours = (value.number().to_string(), "enum".into(), "-".into());
+            check(short(values.full_name()), value.name(), ours);
+        }
+    }
+    println!("{messages} messages, {fields} fields and enum values compared");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(messages >= 90 && fields >= 300, "{messages} messages, {fields} fields");
+}
+
+#[test]
+fn our_enums_are_whole() {
+    // A value that is missing here would be read as a number without a name.
+    let ours: BTreeSet<_> = pool()
+        .all_enums()
+        .flat_map(|e| e.values().map(|v| (short(e.full_name()), v.name().to_owned())).collect::<Vec<_>>())
+        .collect();
+    let theirs: BTreeSet<_> =
+        upstream().into_iter().filter(|(_, (_, kind, _))| kind == "enum").map(|(key, _)| key).collect();
+    assert_eq!(ours, theirs);
+}
+
+#[test]
+fn the_methods_we_call_are_upstreams() {
+    let upstream = upstream();
+    let client = include_str!("../src/cri/client.rs");
+    let mut called = BTreeSet::new();
+    for call in client.split("method!(\"").skip(1) {
+        let (service, rest) = call.split_once("\", \"").expect("method!(service, name)");
+        let (name, _) = rest.split_once('"').unwrap();
+        let (_, request, answer) = upstream
+            .get(&(format!("{service}Service"), name.to_owned()))
+            .unwrap_or_else(|| panic!("upstream has no {service}Service/{name}"));
+        assert_eq!((request, answer), (&format!("{name}Request"), &format!("{name}Response")));
+        assert!(
+            client.contains(&format!("cri::{request} {{")) || client.contains(&format!("cri::{request}::"))
+        );
+        called.insert(name);
+    }
+    assert!(called.len() >= 19, "{called:?}");
+}
