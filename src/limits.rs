@@ -137,6 +137,12 @@ pub const CRI_JSON_BYTES_MAX: usize = 64 * KIB;
 /// Entries of a list within one reported object (tags, addresses, groups, conditions). Over: the rest is dropped.
 pub const CRI_ENTRIES_MAX: usize = 256;
 
+/// Bytes of a log's end that become a termination message (kubelet `MaxContainerTerminationMessageLogLength`).
+pub const TERMINATION_LOG_BYTES_MAX: usize = 2 * KIB;
+/// Lines of a log's end that become a termination message (kubelet `MaxContainerTerminationMessageLogLines`).
+pub const TERMINATION_LOG_LINES_MAX: usize = 80;
+/// Bytes read of a log's end to find them. Longer lines: fewer of them are shown.
+pub const TERMINATION_LOG_BYTES_READ: u64 = 64 * 1024;
 /// Bytes of a Unix socket's path (`sun_path` less its end mark). Over: refused with a message.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Bytes read of crictl's settings. Over: the rest is not looked at.

@@ -567,3 +567,77 @@ fn after_a_reboot_nothing_runs() {
         assert!(error.to_string().contains("is not running"), "{error}");
     });
 }
+
+#[test]
+fn a_containers_last_word_is_its_message() {
+    let world = World::new();
+    let folder = common::TempDir::new();
+    let sandbox = world.pod("web");
+    let logs = folder.path().join("logs");
+    std::fs::create_dir(&logs).unwrap();
+    world.fake.state().sandboxes.get_mut(sandbox.as_str()).unwrap().config.log_directory =
+        logs.to_str().unwrap().into();
+    let log = "T stdout F starting\nT stderr F no such file\n";
+    let file = folder.path().join("message");
+    let mut attempt = 0;
+    // (policy, exit code, the runtime's message, the file, the log) → message
+    for (policy, code, runtime, written, logged, message) in [
+        ("File", 1, "", Some("disk full"), None, "disk full"),
+        ("File", 0, "", Some("done"), None, "done"),
+        ("File", 1, "OCI says no", Some("disk full"), None, "OCI says no: disk full"),
+        ("File", 1, "OCI says no", Some(""), Some(log), "OCI says no"),
+        ("File", 1, "", None, Some(log), ""),
+        ("FallbackToLogsOnError", 1, "", Some(""), Some(log), "starting\nno such file\n"),
+        ("FallbackToLogsOnError", 1, "", None, Some(log), "starting\nno such file\n"),
+        ("FallbackToLogsOnError", 0, "", Some(""), Some(log), ""),
+        ("FallbackToLogsOnError", 1, "", Some("disk full"), Some(log), "disk full"),
+        (
+            "FallbackToLogsOnError",
+            1,
+            "",
+            None,
+            None,
+            "Error on reading termination message from logs: No such file or directory (os error 2)",
+        ),
+    ] {
+        let _ = std::fs::remove_file(&file);
+        let _ = std::fs::remove_file(logs.join("app.log"));
+        for (path, text) in [(file.clone(), written), (logs.join("app.log"), logged)] {
+            if let Some(text) = text {
+                std::fs::write(path, text).unwrap();
+            }
+        }
+        attempt += 1;
+        let id = world.container(&sandbox, "web", "app", attempt);
+        {
+            let mut state = world.fake.state();
+            let config = &mut state.containers.get_mut(id.as_str()).unwrap().config;
+            config.log_path = "app.log".into();
+            config.mounts = vec![cri::Mount {
+                container_path: "/dev/termination-log".into(),
+                host_path: file.to_str().unwrap().into(),
+                ..Default::default()
+            }];
+            let prefix = "io.kubernetes.container.terminationMessage";
+            config.annotations.insert(format!("{prefix}Path"), "/dev/termination-log".into());
+            config.annotations.insert(format!("{prefix}Policy"), policy.into());
+        }
+        let status = world.run(world.runtime.container_status(&id)).unwrap();
+        assert_eq!(&*status.message, "", "while it runs");
+        world.fake.exit(id.as_str(), code, "", runtime);
+        let status = world.run(world.runtime.container_status(&id)).unwrap();
+        assert_eq!(&*status.message, message, "{policy}, exit {code}, {runtime:?}, {written:?}");
+    }
+
+    // The last 4096 bytes; never through a link.
+    let id = world.fake.state().container("app").unwrap().id.clone();
+    let id = ContainerId::from(id);
+    std::fs::write(&file, format!("lost{}", "x".repeat(4096))).unwrap();
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert_eq!(&*status.message, "x".repeat(4096));
+    std::fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
+    let status = world.run(world.runtime.container_status(&id)).unwrap();
+    assert!(status.message.starts_with("Error on reading termination log "), "{}", status.message);
+    assert!(!status.message.contains("root:"));
+}

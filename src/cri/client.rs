@@ -8,11 +8,11 @@ use std::time::Duration;
 use prost::Message;
 use smol::LocalExecutor;
 
-use super::convert;
 use super::{
     ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
     RuntimeVersion,
 };
+use super::{convert, termination};
 use crate::clock::SharedClock;
 use crate::grpc::{Channel, Code, Field, GrpcError, Value};
 use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
@@ -225,7 +225,16 @@ impl Runtime for GrpcRuntime {
         const METHOD: &str = method!("Runtime", "ContainerStatus");
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
         let answer: cri::ContainerStatusResponse = self.call(METHOD, &request).await?;
-        answer.status.and_then(convert::container_status).ok_or_else(|| no_id(METHOD))
+        let status = answer.status.unwrap_or_default();
+        let last_word = termination::message(&status);
+        let mut status = convert::container_status(status).ok_or_else(|| no_id(METHOD))?;
+        // As the kubelet joins the runtime's word and the container's (`convertToKubeContainerStatus`).
+        status.message = match (status.message.is_empty(), last_word.is_empty()) {
+            (true, _) => last_word,
+            (false, true) => status.message,
+            (false, false) => [&*status.message, &*last_word].join(": ").into(),
+        };
+        Ok(status)
     }
 
     async fn list_containers(

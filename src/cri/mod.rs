@@ -1,11 +1,12 @@
 //! The container runtime as smolet sees it: the [`Runtime`] trait in model types, and its gRPC implementation.
 //!
 //! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `endpoint` finds the
-//! socket. Configuration goes out as the CRI's own messages (see `crate::proto`).
+//! socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
 
 pub mod client;
 pub mod convert;
 pub mod endpoint;
+pub mod termination;
 
 use std::fmt;
 use std::time::Duration;
