@@ -54,6 +54,9 @@ pub const PROBLEMS_PER_FILE_MAX: usize = 16;
 /// Problems kept of all manifests. Full: the last one says how many more there are.
 pub const PROBLEMS_MAX: usize = 256;
 
+/// Errors found in one pod. Full: further ones are dropped, there is enough to repair.
+pub const FIELD_ERRORS_MAX: usize = 64;
+
 /// Characters of an offending value shown in a problem. Longer: cut, with the length behind it.
 pub const PROBLEM_VALUE_CHARS_MAX: usize = 48;
 

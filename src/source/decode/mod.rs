@@ -117,8 +117,8 @@ impl Path {
     /// Adds a field or, where its name could be misread, a key in brackets. Returns where to [`Path::cut`].
     pub fn push(&mut self, key: &str) -> usize {
         let mark = self.0.len();
-        let plain =
-            !key.is_empty() && key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'$');
+        let letters = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+        let plain = letters && !key.is_empty() && !key.starts_with('-');
         if plain && key.len() <= 64 {
             if mark > 0 {
                 self.0.push('.');
@@ -130,6 +130,16 @@ impl Path {
             self.0.push_str(&short);
             self.0.push_str(if short.len() < key.len() { "…]" } else { "]" });
         }
+        mark
+    }
+
+    /// Adds several steps as they are shown. Returns where to [`Path::cut`].
+    pub fn push_shown(&mut self, path: &str) -> usize {
+        let mark = self.0.len();
+        if mark > 0 && !path.starts_with('[') {
+            self.0.push('.');
+        }
+        self.0.push_str(path);
         mark
     }
 

@@ -1,12 +1,141 @@
-//! Validation of static pods. PURE.
-use super::decode::FieldError;
-use super::identity::NodeName;
+//! Validation of static pods, as Kubernetes does it (`ValidatePodCreate` in `pkg/apis/core/validation`), and the
+//! list of what this version does not do yet (`unsupported`). PURE.
+//!
+//! Every rule looks at a defaulted pod and adds to one list of errors: all of them are found at once, each with the
+//! field's path, the offending value and what is allowed.
+
+mod container;
+mod env;
+mod metadata;
+pub mod names;
+mod resources;
+mod security;
+mod spec;
+mod unsupported;
+mod volumes;
+
+use std::fmt::Display;
+
 use k8s_openapi::api::core::v1::Pod;
-/// a
-pub fn as_written(_: &Pod, _: &NodeName) -> Vec<FieldError> {
-    Vec::new()
+
+use super::decode::{FieldError, Path, quoted};
+use super::identity::NodeName;
+use crate::limits;
+
+pub use unsupported::table;
+
+/// Checks what the identity is made of, before the pod gets it: the name, the UID and the node's name.
+pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {
+    let mut check = Check::default();
+    check.at("metadata", |check| metadata::as_written(check, &pod.metadata, node));
+    if pod.spec.is_none() {
+        check.at("spec", |check| check.required("the pod's containers"));
+    }
+    check.errors
 }
-/// a
-pub fn pod(_: &Pod) -> Vec<FieldError> {
-    Vec::new()
+
+/// Checks a defaulted pod that has its identity: first what this version does not do, then what no version takes.
+pub fn pod(pod: &Pod) -> Vec<FieldError> {
+    let mut check = Check::default();
+    unsupported::pod(&mut check, pod);
+    check.at("metadata", |check| metadata::metadata(check, &pod.metadata));
+    if let Some(spec) = &pod.spec {
+        check.at("spec", |check| spec::spec(check, spec));
+    }
+    check.errors
 }
+
+/// The errors found so far, and where the check is.
+#[derive(Default)]
+struct Check {
+    path: Path,
+    /// At most `FIELD_ERRORS_MAX`. Full: further ones are dropped; there is enough to repair.
+    errors: Vec<FieldError>,
+}
+
+impl Check {
+    /// Checks the field `key` of what is being checked.
+    fn at<R>(&mut self, key: &str, check: impl FnOnce(&mut Self) -> R) -> R {
+        let mark = self.path.push(key);
+        let result = check(self);
+        self.path.cut(mark);
+        result
+    }
+
+    /// Checks a field some levels below, given as it is shown: `securityContext.seLinuxOptions`.
+    fn at_path(&mut self, path: &str, check: impl FnOnce(&mut Self)) {
+        let mark = self.path.push_shown(path);
+        check(self);
+        self.path.cut(mark);
+    }
+
+    /// Checks each item of the list in field `key`.
+    fn each<'a, T>(&mut self, key: &str, items: &'a [T], mut check: impl FnMut(&mut Self, &'a T)) {
+        let mark = self.path.push(key);
+        for (index, item) in items.iter().enumerate() {
+            let mark = self.path.push_index(index);
+            check(self, item);
+            self.path.cut(mark);
+        }
+        self.path.cut(mark);
+    }
+
+    fn push(&mut self, value: Option<String>, message: &str) {
+        if self.errors.len() < limits::FIELD_ERRORS_MAX {
+            self.errors.push(FieldError { path: self.path.shown(), value, message: message.to_owned() });
+        }
+    }
+
+    /// The field is missing.
+    fn required(&mut self, what: &str) {
+        let message = if what.is_empty() { "is required".to_owned() } else { format!("is required: {what}") };
+        self.push(None, &message);
+    }
+
+    /// The field may not be there, or the object as a whole is wrong.
+    fn wrong(&mut self, message: &str) {
+        self.push(None, message);
+    }
+
+    /// The field's number or the like is wrong.
+    fn invalid(&mut self, value: impl Display, message: &str) {
+        self.push(Some(value.to_string()), message);
+    }
+
+    /// The field's text is wrong.
+    fn invalid_text(&mut self, value: &str, message: &str) {
+        self.push(Some(quoted(value)), message);
+    }
+
+    /// The text breaks `rule`, when it does.
+    fn text(&mut self, value: &str, rule: fn(&str) -> Option<&'static str>) {
+        if let Some(message) = rule(value) {
+            self.invalid_text(value, message);
+        }
+    }
+
+    /// The text is one of `allowed`.
+    fn one_of(&mut self, value: &str, allowed: &[&str]) {
+        if !allowed.contains(&value) {
+            let shown: Vec<&str> = allowed.iter().copied().filter(|word| !word.is_empty()).collect();
+            self.invalid_text(value, &format!("must be one of {}", shown.join(", ")));
+        }
+    }
+
+    /// The number is within a range.
+    fn range(&mut self, value: i64, min: i64, max: i64) {
+        if !(min..=max).contains(&value) {
+            self.invalid(value, &format!("must be between {min} and {max}"));
+        }
+    }
+
+    /// The number is not negative.
+    fn not_negative(&mut self, value: i64) {
+        if value < 0 {
+            self.invalid(value, "must be 0 or more");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,163 @@
+//! Environment variables (`ValidateEnv`, `ValidateEnvFrom`). PURE.
+
+use k8s_openapi::api::core::v1::{Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector};
+
+use super::{Check, names};
+use crate::render::quantity::Quantity;
+
+/// `env` and `envFrom` of a container.
+pub(super) fn env(check: &mut Check, container: &Container) {
+    check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
+        check.at("name", |check| {
+            if variable.name.is_empty() {
+                check.required("the variable's name");
+            } else {
+                check.text(&variable.name, names::env_name);
+            }
+        });
+        value_from(check, variable);
+    });
+    check.each("envFrom", container.env_from.as_deref().unwrap_or_default(), |check, source| {
+        if let Some(prefix) = source.prefix.as_deref().filter(|prefix| !prefix.is_empty()) {
+            check.at("prefix", |check| check.text(prefix, names::env_name));
+        }
+        match (&source.config_map_ref, &source.secret_ref) {
+            (Some(_), Some(_)) => check.wrong("must name one source, not both configMapRef and secretRef"),
+            (None, None) => check.wrong("must name a source: configMapRef or secretRef"),
+            (Some(source), None) => object_name(check, "configMapRef", &source.name),
+            (None, Some(source)) => object_name(check, "secretRef", &source.name),
+        }
+    });
+}
+
+fn object_name(check: &mut Check, field: &str, name: &str) {
+    check.at(field, |check| {
+        check.at("name", |check| {
+            if name.is_empty() {
+                check.required("");
+            } else {
+                check.text(name, names::subdomain);
+            }
+        });
+    });
+}
+
+/// `validateEnvVarValueFrom`.
+fn value_from(check: &mut Check, variable: &EnvVar) {
+    let Some(from) = &variable.value_from else { return };
+    check.at("valueFrom", |check| {
+        let sources = [
+            from.field_ref.is_some(),
+            from.resource_field_ref.is_some(),
+            from.config_map_key_ref.is_some(),
+            from.secret_key_ref.is_some(),
+            from.file_key_ref.is_some(),
+        ];
+        let count = sources.into_iter().filter(|given| *given).count();
+        if count == 0 {
+            check.wrong(
+                "must name a source: fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef or fileKeyRef",
+            );
+        } else if !variable.value.as_deref().unwrap_or_default().is_empty() {
+            check.wrong("may not be given beside value");
+        } else if count > 1 {
+            check.wrong("must name one source only");
+        }
+        if let Some(selector) = &from.field_ref {
+            check.at("fieldRef", |check| field_ref(check, selector));
+        }
+        if let Some(selector) = &from.resource_field_ref {
+            check.at("resourceFieldRef", |check| resource_field_ref(check, selector));
+        }
+        for (field, name, key) in [
+            ("configMapKeyRef", from.config_map_key_ref.as_ref().map(|s| (&s.name, &s.key))),
+            ("secretKeyRef", from.secret_key_ref.as_ref().map(|s| (&s.name, &s.key))),
+        ]
+        .into_iter()
+        .filter_map(|(field, selector)| selector.map(|(name, key)| (field, name, key)))
+        {
+            object_name(check, field, name);
+            if key.is_empty() {
+                check.at(field, |check| check.at("key", |check| check.required("")));
+            }
+        }
+    });
+}
+
+const FIELDS: [&str; 9] = [
+    "metadata.name",
+    "metadata.namespace",
+    "metadata.uid",
+    "spec.nodeName",
+    "spec.serviceAccountName",
+    "status.hostIP",
+    "status.hostIPs",
+    "status.podIP",
+    "status.podIPs",
+];
+
+/// `validateObjectFieldSelector`.
+fn field_ref(check: &mut Check, selector: &ObjectFieldSelector) {
+    check
+        .at("apiVersion", |check| check.one_of(selector.api_version.as_deref().unwrap_or_default(), &["v1"]));
+    check.at("fieldPath", |check| {
+        let path = selector.field_path.as_str();
+        if path.is_empty() {
+            return check.required("such as metadata.name");
+        }
+        let subscript = path.strip_suffix("']").and_then(|head| head.split_once("['"));
+        match subscript {
+            Some(("metadata.labels", key)) => check.text(key, names::qualified),
+            Some(("metadata.annotations", key)) => {
+                if let Some(message) = names::qualified(&key.to_lowercase()) {
+                    check.invalid_text(key, message);
+                }
+            }
+            Some(_) => {
+                check.invalid_text(path, "has a subscript, which only metadata.labels and .annotations take")
+            }
+            // The old name of spec.nodeName.
+            None if path == "spec.host" => {}
+            None => check.one_of(path, &FIELDS),
+        }
+    });
+}
+
+const RESOURCES: [&str; 6] = [
+    "limits.cpu",
+    "limits.memory",
+    "limits.ephemeral-storage",
+    "requests.cpu",
+    "requests.memory",
+    "requests.ephemeral-storage",
+];
+
+/// `validateContainerResourceFieldSelector` and its divisor.
+fn resource_field_ref(check: &mut Check, selector: &ResourceFieldSelector) {
+    let resource = selector.resource.as_str();
+    check.at("resource", |check| {
+        let hugepages =
+            resource.starts_with("limits.hugepages-") || resource.starts_with("requests.hugepages-");
+        if resource.is_empty() {
+            check.required("such as limits.memory");
+        } else if !hugepages {
+            check.one_of(resource, &RESOURCES);
+        }
+    });
+    let Some(divisor) = &selector.divisor else { return };
+    check.at("divisor", |check| {
+        let Ok(quantity) = Quantity::parse(&divisor.0) else {
+            return check.invalid_text(&divisor.0, "must be a quantity, such as 1Mi");
+        };
+        let cpu = resource.ends_with(".cpu");
+        let allowed: &[&str] = if cpu {
+            &["1m", "1"]
+        } else {
+            &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"]
+        };
+        let fits = |text: &&str| Quantity::parse(text).is_ok_and(|one| one == quantity);
+        if !quantity.is_zero() && !allowed.iter().any(|text| fits(&text)) {
+            check.invalid_text(&divisor.0, &format!("must be one of {}", allowed.join(", ")));
+        }
+    });
+}

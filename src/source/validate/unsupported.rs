@@ -1,0 +1,285 @@
+//! What this version does not do yet: refused with a sentence that names the field, never ignored. PURE.
+//!
+//! A row leaves the tables when its feature arrives.
+
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, EnvVar, Pod, PodSpec, SecurityContext, Volume};
+
+use super::Check;
+
+/// A field of a `T` that is refused: its path below the `T`, why (read behind "is not supported by this version"),
+/// and whether a `T` has it.
+struct Row<T>(&'static str, &'static str, fn(&T) -> bool);
+
+fn any<T>(list: Option<&Vec<T>>) -> bool {
+    list.is_some_and(|list| !list.is_empty())
+}
+
+fn filled(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
+/// Fields of `metadata`.
+const METADATA: &[Row<Pod>] = &[
+    Row("generateName", "a static pod needs its own name", |pod| filled(pod.metadata.generate_name.as_ref())),
+    Row("ownerReferences", "nothing here owns pods", |pod| any(pod.metadata.owner_references.as_ref())),
+    Row("finalizers", "they need an API server", |pod| any(pod.metadata.finalizers.as_ref())),
+    Row("deletionTimestamp", "to stop the pod, remove its manifest", |pod| {
+        pod.metadata.deletion_timestamp.is_some()
+    }),
+    Row("annotations[kubernetes.io/config.mirror]", "it marks the copy of a pod in an API server", |pod| {
+        annotation(pod, |key, _| key == "kubernetes.io/config.mirror")
+    }),
+    Row("annotations", "use securityContext.appArmorProfile's default, not the AppArmor annotation", |pod| {
+        annotation(pod, |key, value| {
+            key.starts_with("container.apparmor.security.beta.kubernetes.io/") && value != "runtime/default"
+        })
+    }),
+];
+
+/// Fields of `spec`.
+const SPEC: &[Row<PodSpec>] = &[
+    Row("ephemeralContainers", "they are added to a running pod, not written in a manifest", |spec| {
+        any(spec.ephemeral_containers.as_ref())
+    }),
+    Row("imagePullSecrets", "use the node's registry credentials", |spec| {
+        any(spec.image_pull_secrets.as_ref())
+    }),
+    Row("runtimeClassName", "all pods run with the runtime's default handler", |spec| {
+        filled(spec.runtime_class_name.as_ref())
+    }),
+    Row("serviceAccountName", "service accounts need an API server", |spec| {
+        filled(spec.service_account_name.as_ref())
+    }),
+    Row("serviceAccount", "service accounts need an API server", |spec| {
+        filled(spec.service_account.as_ref())
+    }),
+    Row("resourceClaims", "dynamic resources need an API server", |spec| any(spec.resource_claims.as_ref())),
+    Row("hostUsers", "pods run without a user namespace of their own; leave it out", |spec| {
+        spec.host_users == Some(false)
+    }),
+    Row("hostAliases", "add the names to the image or to DNS", |spec| any(spec.host_aliases.as_ref())),
+    Row("activeDeadlineSeconds", "pods have no deadline", |spec| spec.active_deadline_seconds.is_some()),
+    Row("overhead", "it belongs to a runtime class", |spec| spec.overhead.is_some()),
+    Row("schedulingGates", "nothing here would open them", |spec| any(spec.scheduling_gates.as_ref())),
+    Row("schedulingGroup", "there is no scheduler", |spec| spec.scheduling_group.is_some()),
+    Row("readinessGates", "nothing here would set their conditions", |spec| {
+        any(spec.readiness_gates.as_ref())
+    }),
+    Row("nodeSelector", "this node has no label but kubernetes.io/os: linux", |spec| {
+        let known = |(key, value): (&String, &String)| key == "kubernetes.io/os" && value == "linux";
+        !spec.node_selector.iter().flatten().all(known)
+    }),
+    Row("affinity.nodeAffinity", "this node has no labels", |spec| {
+        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+        affinity.is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some())
+    }),
+    Row("securityContext.windowsOptions", "this is Linux", |spec| {
+        spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some())
+    }),
+    Row("securityContext.seLinuxOptions", "the runtime's default label is used", |spec| {
+        spec.security_context.as_ref().is_some_and(|context| context.se_linux_options.is_some())
+    }),
+    Row("securityContext.seLinuxChangePolicy", "the runtime's default label is used", |spec| {
+        spec.security_context.as_ref().is_some_and(|context| context.se_linux_change_policy.is_some())
+    }),
+    Row("securityContext.appArmorProfile", "the runtime's default profile is used", |spec| {
+        let profile = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+        own_app_armor(profile)
+    }),
+];
+
+/// Fields of a container in either list.
+const CONTAINER: &[Row<Container>] = &[
+    Row("livenessProbe", "probes are not run yet", |container| container.liveness_probe.is_some()),
+    Row("readinessProbe", "probes are not run yet", |container| container.readiness_probe.is_some()),
+    Row("startupProbe", "probes are not run yet", |container| container.startup_probe.is_some()),
+    Row("lifecycle", "hooks are not run yet", |container| {
+        let lifecycle = container.lifecycle.as_ref();
+        lifecycle.is_some_and(|l| l.post_start.is_some() || l.pre_stop.is_some() || l.stop_signal.is_some())
+    }),
+    Row("volumeDevices", "block devices are not mapped", |container| any(container.volume_devices.as_ref())),
+    Row("resources.claims", "dynamic resources need an API server", |container| {
+        container.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
+    }),
+    Row("resources", "device plugins (resources named DOMAIN/NAME) are not served", |container| {
+        let resources = container.resources.as_ref();
+        let lists = resources.map(|r| [r.limits.as_ref(), r.requests.as_ref()]);
+        lists.iter().flatten().flatten().any(|list| list.keys().any(|name| name.contains('/')))
+    }),
+    Row("resources.limits.ephemeral-storage", "use of disk is not limited yet", |container| {
+        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        limits.is_some_and(|limits| limits.contains_key("ephemeral-storage"))
+    }),
+    Row("securityContext.windowsOptions", "this is Linux", |container| {
+        security(container, |context| context.windows_options.is_some())
+    }),
+    Row("securityContext.seLinuxOptions", "the runtime's default label is used", |container| {
+        security(container, |context| context.se_linux_options.is_some())
+    }),
+    Row("securityContext.appArmorProfile", "the runtime's default profile is used", |container| {
+        security(container, |context| own_app_armor(context.app_armor_profile.as_ref()))
+    }),
+];
+
+/// Fields of an environment variable. Optional references are taken: they count as absent.
+const ENV: &[Row<EnvVar>] = &[
+    Row(
+        "valueFrom.configMapKeyRef",
+        "there are no ConfigMaps; write the value, or mark it optional",
+        |variable| {
+            let selector = variable.value_from.as_ref().and_then(|from| from.config_map_key_ref.as_ref());
+            selector.is_some_and(|selector| selector.optional != Some(true))
+        },
+    ),
+    Row(
+        "valueFrom.secretKeyRef",
+        "there are no Secrets; mount a file of the node, or mark it optional",
+        |variable| {
+            let selector = variable.value_from.as_ref().and_then(|from| from.secret_key_ref.as_ref());
+            selector.is_some_and(|selector| selector.optional != Some(true))
+        },
+    ),
+    Row(
+        "valueFrom.fileKeyRef",
+        "variables are not read from files; write the value, or mark it optional",
+        |variable| {
+            let selector = variable.value_from.as_ref().and_then(|from| from.file_key_ref.as_ref());
+            selector.is_some_and(|selector| selector.optional != Some(true))
+        },
+    ),
+];
+
+/// Fields of a volume, its kinds apart.
+const VOLUME: &[Row<Volume>] = &[
+    Row("emptyDir.medium", "an emptyDir is on the node's disk", |volume| {
+        volume.empty_dir.as_ref().is_some_and(|dir| filled(dir.medium.as_ref()))
+    }),
+    Row("emptyDir.sizeLimit", "use of disk is not limited yet", |volume| {
+        volume.empty_dir.as_ref().is_some_and(|dir| dir.size_limit.is_some())
+    }),
+];
+
+/// Every kind of volume: its field, whether it is supported, and whether a volume is one.
+const VOLUME_KINDS: &[(&str, bool, fn(&Volume) -> bool)] = &[
+    ("emptyDir", true, |volume| volume.empty_dir.is_some()),
+    ("hostPath", true, |volume| volume.host_path.is_some()),
+    ("configMap", false, |volume| volume.config_map.is_some()),
+    ("secret", false, |volume| volume.secret.is_some()),
+    ("projected", false, |volume| volume.projected.is_some()),
+    ("downwardAPI", false, |volume| volume.downward_api.is_some()),
+    ("persistentVolumeClaim", false, |volume| volume.persistent_volume_claim.is_some()),
+    ("ephemeral", false, |volume| volume.ephemeral.is_some()),
+    ("csi", false, |volume| volume.csi.is_some()),
+    ("image", false, |volume| volume.image.is_some()),
+    ("nfs", false, |volume| volume.nfs.is_some()),
+    ("iscsi", false, |volume| volume.iscsi.is_some()),
+    ("fc", false, |volume| volume.fc.is_some()),
+    ("flexVolume", false, |volume| volume.flex_volume.is_some()),
+    ("gitRepo", false, |volume| volume.git_repo.is_some()),
+    ("glusterfs", false, |volume| volume.glusterfs.is_some()),
+    ("cephfs", false, |volume| volume.cephfs.is_some()),
+    ("rbd", false, |volume| volume.rbd.is_some()),
+    ("cinder", false, |volume| volume.cinder.is_some()),
+    ("flocker", false, |volume| volume.flocker.is_some()),
+    ("quobyte", false, |volume| volume.quobyte.is_some()),
+    ("storageos", false, |volume| volume.storageos.is_some()),
+    ("scaleIO", false, |volume| volume.scale_io.is_some()),
+    ("portworxVolume", false, |volume| volume.portworx_volume.is_some()),
+    ("photonPersistentDisk", false, |volume| volume.photon_persistent_disk.is_some()),
+    ("vsphereVolume", false, |volume| volume.vsphere_volume.is_some()),
+    ("awsElasticBlockStore", false, |volume| volume.aws_elastic_block_store.is_some()),
+    ("azureDisk", false, |volume| volume.azure_disk.is_some()),
+    ("azureFile", false, |volume| volume.azure_file.is_some()),
+    ("gcePersistentDisk", false, |volume| volume.gce_persistent_disk.is_some()),
+];
+
+/// The field of every kind that `volume` is of; one for a valid volume.
+pub(super) fn volume_kinds(volume: &Volume) -> impl Iterator<Item = &'static str> {
+    VOLUME_KINDS.iter().filter(|(_, _, is)| is(volume)).map(|(field, ..)| *field)
+}
+
+/// Everything that is refused as (field, why), for the documentation.
+pub fn table() -> Vec<(String, &'static str)> {
+    fn rows<T>(below: &str, rows: &'static [Row<T>]) -> impl Iterator<Item = (String, &'static str)> {
+        rows.iter().map(move |Row(field, why, _)| (format!("{below}.{field}"), *why))
+    }
+    let kinds = VOLUME_KINDS.iter().filter(|(_, supported, _)| !supported);
+    rows("metadata", METADATA)
+        .chain(rows("spec", SPEC))
+        .chain(rows("spec.containers[*]", CONTAINER))
+        .chain(rows("spec.containers[*].env[*]", ENV))
+        .chain([("spec.containers[*].envFrom[*]".to_owned(), ENV_FROM)])
+        .chain(MOUNT.map(|field| (format!("spec.containers[*].volumeMounts[*].{field}"), SUB_PATH)))
+        .chain(rows("spec.volumes[*]", VOLUME))
+        .chain(kinds.map(|(field, ..)| (format!("spec.volumes[*].{field}"), KIND)))
+        .collect()
+}
+
+const ENV_FROM: &str = "there are no ConfigMaps and Secrets; write the variables, or mark it optional";
+const SUB_PATH: &str = "mount the whole volume";
+const KIND: &str = "use emptyDir or hostPath";
+const MOUNT: [&str; 2] = ["subPath", "subPathExpr"];
+
+/// Refuses what the tables name.
+pub(super) fn pod(check: &mut Check, pod: &Pod) {
+    check.at("metadata", |check| rows(check, METADATA, pod));
+    let Some(spec) = &pod.spec else { return };
+    check.at("spec", |check| {
+        rows(check, SPEC, spec);
+        check.each("containers", &spec.containers, container);
+        check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), container);
+        check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
+            rows(check, VOLUME, volume);
+            for (field, _, _) in VOLUME_KINDS.iter().filter(|(_, supported, is)| !supported && is(volume)) {
+                refuse(check, field, KIND);
+            }
+        });
+    });
+}
+
+fn container(check: &mut Check, container: &Container) {
+    rows(check, CONTAINER, container);
+    check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
+        rows(check, ENV, variable)
+    });
+    check.each("envFrom", container.env_from.as_deref().unwrap_or_default(), |check, source| {
+        let config_map = source.config_map_ref.as_ref().map(|source| source.optional);
+        let secret = source.secret_ref.as_ref().map(|source| source.optional);
+        for (field, optional) in [("configMapRef", config_map), ("secretRef", secret)] {
+            if optional.is_some_and(|optional| optional != Some(true)) {
+                refuse(check, field, ENV_FROM);
+            }
+        }
+    });
+    check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
+        for (field, given) in MOUNT.into_iter().zip([&mount.sub_path, &mount.sub_path_expr]) {
+            if filled(given.as_ref()) {
+                refuse(check, field, SUB_PATH);
+            }
+        }
+    });
+}
+
+fn rows<T>(check: &mut Check, rows: &[Row<T>], of: &T) {
+    for Row(field, why, has) in rows {
+        if has(of) {
+            refuse(check, field, why);
+        }
+    }
+}
+
+fn refuse(check: &mut Check, field: &str, why: &str) {
+    check.at_path(field, |check| check.wrong(&format!("is not supported by this version: {why}")));
+}
+
+fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {
+    pod.metadata.annotations.iter().flatten().any(|(key, value)| is(key, value))
+}
+
+fn security(container: &Container, has: fn(&SecurityContext) -> bool) -> bool {
+    container.security_context.as_ref().is_some_and(has)
+}
+
+fn own_app_armor(profile: Option<&AppArmorProfile>) -> bool {
+    profile.is_some_and(|profile| profile.type_ != "RuntimeDefault")
+}
