@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use smolet::clock::{Clock, SystemClock};
 use smolet::desired::{Change, Desired};
+use smolet::model::Wall;
 use smolet::source::{FileSource, NodeName, SourceUpdate};
 
 /// A directory that goes away with the test.
@@ -162,4 +163,25 @@ fn a_file_that_turns_invalid_keeps_its_pods_and_says_so_once() {
     dir.write("web.yaml", &pod("web", "x:2"));
     assert_eq!(agent.told().changes, ["~web-gw"]);
     assert!(agent.desired.may_terminate_orphans());
+}
+
+/// The UIDs and hashes of fixed manifests on a fixed node never change: a new agent must find its pods.
+#[test]
+fn golden_identities() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let golden = fs::read_to_string(folder.join("identities.txt")).expect("the golden file");
+    let mut names: Vec<String> = fs::read_dir(&folder)
+        .expect("the golden folder")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .filter(|name| name != "identities.txt")
+        .collect();
+    names.sort();
+    let mut got = String::from("# FILE NAMESPACE/NAME UID CONFIG-HASH, on the node Gateway-7\n");
+    for name in names {
+        let report = smolet::source::check(&[folder.join(&name)], &NodeName::new("Gateway-7"), Wall(0));
+        assert!(report.is_good(), "{report}");
+        let pod = &report.pods[0];
+        got.push_str(&format!("{name} {} {} {}\n", pod.pod.key, pod.pod.key.uid, pod.config_hash));
+    }
+    assert_eq!(got, golden, "\n{got}");
 }

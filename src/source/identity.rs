@@ -135,7 +135,7 @@ fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
 /// The canonical form of the whole manifest, its status apart.
 pub fn canonical(manifest: &Node) -> String {
     let mut out = String::new();
-    write_node(&mut out, manifest, &|path: &[Step<'_>], _| path == [Step::Key("status")]);
+    write_node(&mut out, manifest, &|path: &[Step<'_>], _| is_left_out(path));
     out
 }
 
@@ -145,7 +145,7 @@ pub fn canonical_immutable(manifest: &Node) -> String {
     let always = policy.is_none_or(|policy| policy.text() == Some("Always"));
     let mut out = String::new();
     write_node(&mut out, manifest, &|path: &[Step<'_>], parent| match path {
-        [Step::Key("status")] => true,
+        _ if is_left_out(path) => true,
         [Step::Key("metadata")] => always,
         [Step::Key("spec"), Step::Key("containers"), Step::Item, Step::Key("image")] => always,
         [Step::Key("spec"), Step::Key("initContainers"), Step::Item, Step::Key("image")] => {
@@ -154,6 +154,12 @@ pub fn canonical_immutable(manifest: &Node) -> String {
         _ => false,
     });
     out
+}
+
+/// What the source may write and nobody asked for: the status; and what says the same in every pod, which the items
+/// of a PodList leave out.
+fn is_left_out(path: &[Step<'_>]) -> bool {
+    matches!(path, [Step::Key("status" | "apiVersion" | "kind")])
 }
 
 /// One step into a document.
