@@ -20,6 +20,7 @@
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`, and of `source` all but `file`,
 //! `scan` and `check`.
+//! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `gc`, `render`, `status`, `cri::convert`, `pleg::diff`.
 
 pub mod cgroup;
 pub mod cli;
@@ -29,6 +30,7 @@ pub mod cri;
 pub mod desired;
 pub mod events;
 pub mod facts;
+pub mod gc;
 pub mod grpc;
 pub mod image;
 pub mod limits;

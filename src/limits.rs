@@ -207,6 +207,11 @@ pub const DNS_SERVERS_MAX: usize = 16;
 /// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
 pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 
+// ---- garbage collection ----------------------------------------------------------------------------------
+
+/// A dead container younger than this stays (kubelet `minimumGCAge`: none).
+pub const GC_MIN_AGE: Duration = Duration::ZERO;
+
 // ---- node loop -------------------------------------------------------------------------------------------
 
 /// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.

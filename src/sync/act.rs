@@ -22,7 +22,8 @@ use smol::lock::Semaphore;
 use super::KillReason;
 use super::kill::{Victim, kill_container, kill_pod, remove_container};
 use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
-use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen, is_sidecar};
+use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
+use super::rules::is_sidecar;
 use super::start::{VolumeMounts, create_dir, start_container};
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
@@ -42,6 +43,9 @@ pub use super::start::NoVolumes;
 /// smolet's own annotation on its sandboxes: the node whose smolet made it.
 pub const NODE_ANNOTATION: &str = "smolet.io/node";
 
+/// Told of a pod, a kind, Kubernetes' event reason and a sentence.
+pub type Notes = Rc<dyn Fn(&PodKey, EventKind, &'static str, &str)>;
+
 /// What the tasks share. All of it lives on the loop's thread; cloning is cheap.
 pub struct ActContext<R> {
     /// The runtime.
@@ -59,7 +63,7 @@ pub struct ActContext<R> {
     /// Who runs hooks.
     pub hooks: Rc<dyn Hooks>,
     /// Is told each decision and error while it happens (Kubernetes' events).
-    pub notes: Rc<dyn Fn(&PodKey, EventKind, &'static str, &str)>,
+    pub notes: Notes,
     /// `/var/log/containers`.
     pub container_logs_dir: Rc<Path>,
     /// The node's own hosts file, for pods on its network.
@@ -157,21 +161,19 @@ pub async fn act<R: Runtime>(
             log::warn!("{}: init container {} ({id}) was not removed: {error}", pod.key, status.name);
         }
     }
+    // Where to start, and the attempt of that sandbox; without anything to start the sync is over.
     let (known, attempt) = match &plan.action {
-        PodAction::Keep { sandbox, attempt, .. } => (Some(sandbox.clone()), *attempt),
-        PodAction::Recreate { attempt, .. } => (None, *attempt),
-        PodAction::End { sandbox, attempt, debuggers, .. } => {
-            if debuggers.is_empty() {
-                return outcome;
-            }
-            (Some(sandbox.clone().unwrap_or_else(|| SandboxId::from(""))), *attempt)
+        PodAction::Recreate { attempt, .. }
+        | PodAction::RestartAll { sandbox: SandboxStep::Recreate { attempt, .. }, .. } => (None, *attempt),
+        PodAction::Keep { sandbox, attempt, .. }
+        | PodAction::End { sandbox: Some(sandbox), attempt, .. }
+        | PodAction::RestartAll { sandbox: SandboxStep::Keep { id: sandbox, attempt }, .. }
+            if !plan.starts().is_empty() =>
+        {
+            (Some(sandbox.clone()), *attempt)
         }
-        PodAction::RestartAll { sandbox: SandboxStep::Keep { .. }, .. } => return outcome,
-        PodAction::RestartAll { sandbox: SandboxStep::Recreate { attempt, .. }, .. } => (None, *attempt),
+        PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
-    if known.is_some() && plan.starts().is_empty() {
-        return outcome;
-    }
     let config = match configure_sandbox(ctx, pod, attempt) {
         Ok(config) => config,
         Err(error) => {
@@ -360,7 +362,7 @@ fn sandbox_failed<R: Runtime>(
     outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), Some(failure));
 }
 
-/// `LookupRuntimeHandler`: without an API server no RuntimeClass is known but the default.
+/// `LookupRuntimeHandler`: without an API server no `RuntimeClass` is known but the default.
 fn runtime_handler(pod: &DesiredPod) -> Result<&'static str, String> {
     match pod.spec().runtime_class_name.as_deref() {
         None | Some("") => Ok(""),

@@ -17,10 +17,12 @@ use crate::model::ContainerId;
 
 pub mod act;
 pub mod backoff;
+mod init;
 pub mod kill;
 pub mod order;
 pub mod outcome;
 pub mod plan;
+pub mod rules;
 pub mod start;
 pub mod worker;
 

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use k8s_openapi::api::core::v1::{Container, Probe};
 
 use super::KillReason;
-use super::plan::is_sidecar;
+use super::rules::is_sidecar;
 use crate::limits::GRACE_SECONDS_MIN;
 use crate::model::{ContainerMeta, DesiredPod, Seconds};
 

@@ -18,9 +18,14 @@
 //! again before each start; one reading for the whole plan differs by the time the sync takes, always towards
 //! waiting, and `wake_at` brings the pod back in time.
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::Container;
 
 use super::backoff::{Backoff, BackoffKey, GoDuration};
+use super::init::{Init, decide_init_containers};
+use super::rules::{
+    RestartPolicy, asks_to_restart_all, container_policy, is_deleted, is_sidecar, pod_policy,
+    should_container_be_restarted,
+};
 use super::{KillReason, ProbeResult, Probes};
 use crate::model::{
     ContainerId, ContainerKind, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
@@ -40,7 +45,7 @@ pub struct PlanInput<'a> {
     pub backoff: &'a Backoff,
     /// The time the plan is made for.
     pub now: Now,
-    /// The pod is being restarted in place ([`should_all_containers_restart`]).
+    /// The pod is being restarted in place ([`super::rules::should_all_containers_restart`]).
     pub restart_all: bool,
 }
 
@@ -432,187 +437,10 @@ fn decide_app_container(input: &PlanInput<'_>, index: usize, container: &Contain
     }
 }
 
-// ---- init containers -------------------------------------------------------------------------------------
-
-enum Init {
-    /// All init containers are through; app containers count.
-    Done,
-    /// Some init container has to run first.
-    InProgress,
-    /// One failed and may not run again.
-    Failed,
-}
-
-/// `computeInitContainerActions`, from the last init container to the first: finished records may be gone, so the
-/// last one on record says how far the pod came. `through` below means "a later one, or an app container, proves
-/// that this one was through".
-///
-/// | newest record | init container | sidecar |
-/// |---|---|---|
-/// | none | nothing | start when `through` |
-/// | any, `through` | nothing | as below |
-/// | created | start | start |
-/// | running | wait | startup unknown: wait; failed: kill, start. Else it is through: start the next, then: definition changed: kill, start; liveness failed: kill, start |
-/// | exited, failed | start, or fail the pod | start |
-/// | exited, done | it is through: start the next | start |
-/// | unknown | kill, start, or fail the pod | kill, start |
-/// | none at all | start the first | start the first |
-///
-/// A startup probe that has no result yet, or a liveness probe without one, means "wait".
-fn decide_init_containers(input: &PlanInput<'_>, kills: &mut Vec<Kill>, starts: &mut Vec<Start>) -> Init {
-    let (pod, observed) = (input.pod, input.observed);
-    let containers = pod.init_containers();
-    if containers.is_empty() {
-        return Init::Done;
-    }
-    // An exited app container proves nothing: it may be of an earlier sandbox, before a reboot.
-    let mut initialised = pod.containers().iter().any(|container| {
-        observed.container(&container.name).is_some_and(|status| match status.state {
-            ContainerState::Created | ContainerState::Running => true,
-            ContainerState::Exited | ContainerState::Unknown => false,
-        })
-    });
-    let mut through = initialised;
-    let (first_kill, first_start) = (kills.len(), starts.len());
-    let last = containers.len() - 1;
-    for (index, container) in containers.iter().enumerate().rev() {
-        let sidecar = is_sidecar(container);
-        let Some(status) = observed.container(&container.name) else {
-            if through && sidecar {
-                starts.push(start(input, ContainerKind::Init, index));
-            }
-            continue;
-        };
-        if through && !sidecar {
-            continue;
-        }
-        match decide_init_container(input, index, container, status) {
-            InitDecision::Wait => {}
-            InitDecision::Start => starts.push(start(input, ContainerKind::Init, index)),
-            InitDecision::KillAndStart(kill) => {
-                kills.push(kill);
-                starts.push(start(input, ContainerKind::Init, index));
-            }
-            InitDecision::Fail => {
-                kills[first_kill..].reverse();
-                starts.truncate(first_start);
-                return Init::Failed;
-            }
-            InitDecision::Through(kill) => {
-                if index == last {
-                    initialised = true;
-                } else if !through {
-                    starts.push(start(input, ContainerKind::Init, index + 1));
-                }
-                if let Some(kill) = kill {
-                    kills.push(kill);
-                    starts.push(start(input, ContainerKind::Init, index));
-                }
-            }
-        }
-        through = true;
-    }
-    if !through {
-        starts.push(start(input, ContainerKind::Init, 0));
-    }
-    // The walk went backwards; the pod starts forwards.
-    kills[first_kill..].reverse();
-    starts[first_start..].reverse();
-    if initialised { Init::Done } else { Init::InProgress }
-}
-
-enum InitDecision {
-    /// It runs, or its probe has yet to speak.
-    Wait,
-    Start,
-    KillAndStart(Kill),
-    /// It has done its part: the next one may start. A running sidecar may have to be replaced all the same.
-    Through(Option<Kill>),
-    /// It failed for good.
-    Fail,
-}
-
-fn decide_init_container(
-    input: &PlanInput<'_>,
-    index: usize,
-    container: &Container,
-    status: &ContainerStatus,
-) -> InitDecision {
-    let pod = &input.pod.pod;
-    let sidecar = is_sidecar(container);
-    let kill =
-        |reason, message| Kill { id: status.id.clone(), kind: ContainerKind::Init, index, reason, message };
-    let name = &container.name;
-    match status.state {
-        // The runtime failed to start it.
-        ContainerState::Created => InitDecision::Start,
-        ContainerState::Running if !sidecar => InitDecision::Wait,
-        ContainerState::Running => {
-            if container.startup_probe.is_some() {
-                match input.probes.startup.of(&status.id) {
-                    Some(ProbeResult::Success) => {}
-                    Some(ProbeResult::Failure) => {
-                        return InitDecision::KillAndStart(kill(
-                            KillReason::StartupProbe,
-                            format!("Init container {name} failed startup probe"),
-                        ));
-                    }
-                    Some(ProbeResult::Unknown) | None => return InitDecision::Wait,
-                }
-            }
-            if status.meta.hash != hash_at(&input.pod.init_hashes, index) {
-                return InitDecision::Through(Some(kill(
-                    KillReason::Changed,
-                    format!("Init container {name} definition changed"),
-                )));
-            }
-            let liveness =
-                container.liveness_probe.as_ref().and_then(|_| input.probes.liveness.of(&status.id));
-            InitDecision::Through(match liveness {
-                Some(ProbeResult::Failure) => Some(kill(
-                    KillReason::LivenessProbe,
-                    format!("Init container {name} failed liveness probe"),
-                )),
-                Some(ProbeResult::Success | ProbeResult::Unknown) | None => None,
-            })
-        }
-        ContainerState::Exited if sidecar => InitDecision::Start,
-        ContainerState::Exited if !is_init_container_failed(status) => InitDecision::Through(None),
-        ContainerState::Exited => {
-            if should_container_be_restarted(container, pod, input.observed) {
-                InitDecision::Start
-            } else {
-                InitDecision::Fail
-            }
-        }
-        ContainerState::Unknown => {
-            // Rules need an exit code, so only the policies count here.
-            let policy = container_policy(container).unwrap_or(pod_policy(pod));
-            if policy == RestartPolicy::Never {
-                return InitDecision::Fail;
-            }
-            InitDecision::KillAndStart(kill(
-                KillReason::Unknown,
-                "Init container is in \"unknown\" state, try killing it before restart".to_owned(),
-            ))
-        }
-    }
-}
-
-/// `isInitContainerFailed`: an exit code, or killed for memory whatever the code says.
-fn is_init_container_failed(status: &ContainerStatus) -> bool {
-    &*status.reason == "OOMKilled"
-        || match status.state {
-            ContainerState::Exited => status.exit_code != 0,
-            ContainerState::Unknown => true,
-            ContainerState::Created | ContainerState::Running => false,
-        }
-}
-
 // ---- back-off --------------------------------------------------------------------------------------------
 
 /// `doBackOff`: the newest exited record of that name says since when it waits.
-fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) -> Start {
+pub(super) fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) -> Start {
     let pod = input.pod;
     let container = match kind {
         ContainerKind::Init => &pod.init_containers()[index],
@@ -702,129 +530,7 @@ fn resets(input: &PlanInput<'_>) -> Vec<Reset> {
     victims
 }
 
-// ---- restart rules ---------------------------------------------------------------------------------------
-
-/// `ShouldAllContainersRestart` on what the runtime reports: some init or app container's newest record exited
-/// with a code whose rule says `RestartAllContainers`.
-///
-/// The other half of the kubelet's function, a pod already marked so in its status, is the caller's: a restart
-/// that began goes on until [`all_containers_restart_cleaned_up`].
-pub fn should_all_containers_restart(pod: &DesiredPod, observed: &ObservedPod) -> bool {
-    pod.init_containers().iter().chain(pod.containers()).any(|container| {
-        observed.container(&container.name).is_some_and(|status| match status.state {
-            ContainerState::Exited => asks_to_restart_all(container, status.exit_code),
-            ContainerState::Created | ContainerState::Running | ContainerState::Unknown => false,
-        })
-    })
-}
-
-/// `AllContainersRestartCleanedUp`: no init or app container is on record any more.
-pub fn all_containers_restart_cleaned_up(pod: &DesiredPod, observed: &ObservedPod) -> bool {
-    let mut containers = pod.init_containers().iter().chain(pod.containers());
-    containers.all(|container| observed.container(&container.name).is_none())
-}
-
-/// `ShouldContainerBeRestarted`: for a container that is not running.
-pub fn should_container_be_restarted(container: &Container, pod: &Pod, observed: &ObservedPod) -> bool {
-    if is_deleted(pod) {
-        return false;
-    }
-    let Some(status) = observed.container(&container.name) else { return true };
-    match status.state {
-        ContainerState::Running => false,
-        ContainerState::Unknown | ContainerState::Created => true,
-        ContainerState::Exited => restarts_after(container, pod, status.exit_code),
-    }
-}
-
-/// `ContainerShouldRestart`: the container's matching rule, else its policy, else the pod's.
-fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
-    let own = container_policy(container);
-    // Rules count only beside a policy of the container's own.
-    if own.is_some() {
-        match matching_rule(container, exit_code) {
-            Some(RuleAction::Restart | RuleAction::RestartAllContainers) => return true,
-            Some(RuleAction::Other) | None => {}
-        }
-    }
-    match own.unwrap_or(pod_policy(pod)) {
-        RestartPolicy::Always => true,
-        RestartPolicy::OnFailure => exit_code != 0,
-        RestartPolicy::Never => false,
-    }
-}
-
-fn asks_to_restart_all(container: &Container, exit_code: i32) -> bool {
-    matching_rule(container, exit_code) == Some(RuleAction::RestartAllContainers)
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RuleAction {
-    Restart,
-    RestartAllContainers,
-    /// An action this version does not know: the rule matches and does nothing.
-    Other,
-}
-
-/// `FindMatchingContainerRestartRule`: the first rule that matches.
-fn matching_rule(container: &Container, exit_code: i32) -> Option<RuleAction> {
-    let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
-    let rule = rules.iter().find(|rule| {
-        rule.exit_codes.as_ref().is_some_and(|codes| {
-            let listed = codes.values.as_deref().unwrap_or_default().contains(&exit_code);
-            match &*codes.operator {
-                "In" => listed,
-                "NotIn" => !listed,
-                _ => false,
-            }
-        })
-    })?;
-    Some(match &*rule.action {
-        "Restart" => RuleAction::Restart,
-        "RestartAllContainers" => RuleAction::RestartAllContainers,
-        _ => RuleAction::Other,
-    })
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum RestartPolicy {
-    Always,
-    OnFailure,
-    Never,
-}
-
-impl RestartPolicy {
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "Always" => Some(Self::Always),
-            "OnFailure" => Some(Self::OnFailure),
-            "Never" => Some(Self::Never),
-            _ => None,
-        }
-    }
-}
-
-/// The pod's policy; Always when it says nothing, or nothing the API knows.
-fn pod_policy(pod: &Pod) -> RestartPolicy {
-    let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
-    policy.and_then(RestartPolicy::parse).unwrap_or(RestartPolicy::Always)
-}
-
-/// The container's own policy, if it has one that the API knows.
-fn container_policy(container: &Container) -> Option<RestartPolicy> {
-    container.restart_policy.as_deref().and_then(RestartPolicy::parse)
-}
-
-/// `IsRestartableInitContainer`.
-pub(super) fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
-
-fn is_deleted(pod: &Pod) -> bool {
-    pod.metadata.deletion_timestamp.is_some()
-}
-
 /// The wanted hash as the runtime's records carry it; a missing one (never for a `DesiredPod`) matches nothing.
-fn hash_at(hashes: &[u32], index: usize) -> u64 {
+pub(super) fn hash_at(hashes: &[u32], index: usize) -> u64 {
     hashes.get(index).map_or(u64::MAX, |&hash| u64::from(hash))
 }

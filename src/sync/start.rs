@@ -50,15 +50,13 @@ pub(super) async fn start_container<R: Runtime>(
             restart_count_of_logs(Path::new(&format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key))))
         }
     };
-    let target = match spec.target {
+    let target = match spec.target.map(|target| (target, observed.container(target))) {
         None => None,
-        Some(target) => match observed.container(target) {
-            Some(status) => Some(&status.id),
-            None => {
-                let message = format!("unable to find target container {target}");
-                return Err(fail(SyncError::CreateContainerConfig, message));
-            }
-        },
+        Some((_, Some(status))) => Some(&status.id),
+        Some((target, None)) => {
+            let message = format!("unable to find target container {target}");
+            return Err(fail(SyncError::CreateContainerConfig, message));
+        }
     };
     let made = Made { restart_count, image: &image, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)

@@ -3,7 +3,8 @@
 
 use serde_json::json;
 use smolet::model::{Mono, Now, Wall};
-use smolet::sync::plan::{PodAction, all_containers_restart_cleaned_up, should_all_containers_restart};
+use smolet::sync::plan::PodAction;
+use smolet::sync::rules::{all_containers_restart_cleaned_up, should_all_containers_restart};
 
 use crate::compute_pod_actions::{actions, name_of, plan_of};
 use crate::pod_input::observed;

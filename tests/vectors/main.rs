@@ -19,6 +19,7 @@ mod cpu_memory_conversion;
 mod crash_backoff;
 mod env_expand;
 mod fixture;
+mod gc;
 mod image_ref;
 mod labels_annotations;
 mod lifecycle_order;

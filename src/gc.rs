@@ -1,0 +1,256 @@
+//! Garbage collection: which dead containers, sandboxes and log directories go (`kuberuntime_gc.go`). PURE.
+//!
+//! ```text
+//!     dead containers ─► of pods that are gone: all
+//!                     ─► per container name: all but the newest N
+//!                     ─► over the total: the oldest
+//!     sandboxes       ─► not ready, without containers, not a living pod's newest
+//!     log directories ─► of pods that are gone
+//! ```
+//!
+//! The caller hands in only what belongs to this agent, with ages on the monotonic clock: a wall clock that steps
+//! must not make a young container old. Differs from the kubelet where times tie: there chance decides, here the
+//! attempt, then the id.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::limits::GC_MIN_AGE;
+use crate::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState};
+use crate::render::paths::uid_of_logs_dir;
+
+/// `GCPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GcPolicy {
+    /// Younger containers stay.
+    pub min_age: Duration,
+    /// Dead records kept of each container name of a pod; `None` = no limit.
+    pub per_container_max: Option<usize>,
+    /// Dead records kept in all; `None` = no limit.
+    pub containers_max: Option<usize>,
+}
+
+/// The kubelet's defaults: one dead record of each container.
+impl Default for GcPolicy {
+    fn default() -> Self {
+        Self { min_age: GC_MIN_AGE, per_container_max: Some(1), containers_max: None }
+    }
+}
+
+/// What the agent knows of a pod (`podStateProvider`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodFate {
+    /// It is wanted, or still ends: its newest records stay.
+    Stays,
+    /// It has stopped for good (`ShouldPodRuntimeBeRemoved`): its records go when room is short.
+    Stopped,
+    /// Nothing wants it any more (`ShouldPodContentBeRemoved`): all of it goes.
+    Gone,
+}
+
+/// A container of the runtime's list.
+#[derive(Clone, Debug)]
+pub struct GcContainer {
+    /// Its id.
+    pub id: ContainerId,
+    /// Its sandbox.
+    pub sandbox_id: SandboxId,
+    /// Its pod.
+    pub pod: PodUid,
+    /// Its name in the pod.
+    pub name: Box<str>,
+    /// Its restart count.
+    pub attempt: u32,
+    /// Its state.
+    pub state: ContainerState,
+    /// Since its creation.
+    pub age: Duration,
+}
+
+/// A sandbox of the runtime's list.
+#[derive(Clone, Debug)]
+pub struct GcSandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its pod.
+    pub pod: PodUid,
+    /// Its attempt.
+    pub attempt: u32,
+    /// Its state.
+    pub state: SandboxState,
+    /// Since its creation.
+    pub age: Duration,
+}
+
+/// All a collection depends on.
+#[derive(Clone, Copy)]
+pub struct GcInput<'a> {
+    /// The limits.
+    pub policy: GcPolicy,
+    /// Every source has been read once: only then does an unknown pod mean one that is gone.
+    pub all_sources_ready: bool,
+    /// Room is short: stopped pods count as gone for their records (`evictNonDeletedPods`).
+    pub evict_stopped_pods: bool,
+    /// The runtime's containers.
+    pub containers: &'a [GcContainer],
+    /// The runtime's sandboxes.
+    pub sandboxes: &'a [GcSandbox],
+    /// Names below the pods' log directory.
+    pub log_directories: &'a [Box<str>],
+    /// What becomes of a pod.
+    pub fate: &'a dyn Fn(&str) -> PodFate,
+}
+
+/// What goes. All removals may be repeated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GcPlan {
+    /// Containers to remove, with their logs.
+    pub containers: Vec<GcRemoval>,
+    /// Sandboxes to stop, to be sure, and to remove.
+    pub sandboxes: Vec<SandboxId>,
+    /// Log directories to remove, by name.
+    pub log_directories: Vec<Box<str>>,
+}
+
+/// A container to remove.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GcRemoval {
+    /// Which.
+    pub id: ContainerId,
+    /// Its state is unknown, so it may run: stop it first, and leave it when that fails.
+    pub stop: bool,
+}
+
+/// `containerGC.GarbageCollect`.
+pub fn collect(input: &GcInput<'_>) -> GcPlan {
+    let containers = containers_to_remove(input);
+    let sandboxes = sandboxes_to_remove(input, &containers);
+    let log_directories = if input.all_sources_ready {
+        let gone = |name: &str| (input.fate)(uid_of_logs_dir(name)) == PodFate::Gone;
+        input.log_directories.iter().filter(|name| gone(name)).cloned().collect()
+    } else {
+        Vec::new()
+    };
+    GcPlan { containers, sandboxes, log_directories }
+}
+
+/// The records of one container of one pod (`evictUnit`), newest first.
+type Unit<'a> = Vec<&'a GcContainer>;
+
+/// `evictContainers`.
+fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
+    let mut units: BTreeMap<(&str, &str), Unit<'_>> = BTreeMap::new();
+    for container in input.containers {
+        let dead = match container.state {
+            ContainerState::Running => false,
+            ContainerState::Created | ContainerState::Exited | ContainerState::Unknown => true,
+        };
+        if dead && container.age >= input.policy.min_age {
+            units.entry((container.pod.as_str(), &container.name)).or_default().push(container);
+        }
+    }
+    for unit in units.values_mut() {
+        unit.sort_by(|a, b| (b.attempt, a.age, &a.id).cmp(&(a.attempt, b.age, &b.id)));
+    }
+    let mut removed: Unit<'_> = Vec::new();
+    if input.all_sources_ready {
+        units.retain(|(pod, _), unit| {
+            let gone = records_go(input, pod);
+            if gone {
+                removed.extend(unit.drain(..).rev());
+            }
+            !gone
+        });
+    }
+    if let Some(max) = input.policy.per_container_max {
+        keep_newest(&mut units, max, &mut removed);
+    }
+    if let Some(max) = input.policy.containers_max {
+        let total = |units: &BTreeMap<_, Unit<'_>>| units.values().map(Vec::len).sum::<usize>();
+        if total(&units) > max {
+            // The same share for each, but one at least; then the oldest of all.
+            let share = (max / units.len()).max(1);
+            keep_newest(&mut units, share, &mut removed);
+            let over = total(&units).saturating_sub(max);
+            let mut left: Unit<'_> = units.into_values().flatten().collect();
+            left.sort_by(|a, b| (b.age, &a.id).cmp(&(a.age, &b.id)));
+            removed.extend(left.into_iter().take(over));
+        }
+    }
+    let removal = |c: &GcContainer| GcRemoval { id: c.id.clone(), stop: c.state == ContainerState::Unknown };
+    removed.into_iter().map(removal).collect()
+}
+
+/// `enforceMaxContainersPerEvictUnit`: the oldest go first.
+fn keep_newest<'a>(units: &mut BTreeMap<(&str, &str), Unit<'a>>, max: usize, removed: &mut Unit<'a>) {
+    for unit in units.values_mut() {
+        if unit.len() > max {
+            removed.extend(unit.drain(max..).rev());
+        }
+    }
+}
+
+/// `evictSandboxes`: as it will be when the containers are gone.
+fn sandboxes_to_remove(input: &GcInput<'_>, removed: &[GcRemoval]) -> Vec<SandboxId> {
+    let removed: BTreeSet<&str> = removed.iter().map(|removal| removal.id.as_str()).collect();
+    let staying = input.containers.iter().filter(|container| !removed.contains(container.id.as_str()));
+    let used: BTreeSet<&str> = staying.map(|container| container.sandbox_id.as_str()).collect();
+    let mut pods: BTreeMap<&str, Vec<&GcSandbox>> = BTreeMap::new();
+    for sandbox in input.sandboxes {
+        pods.entry(sandbox.pod.as_str()).or_default().push(sandbox);
+    }
+    let mut going = Vec::new();
+    for (pod, mut sandboxes) in pods {
+        sandboxes.sort_by(|a, b| (b.attempt, a.age, &a.id).cmp(&(a.attempt, b.age, &b.id)));
+        let keep = usize::from(!records_go(input, pod));
+        let idle = |s: &&&GcSandbox| s.state == SandboxState::NotReady && !used.contains(s.id.as_str());
+        going.extend(sandboxes.iter().skip(keep).rev().filter(idle).map(|sandbox| sandbox.id.clone()));
+    }
+    going
+}
+
+fn records_go(input: &GcInput<'_>, pod: &str) -> bool {
+    match (input.fate)(pod) {
+        PodFate::Gone => true,
+        PodFate::Stopped => input.evict_stopped_pods,
+        PodFate::Stays => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dead(id: &str, attempt: u32, age: u64) -> GcContainer {
+        GcContainer {
+            id: id.into(),
+            sandbox_id: "s".into(),
+            pod: "u".into(),
+            name: "c".into(),
+            attempt,
+            state: ContainerState::Exited,
+            age: Duration::from_secs(age),
+        }
+    }
+
+    fn removed(containers: &[GcContainer]) -> Vec<String> {
+        let plan = collect(&GcInput {
+            policy: GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() },
+            all_sources_ready: true,
+            evict_stopped_pods: false,
+            containers,
+            sandboxes: &[],
+            log_directories: &[],
+            fate: &|_| PodFate::Stays,
+        });
+        plan.containers.iter().map(|removal| removal.id.to_string()).collect()
+    }
+
+    #[test]
+    fn generations_are_ordered_by_attempt_whatever_their_ages_say() {
+        // The clock was set back between the two: the newer one looks older.
+        assert_eq!(removed(&[dead("new", 1, 500), dead("old", 0, 10)]), ["old"]);
+        assert_eq!(removed(&[dead("a", 0, 10), dead("b", 0, 5)]), ["a"], "then by age");
+        assert_eq!(removed(&[dead("b", 0, 5), dead("a", 0, 5)]), ["b"], "then by id");
+    }
+}
