@@ -16,8 +16,10 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::style::{Style, Tone, status_tone};
 use super::table::{how_ended, source, summarise};
 use super::text::{Cell, NONE, age, columns, harmless, long_time};
+use crate::events::{Event, EventKind};
 use crate::model::Wall;
-use crate::status::{nanos, pod_qos};
+use crate::render::qos::pod_qos;
+use crate::status::nanos;
 
 /// Where a pod's own values stand.
 const POD_VALUES: usize = 18;
@@ -39,6 +41,18 @@ pub struct Decision<'a> {
     pub count: u32,
 }
 
+impl<'a> From<&'a Event> for Decision<'a> {
+    fn from(event: &'a Event) -> Self {
+        Self {
+            last: event.last,
+            warning: event.kind == EventKind::Warning,
+            reason: event.reason,
+            message: &event.message,
+            count: event.count,
+        }
+    }
+}
+
 /// The whole page. `decisions` are the pod's own, the newest last.
 pub fn describe(pod: &Pod, decisions: &[Decision<'_>], now: Wall, style: Style) -> String {
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
@@ -56,7 +70,7 @@ pub fn describe(pod: &Pod, decisions: &[Decision<'_>], now: Wall, style: Style) 
 
     conditions(&mut page, status);
     volumes(&mut page, spec.volumes.as_deref().unwrap_or_default());
-    page.field(0, POD_VALUES, "QoS Class", pod_qos(pod));
+    page.field(0, POD_VALUES, "QoS Class", pod_qos(pod).as_str());
     page.decisions(decisions, now);
     page.out
 }
@@ -812,5 +826,18 @@ Events:           <none>
             "{page}"
         );
         assert!(!page.contains("Why:"));
+    }
+
+    #[test]
+    fn the_agents_events_are_decisions() {
+        let (pod, at) = (crate::model::PodKey::new("default", "web", "u"), crate::model::Mono(0));
+        let mut ring = crate::events::EventRing::default();
+        let now = crate::model::Now { mono: at, wall: NOW };
+        for _ in 0..3 {
+            ring.record(&pod, EventKind::Warning, "BackOff", "restarting", now);
+        }
+        let decisions: Vec<Decision<'_>> = ring.iter().map(Decision::from).collect();
+        let page = describe(&Pod::default(), &decisions, NOW, Style::PLAIN);
+        assert!(page.ends_with("  Warning   BackOff   0s (x3)   restarting\n"), "{page}");
     }
 }

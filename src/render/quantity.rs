@@ -84,6 +84,11 @@ impl Quantity {
         Ok(Self(if text.starts_with('-') { -magnitude } else { magnitude }))
     }
 
+    /// Billionths: the exact value, for writing it.
+    pub fn billionths(self) -> i128 {
+        self.0
+    }
+
     /// Whole units, rounded away from zero (`Value`).
     pub fn value(self) -> i64 {
         self.scaled(1_000_000_000)

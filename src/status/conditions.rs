@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 
 use super::phase::Phase;
-use super::rules::{self, conditions, find_condition, find_status, is_running, is_sidecar, terminated};
+use super::rules::{self, conditions, find_condition, find_status, is_running, terminated};
 use crate::model::ObservedPod;
+use crate::render::resources::is_sidecar;
 
 const NOT_READY: &str = "ContainersNotReady";
 const NOT_INITIALIZED: &str = "ContainersNotInitialized";

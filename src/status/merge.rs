@@ -17,11 +17,12 @@ use super::conditions::not_ready_any_more;
 use super::phase::Phase;
 use super::rules::{
     self, STATUS_UNKNOWN, SpecContainer, conditions, find_condition, find_status, is_own_condition,
-    is_running, is_sidecar, is_waiting, last_terminated, terminated,
+    is_running, is_waiting, last_terminated, terminated,
 };
 use super::time;
 use crate::limits::TERMINATION_MESSAGES_BYTES_MAX;
 use crate::model::Wall;
+use crate::render::resources::is_sidecar;
 
 /// The condition others and the node agent both write.
 const SHARED_CONDITION: &str = "DisruptionTarget";

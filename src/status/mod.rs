@@ -25,9 +25,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::model::{ContainerStatus, ObservedPod, Wall};
+use crate::render::qos::pod_qos;
 
 pub use phase::Phase;
-pub use resources::{ActualResources, PodCgroup, pod_qos};
+pub use resources::{ActualResources, PodCgroup};
 
 /// Which of a container's probes a worker runs for, as far as the status asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +148,7 @@ fn convert(input: &StatusInput<'_>, spec: &PodSpec, old: &PodStatus) -> PodStatu
     PodStatus {
         pod_ip: ips.first().map(|ip| ip.ip.clone()),
         pod_ips: Some(ips).filter(|ips| !ips.is_empty()),
-        qos_class: Some(pod_qos(input.pod).to_owned()),
+        qos_class: Some(pod_qos(input.pod).as_str().to_owned()),
         container_statuses: of(App, app, &old.container_statuses),
         init_container_statuses: of(Init, init, &old.init_container_statuses),
         ephemeral_container_statuses: of(Ephemeral, ephemeral, &old.ephemeral_container_statuses),

@@ -2,9 +2,8 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 
-use super::rules::{
-    self, SpecContainer, find_status, is_running, is_sidecar, is_waiting, last_terminated, terminated,
-};
+use super::rules::{self, SpecContainer, find_status, is_running, is_waiting, last_terminated, terminated};
+use crate::render::resources::is_sidecar;
 
 /// `status.phase`, as far as the kubelet computes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

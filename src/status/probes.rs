@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodStatus};
 
-use super::rules::{self, conditions, is_running, is_sidecar, terminated};
+use super::rules::{self, conditions, is_running, terminated};
 use super::{StatusInput, StatusProbe, nanos};
+use crate::render::resources::is_sidecar;
 
 /// Containers that started this long before the agent ran before it (`kubeletRestartGracePeriod`).
 const AGENT_START_GRACE_NS: i64 = 10_000_000_000;

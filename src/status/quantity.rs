@@ -1,10 +1,13 @@
-//! Kubernetes quantities: read, added, compared and written as Go's `resource.Quantity` writes them.
+//! Kubernetes quantities as text: the format is kept through sums, and they are written as Go's
+//! `resource.Quantity` writes them. Values are `render::quantity`'s.
 
 use std::cmp::Ordering;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Fractions are kept to the billionth, as upstream.
+use crate::render::quantity::Quantity as Number;
+
+/// Billionths in a unit: the finest fraction, as upstream.
 const NANO: i128 = 1_000_000_000;
 
 /// How a quantity is written; kept through sums, as upstream.
@@ -18,10 +21,10 @@ enum Format {
     Exponent,
 }
 
-/// A quantity's value, in billionths, and its format. Values beyond what 128 bits hold saturate.
+/// A quantity's value and its format.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Amount {
-    nano: i128,
+    number: Number,
     format: Format,
 }
 
@@ -32,52 +35,58 @@ const DECIMAL: [(i32, &str); 10] =
 impl Amount {
     /// `NewMilliQuantity(.., DecimalSI)`.
     pub(super) fn from_milli(milli: i64) -> Self {
-        Self { nano: i128::from(milli) * (NANO / 1000), format: Format::Decimal }
+        Self { number: Number::from_millis(milli), format: Format::Decimal }
     }
 
     /// `NewQuantity(.., BinarySI)`.
     pub(super) fn from_bytes(bytes: i64) -> Self {
-        Self { nano: i128::from(bytes) * NANO, format: Format::Binary }
+        Self { number: Number::from_units(bytes), format: Format::Binary }
     }
 
     /// `ParseQuantity`. Text that is no quantity counts as zero: a source refuses such a pod before it gets here.
     pub(super) fn of(quantity: &Quantity) -> Self {
-        parse(quantity.0.trim()).unwrap_or(Self { nano: 0, format: Format::Decimal })
+        let text = quantity.0.trim();
+        // `1E` is a suffix, `1E3` an exponent.
+        let format = if text.ends_with('i') {
+            Format::Binary
+        } else if text.contains(['e', 'E']) && text.ends_with(|c: char| c.is_ascii_digit()) {
+            Format::Exponent
+        } else {
+            Format::Decimal
+        };
+        match Number::parse(text) {
+            Ok(number) => Self { number, format },
+            Err(_) => Self { number: Number::ZERO, format: Format::Decimal },
+        }
     }
 
     /// `Quantity.Add`: zero takes the other's format.
     pub(super) fn plus(self, other: Self) -> Self {
-        let format = if self.nano == 0 { other.format } else { self.format };
-        Self { nano: self.nano.saturating_add(other.nano), format }
+        let format = if self.is_zero() { other.format } else { self.format };
+        Self { number: self.number + other.number, format }
     }
 
     pub(super) fn cmp(self, other: Self) -> Ordering {
-        self.nano.cmp(&other.nano)
+        self.number.cmp(&other.number)
     }
 
     pub(super) fn is_zero(self) -> bool {
-        self.nano == 0
-    }
-
-    pub(super) fn is_positive(self) -> bool {
-        self.nano > 0
+        self.number.is_zero()
     }
 
     /// `MilliValue`: thousandths, rounded up.
     pub(super) fn milli(self) -> i64 {
-        let unit = NANO / 1000;
-        i64::try_from(self.nano.div_euclid(unit) + i128::from(self.nano.rem_euclid(unit) > 0))
-            .unwrap_or(i64::MAX)
+        self.number.milli_value()
     }
 
     /// The canonical text (`CanonicalizeBytes`).
     pub(super) fn to_quantity(self) -> Quantity {
-        if self.nano == 0 {
+        let nano = self.number.billionths();
+        if nano == 0 {
             return Quantity("0".to_owned());
         }
-        let whole = self.nano % NANO == 0;
-        if self.format == Format::Binary && whole && self.nano.abs() >= 1024 * NANO {
-            let (mut value, mut power) = (self.nano / NANO, 0);
+        if self.format == Format::Binary && nano % NANO == 0 && nano.abs() >= 1024 * NANO {
+            let (mut value, mut power) = (nano / NANO, 0);
             while value % 1024 == 0 && power + 1 < BINARY.len() {
                 value /= 1024;
                 power += 1;
@@ -85,7 +94,7 @@ impl Amount {
             return Quantity(format!("{value}{}", BINARY[power]));
         }
         // The largest power of a thousand that leaves a whole number.
-        let (mut value, mut exponent) = (self.nano, -9);
+        let (mut value, mut exponent) = (nano, -9);
         while value % 1000 == 0 && exponent < 18 {
             value /= 1000;
             exponent += 3;
@@ -96,45 +105,6 @@ impl Amount {
             Format::Exponent | Format::Decimal | Format::Binary => format!("{value}{suffix}"),
         })
     }
-}
-
-/// Sign, digits with at most one point, suffix.
-fn parse(text: &str) -> Option<Amount> {
-    let (negative, unsigned) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
-    let (number, suffix) = unsigned.split_at(end);
-    let (integer, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if integer.is_empty() && fraction.is_empty() || fraction.contains('.') {
-        return None;
-    }
-
-    let (multiplier, power, format) = if let Some(power) = BINARY.iter().skip(1).position(|s| *s == suffix) {
-        (1024_i128.checked_pow(u32::try_from(power + 1).ok()?)?, 0, Format::Binary)
-    } else if let Some((power, _)) = DECIMAL.iter().find(|(_, s)| *s == suffix) {
-        (1, *power, Format::Decimal)
-    } else {
-        let exponent = suffix.strip_prefix(['e', 'E'])?;
-        (1, exponent.parse::<i32>().ok()?.clamp(-60, 60), Format::Exponent)
-    };
-
-    // digits × 10^(power - fraction's length) × multiplier, in billionths; what is smaller rounds up.
-    let mut value = 0_i128;
-    for digit in integer.bytes().chain(fraction.bytes()) {
-        value = value.saturating_mul(10).saturating_add(i128::from(digit - b'0'));
-    }
-    value = value.saturating_mul(multiplier);
-    let scale = 9 + power - i32::try_from(fraction.len()).ok()?;
-    let factor = 10_i128.checked_pow(scale.unsigned_abs());
-    let nano = match (scale >= 0, factor) {
-        (true, Some(factor)) => value.saturating_mul(factor),
-        (true, None) if value > 0 => i128::MAX,
-        (false, Some(factor)) => value.div_euclid(factor) + i128::from(value.rem_euclid(factor) > 0),
-        (true | false, None) => i128::from(value > 0),
-    };
-    Some(Amount { nano: if negative { nano.saturating_neg() } else { nano }, format })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Resources in a status: what containers and the pod may use, beside what the runtime reports; the `QoS` class.
+//! Resources in a status: what containers and the pod may use, beside what the runtime reports.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -7,8 +7,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, ResourceRequir
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity::Amount;
-use super::rules::{init_containers, is_running, is_sidecar};
+use super::rules::{init_containers, is_running};
 use crate::model::observed::ContainerResources;
+use crate::render::resources::{is_sidecar, quota_to_milli_cpu, shares_to_milli_cpu};
 
 type List = BTreeMap<String, Quantity>;
 
@@ -36,8 +37,8 @@ pub struct ActualResources {
 impl ActualResources {
     /// `toKubeContainerResources` on Linux: CRI units to quantities; what is not set stays `None`.
     pub fn from_runtime(resources: &ContainerResources) -> Self {
-        let limit_milli = quota_to_milli(resources.cpu_quota, resources.cpu_period);
-        let request_milli = shares_to_milli(resources.cpu_shares);
+        let limit_milli = quota_to_milli_cpu(resources.cpu_quota, resources.cpu_period);
+        let request_milli = shares_to_milli_cpu(resources.cpu_shares);
         let memory = resources.memory_limit_in_bytes;
         Self {
             cpu_request: (request_milli > 0).then(|| Amount::from_milli(request_milli).to_quantity()),
@@ -59,16 +60,6 @@ pub struct PodCgroup {
     pub cpu_shares: i64,
     /// Bytes; 0 = no limit.
     pub memory_limit_bytes: i64,
-}
-
-/// `QuotaToMilliCPU`.
-fn quota_to_milli(quota: i64, period: i64) -> i64 {
-    if quota <= 0 || period <= 0 { 0 } else { quota.saturating_mul(1000) / period }
-}
-
-/// `SharesToMilliCPU`, rounded up.
-fn shares_to_milli(shares: i64) -> i64 {
-    if shares < SHARES_MIN { 0 } else { shares.saturating_mul(1000).saturating_add(1023) / 1024 }
 }
 
 fn milli_of(list: Option<&List>, name: &str) -> i64 {
@@ -252,7 +243,7 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     let mut requests = resources.requests.take().unwrap_or_default();
     let mut limits = resources.limits.take().unwrap_or_default();
 
-    let cpu_request = cgroup.map_or(0, |c| shares_to_milli(c.cpu_shares));
+    let cpu_request = cgroup.map_or(0, |c| shares_to_milli_cpu(c.cpu_shares));
     if cpu_request > 0 {
         if cpu_request > SHARES_MIN || milli_of(Some(&requests), CPU) > SHARES_MIN {
             requests.insert(CPU.to_owned(), Amount::from_milli(cpu_request).to_quantity());
@@ -267,7 +258,7 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     }
     keep(&mut requests, MEMORY, kept_requests);
 
-    let cpu_limit = cgroup.map_or(0, |c| quota_to_milli(c.cpu_quota_us, c.cpu_period_us));
+    let cpu_limit = cgroup.map_or(0, |c| quota_to_milli_cpu(c.cpu_quota_us, c.cpu_period_us));
     if cpu_limit > 0 {
         if cpu_limit > CPU_LIMIT_MIN_MILLI || milli_of(Some(&limits), CPU) > CPU_LIMIT_MIN_MILLI {
             limits.insert(CPU.to_owned(), Amount::from_milli(cpu_limit).to_quantity());
@@ -285,64 +276,4 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     resources.requests = Some(requests).filter(|list| !list.is_empty());
     resources.limits = Some(limits).filter(|list| !list.is_empty());
     resources
-}
-
-/// `GetPodQOS`: the class the API server fixed, else computed (`ComputePodQOS`).
-pub fn pod_qos(pod: &Pod) -> &str {
-    if let Some(class) = pod.status.as_ref().and_then(|s| s.qos_class.as_deref()).filter(|c| !c.is_empty()) {
-        return class;
-    }
-    let Some(spec) = &pod.spec else { return "BestEffort" };
-    let (mut requests, mut limits, mut guaranteed) = (Compute::default(), Compute::default(), true);
-    if let Some(own) = &spec.resources {
-        requests.add(own.requests.as_ref());
-        limits.add(own.limits.as_ref());
-        if own.limits.as_ref().is_some_and(|l| !l.is_empty()) {
-            guaranteed = limits.cpu.is_some() && limits.memory.is_some();
-        }
-    } else {
-        for container in spec.containers.iter().chain(init_containers(spec)) {
-            let Some(resources) = &container.resources else {
-                guaranteed = false;
-                continue;
-            };
-            requests.add(resources.requests.as_ref());
-            let mut own = Compute::default();
-            own.add(resources.limits.as_ref());
-            limits.add(resources.limits.as_ref());
-            guaranteed &= own.cpu.is_some() && own.memory.is_some();
-        }
-    }
-    if requests.count() + limits.count() == 0 {
-        return "BestEffort";
-    }
-    let equal = |request: Option<Amount>, limit: Option<Amount>| match (request, limit) {
-        (Some(request), Some(limit)) => request.cmp(limit) == Ordering::Equal,
-        (None, _) => true,
-        (Some(_), None) => false,
-    };
-    let matched = equal(requests.cpu, limits.cpu) && equal(requests.memory, limits.memory);
-    if guaranteed && matched && requests.count() == limits.count() { "Guaranteed" } else { "Burstable" }
-}
-
-/// Sums of the two resources the `QoS` class looks at; only what is more than zero counts.
-#[derive(Default)]
-struct Compute {
-    cpu: Option<Amount>,
-    memory: Option<Amount>,
-}
-
-impl Compute {
-    fn add(&mut self, list: Option<&List>) {
-        for (name, slot) in [(CPU, &mut self.cpu), (MEMORY, &mut self.memory)] {
-            let amount = list.and_then(|l| l.get(name)).map(Amount::of);
-            if let Some(amount) = amount.filter(|a| a.is_positive()) {
-                *slot = Some(slot.map_or(amount, |have| have.plus(amount)));
-            }
-        }
-    }
-
-    fn count(&self) -> usize {
-        usize::from(self.cpu.is_some()) + usize::from(self.memory.is_some())
-    }
 }

@@ -100,11 +100,6 @@ pub(super) fn init_containers(spec: &PodSpec) -> &[Container] {
     spec.init_containers.as_deref().unwrap_or_default()
 }
 
-/// `IsRestartableInitContainer`: an init container that keeps running beside the pod's own.
-pub(super) fn is_sidecar(container: &Container) -> bool {
-    container.restart_policy.as_deref() == Some("Always")
-}
-
 /// A static pod: it comes from a file or an address, not from the API (`kubetypes.IsStaticPod`).
 pub(super) fn is_static(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
