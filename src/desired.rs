@@ -45,6 +45,8 @@ pub struct Entry {
 
 struct Source {
     name: &'static str,
+    /// It has reported at least once.
+    reported: bool,
     /// It was read without error at least once.
     settled: bool,
     /// Its last update was read without error.
@@ -69,8 +71,14 @@ fn name_of(key: &PodKey) -> Name {
 impl Desired {
     /// Nothing is wanted yet. `sources` are the names of all that will report; until each has, nothing is removed.
     pub fn new(sources: &[&'static str]) -> Self {
-        let source =
-            |&name| Source { name, settled: false, complete: false, pods: Vec::new(), problems: Vec::new() };
+        let source = |&name| Source {
+            name,
+            reported: false,
+            settled: false,
+            complete: false,
+            pods: Vec::new(),
+            problems: Vec::new(),
+        };
         Self { sources: sources.iter().map(source).collect(), entries: BTreeMap::new(), problems: Vec::new() }
     }
 
@@ -80,6 +88,7 @@ impl Desired {
         let Some(source) = self.sources.iter_mut().find(|source| source.name == update.source) else {
             return Vec::new();
         };
+        source.reported = true;
         source.settled |= update.complete;
         source.complete = update.complete;
         source.pods = update.pods;
@@ -111,9 +120,19 @@ impl Desired {
         self.sources.iter().flat_map(|source| &source.problems).chain(&self.problems)
     }
 
+    /// What is wrong with the manifests taken together.
+    pub fn merge_problems(&self) -> impl Iterator<Item = &Problem> {
+        self.problems.iter()
+    }
+
     /// The problems of the last [`Desired::apply`] that nobody was told yet.
     pub fn fresh_problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems().filter(|problem| problem.fresh)
+    }
+
+    /// Every source has reported at least once, with or without errors.
+    pub fn reported(&self) -> bool {
+        self.sources.iter().all(|source| source.reported)
     }
 
     /// Every source was read without error at least once since the start.

@@ -35,6 +35,7 @@ pub mod grpc;
 pub mod image;
 pub mod limits;
 pub mod model;
+pub mod node;
 pub mod pleg;
 pub mod proto;
 pub mod render;

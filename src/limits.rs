@@ -180,6 +180,8 @@ pub const CGROUP_PODS_FOUND_MAX: usize = 16 * PODS_MAX;
 /// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
 /// not held up.
 pub const PULLS_AT_ONCE: usize = 1;
+/// Image pulls at once with `serializeImagePulls: false`. Full: further ones wait for their turn.
+pub const PULLS_AT_ONCE_MAX: usize = 4;
 /// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
 pub const PULL_MESSAGES_MAX: usize = 128;
 /// Bytes of such a message. Longer: cut.
@@ -214,6 +216,18 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 
 // ---- node loop -------------------------------------------------------------------------------------------
 
+/// Events waiting for the loop. Full: the tasks that bring more wait.
+pub const EVENTS_QUEUED_MAX: usize = 256;
+/// Blocking jobs (disk, mounts) at once. Full: further ones wait.
+pub const BLOCKING_JOBS_MAX: usize = 2;
+/// Time between two looks at everything in the runtime (kubelet `plegRelistPeriod`).
+pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
+/// Longest wait between two looks while the runtime does not answer.
+pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
+/// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.
+pub const ONCE_PATIENCE: Duration = Duration::from_secs(300);
+/// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
+pub const HELD_PODS_TOLD_MAX: usize = 512;
 /// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.
 pub const EVENTS_MAX: usize = 512;
 /// Bytes of one entry's message. Longer: cut.

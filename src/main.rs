@@ -1,3 +1,7 @@
 //! Arguments → Config → `node::run` → exit code; nothing else.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    smolet::cli::main()
+}

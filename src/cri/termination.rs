@@ -32,7 +32,8 @@ pub fn message(status: &cri::ContainerStatus) -> Box<str> {
         && status.reason != "ContainerCannotRun";
     let file = annotation(PATH).trim_start_matches('/');
     let mounted = |mount: &&cri::Mount| mount.container_path.trim_start_matches('/') == file;
-    let written = status.mounts.iter().find(mounted).filter(|_| !file.is_empty()).map(|mount| &*mount.host_path);
+    let written =
+        status.mounts.iter().find(mounted).filter(|_| !file.is_empty()).map(|mount| &*mount.host_path);
     let written = written.map_or(Ok(Vec::new()), |path| {
         end_of(Path::new(path), CRI_MESSAGE_BYTES_MAX as u64).map(|(bytes, _)| bytes).or_else(|error| {
             if error.kind() == ErrorKind::NotFound {

@@ -65,6 +65,16 @@ impl DesiredPod {
         &self.spec().containers
     }
 
+    /// The name of the container at that place; empty when there is none.
+    pub fn container_name(&self, kind: ContainerKind, index: usize) -> &str {
+        match kind {
+            ContainerKind::Init => self.init_containers().get(index).map(|c| c.name.as_str()),
+            ContainerKind::App => self.containers().get(index).map(|c| c.name.as_str()),
+            ContainerKind::Ephemeral => self.ephemeral_containers().get(index).map(|c| c.name.as_str()),
+        }
+        .unwrap_or_default()
+    }
+
     /// `spec.ephemeralContainers`, empty when absent.
     pub fn ephemeral_containers(&self) -> &[EphemeralContainer] {
         self.spec().ephemeral_containers.as_deref().unwrap_or_default()

@@ -168,6 +168,15 @@ impl ObservedPod {
         self.containers.iter().find(|c| &*c.name == name)
     }
 
+    /// Something of the pod may still run: a ready sandbox, a container that is not known to have ended.
+    pub fn is_alive(&self) -> bool {
+        self.sandboxes.iter().any(|s| s.state == SandboxState::Ready)
+            || self
+                .containers
+                .iter()
+                .any(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
+    }
+
     /// True when the runtime knows nothing of the pod.
     pub fn is_empty(&self) -> bool {
         self.sandboxes.is_empty() && self.containers.is_empty()

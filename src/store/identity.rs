@@ -82,7 +82,10 @@ impl Identity {
         let adopted = stored.iter().flat_map(|r| &r.adopted).map(|uid| PodUid::from(uid.as_str())).collect();
         let identity = Identity { path, node_name, adopted, _lock: lock };
         if stored.is_none() {
-            identity.write().map_err(|e| format!("state directory {shown}: cannot be written: {e}"))?;
+            identity
+                .pending()
+                .write()
+                .map_err(|e| format!("state directory {shown}: cannot be written: {e}"))?;
         }
         Ok(identity)
     }
@@ -100,32 +103,44 @@ impl Identity {
     /// Remembers that a pod was taken over. Full (`ADOPTED_MAX`): refused, the pod is then only ours as long as
     /// a manifest names it.
     ///
-    /// # Errors
-    /// When the file cannot be written; the pod counts as adopted until this process ends.
-    pub fn adopt(&mut self, uid: &PodUid) -> std::io::Result<()> {
-        if self.adopted.contains(uid) || self.adopted.len() >= ADOPTED_MAX {
-            return Ok(());
-        }
-        self.adopted.insert(uid.clone());
-        self.write()
+    /// Returns what is to be written then, if anything.
+    #[must_use]
+    pub fn adopt(&mut self, uid: &PodUid) -> Option<Pending> {
+        let room = self.adopted.len() < ADOPTED_MAX;
+        (room && self.adopted.insert(uid.clone())).then(|| self.pending())
     }
 
-    /// Forgets an adopted pod that is gone.
-    ///
-    /// # Errors
-    /// When the file cannot be written.
-    pub fn release(&mut self, uid: &PodUid) -> std::io::Result<()> {
-        if self.adopted.remove(uid) { self.write() } else { Ok(()) }
+    /// Forgets an adopted pod that is gone. Returns what is to be written then, if anything.
+    #[must_use]
+    pub fn release(&mut self, uid: &PodUid) -> Option<Pending> {
+        self.adopted.remove(uid).then(|| self.pending())
     }
 
-    /// Writes beside the old file, then replaces it: power loss leaves one or the other, whole.
-    fn write(&self) -> std::io::Result<()> {
+    fn pending(&self) -> Pending {
         let record = Record {
             version: VERSION,
             node_name: self.node_name.clone(),
             adopted: self.adopted.iter().map(|uid| uid.as_str().to_owned()).collect(),
         };
-        let bytes = minicbor::to_vec(&record).map_err(|e| std::io::Error::other(e.to_string()))?;
+        Pending { path: self.path.clone(), record }
+    }
+}
+
+/// A write to do, off the loop's thread: it waits for the disk.
+#[derive(Debug)]
+#[must_use]
+pub struct Pending {
+    path: PathBuf,
+    record: Record,
+}
+
+impl Pending {
+    /// Writes beside the old file, then replaces it: power loss leaves one or the other, whole.
+    ///
+    /// # Errors
+    /// The disk's; the old file is then still there.
+    pub fn write(&self) -> std::io::Result<()> {
+        let bytes = minicbor::to_vec(&self.record).map_err(|e| std::io::Error::other(e.to_string()))?;
         let beside = self.path.with_extension("new");
         let mut file = File::create(&beside)?;
         file.write_all(&bytes)?;
@@ -237,9 +252,9 @@ mod tests {
     fn adopted_pods_survive_and_a_damaged_file_is_named() {
         let folder = Folder::new("adopted");
         let mut identity = Identity::open(&folder.0, Some("n"), "h").expect("open");
-        identity.adopt(&PodUid::from("u1")).expect("write");
-        identity.adopt(&PodUid::from("u2")).expect("write");
-        identity.release(&PodUid::from("u1")).expect("write");
+        identity.adopt(&PodUid::from("u1")).expect("a change").write().expect("written");
+        identity.adopt(&PodUid::from("u2")).expect("a change").write().expect("written");
+        identity.release(&PodUid::from("u1")).expect("a change").write().expect("written");
         drop(identity);
         let identity = Identity::open(&folder.0, None, "n").expect("again");
         assert_eq!(identity.adopted().iter().map(PodUid::as_str).collect::<Vec<_>>(), ["u2"]);

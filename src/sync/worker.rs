@@ -16,8 +16,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::limits::SYNC_RETRY;
-use crate::model::{ContainerState, DesiredPod, Mono, ObservedPod, PodKey, SandboxState};
+use crate::model::{DesiredPod, Mono, ObservedPod, PodKey};
 
 /// Why a pod ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,21 +42,29 @@ pub enum Life {
     Removing,
 }
 
-/// The next thing to do for a pod.
+/// What a pod needs next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A task that does this.
+    Start(Job),
+    /// Compare desired and observed and plan; at once, without a task. What comes of it is a [`Job::Act`], or
+    /// [`Worker::settled`].
+    Plan,
+    /// Forget the record; nothing is left of the pod.
+    Forget,
+}
+
+/// What a task does for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// Read it in full from the runtime.
     Read,
-    /// Compare desired and observed and plan; at once, without a task.
-    Plan,
     /// Carry out the plan that was made.
     Act,
     /// Stop its containers and sandboxes.
     Kill,
     /// Remove its objects from the runtime and the disk.
     Remove,
-    /// Forget the record; nothing is left of the pod.
-    Forget,
 }
 
 /// One pod's record.
@@ -202,7 +209,7 @@ impl Worker {
     }
 
     /// What to do now. `Forget` is final: the record is to be dropped (see [`Worker::take_afresh`]).
-    pub fn next(&mut self, now: Mono) -> Option<Job> {
+    pub fn next(&mut self, now: Mono) -> Option<Step> {
         if self.in_flight.is_some() || self.life == Life::Waiting {
             return None;
         }
@@ -213,14 +220,14 @@ impl Worker {
             self.replan = true;
         }
         let Some(observed) = self.observed.as_ref().filter(|_| !self.stale) else {
-            return self.read_at.is_none().then_some(Job::Read);
+            return self.read_at.is_none().then_some(Step::Start(Job::Read));
         };
         if self.retry_at.is_some() {
             return None;
         }
         if let Life::Ending(why) = self.life {
-            if is_alive(observed) {
-                return Some(Job::Kill);
+            if observed.is_alive() {
+                return Some(Step::Start(Job::Kill));
             }
             self.life = match why {
                 Why::Finished => Life::Ended,
@@ -229,9 +236,9 @@ impl Worker {
         }
         match self.life {
             Life::Waiting | Life::Ended | Life::Ending(_) => None,
-            Life::Syncing => self.replan.then_some(Job::Plan),
-            Life::Removing if observed.is_empty() && self.pod.is_none() => Some(Job::Forget),
-            Life::Removing => Some(Job::Remove),
+            Life::Syncing => self.replan.then_some(Step::Plan),
+            Life::Removing if observed.is_empty() && self.pod.is_none() => Some(Step::Forget),
+            Life::Removing => Some(Step::Start(Job::Remove)),
         }
     }
 
@@ -264,7 +271,7 @@ impl Worker {
         self.wake_at = wake_at;
     }
 
-    /// A job other than a read ended; a failed one is tried again after a while.
+    /// A job other than a read ended, well or to be tried again at the given time.
     pub fn ended(&mut self, result: Result<(), Mono>) {
         let job = self.in_flight.take();
         self.stale = true;
@@ -273,8 +280,8 @@ impl Worker {
             // Disk and runtime are clean: with the next read empty the record goes.
             self.pod = None;
         }
-        if let Err(now) = result {
-            self.retry_at = Some(now + SYNC_RETRY);
+        if let Err(retry_at) = result {
+            self.retry_at = Some(retry_at);
         }
     }
 
@@ -285,25 +292,23 @@ impl Worker {
         self.read_at = Some(now + retry);
     }
 
+    /// The job in flight was given up: what it may have done shows in the next read.
+    pub fn cancelled(&mut self) {
+        self.in_flight = None;
+        self.stale = true;
+        self.retry_at = None;
+    }
+
     /// The pod to begin afresh with when this record is forgotten.
     pub fn take_afresh(&mut self) -> Option<Rc<DesiredPod>> {
         self.afresh.take()
     }
 }
 
-/// Something of the pod may still run.
-fn is_alive(observed: &ObservedPod) -> bool {
-    observed.sandboxes.iter().any(|s| s.state == SandboxState::Ready)
-        || observed
-            .containers
-            .iter()
-            .any(|c| matches!(c.state, ContainerState::Running | ContainerState::Unknown))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{SandboxId, SandboxStatus, Wall};
+    use crate::model::{SandboxId, SandboxState, SandboxStatus, Wall};
     use k8s_openapi::api::core::v1::Pod;
 
     const NOW: Mono = Mono(1_000_000_000_000);
@@ -333,22 +338,25 @@ mod tests {
         Rc::new(ObservedPod::default())
     }
 
-    /// Runs the next job, which must be `expected`, and ends it with what a read would show then.
-    fn step(worker: &mut Worker, expected: Job, then_observed: &Rc<ObservedPod>) {
+    const READ: Step = Step::Start(Job::Read);
+    const KILL: Step = Step::Start(Job::Kill);
+    const REMOVE: Step = Step::Start(Job::Remove);
+
+    /// Does the next step, which must be `expected`, and ends it with what a read would show then.
+    fn step(worker: &mut Worker, expected: Step, then_observed: &Rc<ObservedPod>) {
         assert_eq!(worker.next(NOW), Some(expected));
         match expected {
-            Job::Plan => worker.settled(None),
-            Job::Forget => {}
-            Job::Read => {
-                worker.started(Job::Read);
-                assert_eq!(worker.next(NOW), None, "one job at a time");
-                worker.read(then_observed.clone());
-            }
-            job => {
+            Step::Plan => worker.settled(None),
+            Step::Forget => {}
+            Step::Start(job) => {
                 worker.started(job);
                 assert_eq!(worker.next(NOW), None, "one job at a time");
-                worker.ended(Ok(()));
-                step(worker, Job::Read, then_observed);
+                if job == Job::Read {
+                    worker.read(then_observed.clone());
+                } else {
+                    worker.ended(Ok(()));
+                    step(worker, READ, then_observed);
+                }
             }
         }
     }
@@ -356,92 +364,92 @@ mod tests {
     #[test]
     fn a_pod_is_read_before_it_is_planned_and_rests_when_settled() {
         let mut worker = Worker::wanted(pod(), false);
-        step(&mut worker, Job::Read, &empty());
-        step(&mut worker, Job::Plan, &empty());
+        step(&mut worker, READ, &empty());
+        step(&mut worker, Step::Plan, &empty());
         assert_eq!(worker.next(NOW), None);
         worker.settled(Some(NOW + Duration::from_secs(10)));
         assert_eq!(worker.due(), Some(NOW + Duration::from_secs(10)));
-        assert_eq!(worker.next(NOW + Duration::from_secs(10)), Some(Job::Plan));
+        assert_eq!(worker.next(NOW + Duration::from_secs(10)), Some(Step::Plan));
     }
 
     #[test]
     fn an_unwanted_pod_is_killed_removed_and_forgotten() {
         let mut worker = Worker::wanted(pod(), false);
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
-        step(&mut worker, Job::Plan, &empty());
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, Step::Plan, &empty());
         worker.unwant();
-        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
-        step(&mut worker, Job::Remove, &empty());
-        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
         assert!(worker.take_afresh().is_none());
     }
 
     #[test]
     fn a_pod_restored_while_it_ends_starts_afresh_afterwards() {
         let mut worker = Worker::wanted(pod(), false);
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         worker.unwant();
         worker.want(pod());
         assert_eq!(worker.life(), Life::Ending(Why::Unwanted), "it still ends first");
-        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
-        step(&mut worker, Job::Remove, &empty());
-        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
         assert!(worker.take_afresh().is_some());
     }
 
     #[test]
     fn a_finished_pod_keeps_its_dead_containers_until_it_is_unwanted() {
         let mut worker = Worker::wanted(pod(), false);
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         worker.finished();
-        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         assert_eq!(worker.next(NOW), None);
         assert_eq!(worker.life(), Life::Ended);
         worker.unwant();
-        step(&mut worker, Job::Remove, &empty());
-        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
     }
 
     #[test]
     fn an_orphan_ends_and_what_lives_on_is_killed_again() {
         let mut worker = Worker::orphan(PodKey::new("default", "old", "u0"));
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
-        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::Ready));
-        step(&mut worker, Job::Kill, &with_sandbox(SandboxState::NotReady));
-        step(&mut worker, Job::Remove, &empty());
-        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, KILL, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
     }
 
     #[test]
     fn a_change_during_a_job_is_read_after_it_and_a_failure_waits() {
         let mut worker = Worker::wanted(pod(), false);
-        assert_eq!(worker.next(NOW), Some(Job::Read));
+        assert_eq!(worker.next(NOW), Some(READ));
         worker.started(Job::Read);
         worker.touched();
         worker.read(empty());
-        assert_eq!(worker.next(NOW), Some(Job::Read), "the read in flight may have missed it");
+        assert_eq!(worker.next(NOW), Some(READ), "the read in flight may have missed it");
         worker.started(Job::Read);
         worker.read_failed(NOW, Duration::from_secs(1));
         assert_eq!(worker.next(NOW), None);
         assert_eq!(worker.due(), Some(NOW + Duration::from_secs(1)));
         worker.runtime_is_back();
-        assert_eq!(worker.next(NOW), Some(Job::Read));
+        assert_eq!(worker.next(NOW), Some(READ));
     }
 
     #[test]
     fn a_failed_job_waits_unless_the_runtime_reports_a_change() {
         let mut worker = Worker::wanted(pod(), false);
-        step(&mut worker, Job::Read, &empty());
+        step(&mut worker, READ, &empty());
         worker.started(Job::Act);
-        worker.ended(Err(NOW));
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        worker.ended(Err(NOW + Duration::from_secs(10)));
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         assert_eq!(worker.next(NOW), None, "what our own job did is no reason to hurry");
         worker.touched();
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::Ready));
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         assert_eq!(worker.next(NOW), None, "nothing changed");
         worker.touched();
-        step(&mut worker, Job::Read, &with_sandbox(SandboxState::NotReady));
-        assert_eq!(worker.next(NOW), Some(Job::Plan), "something did");
+        step(&mut worker, READ, &with_sandbox(SandboxState::NotReady));
+        assert_eq!(worker.next(NOW), Some(Step::Plan), "something did");
     }
 
     #[test]
@@ -449,11 +457,11 @@ mod tests {
         let mut worker = Worker::wanted(pod(), true);
         assert_eq!(worker.next(NOW), None);
         worker.name_is_free();
-        assert_eq!(worker.next(NOW), Some(Job::Read));
+        assert_eq!(worker.next(NOW), Some(READ));
         let mut worker = Worker::wanted(pod(), true);
         worker.unwant();
-        step(&mut worker, Job::Read, &empty());
-        step(&mut worker, Job::Remove, &empty());
-        assert_eq!(worker.next(NOW), Some(Job::Forget));
+        step(&mut worker, READ, &empty());
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
     }
 }

@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use k8s_openapi::api::core::v1::{Container, HostPathVolumeSource, Volume};
+use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume, VolumeMount};
 
 use crate::limits::MOUNTINFO_BYTES_MAX;
 use crate::model::DesiredPod;
@@ -113,20 +113,15 @@ pub fn pod_volumes(pod: &DesiredPod, pod_dir: &str) -> Vec<VolumeStep> {
 /// A mount names a volume the pod does not have; the source refuses that, the core's types admit it.
 pub fn container_mounts(
     pod: &DesiredPod,
-    container: &Container,
+    mounts: &[VolumeMount],
     pod_dir: &str,
 ) -> Result<Vec<Mount>, VolumeError> {
     let find = |name: &str| pod.spec().volumes.iter().flatten().find(|volume| volume.name == name);
-    container
-        .volume_mounts
+    mounts
         .iter()
-        .flatten()
         .map(|mount| {
             let volume = find(&mount.name).ok_or_else(|| {
-                VolumeError(format!(
-                    "cannot find volume {:?} to mount into container {:?}",
-                    mount.name, container.name
-                ))
+                VolumeError(format!("cannot find volume {:?} to mount at {}", mount.name, mount.mount_path))
             })?;
             let propagation = match mount.mount_propagation.as_deref() {
                 Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
@@ -302,18 +297,15 @@ mod tests {
             mount_path: at.into(),
             ..Default::default()
         };
-        let container = Container {
-            volume_mounts: Some(vec![
-                VolumeMount {
-                    read_only: Some(true),
-                    mount_propagation: Some("HostToContainer".into()),
-                    ..mount("data", "/data")
-                },
-                mount("dev", "dev/x"),
-            ]),
-            ..Container::default()
-        };
-        let mounts = container_mounts(&pod(), &container, "/r/pods/u").expect("volumes exist");
+        let wanted = [
+            VolumeMount {
+                read_only: Some(true),
+                mount_propagation: Some("HostToContainer".into()),
+                ..mount("data", "/data")
+            },
+            mount("dev", "dev/x"),
+        ];
+        let mounts = container_mounts(&pod(), &wanted, "/r/pods/u").expect("volumes exist");
         let seen: Vec<_> = mounts
             .iter()
             .map(|m| (m.container_path.as_str(), m.host_path.as_str(), m.readonly, m.propagation))
@@ -325,8 +317,8 @@ mod tests {
                 ("/dev/x", "/dev/null", false, 0)
             ]
         );
-        let lost = Container { volume_mounts: Some(vec![mount("none", "/x")]), ..Container::default() };
-        assert!(container_mounts(&pod(), &lost, "/r").expect_err("no such volume").0.contains("\"none\""));
+        let lost = container_mounts(&pod(), &[mount("none", "/x")], "/r").expect_err("no such volume");
+        assert!(lost.0.contains("\"none\""), "{lost}");
     }
 
     #[test]

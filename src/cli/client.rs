@@ -1,0 +1,59 @@
+//! Asks the agent on its local socket: one GET, the whole answer, bounded in time and size.
+
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use async_io::{Async, Timer};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::{Request, StatusCode};
+use smol_hyper::rt::FuturesIo;
+
+use crate::limits::ANSWER_BYTES_MAX;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The answer's text.
+///
+/// # Errors
+/// One sentence: nobody answers (and the mend), or what the agent said instead.
+pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String> {
+    let asked = async { ask(socket, path_and_query).await };
+    let late = async {
+        Timer::after(PATIENCE).await;
+        Err(format!("the agent at {} gives no answer within {} s", socket.display(), PATIENCE.as_secs()))
+    };
+    async_io::block_on(smol::future::or(asked, late))
+}
+
+async fn ask(socket: &Path, path_and_query: &str) -> Result<String, String> {
+    let stream = Async::<UnixStream>::connect(socket).await.map_err(|error| {
+        let mend = match error.kind() {
+            std::io::ErrorKind::PermissionDenied => "run as root",
+            _ => "is the agent running (smolet run)? Its socket can be named with --socket",
+        };
+        format!("cannot reach the agent at {}: {error}: {mend}", socket.display())
+    })?;
+    let broken = |error: hyper::Error| format!("the agent at {}: {error}", socket.display());
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(FuturesIo::new(stream)).await.map_err(broken)?;
+    let request = Request::get(path_and_query)
+        .header(hyper::header::HOST, "smolet")
+        .body(Empty::<Bytes>::new())
+        .map_err(|_| format!("{path_and_query:?} cannot be asked for"))?;
+    let exchange = async {
+        let response = sender.send_request(request).await.map_err(broken)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+        let body = body.map_err(|error| format!("the agent at {}: {error}", socket.display()))?;
+        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
+        if status == StatusCode::OK { Ok(text) } else { Err(text.trim_end().to_owned()) }
+    };
+    // The connection moves only while it is polled; its end is known from the exchange.
+    let drive = async {
+        let _ = connection.await;
+        std::future::pending().await
+    };
+    smol::future::or(exchange, drive).await
+}

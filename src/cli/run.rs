@@ -1,0 +1,45 @@
+//! `smolet run`: the agent.
+
+use std::process::ExitCode;
+use std::rc::Rc;
+
+use smol::LocalExecutor;
+
+use super::{SocketArg, fail, logger, print};
+use crate::clock::SystemClock;
+use crate::config::{Config, Flags};
+use crate::node::{self, Ending};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(flatten)]
+    socket: SocketArg,
+    /// Sync until every pod runs or has failed, print what became of each, and end; the containers run on.
+    /// Exit code 0 when all is as wanted
+    #[arg(long)]
+    once: bool,
+    /// What to log; SMOLET_LOG sets it too [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace", "off"])]
+    log_level: Option<String>,
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    logger::install(args.log_level.as_deref());
+    let config = match Config::load(&args.flags, Some(&args.socket.socket)) {
+        Ok(config) => config,
+        Err(error) => return fail(&error.to_string()),
+    };
+    let executor = Rc::new(LocalExecutor::new());
+    let agent = node::run(&config, args.once, &executor, Rc::new(SystemClock));
+    let ended = async_io::block_on(executor.run(agent));
+    match ended {
+        Ok(Ending::Stopped) => ExitCode::SUCCESS,
+        Ok(Ending::Once { lines, all_well }) => {
+            let printed = print(Ok(lines.iter().map(|line| format!("{line}\n")).collect()));
+            if all_well { printed } else { ExitCode::FAILURE }
+        }
+        Err(why) => fail(&why),
+    }
+}

@@ -1,0 +1,265 @@
+//! All wiring: the executor, the clock, the channel, the tasks that live as long as the agent, and the loop.
+//!
+//! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the
+//! next instant something is due. No other place spawns tasks, but for a connection's own in `server` and `grpc`.
+
+mod agent;
+mod jobs;
+mod record;
+mod show;
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_signal::{Signal, Signals};
+use smol::LocalExecutor;
+use smol::channel::{Receiver, Sender};
+use smol::lock::Semaphore;
+use smol::stream::StreamExt as _;
+
+use crate::cgroup::Cgroups;
+use crate::clock::SharedClock;
+use crate::config::Config;
+use crate::cri::{Runtime, endpoint};
+use crate::events::{EventKind, EventRing};
+use crate::facts;
+use crate::image::pull::ImagePuller;
+use crate::limits::{
+    BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
+};
+use crate::model::{Mono, PodKey};
+use crate::render::{NoSources, NodeSettings};
+use crate::server::{Query, Server};
+use crate::source::{FileSource, NodeName};
+use crate::store::identity::Identity;
+use crate::sync::act::{ActContext, NoHooks};
+use agent::{Agent, Event};
+
+/// How the agent ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// A signal asked for it; the containers run on.
+    Stopped,
+    /// `--once`: what became of each pod, a line each, and whether all is as wanted.
+    Once {
+        /// For standard output.
+        lines: Vec<String>,
+        /// Every pod runs or has succeeded, and every manifest is valid.
+        all_well: bool,
+    },
+}
+
+/// Runs the agent of this machine until a signal ends it, or with `once` until every pod runs or has failed.
+///
+/// # Errors
+/// One sentence that says what to do: the state directory, the socket or the runtime's name cannot be used.
+pub async fn run(
+    config: &Config,
+    once: bool,
+    executor: &Rc<LocalExecutor<'static>>,
+    clock: SharedClock,
+) -> Result<Ending, String> {
+    let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
+    let node = Rc::new(facts::node_settings(config, identity.node_name()));
+    let server = Server::bind(&config.socket)?;
+    for (what, directory) in
+        [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
+    {
+        std::fs::create_dir_all(directory)
+            .map_err(|e| format!("{what} directory {}: {e}", directory.display()))?;
+    }
+    let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
+    let (stop, stopped) = smol::channel::bounded(1);
+    executor.spawn(wait_for_signal(signals, stop)).detach();
+
+    // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
+    let (queries, asked) = smol::channel::bounded(EVENTS_QUEUED_MAX);
+    executor.spawn(server.run(executor.clone(), clock.clone(), queries)).detach();
+
+    let found =
+        smol::future::or(async { find_runtime(config, once, executor, &clock).await.map(Some) }, async {
+            // The state is owned by the loop, which does not turn yet: requests wait in the queue.
+            let _ = stopped.recv().await;
+            Ok(None)
+        });
+    let Some(runtime) = found.await? else { return Ok(Ending::Stopped) };
+    let parts = Parts { config, identity, node, executor: executor.clone(), clock, once };
+    parts.run_loop(runtime.0, runtime.1, asked, stopped).await
+}
+
+/// The runtime and its name, when it answers and is ready. Waits for it, saying why once per reason; with `once`
+/// the first reason ends the wait.
+async fn find_runtime(
+    config: &Config,
+    once: bool,
+    executor: &Rc<LocalExecutor<'static>>,
+    clock: &SharedClock,
+) -> Result<(impl Runtime + 'static, Box<str>), String> {
+    let candidates =
+        endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
+    let (mut said, mut wait) = (String::new(), Duration::from_secs(1));
+    loop {
+        let tried = async {
+            let found = endpoint::find(&candidates, executor, clock).await?;
+            endpoint::ready(&found.runtime).await.map(|()| found)
+        };
+        match tried.await {
+            Ok(found) => {
+                log::info!(
+                    "runtime {} {} at {}",
+                    found.version.runtime_name,
+                    found.version.runtime_version,
+                    found.runtime.socket().display()
+                );
+                let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
+                return Ok((runtime, found.version.runtime_name));
+            }
+            Err(error) if once => return Err(error.to_string()),
+            Err(error) => {
+                let why = error.to_string();
+                if why != said {
+                    log::warn!("{why}; trying again");
+                    said = why;
+                }
+            }
+        }
+        clock.sleep(wait).await;
+        wait = (wait * 2).min(RELIST_RETRY_MAX);
+    }
+}
+
+async fn wait_for_signal(mut signals: Signals, stop: Sender<()>) {
+    if let Some(Ok(signal)) = signals.next().await {
+        log::info!("{signal:?}: stopping; the containers run on");
+        // Full: the loop was told already.
+        let _ = stop.try_send(());
+    }
+}
+
+/// What the loop is put together from.
+pub struct Parts<'a> {
+    /// The settings.
+    pub config: &'a Config,
+    /// The held state directory.
+    pub identity: Identity,
+    /// Facts of the machine.
+    pub node: Rc<NodeSettings>,
+    /// Runs every task.
+    pub executor: Rc<LocalExecutor<'static>>,
+    /// The machine's clock, or a test's.
+    pub clock: SharedClock,
+    /// End when every pod runs or has failed.
+    pub once: bool,
+}
+
+impl Parts<'_> {
+    /// Runs the loop on a runtime that is ready. `stopped` ends it; `asked` brings requests.
+    ///
+    /// # Errors
+    /// None today; the wiring's own are found before.
+    pub async fn run_loop<R: Runtime + 'static>(
+        self,
+        runtime: R,
+        runtime_name: Box<str>,
+        asked: Receiver<Query>,
+        stopped: Receiver<()>,
+    ) -> Result<Ending, String> {
+        let Parts { config, identity, node, executor, clock, once } = self;
+        let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
+        let name = NodeName::new(identity.node_name());
+        let source = FileSource::new(&config.manifests, name, clock.clone(), config.file_check_frequency);
+        executor.spawn(feed(source, events.clone())).detach();
+        executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
+        executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
+
+        let ring = Rc::new(RefCell::new(EventRing::default()));
+        let ctx = context(config, runtime, node, &clock, &ring);
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
+        let longest_wait = config.max_container_restart_period;
+        let mut agent =
+            Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, longest_wait);
+        let patience = clock.now().mono + ONCE_PATIENCE;
+        loop {
+            agent.turn();
+            if once && let Some(ending) = agent.once_ending(clock.now().mono >= patience) {
+                return Ok(ending);
+            }
+            let due = agent.due().into_iter().chain(once.then_some(patience)).min();
+            match next_event(&inbox, due, &clock).await {
+                Some(Event::Stop) => return Ok(Ending::Stopped),
+                Some(event) => agent.take(event),
+                None => {}
+            }
+        }
+    }
+}
+
+/// The next event, or nothing when something is due first.
+async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedClock) -> Option<Event> {
+    // A sender lives in the agent, so the channel never closes.
+    let event = async { inbox.recv().await.ok() };
+    match due {
+        None => event.await,
+        Some(at) => {
+            smol::future::or(event, async {
+                clock.sleep_until(at).await;
+                None
+            })
+            .await
+        }
+    }
+}
+
+fn context<R>(
+    config: &Config,
+    runtime: R,
+    node: Rc<NodeSettings>,
+    clock: &SharedClock,
+    ring: &Rc<RefCell<EventRing>>,
+) -> ActContext<R> {
+    let pulls = if config.serialize_image_pulls { PULLS_AT_ONCE } else { PULLS_AT_ONCE_MAX };
+    let (ring, note_clock) = (ring.clone(), clock.clone());
+    let notes = move |pod: &PodKey, kind: EventKind, reason: &'static str, message: &str| {
+        if ring.borrow_mut().record(pod, kind, reason, message, note_clock.now()) {
+            match kind {
+                EventKind::Normal => log::info!("pod {pod}: {reason}: {message}"),
+                EventKind::Warning => log::warn!("pod {pod}: {reason}: {message}"),
+            }
+        }
+    };
+    ActContext {
+        runtime: Rc::new(runtime),
+        clock: clock.clone(),
+        images: Rc::new(ImagePuller::new(clock.clone(), pulls)),
+        env: Rc::new(NoSources),
+        volumes: Rc::new(jobs::DiskVolumes(node.clone())),
+        hooks: Rc::new(NoHooks),
+        notes: Rc::new(notes),
+        container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
+        hosts_file: Rc::from(Path::new("/etc/hosts")),
+        blocking: Rc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+        node,
+    }
+}
+
+async fn feed(mut source: FileSource, events: Sender<Event>) {
+    while events.send(Event::Source(source.next().await)).await.is_ok() {}
+}
+
+fn forward<T>(
+    from: Receiver<T>,
+    events: Sender<Event>,
+    wrap: impl Fn(T) -> Event,
+) -> impl Future<Output = ()> {
+    async move {
+        while let Ok(item) = from.recv().await {
+            if events.send(wrap(item)).await.is_err() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What the loop keeps of one pod.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::cli::table::SOURCE_FILE_ANNOTATION;
+use crate::model::{Mono, PodKey, Wall};
+use crate::status::{StatusFacts, StatusProbe};
+use crate::sync::outcome::Outcome;
+use crate::sync::worker::Worker;
+
+/// One pod: its life, its status, and the task that works for it.
+pub(super) struct Record {
+    pub(super) worker: Worker,
+    /// The manifest, for people.
+    pub(super) file: Option<Arc<str>>,
+    /// As shown last.
+    pub(super) status: Option<PodStatus>,
+    /// When the status got its start time: `activeDeadlineSeconds` counts from here.
+    pub(super) active_since: Option<Mono>,
+    /// When the manifest went away, to be shown as the deletion time.
+    pub(super) unwanted_at: Option<Wall>,
+    pub(super) failures: StartFailures,
+    /// Dropping it cancels the job in flight.
+    pub(super) task: Option<smol::Task<()>>,
+    /// Which job is in flight; an answer with another number comes from a cancelled one.
+    pub(super) job: u64,
+}
+
+impl Record {
+    pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
+        Self {
+            worker,
+            file,
+            status: None,
+            active_since: None,
+            unwanted_at: None,
+            failures: StartFailures::default(),
+            task: None,
+            job: 0,
+        }
+    }
+
+    /// The pod as the API would show it; one that only the runtime knows has a name and nothing else.
+    pub(super) fn shown(&self) -> Pod {
+        let mut pod = match self.worker.pod() {
+            Some(pod) => (*pod.pod).clone(),
+            None => named(self.worker.key()),
+        };
+        if let Some(file) = &self.file {
+            let annotations = pod.metadata.annotations.get_or_insert_default();
+            annotations.insert(SOURCE_FILE_ANNOTATION.to_owned(), file.to_string());
+        }
+        let deleted = self.unwanted_at.and_then(|at| Timestamp::from_nanosecond(i128::from(at.0)).ok());
+        pod.metadata.deletion_timestamp = deleted.map(Time);
+        pod.status.clone_from(&self.status);
+        pod
+    }
+}
+
+fn named(key: &PodKey) -> Pod {
+    let mut pod = Pod::default();
+    pod.metadata.namespace = Some(key.namespace.to_string());
+    pod.metadata.name = Some(key.name.to_string());
+    pod.metadata.uid = Some(key.uid.to_string());
+    pod
+}
+
+/// Why containers did not start (kubelet `ReasonCache`), by container name. Bounded by the pod's own containers.
+#[derive(Debug, Default)]
+pub(super) struct StartFailures(BTreeMap<Rc<str>, (String, String)>);
+
+impl StartFailures {
+    /// Takes in how the starts of a sync went.
+    pub(super) fn learn(&mut self, outcome: &Outcome) {
+        for (container, failure) in outcome.starts() {
+            match failure {
+                Some(failure) => self.set(container, failure.error.to_string(), failure.message.clone()),
+                None => {
+                    self.0.remove(container);
+                }
+            }
+        }
+    }
+
+    pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: String) {
+        self.0.insert(container.clone(), (reason, message));
+    }
+}
+
+impl StatusFacts for StartFailures {
+    fn start_failure(&self, container: &str) -> Option<(&str, &str)> {
+        self.0.get(container).map(|(reason, message)| (reason.as_str(), message.as_str()))
+    }
+
+    // Probes are refused at the source.
+    fn probe_result(&self, _: StatusProbe, _: &str) -> Option<bool> {
+        None
+    }
+
+    fn probe_worker(&self, _: StatusProbe, _: &str) -> bool {
+        false
+    }
+}

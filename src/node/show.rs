@@ -1,0 +1,192 @@
+//! Answers for the local socket and the verdict of `--once`, read from the loop's state.
+
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+
+use super::Ending;
+use super::agent::Agent;
+use super::record::Record;
+use crate::cli::describe_text::{Decision, describe};
+use crate::cli::style::Style;
+use crate::cli::table::{self, PodsFormat};
+use crate::cli::text::harmless;
+use crate::cri::Runtime;
+use crate::model::Wall;
+use crate::server::{Answer, Query, Question};
+use crate::sync::worker::Life;
+
+/// What became of a pod, for `--once`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Not clear yet.
+    Coming,
+    /// Runs, or has run to its end.
+    Well(&'static str),
+    /// Has failed, with the reason.
+    Failed(String),
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    pub(super) fn answer(&self, query: &Query) {
+        let now = self.ctx.clock.now().wall;
+        let answer = match &query.question {
+            Question::Health => Answer::Found("ok".to_owned()),
+            Question::Pods { format, namespace, style } => {
+                Answer::Found(self.show_pods(*format, namespace.as_deref(), now, *style))
+            }
+            Question::Describe { name, namespace, style } => {
+                self.show_pod(name, namespace.as_deref(), now, *style)
+            }
+        };
+        // Full or closed: the client has hung up, or was answered already.
+        let _ = query.answer.try_send(answer);
+    }
+
+    fn show_pods(&self, format: PodsFormat, namespace: Option<&str>, now: Wall, style: Style) -> String {
+        let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
+        let pods: Vec<Pod> = self.records.values().filter(of_namespace).map(Record::shown).collect();
+        let mut out = table::pods(&pods, format, now, style);
+        if matches!(format, PodsFormat::Table | PodsFormat::Wide) {
+            for (index, problem) in self.desired.problems().enumerate() {
+                if index == 0 {
+                    out.push_str("\nProblems with the manifests:\n");
+                }
+                out.push_str(&harmless(&problem.to_string()));
+                out.push('\n');
+            }
+        }
+        out
+    }
+
+    fn show_pod(&self, name: &str, namespace: Option<&str>, now: Wall, style: Style) -> Answer {
+        let full_name = format!("{name}-{}", self.identity.node_name());
+        let named = |record: &&Record| {
+            let key = record.worker.key();
+            (*key.name == *name || *key.name == *full_name) && namespace.is_none_or(|n| n == &*key.namespace)
+        };
+        let mut found: Vec<&Record> = self.records.values().filter(named).collect();
+        // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
+        found.sort_by_key(|record| record.worker.life() == Life::Waiting);
+        let Some(record) = found.first() else { return Answer::NotFound(self.why_not_here(name, namespace)) };
+        if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
+        {
+            return Answer::NotFound(format!(
+                "{name} stands in several namespaces ({}, {}); say which with -n\n",
+                record.worker.key().namespace,
+                other.worker.key().namespace
+            ));
+        }
+        let key = record.worker.key();
+        let ring = self.ring.borrow();
+        let mut decisions: Vec<Decision<'_>> =
+            ring.iter().filter(|event| event.pod.uid == key.uid).map(Decision::from).collect();
+        let problems: Vec<String> = self
+            .desired
+            .problems()
+            .filter(|problem| record.file.as_ref() == Some(&problem.file))
+            .map(ToString::to_string)
+            .collect();
+        decisions.extend(problems.iter().map(|message| Decision {
+            last: now,
+            warning: true,
+            reason: "InvalidManifest",
+            message,
+            count: 1,
+        }));
+        Answer::Found(describe(&record.shown(), &decisions, now, style))
+    }
+
+    /// A pod that is not here, with what the manifests have to do with it.
+    fn why_not_here(&self, name: &str, namespace: Option<&str>) -> String {
+        let mut out = match namespace {
+            Some(namespace) => format!("there is no pod {name} in namespace {namespace}"),
+            None => format!("there is no pod {name}"),
+        };
+        let named = |pod: &str| pod.rsplit('/').next() == Some(name);
+        let about = self.desired.problems().filter(|p| p.pod.as_deref().is_none_or(named));
+        for (index, problem) in about.enumerate() {
+            out.push_str(if index == 0 { "; the manifests have problems:\n" } else { "\n" });
+            out.push_str(&harmless(&problem.to_string()));
+        }
+        out.push('\n');
+        out
+    }
+
+    // ---- --once ------------------------------------------------------------------------------------------
+
+    /// What became of every pod and what is wrong with the manifests, once that is clear or patience is over.
+    pub(super) fn once_ending(&self, patience_is_over: bool) -> Option<Ending> {
+        if !self.desired.reported() && !patience_is_over {
+            return None;
+        }
+        let (mut lines, mut all_well) = (Vec::new(), true);
+        for record in self.records.values() {
+            let state = match verdict(record) {
+                Verdict::Coming if !patience_is_over => return None,
+                Verdict::Well(state) => state.to_owned(),
+                Verdict::Coming => {
+                    all_well = false;
+                    "does not run yet".to_owned()
+                }
+                Verdict::Failed(why) => {
+                    all_well = false;
+                    why
+                }
+            };
+            lines.push(harmless(&format!("pod {}: {state}", record.worker.key())).into_owned());
+        }
+        lines.sort();
+        for problem in self.desired.problems() {
+            all_well = false;
+            lines.push(harmless(&problem.to_string()).into_owned());
+        }
+        Some(Ending::Once { lines, all_well })
+    }
+}
+
+/// Waiting reasons out of which a container does not come by itself in a moment.
+const STUCK: [&str; 10] = [
+    "CrashLoopBackOff",
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+    "RegistryUnavailable",
+];
+
+fn verdict(record: &Record) -> Verdict {
+    let Some(status) = &record.status else { return Verdict::Coming };
+    let init = status.init_container_statuses.iter().flatten();
+    let app = status.container_statuses.as_deref().unwrap_or_default();
+    match status.phase.as_deref() {
+        Some("Succeeded") => return Verdict::Well("Succeeded"),
+        Some("Failed") => {
+            let why = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("");
+            return Verdict::Failed(format!("Failed {why}").trim_end().to_owned());
+        }
+        _ => {}
+    }
+    let stuck = |container: &ContainerStatus| {
+        let waiting = container.state.as_ref()?.waiting.as_ref()?;
+        let reason = waiting.reason.as_deref().filter(|reason| STUCK.contains(reason))?;
+        let message = waiting.message.as_deref().unwrap_or("");
+        Some(format!("container {}: {reason}: {message}", container.name))
+    };
+    if let Some(why) = init.chain(app).find_map(stuck) {
+        return Verdict::Failed(why);
+    }
+    let runs = |c: &ContainerStatus| {
+        c.state.as_ref().is_some_and(|state| {
+            state.running.is_some() || state.terminated.as_ref().is_some_and(|t| t.exit_code == 0)
+        })
+    };
+    let wanted = record.worker.pod().map_or(0, |pod| pod.containers().len());
+    let all_run = app.len() == wanted && app.iter().all(runs);
+    if record.worker.life() == Life::Syncing && status.phase.as_deref() == Some("Running") && all_run {
+        return Verdict::Well("Running");
+    }
+    Verdict::Coming
+}
