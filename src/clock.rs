@@ -40,7 +40,7 @@ impl Clock for SystemClock {
     fn now(&self) -> Now {
         let nanos = |id| {
             let at = rustix::time::clock_gettime(id);
-            i64::from(at.tv_sec).saturating_mul(1_000_000_000).saturating_add(i64::from(at.tv_nsec))
+            at.tv_sec.saturating_mul(1_000_000_000).saturating_add(at.tv_nsec)
         };
         Now {
             mono: Mono(nanos(rustix::time::ClockId::Boottime)),

@@ -70,7 +70,7 @@ pub const INOTIFY_BUFFER_BYTES: usize = 4 * KIB;
 // ---- sync ------------------------------------------------------------------------------------------------
 
 /// Longest crash-loop back-off (kubelet `MaxContainerBackOff`).
-pub const CRASH_BACKOFF_MAX: Duration = Duration::from_secs(300);
+pub const CRASH_BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
 /// Containers of one pod whose probe results are kept, generations that just ended included.
@@ -84,9 +84,9 @@ pub const BACKOFF_ENTRY_BYTES: usize = 16;
 /// First wait before a crashed container restarts, and after a failed image pull (kubelet `backOffPeriod`).
 pub const BACKOFF_INITIAL: Duration = Duration::from_secs(10);
 /// Longest wait between two pulls of an image (kubelet `MaxImageBackOff`).
-pub const IMAGE_BACKOFF_MAX: Duration = Duration::from_secs(300);
+pub const IMAGE_BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// A container that ran for longer than this starts its back-off anew, whatever the longest wait is.
-pub const BACKOFF_RESET: Duration = Duration::from_secs(600);
+pub const BACKOFF_RESET: Duration = Duration::from_mins(10);
 
 /// Containers of one pod that are stopped at the same time. Full: the next waits until one has stopped; those
 /// that others wait for come first.
@@ -225,7 +225,7 @@ pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// Longest wait between two looks while the runtime does not answer.
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.
-pub const ONCE_PATIENCE: Duration = Duration::from_secs(300);
+pub const ONCE_PATIENCE: Duration = Duration::from_mins(5);
 /// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
 pub const HELD_PODS_TOLD_MAX: usize = 512;
 /// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.
@@ -250,7 +250,7 @@ pub const ANSWER_BYTES_MAX: usize = 64 * MIB;
 // ---- time ------------------------------------------------------------------------------------------------
 
 /// How long any call to the runtime may take when it has no rule of its own (kubelet `runtimeRequestTimeout`).
-pub const RUNTIME_REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+pub const RUNTIME_REQUEST_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// How long the runtime's socket may take to accept a connection (kubelet `minConnectionTimeout`).
 pub const GRPC_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

@@ -9,7 +9,6 @@ mod record;
 mod show;
 
 use std::cell::RefCell;
-use std::future::Future;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -224,7 +223,9 @@ fn context<R>(
     let pulls = if config.serialize_image_pulls { PULLS_AT_ONCE } else { PULLS_AT_ONCE_MAX };
     let (ring, note_clock) = (ring.clone(), clock.clone());
     let notes = move |pod: &PodKey, kind: EventKind, reason: &'static str, message: &str| {
-        if ring.borrow_mut().record(pod, kind, reason, message, note_clock.now()) {
+        let is_new = ring.borrow_mut().record(pod, kind, reason, message, note_clock.now());
+        // Every start is a real change, though it reads like the one before.
+        if is_new || reason == "Started" {
             match kind {
                 EventKind::Normal => log::info!("pod {pod}: {reason}: {message}"),
                 EventKind::Warning => log::warn!("pod {pod}: {reason}: {message}"),
@@ -250,16 +251,10 @@ async fn feed(mut source: FileSource, events: Sender<Event>) {
     while events.send(Event::Source(source.next().await)).await.is_ok() {}
 }
 
-fn forward<T>(
-    from: Receiver<T>,
-    events: Sender<Event>,
-    wrap: impl Fn(T) -> Event,
-) -> impl Future<Output = ()> {
-    async move {
-        while let Ok(item) = from.recv().await {
-            if events.send(wrap(item)).await.is_err() {
-                return;
-            }
+async fn forward<T>(from: Receiver<T>, events: Sender<Event>, wrap: impl Fn(T) -> Event) {
+    while let Ok(item) = from.recv().await {
+        if events.send(wrap(item)).await.is_err() {
+            return;
         }
     }
 }

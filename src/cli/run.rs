@@ -20,7 +20,7 @@ pub(super) struct Args {
     /// Exit code 0 when all is as wanted
     #[arg(long)]
     once: bool,
-    /// What to log; SMOLET_LOG sets it too [default: info]
+    /// What to log; `SMOLET_LOG` sets it too [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace", "off"])]
     log_level: Option<String>,
 }
@@ -37,7 +37,9 @@ pub(super) fn run(args: &Args) -> ExitCode {
     match ended {
         Ok(Ending::Stopped) => ExitCode::SUCCESS,
         Ok(Ending::Once { lines, all_well }) => {
-            let printed = print(Ok(lines.iter().map(|line| format!("{line}\n")).collect()));
+            let mut text = lines.join("\n");
+            text.push('\n');
+            let printed = print(Ok(text));
             if all_well { printed } else { ExitCode::FAILURE }
         }
         Err(why) => fail(&why),

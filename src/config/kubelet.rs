@@ -149,7 +149,7 @@ mod tests {
             ("1m30s", Some(Duration::from_secs(90))),
             ("1.5s", Some(Duration::from_millis(1500))),
             ("100ms", Some(Duration::from_millis(100))),
-            ("2h", Some(Duration::from_secs(7200))),
+            ("2h", Some(Duration::from_hours(2))),
             ("0", Some(Duration::ZERO)),
             ("", None),
             ("5", None),

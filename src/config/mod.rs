@@ -39,7 +39,7 @@ pub struct Flags {
     /// State, and the pods' directories [default: /var/lib/smolet]
     #[arg(long, value_name = "DIR")]
     pub root_dir: Option<PathBuf>,
-    /// The runtime's CRI socket, e.g. unix:///run/containerd/containerd.sock [default: the first that answers]
+    /// The runtime's CRI socket, e.g. `unix:///run/containerd/containerd.sock` [default: the first that answers]
     #[arg(long, value_name = "URI", visible_alias = "container-runtime-endpoint")]
     pub runtime_endpoint: Option<String>,
     /// The node's name, also the ending of every static pod's name [default: the host's name at first start]
@@ -87,9 +87,9 @@ pub struct Config {
     pub cpu_cfs_quota: bool,
     /// Period of that quota.
     pub cpu_cfs_quota_period: Duration,
-    /// Pods without a seccomp profile get RuntimeDefault.
+    /// Pods without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
-    /// Servers for pods with dnsPolicy ClusterFirst.
+    /// Servers for pods with `dnsPolicy: ClusterFirst`.
     pub cluster_dns: Vec<String>,
     /// Their search domain.
     pub cluster_domain: String,

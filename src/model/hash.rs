@@ -10,7 +10,9 @@ impl Fnv32 {
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.byte(byte));
+        for &byte in bytes {
+            self.byte(byte);
+        }
     }
 }
 

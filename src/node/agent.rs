@@ -161,8 +161,12 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         if self.relist.is_none() {
             self.early_update = Some(update);
-            return;
+        } else {
+            self.apply(update);
         }
+    }
+
+    fn apply(&mut self, update: SourceUpdate) {
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
@@ -313,7 +317,7 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
         if let Some(update) = self.early_update.take() {
-            self.source(update);
+            self.apply(update);
         }
         self.end_orphans(&mut touched);
         for uid in touched {
@@ -451,6 +455,9 @@ impl<R: Runtime + 'static> Agent<R> {
         match result {
             JobResult::Read(Ok(mut observed)) => {
                 pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
+                if record.worker.observed().is_none() {
+                    record.found_running(&observed, now);
+                }
                 record.worker.read(Rc::new(observed));
                 self.refresh_status(uid, now);
             }

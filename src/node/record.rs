@@ -5,12 +5,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
-use crate::model::{Mono, PodKey, Wall};
-use crate::status::{StatusFacts, StatusProbe};
+use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
+use crate::status::{StatusFacts, StatusProbe, time};
 use crate::sync::outcome::Outcome;
 use crate::sync::worker::Worker;
 
@@ -46,6 +44,16 @@ impl Record {
         }
     }
 
+    /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox.
+    pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) {
+        let oldest = observed.sandboxes.iter().map(|sandbox| sandbox.created_at).min();
+        let Some(oldest) = oldest.filter(|oldest| *oldest < now.wall) else { return };
+        self.active_since = Some(now.mono_of(oldest));
+        if let Some(status) = &mut self.status {
+            status.start_time = time(oldest);
+        }
+    }
+
     /// The pod as the API would show it; one that only the runtime knows has a name and nothing else.
     pub(super) fn shown(&self) -> Pod {
         let mut pod = match self.worker.pod() {
@@ -56,8 +64,7 @@ impl Record {
             let annotations = pod.metadata.annotations.get_or_insert_default();
             annotations.insert(SOURCE_FILE_ANNOTATION.to_owned(), file.to_string());
         }
-        let deleted = self.unwanted_at.and_then(|at| Timestamp::from_nanosecond(i128::from(at.0)).ok());
-        pod.metadata.deletion_timestamp = deleted.map(Time);
+        pod.metadata.deletion_timestamp = self.unwanted_at.and_then(time);
         pod.status.clone_from(&self.status);
         pod
     }

@@ -96,7 +96,8 @@ impl Worker {
     /// A pod a source wants. `name_taken`: another pod of this name is still here.
     pub fn wanted(pod: Rc<DesiredPod>, name_taken: bool) -> Self {
         let life = if name_taken { Life::Waiting } else { Life::Syncing };
-        Self { pod: Some(pod.clone()), ..Self::in_life(pod.key.clone(), life) }
+        let key = pod.key.clone();
+        Self { pod: Some(pod), ..Self::in_life(key, life) }
     }
 
     /// A pod of ours that only the runtime knows: it ends.
