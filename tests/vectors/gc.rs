@@ -77,7 +77,7 @@ fn run(input: &Value) -> Value {
         "stoppedContainers": sorted(
             plan.containers.iter().filter(|removal| removal.stop).map(|removal| removal.id.as_str()).collect(),
         ),
-        "removedSandboxes": sorted(plan.sandboxes.iter().map(|id| id.as_str()).collect()),
+        "removedSandboxes": sorted(plan.sandboxes.iter().map(smolet::model::SandboxId::as_str).collect()),
         "removedLogDirectories": sorted(plan.log_directories.iter().map(|name| &**name).collect()),
     })
 }
