@@ -1,6 +1,8 @@
 //! [`GrpcRuntime`]: the [`Runtime`] trait over gRPC, with the kubelet's deadlines
 //! (`cri-client/pkg/remote_runtime.go`, `remote_image.go`).
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -27,6 +29,9 @@ pub struct GrpcRuntime {
     channel: Channel,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
+    /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
+    /// are list calls.
+    skipped: Rc<RefCell<BTreeMap<&'static str, u64>>>,
 }
 
 macro_rules! method {
@@ -38,7 +43,8 @@ macro_rules! method {
 impl GrpcRuntime {
     /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
     pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
-        Self { channel: Channel::new(socket, executor, clock), timeout: RUNTIME_REQUEST_TIMEOUT }
+        let channel = Channel::new(socket, executor, clock);
+        Self { channel, timeout: RUNTIME_REQUEST_TIMEOUT, skipped: Rc::default() }
     }
 
     /// The same with another `runtimeRequestTimeout`.
@@ -105,7 +111,7 @@ impl GrpcRuntime {
             .channel
             .unary_fields(method, request, Some(self.timeout), CRI_ITEM_BYTES_MAX, &mut item)
             .await;
-        if skipped > 0 {
+        if all && self.skipped.borrow_mut().insert(method, skipped).unwrap_or(0) != skipped {
             log::warn!("{}: {skipped} items skipped: broken or too large", name(method));
         }
         listed.map_err(|error| blame(method, error))
