@@ -45,15 +45,32 @@ impl World {
         Rc::new(self.clock.clone())
     }
 
-    /// Moves the clock by `step` whenever somebody sleeps on it, until `work` is done.
-    fn run_while_time_passes<T>(&self, step: Duration, work: impl Future<Output = T>) -> T {
+    /// Moves the clock by `step` every few milliseconds, from the fake's next call of `method` until `work` is done.
+    fn run_while_time_passes<T>(&self, method: &str, step: Duration, work: impl Future<Output = T>) -> T {
+        let before = self.fake.count(method);
         let passing = async {
+            while self.fake.count(method) == before {
+                async_io::Timer::after(Duration::from_millis(1)).await;
+            }
             loop {
-                async_io::Timer::after(Duration::from_millis(5)).await;
+                async_io::Timer::after(Duration::from_millis(3)).await;
                 self.clock.advance(step);
             }
         };
         self.run(smol::future::or(work, passing))
+    }
+
+    /// Calls until the runtime's absence is noticed and one attempt to connect has failed.
+    fn until_refused(&self) {
+        for _ in 0..1000 {
+            let error = self.run(self.runtime.version()).unwrap_err();
+            assert!(matches!(error, RuntimeError::Unavailable(_)), "{error:?}");
+            if error.to_string().contains("Connection refused") {
+                return;
+            }
+            self.run(async_io::Timer::after(Duration::from_millis(1)));
+        }
+        panic!("the lost connection is never noticed");
     }
 
     fn pod(&self, name: &str) -> SandboxId {
@@ -289,7 +306,11 @@ fn a_stubborn_container_is_killed_after_its_grace_period() {
     // The grace period is longer than the usual deadline: StopContainer adds it.
     let grace = Seconds(300);
     world
-        .run_while_time_passes(Duration::from_secs(1), world.runtime.stop_container(&id, grace))
+        .run_while_time_passes(
+            "StopContainer",
+            Duration::from_secs(1),
+            world.runtime.stop_container(&id, grace),
+        )
         .expect("no deadline passes");
     let status = world.run(world.runtime.container_status(&id)).unwrap();
     assert_eq!(status.exit_code, 137);
@@ -316,27 +337,38 @@ fn deadlines_are_the_kubelets() {
         (
             "Version",
             120,
-            Box::new(|w: &World| w.run_while_time_passes(second, w.runtime.version()).map(drop))
+            Box::new(|w: &World| w.run_while_time_passes("Version", second, w.runtime.version()).map(drop))
                 as Box<dyn Fn(&World) -> Result<(), RuntimeError>>,
         ),
         (
             "RunPodSandbox",
             240,
             Box::new(|w: &World| {
-                w.run_while_time_passes(second, w.runtime.run_pod_sandbox(&sandbox_config("p"), "")).map(drop)
+                w.run_while_time_passes(
+                    "RunPodSandbox",
+                    second,
+                    w.runtime.run_pod_sandbox(&sandbox_config("p"), ""),
+                )
+                .map(drop)
             }),
         ),
         (
             "StopContainer",
             150,
-            Box::new(|w: &World| w.run_while_time_passes(second, w.runtime.stop_container(&id, Seconds(30)))),
+            Box::new(|w: &World| {
+                w.run_while_time_passes("StopContainer", second, w.runtime.stop_container(&id, Seconds(30)))
+            }),
         ),
         (
             "ExecSync",
             125,
             Box::new(|w: &World| {
-                w.run_while_time_passes(second, w.runtime.exec_sync(&id, &[], Duration::from_secs(5)))
-                    .map(drop)
+                w.run_while_time_passes(
+                    "ExecSync",
+                    second,
+                    w.runtime.exec_sync(&id, &[], Duration::from_secs(5)),
+                )
+                .map(drop)
             }),
         ),
     ] {
@@ -354,8 +386,11 @@ fn a_pull_has_no_deadline_and_can_be_dropped() {
     world.run(async {
         let pull = async { Some(world.runtime.pull_image("nginx", None, &sandbox).await) };
         let days = async {
+            while world.fake.count("PullImage") == 0 {
+                async_io::Timer::after(Duration::from_millis(1)).await;
+            }
             for _ in 0..20 {
-                async_io::Timer::after(Duration::from_millis(5)).await;
+                async_io::Timer::after(Duration::from_millis(2)).await;
                 world.clock.advance(Duration::from_hours(24));
             }
             None
@@ -450,8 +485,7 @@ fn a_runtime_that_is_down_is_tried_with_back_off() {
         assert!(matches!(&error, RuntimeError::Unavailable(m) if m.contains(message)), "{error:?}");
     };
     // The connection that broke, then the first attempt: at once.
-    world.run(async { async_io::Timer::after(Duration::from_millis(20)).await });
-    refused("Connection refused");
+    world.until_refused();
     refused("next attempt in 100 ms");
     world.fake.accept_connections();
     refused("next attempt in 100 ms");
@@ -461,9 +495,8 @@ fn a_runtime_that_is_down_is_tried_with_back_off() {
 
     // The wait doubles up to 3 s.
     world.fake.refuse_connections();
-    world.run(async { async_io::Timer::after(Duration::from_millis(20)).await });
     for wait in [100, 200, 400, 800, 1600, 3000, 3000] {
-        refused("Connection refused");
+        world.until_refused();
         refused(&format!("next attempt in {wait} ms"));
         world.clock.advance(Duration::from_millis(wait));
     }
@@ -476,7 +509,8 @@ fn the_endpoint_says_what_is_wrong() {
     let find = |candidates: &Candidates| {
         world
             .run_while_time_passes(
-                Duration::from_millis(50),
+                "Version",
+                Duration::from_millis(100),
                 endpoint::find(candidates, &world.executor, &world.shared_clock()),
             )
             .map(|found| found.version)
