@@ -17,9 +17,12 @@ pub const PODS_MAX: usize = 110;
 /// Bytes of one manifest file. Longer: the file is refused unread, its pods stay as they were.
 pub const MANIFEST_BYTES_MAX: usize = MIB;
 
-/// Bytes of all manifest files of one directory together, since their pods stay in memory. Full: a further file
-/// is refused with a message.
-pub const MANIFESTS_BYTES_MAX: usize = 4 * MIB;
+/// Memory all pods of one source may take, as `manifest::cost` estimates it (an ordinary pod: 5 to 15 KiB). Full: a
+/// further pod is refused with a message.
+pub const PODS_BYTES_MAX: usize = 6 * MIB;
+
+/// Values of one pod (scalars, lists and maps): each may become some 360 bytes once typed. More: the pod is refused.
+pub const POD_NODES_MAX: usize = 8 * KIB;
 
 /// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
 pub const MANIFEST_FILES_MAX: usize = 512;
@@ -58,10 +61,14 @@ pub const PROBLEMS_MAX: usize = 256;
 pub const FIELD_ERRORS_MAX: usize = 64;
 
 /// Characters of an offending value shown in a problem. Longer: cut, with the length behind it.
-pub const PROBLEM_VALUE_CHARS_MAX: usize = 48;
+pub const PROBLEM_VALUE_CHARS_MAX: usize = 32;
 
 /// Characters of a field path or a file's name shown in a problem. Longer: cut in the middle.
-pub const PROBLEM_PATH_CHARS_MAX: usize = 120;
+pub const PROBLEM_PATH_CHARS_MAX: usize = 96;
+
+/// Characters of a pod's name shown in a problem. Longer: cut in the middle. (A valid one has up to 317, but people
+/// find theirs by the file and the document too.)
+pub const PROBLEM_POD_CHARS_MAX: usize = 40;
 
 /// Bytes of inotify events read at once; the kernel queues what does not fit (and tells when that queue overflows,
 /// which leads to a look at the whole directory).
@@ -279,8 +286,7 @@ pub const MANIFEST_WRITE_QUIET: Duration = Duration::from_secs(2);
 /// are told all the same, and removals wait.
 pub const MANIFEST_UNSETTLED_MAX: Duration = Duration::from_secs(5);
 
-const _: () =
-    assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && MANIFEST_BYTES_MAX <= MANIFESTS_BYTES_MAX);
+const _: () = assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && POD_NODES_MAX <= MANIFEST_NODES_MAX);
 const _: () =
     assert!(MANIFEST_FILES_MAX <= MANIFEST_DIR_ENTRIES_MAX && PROBLEMS_PER_FILE_MAX <= PROBLEMS_MAX);
 const _: () = assert!(CONTAINERS_PER_LIST_MAX <= LIST_ITEMS_MAX && VOLUMES_PER_POD_MAX <= LIST_ITEMS_MAX);

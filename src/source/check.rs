@@ -1,5 +1,6 @@
 //! `smolet check`: manifests read and validated as the agent would, without an agent.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -48,9 +49,11 @@ impl fmt::Display for CheckReport {
 /// two of them that name one pod are a problem. Blocking.
 pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
     let mut update = SourceUpdate { source: NAME, pods: Vec::new(), problems: Vec::new(), complete: true };
+    let room = Cell::new(limits::PODS_BYTES_MAX);
     let mut take = |file: &Arc<str>, outcome: Result<ParsedFile, String>| match outcome {
         Err(why) => update.problems.push(Problem::of_file(file, why)),
         Ok(parsed) => {
+            room.set(room.get().saturating_sub(parsed.bytes));
             update.problems.extend(parsed.problems);
             update.pods.extend(parsed.pods.into_iter().map(|pod| sourced(pod, file)));
         }
@@ -60,7 +63,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
         if path.as_os_str() == "-" {
             let shown: Arc<str> = Arc::from("standard input");
             let bytes = scan::read_stream(&mut std::io::stdin().lock());
-            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen)));
+            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen, room.get())));
         } else if path.is_dir() {
             match look(path, node, seen) {
                 Err(why) => take(&shown, Err(why)),
@@ -81,7 +84,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
             }
         } else {
             let bytes = scan::read_file(path);
-            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen)));
+            take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen, room.get())));
         }
     }
     update.problems.truncate(limits::PROBLEMS_MAX);

@@ -67,6 +67,8 @@ pub struct FileSource {
 struct Record {
     stamp: Option<Stamp>,
     pods: Vec<SourcedPod>,
+    /// Memory they take (`manifest::cost`).
+    bytes: usize,
     problems: Vec<Problem>,
     /// Its new content is invalid since then; it may be half-written.
     suspect_since: Option<Mono>,
@@ -248,7 +250,11 @@ impl FileSource {
             dir: self.dir.clone(),
             node: self.node.clone(),
             seen: started.wall,
-            known: self.files.iter().filter_map(|(name, r)| Some((name.clone(), r.stamp?))).collect(),
+            known: self
+                .files
+                .iter()
+                .filter_map(|(name, r)| Some((name.clone(), (r.stamp?, r.bytes))))
+                .collect(),
             force,
             skip,
             watch: self.watched.map_or(Watch::Wanted, Watch::Has),
@@ -333,7 +339,7 @@ impl FileSource {
             FoundFile::Same | FoundFile::Skipped => return,
             FoundFile::Refused(why) => {
                 let problems = vec![Problem::of_file(&path, why)];
-                (None, false, ParsedFile { pods: Vec::new(), problems })
+                (None, false, ParsedFile { pods: Vec::new(), problems, bytes: 0 })
             }
             FoundFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
         };
@@ -362,6 +368,7 @@ impl FileSource {
             record.pods = pods;
         }
         record.problems = parsed.problems;
+        record.bytes = parsed.bytes;
         self.changed |= !same_pods || !same_problems;
     }
 

@@ -28,18 +28,44 @@ pub struct ParsedFile {
     pub pods: Vec<ManifestPod>,
     /// What is wrong, in the order of the documents; at most `PROBLEMS_PER_FILE_MAX`.
     pub problems: Vec<Problem>,
+    /// Memory the pods take, as [`cost`] estimates it.
+    pub bytes: usize,
 }
 
-/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`.
+/// Memory a pod takes once it is typed, estimated from its tree: in bytes, rather too many than too few.
+pub fn cost(pod: &Node) -> usize {
+    const POD: usize = 3 * 1024;
+    const CONTAINER: usize = 2304;
+    const VOLUME: usize = 3328;
+    const MAP: usize = 512;
+    const OTHER: usize = 32;
+    fn values(node: &Node) -> usize {
+        match node {
+            Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) => OTHER,
+            Node::Text(text) => OTHER + text.len(),
+            Node::List(items) => OTHER + items.iter().map(values).sum::<usize>(),
+            Node::Map(entries) => {
+                MAP + entries.iter().map(|(key, value)| key.len() + values(value)).sum::<usize>()
+            }
+        }
+    }
+    let items =
+        |field| pod.field("spec").and_then(|spec| spec.field(field)).map_or(0, |list| list.items().len());
+    let containers = items("containers") + items("initContainers") + items("ephemeralContainers");
+    POD + containers * CONTAINER + items("volumes") * VOLUME + values(pod)
+}
+
+/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. The pods may
+/// take `room` bytes of memory by [`cost`]; those that do not fit are refused.
 ///
 /// Never fails as a whole: a document that is wrong becomes a problem, the others become pods.
-pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall) -> ParsedFile {
-    let mut reader = FileReader { file, node, seen, parsed: ParsedFile::default(), left_off: 0 };
+pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: usize) -> ParsedFile {
+    let mut reader = FileReader { file, node, seen, room, parsed: ParsedFile::default(), left_off: 0 };
     let mut empty = true;
     let outcome = yaml::documents(bytes, |document, outcome| {
         empty = false;
         match outcome {
-            Ok(tree) => reader.document(document, &tree),
+            Ok(tree) => reader.document(document, tree),
             Err(error) => {
                 let message = format!("line {}: {}", error.line, error.message);
                 reader.report(Some(document), None, FieldError::new("", message));
@@ -65,6 +91,7 @@ struct FileReader<'a> {
     file: &'a Arc<str>,
     node: &'a NodeName,
     seen: Wall,
+    room: usize,
     parsed: ParsedFile,
     left_off: usize,
 }
@@ -98,40 +125,41 @@ impl FileReader<'_> {
     }
 
     /// A document: one object, or a list of pods.
-    fn document(&mut self, document: u32, tree: &Node) {
+    fn document(&mut self, document: u32, tree: Node) {
         if !matches!(tree, Node::Map(_)) {
             let error =
                 FieldError::with_value("", tree.to_string(), "is no Kubernetes object; expected kind: Pod");
             return self.report(Some(document), None, error);
         }
-        let kind = tree.field("kind").and_then(Node::text).unwrap_or_default();
-        match kind {
+        let kind: Box<str> = tree.field("kind").and_then(Node::text).unwrap_or_default().into();
+        match &*kind {
             "Pod" => self.pod(document, tree, Path::default()),
-            "List" | "PodList" => self.list(document, tree, kind),
-            _ => self.report(Some(document), None, kind_error("", tree)),
+            "List" | "PodList" => self.list(document, tree, &kind),
+            _ => self.report(Some(document), None, kind_error("", &tree)),
         }
     }
 
-    fn list(&mut self, document: u32, tree: &Node, kind: &str) {
-        if let Some(error) = version_error("", tree) {
+    fn list(&mut self, document: u32, tree: Node, kind: &str) {
+        if let Some(error) = version_error("", &tree) {
             return self.report(Some(document), None, error);
         }
-        let Some(Node::List(items)) = tree.field("items") else {
-            return self.report(
-                Some(document),
-                None,
-                FieldError::new("items", "is required: the list's pods"),
-            );
-        };
-        if let Node::Map(entries) = tree {
-            for (key, _) in entries {
-                if !matches!(&**key, "apiVersion" | "kind" | "metadata" | "items") {
+        let Node::Map(entries) = tree else { return };
+        let mut items = None;
+        for (key, value) in entries {
+            match (&*key, value) {
+                ("items", Node::List(list)) => items = Some(list),
+                ("apiVersion" | "kind" | "metadata" | "items", _) => {}
+                (key, _) => {
                     let error = FieldError::new(middle_cut(key, 64), "unknown field; a List has items only");
                     self.report(Some(document), None, error);
                 }
             }
         }
-        for (index, item) in items.iter().enumerate() {
+        let Some(items) = items else {
+            let error = FieldError::new("items", "is required: the list's pods");
+            return self.report(Some(document), None, error);
+        };
+        for (index, item) in items.into_iter().enumerate() {
             let mut at = Path::default();
             at.push("items");
             at.push_index(index);
@@ -140,12 +168,17 @@ impl FileReader<'_> {
             if bare || item.field("kind").and_then(Node::text) == Some("Pod") {
                 self.pod(document, item, at);
             } else {
-                self.report(Some(document), None, kind_error(&at.shown(), item));
+                self.report(Some(document), None, kind_error(&at.shown(), &item));
             }
         }
     }
 
-    fn pod(&mut self, document: u32, tree: &Node, at: Path) {
+    fn pod(&mut self, document: u32, mut tree: Node, at: Path) {
+        // What a manifest says of a status is not looked at (`applyDefaults` sets it anew), however much it is.
+        if let Node::Map(entries) = &mut tree {
+            entries.retain(|(key, _)| &**key != "status");
+        }
+        let tree = &tree;
         let shown_at = at.shown();
         let prefix = |path: &str| match (shown_at.is_empty(), path.is_empty()) {
             (true, _) => path.to_owned(),
@@ -154,7 +187,7 @@ impl FileReader<'_> {
         };
         let name = tree.field("metadata").and_then(|m| m.field("name")).and_then(Node::text);
         let called = name.map(|name| {
-            middle_cut(&format!("{}/{name}", identity::namespace(tree)), limits::PROBLEM_PATH_CHARS_MAX)
+            middle_cut(&format!("{}/{name}", identity::namespace(tree)), limits::PROBLEM_POD_CHARS_MAX)
                 .replace(char::is_control, "\u{fffd}")
         });
         let called = called.as_deref();
@@ -182,6 +215,14 @@ impl FileReader<'_> {
             errors = validate::pod(&pod);
         }
         if errors.is_empty() {
+            let bytes = cost(tree);
+            if self.parsed.bytes + bytes > self.room {
+                let max = limits::PODS_BYTES_MAX;
+                let message =
+                    format!("does not fit: all pods together may take {max} bytes, this one some {bytes}");
+                return self.report(Some(document), called, FieldError::new(shown_at, message));
+            }
+            self.parsed.bytes += bytes;
             let config_hash = identity.config_hash.into();
             self.parsed.pods.push(ManifestPod { pod, document, config_hash });
         }
@@ -192,8 +233,13 @@ impl FileReader<'_> {
     }
 }
 
-/// Lists whose items are large once typed are counted before they are.
+/// Values, and lists whose items are large once typed, are counted before they are.
 fn too_many(tree: &Node) -> Option<FieldError> {
+    let (nodes, _) = tree.weigh();
+    if nodes > limits::POD_NODES_MAX {
+        let message = format!("has {nodes} values; a pod may have {}", limits::POD_NODES_MAX);
+        return Some(FieldError::new("", message));
+    }
     let spec = tree.field("spec")?;
     let containers = limits::CONTAINERS_PER_LIST_MAX;
     [

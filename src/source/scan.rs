@@ -55,8 +55,8 @@ pub struct Look {
     pub node: NodeName,
     /// For the pods' `config.seen`.
     pub seen: Wall,
-    /// The files known from earlier looks.
-    pub known: BTreeMap<OsString, Stamp>,
+    /// The files known from earlier looks, and the memory their pods take (`manifest::cost`).
+    pub known: BTreeMap<OsString, (Stamp, usize)>,
     /// Files to read whatever their stamp says.
     pub force: BTreeSet<OsString>,
     /// Files that are being written: not to be touched now.
@@ -148,9 +148,9 @@ pub fn look(look: &Look) -> Result<Found, String> {
         }
     }
     let left_off = names.len().saturating_sub(limits::MANIFEST_FILES_MAX);
-    let mut room = Room { left: limits::MANIFESTS_BYTES_MAX as u64 };
     // Files already known keep their room: a new one must not push out a pod that runs.
-    look.known.iter().filter(|(name, _)| names.contains(*name)).for_each(|(_, stamp)| room.take(stamp.size));
+    let taken = look.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
+    let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum());
     let mut files = BTreeMap::new();
     for name in names.into_iter().take(limits::MANIFEST_FILES_MAX) {
         let found = if look.skip.contains(&name) {
@@ -164,19 +164,9 @@ pub fn look(look: &Look) -> Result<Found, String> {
     Ok(Found { id, watch, files, ignored, left_off })
 }
 
-struct Room {
-    left: u64,
-}
-
-impl Room {
-    fn take(&mut self, bytes: u64) {
-        self.left = self.left.saturating_sub(bytes);
-    }
-}
-
-fn one(look: &Look, path: &Path, known: Option<&Stamp>, force: bool, room: &mut Room) -> FoundFile {
+fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, room: &mut usize) -> FoundFile {
     if !force {
-        if let (Some(known), Ok(meta)) = (known, fs::metadata(path)) {
+        if let (Some((known, _)), Ok(meta)) = (known, fs::metadata(path)) {
             if meta.is_file() && Stamp::of(&meta) == *known {
                 return FoundFile::Same;
             }
@@ -187,20 +177,16 @@ fn one(look: &Look, path: &Path, known: Option<&Stamp>, force: bool, room: &mut 
         Err(refusal) => return FoundFile::Refused(refusal),
     };
     let stamp = Stamp::of(&meta);
-    let own = known.map_or(0, |known| known.size);
-    if meta.size() > room.left + own && meta.size() <= limits::MANIFEST_BYTES_MAX as u64 {
-        let max = limits::MANIFESTS_BYTES_MAX;
-        return FoundFile::Refused(format!("does not fit: all manifests together may have {max} bytes"));
-    }
     match read(&file, meta.size()) {
         Err(refusal) => FoundFile::Refused(refusal),
         Ok(bytes) => {
-            room.left += own;
-            room.take(meta.size());
             let unstable = file.metadata().is_ok_and(|after| Stamp::of(&after) != stamp);
             drop(file);
             let name: Arc<str> = Arc::from(path.to_string_lossy());
-            FoundFile::Read { stamp, unstable, parsed: parse(&name, &bytes, &look.node, look.seen) }
+            let own = known.map_or(0, |(_, bytes)| *bytes);
+            let parsed = parse(&name, &bytes, &look.node, look.seen, *room + own);
+            *room = (*room + own).saturating_sub(parsed.bytes.max(own));
+            FoundFile::Read { stamp, unstable, parsed }
         }
     }
 }

@@ -42,6 +42,19 @@ impl Node {
         if let Node::Text(text) = self { Some(text) } else { None }
     }
 
+    /// How many nodes the tree has, and bytes of text. Recursion is bounded by `MANIFEST_DEPTH_MAX`.
+    pub fn weigh(&self) -> (usize, usize) {
+        match self {
+            Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) => (1, 0),
+            Node::Text(text) => (1, text.len()),
+            Node::List(items) => items.iter().map(Self::weigh).fold((1, 0), |(n, b), (m, c)| (n + m, b + c)),
+            Node::Map(entries) => entries.iter().fold((1, 0), |(n, b), (key, value)| {
+                let (m, c) = value.weigh();
+                (n + m + 1, b + c + key.len())
+            }),
+        }
+    }
+
     /// The items; empty when this is no list.
     pub fn items(&self) -> &[Node] {
         if let Node::List(items) = self { items } else { &[] }

@@ -152,7 +152,7 @@ impl Builder {
                 else {
                     return Err(format!("alias {} is part of what it stands for", alias_name(text, span)));
                 };
-                let (nodes, bytes) = weigh(node);
+                let (nodes, bytes) = node.weigh();
                 let (node, height) = (node.clone(), *height);
                 self.pay(nodes, bytes)?;
                 self.value(node, height, 0)
@@ -260,7 +260,7 @@ impl Builder {
             return Err(too_deep());
         }
         if anchor != 0 {
-            let (nodes, bytes) = weigh(&node);
+            let (nodes, bytes) = node.weigh();
             self.pay(nodes, bytes)?;
             self.anchors.push((anchor, node.clone(), height));
         }
@@ -289,19 +289,6 @@ fn too_deep() -> String {
 
 fn alias_name(text: &str, span: &Span) -> String {
     quoted(span.slice(text).unwrap_or("*"))
-}
-
-/// Nodes and bytes of text of a tree. Recursion is bounded by `MANIFEST_DEPTH_MAX`.
-fn weigh(node: &Node) -> (usize, usize) {
-    match node {
-        Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) => (1, 0),
-        Node::Text(text) => (1, text.len()),
-        Node::List(items) => items.iter().map(weigh).fold((1, 0), |(n, b), (m, c)| (n + m, b + c)),
-        Node::Map(entries) => entries.iter().fold((1, 0), |(n, b), (key, value)| {
-            let (m, c) = weigh(value);
-            (n + m + 1, b + c + key.len())
-        }),
-    }
 }
 
 fn repeated_key(entries: &[(Box<str>, Node)]) -> Option<&str> {

@@ -94,7 +94,7 @@ fn each_rule_of_kubernetes() {
     let c = |rest: &str| format!("{C}{rest}");
     let rows: Vec<(String, Value, &str)> = vec![
         ("/metadata/name".into(), Value::Null, "metadata.name: is required"),
-        ("/metadata/name".into(), json!("Web"), "metadata.name: \"Web\": must be at most 253 lower case"),
+        ("/metadata/name".into(), json!("Web"), "metadata.name: \"Web\": must be lower case letters"),
         ("/metadata/name".into(), json!("a".repeat(251)), "metadata.name: \"aaaaaaaa"),
         ("/metadata/uid".into(), json!("../etc"), "metadata.uid: \"../etc\": must be"),
         ("/metadata/namespace".into(), json!("a.b"), "metadata.namespace: \"a.b\": must be"),
