@@ -185,3 +185,223 @@ fn golden_identities() {
     }
     assert_eq!(got, golden, "\n{got}");
 }
+
+#[test]
+fn a_half_written_file_is_waited_for() {
+    let dir = Dir::new();
+    dir.write("web.yaml", &pod("web", "x:1"));
+    let mut agent = Agent::new(&dir.0);
+    assert_eq!(agent.told().changes, ["+web-gw"]);
+
+    // A writer that holds the file open for longer than the debounce and the grace together.
+    let text = pod("web", "x:2");
+    let (head, tail) = text.split_at(text.len() / 2);
+    let path = dir.0.join("web.yaml");
+    let writer = std::thread::spawn({
+        let (head, tail) = (head.to_owned(), tail.to_owned());
+        move || {
+            use std::io::Write as _;
+            let mut file = fs::File::create(path).expect("the manifest opens");
+            file.write_all(head.as_bytes()).expect("the first half");
+            std::thread::sleep(Duration::from_millis(1_200));
+            file.write_all(tail.as_bytes()).expect("the second half");
+        }
+    });
+    let told = agent.told();
+    writer.join().expect("the writer ends");
+    assert_eq!((told.changes, told.fresh.len()), (vec!["~web-gw".to_owned()], 0), "no word of the half");
+}
+
+#[test]
+fn editors_ways_of_writing_are_one_change() {
+    let dir = Dir::new();
+    dir.write("web.yaml", &pod("web", "x:1"));
+    let mut agent = Agent::new(&dir.0);
+    agent.told();
+    let path = |name: &str| dir.0.join(name);
+    for (way, image) in
+        [("replace by rename", "x:2"), ("rename away, write anew", "x:3"), ("truncate, then write", "x:4")]
+    {
+        match way {
+            "replace by rename" => {
+                dir.write(".web.yaml.swp", "b0VIM");
+                dir.write("4913", "");
+                dir.write(".web.yaml.tmp", &pod("web", image));
+                fs::rename(path(".web.yaml.tmp"), path("web.yaml")).expect("a rename");
+                dir.remove("4913");
+            }
+            "rename away, write anew" => {
+                fs::rename(path("web.yaml"), path("web.yaml~")).expect("a rename");
+                std::thread::sleep(Duration::from_millis(150));
+                dir.write("web.yaml", &pod("web", image));
+            }
+            _ => {
+                dir.write("web.yaml", "");
+                std::thread::sleep(Duration::from_millis(150));
+                dir.write("web.yaml", &pod("web", image));
+            }
+        }
+        let told = agent.told();
+        assert_eq!((told.changes, told.fresh.len()), (vec!["~web-gw".to_owned()], 0), "{way}");
+    }
+    agent.quiet();
+}
+
+#[test]
+fn copies_and_other_files_are_left_alone() {
+    let dir = Dir::new();
+    dir.write("web.yaml", &pod("web", "x:1"));
+    for name in [
+        ".web.yaml",
+        "web.yaml~",
+        "#web.yaml#",
+        "web.yaml.backup",
+        "web.yaml.bak",
+        "web.yaml.dpkg-old",
+        "README",
+    ] {
+        dir.write(name, &pod("web", "x:9"));
+    }
+    let mut agent = Agent::new(&dir.0);
+    let told = agent.told();
+    assert_eq!((told.changes, told.complete), (vec!["+web-gw".to_owned()], true));
+    dir.write("web.yaml.backup", &pod("web", "x:10"));
+    agent.quiet();
+}
+
+#[test]
+fn two_files_for_one_pod_are_an_error_that_names_both() {
+    let dir = Dir::new();
+    dir.write("b.yaml", &pod("web", "x:1"));
+    let mut agent = Agent::new(&dir.0);
+    assert_eq!(agent.told().changes, ["+web-gw"]);
+    dir.write("a.yaml", &pod("web", "x:2"));
+    let told = agent.told();
+    assert_eq!(told.changes, [""; 0], "the one already running stays");
+    assert_eq!(told.fresh.len(), 1);
+    assert!(
+        told.fresh[0].contains("a.yaml: document 1: pod default/web-gw: is in ")
+            && told.fresh[0].contains("b.yaml")
+    );
+    dir.remove("b.yaml");
+    let told = agent.told();
+    // Images do not count for the UID: it is the same pod, changed in place.
+    assert_eq!((told.changes, told.fresh.len()), (vec!["~web-gw".to_owned()], 0));
+}
+
+#[test]
+fn a_removal_waits_while_another_manifest_is_invalid() {
+    let dir = Dir::new();
+    dir.write("a.yaml", &pod("a", "x:1"));
+    dir.write("b.yaml", &pod("b", "x:1"));
+    let mut agent = Agent::new(&dir.0);
+    agent.told();
+    dir.write("a.yaml", "kind: [");
+    assert_eq!(agent.told().fresh.len(), 1);
+    dir.remove("b.yaml");
+    let told = agent.told();
+    assert_eq!(told.changes, [""; 0]);
+    assert!(told.fresh[0].contains("pod default/b-gw: is in no valid manifest now"), "{told:?}");
+    dir.write("a.yaml", &pod("a", "x:1"));
+    assert_eq!(agent.told().changes, ["-b-gw"]);
+}
+
+#[test]
+fn a_directory_that_comes_goes_and_is_replaced() {
+    let dir = Dir::new();
+    let inner = Dir(dir.0.join("manifests"));
+    let mut agent = Agent::with_rescan(&inner.0, Duration::from_millis(700));
+    let told = agent.told();
+    assert!(
+        !told.complete && told.fresh[0].ends_with("does not exist; create it and put the manifests there"),
+        "{told:?}"
+    );
+    assert!(!agent.desired.may_terminate_orphans());
+    agent.quiet();
+
+    fs::create_dir(&inner.0).expect("the directory");
+    inner.write("web.yaml", &pod("web", "x:1"));
+    let told = agent.told();
+    assert_eq!((told.changes, told.complete), (vec!["+web-gw".to_owned()], true));
+
+    fs::rename(&inner.0, dir.0.join("old")).expect("a rename");
+    let told = agent.told();
+    assert_eq!((told.changes.len(), told.complete, told.fresh.len()), (0, false, 1), "its pods stay");
+    fs::create_dir(&inner.0).expect("the directory");
+    inner.write("web.yaml", &pod("web", "x:2"));
+    assert_eq!(agent.told().changes, ["~web-gw"]);
+
+    // The new directory is watched, not the old one.
+    let started = Instant::now();
+    inner.write("web.yaml", &pod("web", "x:3"));
+    assert_eq!(agent.told().changes, ["~web-gw"]);
+    assert!(started.elapsed() < Duration::from_millis(600), "{:?}", started.elapsed());
+
+    let file = Dir(dir.0.join("file"));
+    fs::write(&file.0, "").expect("a file");
+    assert!(Agent::new(&file.0).told().fresh[0].contains("is no directory"));
+}
+
+#[test]
+fn links_are_followed_to_files() {
+    let dir = Dir::new();
+    let data = Dir::new();
+    for version in ["v1", "v2"] {
+        fs::create_dir(data.0.join(version)).expect("a directory");
+        let image = format!("x:{}", &version[1..]);
+        fs::write(data.0.join(version).join("web.yaml"), pod("web", &image)).expect("a manifest");
+    }
+    // As a mounted ConfigMap is laid out: web.yaml → ..data/web.yaml, ..data → the version.
+    std::os::unix::fs::symlink(data.0.join("v1"), dir.0.join("..data")).expect("a link");
+    std::os::unix::fs::symlink("..data/web.yaml", dir.0.join("web.yaml")).expect("a link");
+    let mut agent = Agent::new(&dir.0);
+    assert_eq!(agent.told().changes, ["+web-gw"]);
+    std::os::unix::fs::symlink(data.0.join("v2"), dir.0.join("..new")).expect("a link");
+    fs::rename(dir.0.join("..new"), dir.0.join("..data")).expect("a rename");
+    assert_eq!(agent.told().changes, ["~web-gw"]);
+}
+
+#[test]
+fn without_events_the_rescan_finds_changes() {
+    // A hard link's other name is in another directory: writing through it makes no event here.
+    let dir = Dir::new();
+    let other = Dir::new();
+    other.write("web.yaml", &pod("web", "x:1"));
+    std::os::unix::fs::symlink(other.0.join("web.yaml"), dir.0.join("web.yaml")).expect("a link");
+    let mut agent = Agent::with_rescan(&dir.0, Duration::from_millis(500));
+    assert_eq!(agent.told().changes, ["+web-gw"]);
+    other.write("web.yaml", &pod("web", "x:2"));
+    assert_eq!(agent.told().changes, ["~web-gw"]);
+}
+
+#[test]
+fn check_reads_what_it_is_given() {
+    let dir = Dir::new();
+    dir.write("good.yaml", &pod("good", "x:1"));
+    dir.write("copy.yaml.backup", &pod("good", "x:1"));
+    dir.write(
+        "bad.yaml",
+        &pod("bad", "x:1").replace("image: x:1", "image: x:1, ports: [{containerPort: 99999}]"),
+    );
+    let check = |names: &[&str]| {
+        let paths: Vec<PathBuf> = names.iter().map(|name| dir.0.join(name)).collect();
+        let report = smolet::source::check(&paths, &NodeName::new("gw"), Wall(0));
+        report.to_string().replace(&*dir.0.to_string_lossy(), "DIR")
+    };
+    assert_eq!(
+        check(&["bad.yaml"]),
+        "DIR/bad.yaml: document 1: pod default/bad: spec.containers[0].ports[0].containerPort: 99999: must be between \
+         1 and 65535\n"
+    );
+    // A directory is read as the agent reads it; a file named by hand whatever its name.
+    assert_eq!(check(&[""]).lines().count(), 2);
+    assert!(
+        check(&["copy.yaml.backup"])
+            .starts_with("DIR/copy.yaml.backup: document 1: pod default/good-gw: ok, uid ")
+    );
+    let both = check(&["good.yaml", "copy.yaml.backup"]);
+    assert!(both.starts_with(
+        "DIR/copy.yaml.backup: document 1: pod default/good-gw: is in DIR/good.yaml (document 1) too"
+    ));
+    assert!(check(&["gone.yaml"]).contains("does not exist"));
+}
