@@ -16,7 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::limits::GC_MIN_AGE;
-use crate::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState};
+use crate::model::{
+    ContainerId, ContainerState, Now, ObservedPod, PodKey, PodUid, SandboxId, SandboxState, Wall,
+};
 use crate::render::paths::uid_of_logs_dir;
 
 /// `GCPolicy`.
@@ -119,6 +121,53 @@ pub struct GcRemoval {
     pub id: ContainerId,
     /// Its state is unknown, so it may run: stop it first, and leave it when that fails.
     pub stop: bool,
+}
+
+impl GcPlan {
+    /// Nothing goes.
+    pub fn is_empty(&self) -> bool {
+        self.containers.is_empty() && self.sandboxes.is_empty() && self.log_directories.is_empty()
+    }
+}
+
+/// What goes of one pod that stays: dead containers but the newest of each name, and the sandboxes nobody needs.
+///
+/// The kubelet collects every minute, whatever happened; here the loop asks after each look at the pod.
+pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
+    let age = |at: Wall| Duration::from_nanos(u64::try_from(now.wall.0.saturating_sub(at.0)).unwrap_or(0));
+    let containers: Vec<GcContainer> = observed
+        .containers
+        .iter()
+        .map(|container| GcContainer {
+            id: container.id.clone(),
+            sandbox_id: container.sandbox_id.clone(),
+            pod: key.uid.clone(),
+            name: Box::from(&*container.name),
+            attempt: container.meta.restart_count,
+            state: container.state,
+            age: age(container.created_at),
+        })
+        .collect();
+    let sandboxes: Vec<GcSandbox> = observed
+        .sandboxes
+        .iter()
+        .map(|sandbox| GcSandbox {
+            id: sandbox.id.clone(),
+            pod: key.uid.clone(),
+            attempt: sandbox.attempt,
+            state: sandbox.state,
+            age: age(sandbox.created_at),
+        })
+        .collect();
+    collect(&GcInput {
+        policy: GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() },
+        all_sources_ready: true,
+        evict_stopped_pods: false,
+        containers: &containers,
+        sandboxes: &sandboxes,
+        log_directories: &[],
+        fate: &|_| PodFate::Stays,
+    })
 }
 
 /// `containerGC.GarbageCollect`.

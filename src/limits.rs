@@ -233,6 +233,8 @@ pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.
 pub const ONCE_PATIENCE: Duration = Duration::from_mins(5);
+/// Pods whose leftovers on disk are removed at a start. More: the rest goes at the next start.
+pub const ORPHAN_DIRS_MAX: usize = 1024;
 /// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
 pub const HELD_PODS_TOLD_MAX: usize = 512;
 /// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.

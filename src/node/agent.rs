@@ -23,6 +23,7 @@ use crate::cgroup::Cgroups;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
+use crate::gc::{GcPlan, collect_pod};
 use crate::limits::{HELD_PODS_TOLD_MAX, RELIST_PERIOD, RELIST_RETRY_MAX, SYNC_RETRY};
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{self, Interest, Relist};
@@ -32,7 +33,7 @@ use crate::store::identity::{Identity, Pending};
 use crate::sync::Probes;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::{Backoff, BackoffKey};
-use crate::sync::kill::kill_pod;
+use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Outcome, SyncError};
 use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
 use crate::sync::worker::{Job, Life, Step, Worker};
@@ -81,6 +82,13 @@ pub(super) struct Agent<R> {
     relist_failures: u32,
     jobs: u64,
     told_held: BTreeSet<PodUid>,
+    swept: bool,
+}
+
+/// What a job carries out.
+enum Work {
+    Act(Plan),
+    Collect(GcPlan),
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -117,6 +125,7 @@ impl<R: Runtime + 'static> Agent<R> {
             relist_failures: 0,
             jobs: 0,
             told_held: BTreeSet::new(),
+            swept: false,
         }
     }
 
@@ -226,8 +235,31 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
+    /// Once, when every source and the runtime have been read: what is on disk of pods that are nowhere goes.
+    fn sweep(&mut self) {
+        let Some(relist) =
+            self.relist.as_ref().filter(|_| !self.swept && self.desired.may_terminate_orphans())
+        else {
+            return;
+        };
+        self.swept = true;
+        let known = relist.pods.keys().chain(self.records.keys()).map(ToString::to_string).collect();
+        let (ctx, cgroups) = (self.ctx.clone(), self.cgroups.clone());
+        let task = async move {
+            match jobs::sweep(&ctx, &cgroups, known).await {
+                Ok(0) => {}
+                Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
+                Err(error) => {
+                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start")
+                }
+            }
+        };
+        self.executor.spawn(task).detach();
+    }
+
     /// Pods of ours in the runtime that nothing wants any more.
     fn end_orphans(&mut self, touched: &mut BTreeSet<PodUid>) {
+        self.sweep();
         let Some(relist) = &self.relist else { return };
         let ours = relist.pods.iter().filter(|(uid, pod)| {
             (pod.made_here || self.identity.adopted().contains(*uid)) && !self.records.contains_key(*uid)
@@ -352,16 +384,17 @@ impl<R: Runtime + 'static> Agent<R> {
                 Some(Step::Start(job)) => return self.start(uid, job, None),
                 Some(Step::Forget) => return self.forget(uid),
                 Some(Step::Plan) => {
-                    if let Some(plan) = self.plan(uid, now) {
-                        return self.start(uid, Job::Act, Some(plan));
+                    if let Some(work) = self.plan(uid, now) {
+                        let job = if matches!(work, Work::Act(_)) { Job::Act } else { Job::Collect };
+                        return self.start(uid, job, Some(work));
                     }
                 }
             }
         }
     }
 
-    /// The plan to carry out; `None` when the pod is settled or has ended.
-    fn plan(&mut self, uid: &PodUid, now: Now) -> Option<Plan> {
+    /// What to carry out; `None` when the pod is settled or has ended.
+    fn plan(&mut self, uid: &PodUid, now: Now) -> Option<Work> {
         let record = self.records.get_mut(uid)?;
         let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
         let status = record.status.as_ref();
@@ -383,18 +416,18 @@ impl<R: Runtime + 'static> Agent<R> {
         let plan = plan(&input);
         let deadline = active_deadline(&pod, record.active_since);
         let wake_at = [plan.wake_at, deadline].into_iter().flatten().min();
-        if plan.is_idle() || has_ended(&plan, &observed) {
-            record.worker.settled(wake_at);
-            return None;
+        let waits = only_waits(&plan);
+        if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
+            // It is made again after the act, whatever comes of that.
+            record.worker.settled(None);
+            return Some(Work::Act(plan));
         }
-        if only_waits(&plan) {
-            record.worker.settled(wake_at);
+        record.worker.settled(wake_at);
+        if waits {
             self.show_waits(uid, &plan, now);
-            return None;
         }
-        // Sooner than that the plan is made again anyway: after the act.
-        record.worker.settled(None);
-        Some(plan)
+        let garbage = collect_pod(&pod.key, &observed, now);
+        (!garbage.is_empty()).then_some(Work::Collect(garbage))
     }
 
     /// Every start of the plan is held in its back-off: the status says so, and nothing is called.
@@ -419,7 +452,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.refresh_status(uid, now);
     }
 
-    fn start(&mut self, uid: &PodUid, job: Job, plan: Option<Plan>) {
+    fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>) {
         let Some(record) = self.records.get_mut(uid) else { return };
         self.jobs += 1;
         let number = self.jobs;
@@ -427,13 +460,16 @@ impl<R: Runtime + 'static> Agent<R> {
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
         let task = async move {
-            let result = match (job, pod, plan) {
+            let result = match (job, pod, work) {
                 (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
-                (Job::Act, Some(pod), Some(plan)) => {
+                (Job::Act, Some(pod), Some(Work::Act(plan))) => {
                     JobResult::Done(jobs::sync(&ctx, &pod, &observed, &plan).await)
                 }
-                // An act without a pod or a plan is nothing to carry out.
-                (Job::Act, ..) => JobResult::Done(Outcome::default()),
+                (Job::Collect, _, Some(Work::Collect(garbage))) => {
+                    JobResult::Removed(remove_garbage(&ctx, &key, &observed, &garbage).await)
+                }
+                // Without its work there is nothing to carry out.
+                (Job::Act | Job::Collect, ..) => JobResult::Done(Outcome::default()),
                 (Job::Kill, pod, _) => {
                     JobResult::Done(kill_pod(&ctx, &key, pod.as_deref(), &observed, None).await)
                 }

@@ -1,12 +1,14 @@
 //! The tasks the loop starts: each gets a snapshot and sends back one event.
 
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
+use std::path::Path;
 use std::rc::Rc;
 
 use crate::cgroup::Cgroups;
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::model::{ContainerKind, DesiredPod, ObservedPod, PodKey};
+use crate::limits::ORPHAN_DIRS_MAX;
+use crate::model::{ContainerKind, DesiredPod, ObservedPod, PodKey, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::{NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
@@ -52,7 +54,8 @@ pub(super) async fn sync<R: Runtime>(
     act(ctx, pod, observed, plan).await
 }
 
-/// Removes everything of a stopped pod: its objects in the runtime, its logs, its directory, its cgroups.
+/// Removes everything of a stopped pod: its objects in the runtime, its logs, its cgroups, its directory. The
+/// directory goes last: as long as it is there, [`sweep`] finds what an agent that was killed has left.
 pub(super) async fn remove<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &Rc<Cgroups>,
@@ -60,14 +63,56 @@ pub(super) async fn remove<R: Runtime>(
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    let pod_dir = PathBuf::from(paths::pod_dir(&ctx.node, key));
     let (cgroups, node, uid) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node), key.uid.to_string());
     let turn = ctx.blocking.acquire().await;
-    let removed = smol::unblock(move || {
-        volume::remove_pod_dir(Path::new(&pod_dir)).map_err(|error| error.0)?;
-        cgroups.remove_pod(&node, &uid).map(drop).map_err(|error| error.to_string())
-    });
-    let removed = removed.await;
+    let removed = smol::unblock(move || remove_from_disk(&cgroups, &node, &uid)).await;
     drop(turn);
     removed
+}
+
+fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result<(), String> {
+    cgroups.remove_pod(node, uid).map_err(|error| error.to_string())?;
+    volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(uid)).map_err(|error| error.0)
+}
+
+/// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
+/// it removed them. Only what has a directory below our root is taken for ours. Returns how many pods went.
+///
+/// # Errors
+/// The first thing that stayed; the others are tried all the same.
+pub(super) async fn sweep<R: Runtime>(
+    ctx: &ActContext<R>,
+    cgroups: &Rc<Cgroups>,
+    mut known: BTreeSet<String>,
+) -> Result<usize, String> {
+    // Another agent's pods may have their directories here too: whatever the runtime has stays.
+    let mut note = |sandbox: SandboxItem| {
+        known.insert(sandbox.pod.uid.to_string());
+    };
+    ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
+    let (cgroups, node) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node));
+    let turn = ctx.blocking.acquire().await;
+    let swept = smol::unblock(move || {
+        let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
+            .filter(|uid| !known.contains(uid.as_str()))
+            .take(ORPHAN_DIRS_MAX)
+            .collect();
+        let logs = Path::new(&*node.pod_logs_dir);
+        for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
+            let path = logs.join(name);
+            std::fs::remove_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        let removed = left.iter().map(|uid| remove_from_disk(&cgroups, &node, uid));
+        let failed: Vec<String> = removed.filter_map(Result::err).collect();
+        failed.into_iter().next().map_or(Ok(left.len()), Err)
+    });
+    let swept = swept.await;
+    drop(turn);
+    swept
+}
+
+/// The names in a directory that are text; none when it cannot be read.
+fn names(directory: &Path) -> impl Iterator<Item = String> + use<> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok())
 }

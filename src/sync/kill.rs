@@ -24,6 +24,7 @@ use super::order::{TerminationOrder, grace_period, restored_grace_period};
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
+use crate::gc::GcPlan;
 use crate::limits::{GRACE_SECONDS_MIN, STOPS_AT_ONCE_MAX};
 use crate::model::{ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds};
 use crate::render::{labels, paths};
@@ -214,8 +215,8 @@ async fn all_of<T, F: Future<Output = T>>(futures: Vec<Pin<Box<F>>>) -> Vec<T> {
     outputs.into_iter().flatten().collect()
 }
 
-/// Removes what is left of a stopped pod: containers, sandboxes, log links, logs, and the files smolet put into
-/// the pod's directory. Everything is tried; the error names the first thing that stayed. Volumes are not touched.
+/// Removes what is left of a stopped pod in the runtime, its log links and its logs. Everything is tried; the error
+/// names the first thing that stayed.
 pub async fn remove_pod<R: Runtime>(
     ctx: &ActContext<R>,
     key: &PodKey,
@@ -244,35 +245,61 @@ pub async fn remove_pod<R: Runtime>(
         keep(removed.map_err(|error| format!("pod {key}: sandbox {} was not removed: {error}", sandbox.id)));
     }
     let logs = paths::pod_logs_dir(&ctx.node, key);
-    let pod_dir = paths::pod_dir(&ctx.node, key);
-    let hosts = paths::hosts_file_path(&ctx.node, key);
     let turn = ctx.blocking.acquire().await;
-    let files = smol::unblock(move || remove_files(&logs, &pod_dir, &hosts)).await;
+    // Off the loop's thread: a pod's logs may be large.
+    let removed = smol::unblock(move || match std::fs::remove_dir_all(&logs) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{logs} was not removed: {error}"))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    });
+    let removed = removed.await;
     drop(turn);
-    keep(files.map_err(|error| format!("pod {key}: {error}")));
+    keep(removed.map_err(|error| format!("pod {key}: {error}")));
     first
 }
 
-/// On the blocking pool: a pod's logs may be large. The pod's own directory only goes when nothing but our files
-/// was in it, because a volume may still be mounted below it.
-fn remove_files(logs: &str, pod_dir: &str, hosts: &str) -> Result<(), String> {
-    let gone = |path: &str, result: std::io::Result<()>| match result {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("{path} was not removed: {error}"))
+/// Removes what garbage collection chose of a pod that goes on (`evictContainers`, `evictSandboxes`).
+///
+/// # Errors
+/// The first removal that failed; the others are tried all the same.
+pub async fn remove_garbage<R: Runtime>(
+    ctx: &ActContext<R>,
+    key: &PodKey,
+    observed: &ObservedPod,
+    garbage: &GcPlan,
+) -> Result<(), String> {
+    let mut first: Result<(), String> = Ok(());
+    for removal in &garbage.containers {
+        let Some(status) = observed.containers.iter().find(|status| status.id == removal.id) else {
+            continue;
+        };
+        let mut result = Ok(());
+        if removal.stop {
+            // Its state is unknown: it may run.
+            let victim = Victim {
+                key,
+                pod: None,
+                status,
+                reason: KillReason::Unknown,
+                message: "Container is in unknown state, try killing it before removal",
+                grace: None,
+            };
+            result = kill_container(ctx, victim, None).await;
         }
-        Ok(()) | Err(_) => Ok(()),
-    };
-    gone(logs, std::fs::remove_dir_all(logs))?;
-    gone(hosts, std::fs::remove_file(hosts))?;
-    let containers = format!("{pod_dir}/containers");
-    gone(&containers, std::fs::remove_dir_all(&containers))?;
-    match std::fs::remove_dir(pod_dir) {
-        Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-            log::debug!("{pod_dir} stays: it holds more than smolet's own files");
-            Ok(())
+        if result.is_ok() {
+            result = remove_container(ctx, key, status, false).await;
         }
-        result => gone(pod_dir, result),
+        first = first.and(result.map_err(|error| format!("container {}: {error}", removal.id)));
     }
+    for id in &garbage.sandboxes {
+        let mut result = unless_gone(ctx.runtime.stop_pod_sandbox(id).await);
+        if result.is_ok() {
+            result = unless_gone(ctx.runtime.remove_pod_sandbox(id).await);
+        }
+        first = first.and(result.map_err(|error| format!("sandbox {id}: {error}")));
+    }
+    first
 }
 
 /// `removeContainer`: the link and, unless they are kept, the logs first, so that a container whose logs stayed

@@ -63,6 +63,8 @@ pub enum Job {
     Act,
     /// Stop its containers and sandboxes.
     Kill,
+    /// Remove dead containers and sandboxes that nobody needs, while the pod goes on.
+    Collect,
     /// Remove its objects from the runtime and the disk.
     Remove,
 }
