@@ -123,7 +123,9 @@ pub const GRPC_ANSWER_BYTES_MAX: usize = MIB;
 pub const CRI_ITEM_BYTES_MAX: usize = 512 * KIB;
 /// Bytes of an error status' message. Over: cut.
 pub const GRPC_STATUS_MESSAGE_BYTES_MAX: usize = 4 * KIB;
-/// Bytes of one answer's headers or trailers (error messages stand there). Over: HTTP/2 resets the call.
+/// Bytes of one answer's headers or trailers (error messages stand there); announced to the server, and grpc-go resets a
+/// call whose headers are larger. Over, by a server that ignores it: the fields that do not fit are dropped; far over:
+/// the connection ends, and the next call makes another one.
 pub const GRPC_HEADER_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes of one HTTP/2 frame (the protocol's minimum).
 pub const GRPC_FRAME_BYTES_MAX: u32 = 16 * 1024;
@@ -133,6 +135,8 @@ pub const GRPC_WINDOW_STREAM_BYTES: u32 = 64 * 1024;
 pub const GRPC_WINDOW_CONNECTION_BYTES: u32 = 1024 * 1024;
 /// Messages that wait to be sent in one bidirectional call. Full: sending waits.
 pub const GRPC_QUEUE_MAX: usize = 4;
+/// A status message of the kept length fits into the trailers, even with every byte escaped.
+const _: () = assert!(3 * GRPC_STATUS_MESSAGE_BYTES_MAX < GRPC_HEADER_BYTES_MAX as usize);
 /// Streams that nobody reads may fill their windows and still leave the other calls room.
 const _: () = assert!(GRPC_WINDOW_CONNECTION_BYTES >= 8 * GRPC_WINDOW_STREAM_BYTES);
 

@@ -365,6 +365,35 @@ fn an_answer_over_the_cap_is_cut_off_and_the_connection_goes_on() {
 }
 
 #[test]
+fn a_long_error_message_is_cut_and_an_endless_one_is_an_error() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut first = Peer::accept(&listener);
+        // The last one is far over what our settings allow: it costs the connection.
+        for size in [30_000, 70_000, 200_000] {
+            let (stream, _) = first.request();
+            first.head(stream);
+            first.trailers(stream, 2, &"x".repeat(size));
+        }
+        let mut second = Peer::accept(&listener);
+        let (stream, _) = second.request();
+        second.head(stream);
+        second.message(stream, &answer("fine"));
+        second.trailers(stream, 0, "");
+    });
+    world.run(async {
+        let cut = "x".repeat(limits::GRPC_STATUS_MESSAGE_BYTES_MAX);
+        assert_eq!(world.call().await, Err(status(Code::UNKNOWN, &cut)));
+        // The code came first and fitted.
+        assert_eq!(world.call().await, Err(status(Code::UNKNOWN, "")));
+        let error = world.call().await.unwrap_err();
+        assert!(matches!(error, GrpcError::Protocol(_)), "{error:?}");
+        assert_eq!(world.call().await.unwrap().version, "fine");
+    });
+    world.join(peer);
+}
+
+#[test]
 fn a_field_over_the_cap_is_cut_and_the_rest_read() {
     let world = World::new();
     let peer = world.serve(|listener| {

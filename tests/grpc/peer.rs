@@ -15,6 +15,7 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const GOAWAY: u8 = 7;
 const WINDOW_UPDATE: u8 = 8;
+const CONTINUATION: u8 = 9;
 pub const END_STREAM: u8 = 1;
 const ACK: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -93,12 +94,28 @@ impl Peer {
             // A literal with a literal name, not indexed, not Huffman-coded.
             block.push(0);
             for text in [name, value] {
-                assert!(text.len() < 127);
-                block.push(u8::try_from(text.len()).unwrap());
+                // HPACK's integers: seven bits, then seven at a time.
+                let mut rest = text.len();
+                block.push(u8::try_from(rest.min(127)).unwrap());
+                if rest >= 127 {
+                    rest -= 127;
+                    while rest >= 128 {
+                        block.push(u8::try_from(rest % 128).unwrap() | 0x80);
+                        rest /= 128;
+                    }
+                    block.push(u8::try_from(rest).unwrap());
+                }
                 block.extend(text.as_bytes());
             }
         }
-        self.frame(HEADERS, END_HEADERS | if end { END_STREAM } else { 0 }, stream, &block);
+        let mut pieces = block.chunks(16_384).peekable();
+        let mut kind = HEADERS;
+        while let Some(piece) = pieces.next() {
+            let last = if pieces.peek().is_none() { END_HEADERS } else { 0 };
+            let end = if end && kind == HEADERS { END_STREAM } else { 0 };
+            self.frame(kind, last | end, stream, piece);
+            kind = CONTINUATION;
+        }
     }
 
     /// The head of an answer that goes on.
