@@ -2,7 +2,14 @@
 //!
 //! Memory is measured in a process of its own for each.
 
-#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, clippy::print_stdout)]
+#![allow(
+    missing_docs,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::format_push_string,
+    clippy::format_collect,
+    clippy::print_stdout
+)]
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -254,7 +261,7 @@ fn cases() -> Vec<Case> {
         other("zero.yaml", "is a device", |path| symlink("/dev/zero", path).expect("a link")),
         other("loop.yaml", "leads back to itself", |path| symlink(path, path).expect("a link")),
         other("dangling.yaml", "symbolic link to nothing", |path| {
-            symlink("/nowhere/at/all", path).expect("a link")
+            symlink("/nowhere/at/all", path).expect("a link");
         }),
         other("link-to-dir.yaml", "is a directory", |path| symlink("/", path).expect("a link")),
         other("sparse.yaml", "is too large: 104857600 bytes", |path| {
@@ -411,7 +418,9 @@ fn each_hostile_manifest_gives_one_clear_line_and_costs_little() {
 
     // All of them in one directory: none may hide another or the good one.
     let dir = Dir::new("all");
-    cases.iter().for_each(|case| (case.make)(&dir.0.join(case.name)));
+    for case in &cases {
+        (case.make)(&dir.0.join(case.name));
+    }
     let all = look(&warm.0, &dir.0);
     assert_eq!(all.pods, ["default/good-gw"]);
     for case in &cases {

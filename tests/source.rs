@@ -1,6 +1,12 @@
 //! The manifest directory against a real file system: what is read, when, and what is left alone.
 
-#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+#![allow(
+    missing_docs,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::format_push_string,
+    clippy::format_collect
+)]
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -101,10 +101,10 @@ fn requests_from_limits(resources: &mut ResourceRequirements) {
 /// Quantities keep thousandths and nothing finer, rounded up.
 fn round_up(list: &mut List) {
     for text in list.values_mut() {
-        if let Ok(quantity) = Quantity::parse(&text.0) {
-            if quantity != Quantity::from_millis(quantity.milli_value()) {
-                *text = resources::text(quantity);
-            }
+        if let Ok(quantity) = Quantity::parse(&text.0)
+            && quantity != Quantity::from_millis(quantity.milli_value())
+        {
+            *text = resources::text(quantity);
         }
     }
 }

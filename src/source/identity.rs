@@ -146,8 +146,8 @@ pub fn canonical_immutable(manifest: &Node) -> String {
     let mut out = String::new();
     write_node(&mut out, manifest, &|path: &[Step<'_>], parent| match path {
         _ if is_left_out(path) => true,
-        [Step::Key("metadata")] => always,
-        [Step::Key("spec"), Step::Key("containers"), Step::Item, Step::Key("image")] => always,
+        [Step::Key("metadata")]
+        | [Step::Key("spec"), Step::Key("containers"), Step::Item, Step::Key("image")] => always,
         [Step::Key("spec"), Step::Key("initContainers"), Step::Item, Step::Key("image")] => {
             always && parent.field("restartPolicy").and_then(Node::text) == Some("Always")
         }
@@ -157,7 +157,7 @@ pub fn canonical_immutable(manifest: &Node) -> String {
 }
 
 /// What the source may write and nobody asked for: the status; and what says the same in every pod, which the items
-/// of a PodList leave out.
+/// of a `PodList` leave out.
 fn is_left_out(path: &[Step<'_>]) -> bool {
     matches!(path, [Step::Key("status" | "apiVersion" | "kind")])
 }
@@ -243,6 +243,7 @@ fn write_text(out: &mut String, text: &str) {
 mod tests {
     use super::*;
     use crate::source::decode::yaml::documents;
+    use crate::source::decode::{Path, typed};
 
     fn tree(text: &str) -> Node {
         let mut got = None;
@@ -311,7 +312,7 @@ mod tests {
     fn a_pod_gets_what_the_kubelet_gives_a_static_pod() {
         let manifest = tree(BASE);
         let node = NodeName::new("Gateway-7");
-        let mut pod: Pod = super::super::decode::typed::read(&manifest, Default::default()).expect("a pod");
+        let mut pod: Pod = typed::read(&manifest, Path::default()).expect("a pod");
         apply(&mut pod, &identity(&node, &manifest), &node, Wall(0));
         assert_eq!(pod.metadata.name.as_deref(), Some("web-gateway-7"));
         assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));

@@ -191,10 +191,10 @@ impl FileReader<'_> {
                 .replace(char::is_control, "\u{fffd}")
         });
         let called = called.as_deref();
-        if tree.field("kind").is_some() || tree.field("apiVersion").is_some() {
-            if let Some(error) = version_error(&shown_at, tree) {
-                return self.report(Some(document), called, error);
-            }
+        if (tree.field("kind").is_some() || tree.field("apiVersion").is_some())
+            && let Some(error) = version_error(&shown_at, tree)
+        {
+            return self.report(Some(document), called, error);
         }
         if let Some(mut error) = too_many(tree) {
             error.path = prefix(&error.path);
@@ -203,7 +203,9 @@ impl FileReader<'_> {
         let mut pod: Pod = match typed::read(tree, at) {
             Ok(pod) => pod,
             Err(errors) => {
-                errors.into_iter().for_each(|error| self.report(Some(document), called, error));
+                for error in errors {
+                    self.report(Some(document), called, error);
+                }
                 return;
             }
         };

@@ -165,12 +165,12 @@ pub fn look(look: &Look) -> Result<Found, String> {
 }
 
 fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, room: &mut usize) -> FoundFile {
-    if !force {
-        if let (Some((known, _)), Ok(meta)) = (known, fs::metadata(path)) {
-            if meta.is_file() && Stamp::of(&meta) == *known {
-                return FoundFile::Same;
-            }
-        }
+    if !force
+        && let (Some((known, _)), Ok(meta)) = (known, fs::metadata(path))
+        && meta.is_file()
+        && Stamp::of(&meta) == *known
+    {
+        return FoundFile::Same;
     }
     let (file, meta) = match open(path) {
         Ok(opened) => opened,

@@ -8,6 +8,7 @@ pub mod typed;
 pub mod yaml;
 
 use std::fmt;
+use std::fmt::Write as _;
 
 use crate::limits;
 
@@ -92,7 +93,7 @@ pub fn quoted(text: &str) -> String {
     }
     let chars = text.chars().count();
     if chars > limits::PROBLEM_VALUE_CHARS_MAX {
-        shown.push_str(&format!("…\" ({chars} characters)"));
+        let _ = write!(shown, "…\" ({chars} characters)");
     } else {
         shown.push('"');
     }

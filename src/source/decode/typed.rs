@@ -201,7 +201,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             entries: entries.iter(),
             value: None,
             context: self.context,
-            fields: &[],
+            known: &[],
         }))
     }
 
@@ -218,7 +218,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             entries: entries.iter(),
             value: None,
             context: self.context,
-            fields,
+            known: fields,
         }))
     }
 
@@ -272,7 +272,7 @@ struct Fields<'a> {
     entries: std::slice::Iter<'a, (Box<str>, Node)>,
     value: Option<&'a (Box<str>, Node)>,
     context: &'a Context,
-    fields: &'static [&'static str],
+    known: &'static [&'static str],
 }
 
 impl<'de> MapAccess<'de> for Fields<'_> {
@@ -291,7 +291,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
             return Err(de::Error::custom("a value is read before its key"));
         };
         let mark = self.context.path.borrow_mut().push(key);
-        let reader = Reader { node, context: self.context, fields: self.fields };
+        let reader = Reader { node, context: self.context, fields: self.known };
         let value = reader.place(seed.deserialize(reader))?;
         self.context.path.borrow_mut().cut(mark);
         Ok(value)

@@ -27,7 +27,7 @@ pub struct YamlError {
 pub fn documents(bytes: &[u8], mut each: impl FnMut(u32, Result<Node, YamlError>)) -> Result<(), YamlError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let good = &bytes[..e.valid_up_to()];
-        let line = 1 + good.iter().filter(|&&b| b == b'\n').count();
+        let line = 1 + String::from_utf8_lossy(good).matches('\n').count();
         YamlError { line, message: "is no UTF-8 text; save the file as UTF-8".to_owned() }
     })?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
@@ -133,7 +133,8 @@ impl Builder {
             Event::Scalar(value, style, anchor, tag) => {
                 self.pay(1, value.len())?;
                 if let Some(key) = self.wanted_key(&value, style, tag.as_deref())? {
-                    return self.key(key);
+                    self.key(key);
+                    return Ok(());
                 }
                 let node = scalar(value, style, tag.as_deref())?;
                 self.value(node, 0, anchor)
@@ -200,11 +201,10 @@ impl Builder {
         })))
     }
 
-    fn key(&mut self, new: Key) -> Taken {
+    fn key(&mut self, new: Key) {
         if let Some(Frame { entries: Entries::Map { key, .. }, .. }) = self.stack.last_mut() {
             *key = Some(new);
         }
-        Ok(())
     }
 
     fn open(&mut self, entries: Entries, anchor: usize) -> Taken {
@@ -371,12 +371,13 @@ fn number(text: &str) -> Option<Node> {
         [b'0', rest @ ..] if !rest.is_empty() => (8, &digits[1..]),
         _ => (10, digits),
     };
-    if !bare.is_empty() && bare.bytes().all(|b| b.is_ascii_alphanumeric()) {
-        if let Ok(value) = i128::from_str_radix(bare, radix) {
-            let value = if negative { -value } else { value };
-            if let Ok(value) = i64::try_from(value) {
-                return Some(Node::Int(value));
-            }
+    if !bare.is_empty()
+        && bare.bytes().all(|b| b.is_ascii_alphanumeric())
+        && let Ok(value) = i128::from_str_radix(bare, radix)
+    {
+        let value = if negative { -value } else { value };
+        if let Ok(value) = i64::try_from(value) {
+            return Some(Node::Int(value));
         }
     }
     // go-yaml's pattern: [-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?
@@ -537,12 +538,12 @@ mod tests {
         let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for level in 1..10 {
             let refs = vec![format!("*a{}", level - 1); 10].join(", ");
-            laughs.push_str(&format!("a{level}: &a{level} [{refs}]\n"));
+            laughs.extend([format!("a{level}: &a{level} [{refs}]\n")]);
         }
         // Each anchor is no deeper than one list, but the chain would be.
         let mut chain = String::from("a0: &a0 [x]\n");
         for level in 1..200 {
-            chain.push_str(&format!("a{level}: &a{level} [*a{}]\n", level - 1));
+            chain.extend([format!("a{level}: &a{level} [*a{}]\n", level - 1)]);
         }
         for (text, says) in [
             (laughs, "values"),

@@ -114,7 +114,7 @@ fn field_ref(check: &mut Check, selector: &ObjectFieldSelector) {
                 }
             }
             Some(_) => {
-                check.invalid_text(path, "has a subscript, which only metadata.labels and .annotations take")
+                check.invalid_text(path, "has a subscript, which only metadata.labels and .annotations take");
             }
             // The old name of spec.nodeName.
             None if path == "spec.host" => {}
@@ -149,14 +149,14 @@ fn resource_field_ref(check: &mut Check, selector: &ResourceFieldSelector) {
         let Ok(quantity) = Quantity::parse(&divisor.0) else {
             return check.invalid_text(&divisor.0, "must be a quantity, such as 1Mi");
         };
-        let cpu = resource.ends_with(".cpu");
+        let cpu = matches!(resource, "limits.cpu" | "requests.cpu");
         let allowed: &[&str] = if cpu {
             &["1m", "1"]
         } else {
             &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"]
         };
         let fits = |text: &&str| Quantity::parse(text).is_ok_and(|one| one == quantity);
-        if !quantity.is_zero() && !allowed.iter().any(|text| fits(&text)) {
+        if !quantity.is_zero() && !allowed.iter().any(fits) {
             check.invalid_text(&divisor.0, &format!("must be one of {}", allowed.join(", ")));
         }
     });

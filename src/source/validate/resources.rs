@@ -52,7 +52,7 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
                     format!("must be at most the pod's limit, {}", given(own.limits.as_ref(), &name));
                 check.at("resources", |check| {
                     check.at("limits", |check| {
-                        check.at(&name, |check| check.invalid(given(list, &name), &message))
+                        check.at(&name, |check| check.invalid(given(list, &name), &message));
                     });
                 });
             }
@@ -102,7 +102,7 @@ fn requirements(
                     check.invalid(shown, &format!("must be at most the limit, {limit}"));
                 }
                 None if !overcommit => {
-                    check.invalid(shown, "needs a limit, since it cannot be overcommitted")
+                    check.invalid(shown, "needs a limit, since it cannot be overcommitted");
                 }
                 Some(_) | None => {}
             });
@@ -117,9 +117,8 @@ fn requirements(
 
 /// `ValidateResourceQuantityValue` and `validateResourceQuantityHugePageValue`.
 fn amount(check: &mut Check, name: &str, text: &str) {
-    let quantity = match Quantity::parse(text) {
-        Ok(quantity) => quantity,
-        Err(_) => return check.invalid_text(text, "must be a quantity, such as 500m or 64Mi"),
+    let Ok(quantity) = Quantity::parse(text) else {
+        return check.invalid_text(text, "must be a quantity, such as 500m or 64Mi");
     };
     if quantity < Quantity::ZERO {
         check.invalid(text, "must be 0 or more");
@@ -131,7 +130,7 @@ fn amount(check: &mut Check, name: &str, text: &str) {
         match Quantity::parse(size).map(Quantity::value) {
             Ok(size) if size > 0 && quantity.value() % size == 0 => {}
             Ok(_) | Err(_) => {
-                check.invalid(text, "must be a multiple of the page size in the resource's name")
+                check.invalid(text, "must be a multiple of the page size in the resource's name");
             }
         }
     }

@@ -15,7 +15,7 @@ pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
     resources::pod(check, spec);
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     check.at("restartPolicy", |check| {
-        check.one_of(&text(&spec.restart_policy), &["Always", "OnFailure", "Never"])
+        check.one_of(&text(&spec.restart_policy), &["Always", "OnFailure", "Never"]);
     });
     check.at("dnsPolicy", |check| {
         let policies = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];

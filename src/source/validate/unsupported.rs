@@ -159,8 +159,11 @@ const VOLUME: &[Row<Volume>] = &[
     }),
 ];
 
-/// Every kind of volume: its field, whether it is supported, and whether a volume is one.
-const VOLUME_KINDS: &[(&str, bool, fn(&Volume) -> bool)] = &[
+/// A kind of volume: its field, whether it is supported, and whether a volume is one.
+type Kind = (&'static str, bool, fn(&Volume) -> bool);
+
+/// Every kind of volume.
+const VOLUME_KINDS: &[Kind] = &[
     ("emptyDir", true, |volume| volume.empty_dir.is_some()),
     ("hostPath", true, |volume| volume.host_path.is_some()),
     ("configMap", false, |volume| volume.config_map.is_some()),
@@ -240,7 +243,7 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
 fn container(check: &mut Check, container: &Container) {
     rows(check, CONTAINER, container);
     check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
-        rows(check, ENV, variable)
+        rows(check, ENV, variable);
     });
     check.each("envFrom", container.env_from.as_deref().unwrap_or_default(), |check, source| {
         let config_map = source.config_map_ref.as_ref().map(|source| source.optional);

@@ -35,7 +35,7 @@ fn source(check: &mut Check, volume: &Volume) {
             check.at("sizeLimit", |check| match Quantity::parse(&size.0) {
                 Ok(size) if size >= Quantity::ZERO => {}
                 Ok(_) | Err(_) => {
-                    check.invalid_text(&size.0, "must be a quantity of 0 or more, such as 64Mi")
+                    check.invalid_text(&size.0, "must be a quantity of 0 or more, such as 64Mi");
                 }
             });
         });
@@ -96,9 +96,9 @@ fn key_to_path(check: &mut Check, item: &KeyToPath) {
 }
 
 fn file_mode(check: &mut Check, mode: Option<i32>) {
-    if let Some(mode) = mode {
-        if !(0..=0o777).contains(&mode) {
-            check.invalid(mode, "must be between 0 and 0777 (octal; JSON wants it in decimal, up to 511)");
-        }
+    if let Some(mode) = mode
+        && !(0..=0o777).contains(&mode)
+    {
+        check.invalid(mode, "must be between 0 and 0777 (octal; JSON wants it in decimal, up to 511)");
     }
 }
