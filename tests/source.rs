@@ -52,6 +52,11 @@ fn pod(name: &str, image: &str) -> String {
     )
 }
 
+fn thread_cpu_ms() -> i64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    i64::from(time.tv_sec) * 1000 + i64::from(time.tv_nsec) / 1_000_000
+}
+
 struct Agent {
     source: FileSource,
     desired: Desired,
@@ -79,10 +84,15 @@ impl Agent {
 
     fn update(&mut self, within: Duration) -> Option<SourceUpdate> {
         let source = &mut self.source;
-        smol::block_on(smol::future::or(async { Some(source.next().await) }, async {
+        let before = thread_cpu_ms();
+        let update = smol::block_on(smol::future::or(async { Some(source.next().await) }, async {
             SystemClock.sleep(within).await;
             None
-        }))
+        }));
+        // Files are read on other threads; whoever waits in a circle is seen here.
+        let spent = thread_cpu_ms() - before;
+        assert!(spent < 60, "waiting took {spent} ms of this thread");
+        update
     }
 
     /// The next update, within 3 s.
@@ -410,4 +420,109 @@ fn check_reads_what_it_is_given() {
         "DIR/copy.yaml.backup: document 1: pod default/good-gw: is in DIR/good.yaml (document 1) too"
     ));
     assert!(check(&["gone.yaml"]).contains("does not exist"));
+}
+
+#[test]
+fn nothing_spins_while_files_and_directory_go() {
+    for broken in [false, true] {
+        let dir = Dir::new();
+        let inner = Dir(dir.0.join("manifests"));
+        fs::create_dir(&inner.0).expect("the directory");
+        inner.write("a.yaml", &pod("a", "x:1"));
+        inner.write("b.yaml", &pod("b", "x:1"));
+        let mut agent = Agent::new(&inner.0);
+        agent.told();
+        if broken {
+            inner.write("a.yaml", "kind: [");
+        } else {
+            inner.remove("a.yaml");
+        }
+        // In its grace now.
+        assert!(agent.update(Duration::from_millis(300)).is_none());
+        fs::remove_dir_all(&inner.0).expect("the directory goes");
+        let told = agent.told();
+        assert_eq!((told.changes.len(), told.complete, told.fresh.len()), (0, false, 1), "{told:?}");
+        agent.quiet();
+    }
+}
+
+#[test]
+fn a_file_that_is_written_all_the_time_holds_up_no_other() {
+    let dir = Dir::new();
+    dir.write("web.yaml", &pod("web", "x:1"));
+    let mut agent = Agent::new(&dir.0);
+    agent.told();
+    let path = dir.0.join("log.yaml");
+    let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let done = done.clone();
+        move || {
+            use std::io::Write as _;
+            let mut file = fs::File::create(path).expect("the file opens");
+            while !done.load(Ordering::Relaxed) {
+                file.write_all(b"[\n").expect("a line");
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    dir.write("web.yaml", &pod("web", "x:2"));
+    let update = agent.update(Duration::from_secs(9)).expect("told although the directory never settles");
+    let told = agent.take(update);
+    done.store(true, Ordering::Relaxed);
+    writer.join().expect("the writer ends");
+    assert_eq!((told.changes, told.complete), (vec!["~web-gw".to_owned()], false));
+    let told = agent.told();
+    assert_eq!(
+        (told.complete, told.fresh.len()),
+        (false, 1),
+        "settled, and what was written is invalid: {told:?}"
+    );
+}
+
+/// Whatever is done to a manifest's bytes: it is read or refused with clear lines, and nothing panics.
+#[test]
+fn mutated_manifests_are_read_or_refused() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let originals: Vec<Vec<u8>> = ["always.yaml", "always.json", "never.yaml"]
+        .map(|name| fs::read(folder.join(name)).expect("a golden manifest"))
+        .into();
+    let file: std::sync::Arc<str> = "mutated.yaml".into();
+    let seed = std::env::var("SMOLET_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+    println!("SMOLET_SEED={seed}");
+    let mut random = fastrand::Rng::with_seed(seed);
+    let (mut pods, mut refused) = (0, 0);
+    for _ in 0..3_000 {
+        let mut bytes = originals[random.usize(..originals.len())].clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(..bytes.len());
+            match random.u8(..5) {
+                0 => bytes[at] = random.u8(..),
+                1 => {
+                    let special = b"{}[]:,&*!|>'\"#%@`-?~\n\t 0";
+                    bytes[at] = special[random.usize(..special.len())];
+                }
+                2 if bytes.len() > 2 => drop(bytes.remove(at)),
+                3 => bytes.truncate(at.max(2)),
+                _ => {
+                    let end = random.usize(at..bytes.len());
+                    let piece = bytes[at..end].to_vec();
+                    bytes.splice(at..at, piece);
+                }
+            }
+        }
+        let parsed = smolet::source::manifest::parse(&file, &bytes, &NodeName::new("gw"), Wall(0), 1 << 20);
+        assert!(
+            !parsed.pods.is_empty() || !parsed.problems.is_empty(),
+            "{:?}",
+            String::from_utf8_lossy(&bytes)
+        );
+        pods += parsed.pods.len();
+        refused += parsed.problems.len();
+        for problem in &parsed.problems {
+            let line = problem.to_string();
+            assert!(line.chars().count() <= 350 && !line.chars().any(char::is_control), "{line:?}");
+        }
+    }
+    assert!(pods > 100 && refused > 100, "{pods} pods, {refused} problems");
 }

@@ -58,6 +58,8 @@ pub struct FileSource {
     /// A change that no update told yet.
     changed: bool,
     unsettled_since: Option<Mono>,
+    /// The last update was told all the same: another follows when the directory has settled.
+    told_unsettled: bool,
     look_at: Mono,
     first: bool,
 }
@@ -112,6 +114,7 @@ impl FileSource {
             said: Vec::new(),
             changed: false,
             unsettled_since: None,
+            told_unsettled: false,
             look_at,
             first: true,
         }
@@ -142,7 +145,8 @@ impl FileSource {
     fn wake_at(&self) -> Mono {
         let pending = self.pending.values().map(|pending| pending.ready_at());
         let grace = self.files.values().filter_map(Record::grace_until);
-        pending.chain(grace).chain([self.look_at]).min().unwrap_or(self.look_at)
+        let overdue = self.unsettled_since.filter(|_| self.changed).map(overdue_at);
+        pending.chain(grace).chain(overdue).chain([self.look_at]).min().unwrap_or(self.look_at)
     }
 
     /// Waits for an event or the next time to look.
@@ -270,6 +274,7 @@ impl FileSource {
                 self.take(found, now);
             }
             Err(problem) => {
+                self.end_graces();
                 self.watch = None;
                 self.watched = None;
                 self.look_at = now + self.rescan.min(limits::MANIFEST_DIR_RETRY);
@@ -279,6 +284,14 @@ impl FileSource {
         }
         let unsettled = !self.pending.is_empty() || self.files.values().any(|r| r.grace_until().is_some());
         self.unsettled_since = if unsettled { self.unsettled_since.or(Some(now)) } else { None };
+    }
+
+    /// Nothing is known of any file now: what waited to be looked at again waits for the directory instead.
+    fn end_graces(&mut self) {
+        for record in self.files.values_mut() {
+            record.suspect_since = None;
+            record.missing_since = None;
+        }
     }
 
     /// Takes in a look that could read the directory.
@@ -299,6 +312,7 @@ impl FileSource {
             // What an unmounted directory leaves behind looks like one whose manifests were all removed.
             self.changed |= self.dir_problem.as_deref() != Some(UNMOUNTED);
             self.dir_problem = Some(UNMOUNTED.to_owned());
+            self.end_graces();
             return;
         }
         self.home = Some(found.id);
@@ -320,8 +334,11 @@ impl FileSource {
         for (name, record) in &mut self.files {
             if found.files.contains_key(name) {
                 record.missing_since = None;
-            } else if now >= *record.missing_since.get_or_insert(now) + limits::MANIFEST_GRACE {
-                gone.push(name.clone());
+            } else {
+                record.suspect_since = None;
+                if now >= *record.missing_since.get_or_insert(now) + limits::MANIFEST_GRACE {
+                    gone.push(name.clone());
+                }
             }
         }
         for name in gone {
@@ -336,7 +353,14 @@ impl FileSource {
     fn take_file(&mut self, name: OsString, file: FoundFile, now: Mono) {
         let path: Arc<str> = Arc::from(self.dir.join(&name).to_string_lossy());
         let (stamp, unstable, parsed) = match file {
-            FoundFile::Same | FoundFile::Skipped => return,
+            FoundFile::Same => return,
+            FoundFile::Skipped => {
+                // It is written to again: whether it is valid is asked anew when that ends.
+                if let Some(record) = self.files.get_mut(&name) {
+                    record.suspect_since = None;
+                }
+                return;
+            }
             FoundFile::Refused(why) => {
                 let problems = vec![Problem::of_file(&path, why)];
                 (None, false, ParsedFile { pods: Vec::new(), problems, bytes: 0 })
@@ -375,8 +399,11 @@ impl FileSource {
     /// A change is told once the directory has settled, or has not for too long.
     fn should_tell(&self) -> bool {
         let now = self.clock.now().mono;
-        let settled = self.unsettled_since.is_none_or(|since| now >= since + limits::MANIFEST_UNSETTLED_MAX);
-        (self.changed && settled) || self.first
+        match self.unsettled_since {
+            _ if self.first => true,
+            None => self.changed || self.told_unsettled,
+            Some(since) => self.changed && now >= overdue_at(since),
+        }
     }
 
     /// Everything this source wants and everything that is wrong.
@@ -406,8 +433,7 @@ impl FileSource {
         self.first = false;
         // While files are being written or replaced, a pod that is not named may still be meant.
         let complete = problems.is_empty() && self.unsettled_since.is_none();
-        // Told while not settled: tell again when it is.
-        self.changed |= self.unsettled_since.is_some();
+        self.told_unsettled = self.unsettled_since.is_some();
         let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
         SourceUpdate { source: NAME, pods, problems, complete }
     }
@@ -415,6 +441,10 @@ impl FileSource {
 
 const UNMOUNTED: &str = "is empty and on another file system than before; if it was unmounted, mount it again, \
                          if its manifests were removed, restart the agent";
+
+fn overdue_at(unsettled_since: Mono) -> Mono {
+    unsettled_since + limits::MANIFEST_UNSETTLED_MAX
+}
 
 impl Record {
     fn grace_until(&self) -> Option<Mono> {
