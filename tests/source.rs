@@ -52,6 +52,7 @@ fn pod(name: &str, image: &str) -> String {
     )
 }
 
+#[allow(clippy::useless_conversion, reason = "32-bit targets have smaller fields")]
 fn thread_cpu_ms() -> i64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     i64::from(time.tv_sec) * 1000 + i64::from(time.tv_nsec) / 1_000_000

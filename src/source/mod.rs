@@ -1,7 +1,7 @@
 //! Where desired pods come from: bytes of manifests → pods and problems.
 //!
 //! ```text
-//!     file.rs (inotify, rescan) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
+//!     file.rs (when) + scan.rs (what) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
 //!     check.rs (files named by hand) ──┘            (manifest.rs puts these together; all of them PURE)
 //! ```
 //!
