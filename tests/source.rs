@@ -96,9 +96,9 @@ impl Agent {
         update
     }
 
-    /// The next update, within 3 s.
+    /// The next update, within 6 s.
     fn told(&mut self) -> Told {
-        let update = self.update(Duration::from_secs(3)).expect("an update within 3 s");
+        let update = self.update(Duration::from_secs(6)).expect("an update within 6 s");
         self.take(update)
     }
 
@@ -144,7 +144,7 @@ fn pods_come_change_and_go() {
     let started = Instant::now();
     dir.write("web.yaml", &pod("web", "x:2"));
     assert_eq!(agent.told().changes, ["~web-gw"], "an app container's image changes in place");
-    assert!(started.elapsed() < Duration::from_millis(900), "inotify told: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(4), "inotify told: {:?}", started.elapsed());
 
     dir.remove("two.yml");
     assert_eq!(agent.told().changes, ["-a-gw", "-b-gw"]);
@@ -236,29 +236,35 @@ fn editors_ways_of_writing_are_one_change() {
     let mut agent = Agent::new(&dir.0);
     agent.told();
     let path = |name: &str| dir.0.join(name);
-    for (way, image) in
-        [("replace by rename", "x:2"), ("rename away, write anew", "x:3"), ("truncate, then write", "x:4")]
-    {
-        match way {
-            "replace by rename" => {
-                dir.write(".web.yaml.swp", "b0VIM");
-                dir.write("4913", "");
-                dir.write(".web.yaml.tmp", &pod("web", image));
-                fs::rename(path(".web.yaml.tmp"), path("web.yaml")).expect("a rename");
-                dir.remove("4913");
-            }
-            "rename away, write anew" => {
-                fs::rename(path("web.yaml"), path("web.yaml~")).expect("a rename");
-                std::thread::sleep(Duration::from_millis(150));
-                dir.write("web.yaml", &pod("web", image));
-            }
-            _ => {
-                dir.write("web.yaml", "");
-                std::thread::sleep(Duration::from_millis(150));
-                dir.write("web.yaml", &pod("web", image));
-            }
-        }
-        let told = agent.told();
+    // Longer than the debounce, shorter than the grace: the agent looks while the file is away or empty.
+    let pause = || std::thread::sleep(Duration::from_millis(200));
+    let by_rename = || {
+        dir.write(".web.yaml.swp", "b0VIM");
+        dir.write("4913", "");
+        dir.write(".web.yaml.tmp", &pod("web", "x:2"));
+        fs::rename(path(".web.yaml.tmp"), path("web.yaml")).expect("a rename");
+        dir.remove("4913");
+    };
+    let with_backup = || {
+        fs::rename(path("web.yaml"), path("web.yaml~")).expect("a rename");
+        pause();
+        dir.write("web.yaml", &pod("web", "x:3"));
+    };
+    let in_place = || {
+        dir.write("web.yaml", "");
+        pause();
+        dir.write("web.yaml", &pod("web", "x:4"));
+    };
+    let ways: [(&str, &(dyn Fn() + Sync)); 3] = [
+        ("rename over it", &by_rename),
+        ("rename away, write anew", &with_backup),
+        ("truncate, then write", &in_place),
+    ];
+    for (way, write) in ways {
+        let told = std::thread::scope(|scope| {
+            scope.spawn(write);
+            agent.told()
+        });
         assert_eq!((told.changes, told.fresh.len()), (vec!["~web-gw".to_owned()], 0), "{way}");
     }
     agent.quiet();
@@ -327,7 +333,7 @@ fn a_removal_waits_while_another_manifest_is_invalid() {
 fn a_directory_that_comes_goes_and_is_replaced() {
     let dir = Dir::new();
     let inner = Dir(dir.0.join("manifests"));
-    let mut agent = Agent::with_rescan(&inner.0, Duration::from_millis(700));
+    let mut agent = Agent::with_rescan(&inner.0, Duration::from_secs(3));
     let told = agent.told();
     assert!(
         !told.complete && told.fresh[0].ends_with("does not exist; create it and put the manifests there"),
@@ -352,7 +358,7 @@ fn a_directory_that_comes_goes_and_is_replaced() {
     let started = Instant::now();
     inner.write("web.yaml", &pod("web", "x:3"));
     assert_eq!(agent.told().changes, ["~web-gw"]);
-    assert!(started.elapsed() < Duration::from_millis(600), "{:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
 
     let file = Dir(dir.0.join("file"));
     fs::write(&file.0, "").expect("a file");
