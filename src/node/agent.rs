@@ -250,7 +250,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 Ok(0) => {}
                 Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
                 Err(error) => {
-                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start")
+                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
                 }
             }
         };

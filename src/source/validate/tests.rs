@@ -546,7 +546,6 @@ fn what_this_version_does_not_do_is_refused() {
         ("/spec/resourceClaims", json!([{"name": "s"}]), "spec.resourceClaims"),
         ("/spec/hostUsers", json!(false), "spec.hostUsers"),
         ("/spec/hostAliases", json!([{"ip": "10.0.0.1", "hostnames": ["a"]}]), "spec.hostAliases"),
-        ("/spec/activeDeadlineSeconds", json!(5), "spec.activeDeadlineSeconds"),
         ("/spec/overhead", json!({"cpu": "1"}), "spec.overhead"),
         ("/spec/schedulingGates", json!([{"name": "a.b/c"}]), "spec.schedulingGates"),
         ("/spec/readinessGates", json!([{"conditionType": "a.b/c"}]), "spec.readinessGates"),

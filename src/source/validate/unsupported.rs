@@ -58,7 +58,6 @@ const SPEC: &[Row<PodSpec>] = &[
         spec.host_users == Some(false)
     }),
     Row("hostAliases", "add the names to the image or to DNS", |spec| any(spec.host_aliases.as_ref())),
-    Row("activeDeadlineSeconds", "pods have no deadline", |spec| spec.active_deadline_seconds.is_some()),
     Row("overhead", "it belongs to a runtime class", |spec| spec.overhead.is_some()),
     Row("schedulingGates", "nothing here would open them", |spec| any(spec.scheduling_gates.as_ref())),
     Row("schedulingGroup", "there is no scheduler", |spec| spec.scheduling_group.is_some()),
