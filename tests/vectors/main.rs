@@ -98,3 +98,23 @@ fn normal(value: Value) -> Value {
         other => other,
     }
 }
+
+/// An outsider's clone has the compact part only: it must hold every set, in little space.
+#[test]
+fn the_compact_part_holds_every_set_in_two_megabytes() {
+    const BYTES_MAX: u64 = 2_000_000;
+    let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/vectors/data");
+    let files = |folder: PathBuf| -> std::collections::BTreeMap<String, u64> {
+        std::fs::read_dir(&folder)
+            .unwrap_or_else(|e| panic!("{}: {e}", folder.display()))
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.path().extension().is_some_and(|e| e == "jsonl"))
+            .map(|entry| (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len()))
+            .collect()
+    };
+    let (compact, whole) = (files(data), files(folder()));
+    assert_eq!(compact.keys().collect::<Vec<_>>(), whole.keys().collect::<Vec<_>>());
+    assert_eq!(compact.len(), 14);
+    assert!(compact.values().all(|bytes| *bytes > 1000));
+    assert!(compact.values().sum::<u64>() <= BYTES_MAX);
+}
