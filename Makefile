@@ -1,0 +1,87 @@
+# smolet: everything a developer or a CI machine calls. `make help` lists it.
+# Nothing has to be prepared: each target installs what it needs on Debian 12 (root, apt) and keeps the rest of the
+# machine as it is. Build results stay in target/, tools in .cache/.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+# Plain output: these logs are read in CI.
+export CARGO_TERM_COLOR := never
+export CARGO_TERM_PROGRESS_WHEN := never
+
+CARGO := cargo
+RELEASE := target/release/smolet
+# The promise of README.md, "Size".
+SIZE_MAX := 3145728
+ARM_TARGET ?= armv7-unknown-linux-musleabihf
+DEMO_DIR := .cache/demo
+
+step = @printf '\n== %s\n' '$(1)'
+
+.PHONY: help demo test lint deny unit vectors real size leftovers arm bench clean setup setup-rust release
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
+
+demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
+	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
+
+test: setup lint deny unit vectors size real leftovers  ## every check and test, the ones on a real containerd included
+	@printf '\nmake test: all passed\n'
+
+lint: setup-rust  ## rustfmt and clippy
+	$(call step,rustfmt)
+	@$(CARGO) fmt --all --check
+	$(call step,clippy)
+	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
+
+deny: setup-rust  ## licences, sources and banned crates of the dependencies
+	$(call step,cargo-deny)
+	@tests/env/setup.sh cargo-deny
+	@PATH="$$PWD/.cache/tools/bin:$$PATH" cargo-deny --log-level warn check --show-stats licenses bans sources
+
+unit: setup-rust  ## unit and integration tests that need no runtime
+	$(call step,unit and integration tests)
+	@$(CARGO) test --locked --quiet
+
+vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
+	$(call step,vectors)
+	@$(CARGO) test --locked --quiet --test vectors -- --nocapture
+
+size: release  ## the release binary is as small as promised
+	$(call step,size of the release binary)
+	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
+
+real: setup release  ## the release binary on a private containerd
+	$(call step,tests on a real containerd)
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
+
+leftovers:  ## fails when a test left a process, mount, bridge or rule behind
+	$(call step,leftovers)
+	@tests/env/runtime.sh leftovers && echo none
+
+arm:  ## builds for 32-bit ARM and runs the unit tests under qemu. ARM_TARGET=… for another target
+	$(call step,$(ARM_TARGET))
+	@cross/arm.sh setup $(ARM_TARGET)
+	@cross/arm.sh cargo $(ARM_TARGET) build --release --locked --quiet
+	@cross/arm.sh cargo $(ARM_TARGET) test --locked --quiet --lib
+	@ls -l $$(cross/arm.sh path $(ARM_TARGET))/release/smolet
+
+bench: setup-rust  ## benchmarks
+	@$(CARGO) bench --locked
+
+release: setup-rust
+	@$(CARGO) build --release --locked --quiet
+
+setup: setup-rust
+	@tests/env/setup.sh runtime
+
+setup-rust:
+	@tests/env/setup.sh rust
+
+clean:  ## removes what was built, the tools, and what a demo left
+	@tests/env/runtime.sh down $(DEMO_DIR) 2>/dev/null || true
+	@rm -rf target .cache

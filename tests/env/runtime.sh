@@ -1,0 +1,476 @@
+#!/bin/bash
+# A private containerd for the tests, the demo and developers; nothing of the machine's own runtime is touched.
+#
+#   runtime.sh up DIR          installs what is missing, starts containerd in DIR, imports the test images
+#   runtime.sh env DIR         prints its shell variables: SOCKET, ENDPOINT, CGROUP_ROOT, BRIDGE, SUBNET, PID
+#   runtime.sh ctr DIR ARG...  `ctr` in the CRI's namespace of that containerd
+#   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
+#   runtime.sh start DIR       starts containerd again after kill
+#   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
+#   runtime.sh leftovers       fails and names what an instance that is no longer there has left on this machine
+#
+# Each DIR is an instance with its own root, state, socket, bridge, subnet and cgroup: several run side by side.
+# `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
+# smt), so that nothing else is ever taken for ours. Root only. One pod sandbox network: bridge + host-local + portmap.
+#
+# Images (no registry needed; made from a static busybox):
+#   smolet.test/pause:1          the sandbox image
+#   smolet.test/busybox:1, :2    busybox; /etc/version tells them apart
+#   smolet.test/version:1, :2    prints "version N", then waits for SIGTERM
+set -euo pipefail
+export LC_ALL=C
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+readonly here
+readonly REGISTRY=/run/smolet-test           # one file per instance: its DIR
+readonly START_SECONDS=30 STOP_SECONDS=10
+readonly IMAGES="smolet.test/pause:1 smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2"
+
+die() {
+    echo "runtime.sh: $*" >&2
+    exit 1
+}
+
+# within SECONDS COMMAND...: until it succeeds; fails when it has not in time.
+within() {
+    local tries=$(($1 * 20))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ "$tries" -gt 0 ] || return 1
+        sleep 0.05
+    done
+}
+
+# Names of the instance in DIR ($1).
+names() {
+    DIR=$(realpath -m "$1")
+    local hash
+    hash=$(printf '%s' "$DIR" | sha256sum | cut -c1-8)
+    ID=smolet-test-$hash
+    BRIDGE=smt$hash
+    CGROUP_ROOT=/$ID
+    SOCKET=$DIR/smolet-test.sock
+    ENDPOINT=unix://$SOCKET
+    CONFIG=$DIR/smolet-test.toml
+    # A /24 of 10.192.0.0/11 for each instance; ten instances meet with a chance of 1 in 180.
+    SUBNET=10.$((192 + 0x${hash:0:2} % 32)).$((0x${hash:2:2})).0/24
+    # sun_path holds 108 bytes, ".ttrpc" and the end included.
+    [ ${#SOCKET} -le 100 ] || die "$DIR: the path is too long for a socket; choose a shorter one"
+}
+
+ctr() { command ctr -a "$SOCKET" -n k8s.io "$@"; }
+
+# ---- containerd ------------------------------------------------------------------------------------------------
+
+# The PID of our containerd, if it runs; a PID that another program has got meanwhile is not ours.
+containerd_pid() {
+    local pid
+    pid=$(cat "$DIR/containerd.pid" 2>/dev/null) || return 1
+    [ -n "$pid" ] && tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF -- "-c $CONFIG " || return 1
+    # A zombie answers nothing and waits for its parent only.
+    ! grep -q '^State:.Z' "/proc/$pid/status" 2>/dev/null || return 1
+    echo "$pid"
+}
+
+not_running() { ! containerd_pid; }
+
+snapshotter() {
+    # overlayfs does not stack on overlayfs (a developer's container): plain copies do everywhere.
+    local probe=$DIR/overlay-probe kind=native
+    mkdir -p "$probe"/{l,u,w,m}
+    if mount -t overlay smolet-test -o "lowerdir=$probe/l,upperdir=$probe/u,workdir=$probe/w" "$probe/m" 2>/dev/null; then
+        umount "$probe/m"
+        kind=overlayfs
+    fi
+    rm -rf "$probe"
+    echo "$kind"
+}
+
+configure() {
+    local cni_bin=/usr/lib/cni
+    [ -x $cni_bin/bridge ] || cni_bin=/opt/cni/bin
+    mkdir -p "$DIR"/{root,state,opt,cni/conf,cni/ipam}
+    cat >"$CONFIG" <<E
+version = 2
+root = "$DIR/root"
+state = "$DIR/state"
+oom_score = 0
+# Of no use here; each would cost a warning or a connection attempt at every start.
+disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.tracing.processor.v1.otlp", "io.containerd.internal.v1.tracing"]
+[grpc]
+  address = "$SOCKET"
+[ttrpc]
+  address = "$SOCKET.ttrpc"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "$DIR/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "smolet.test/pause:1"
+  # A machine without CAP_SYS_RESOURCE may not lower a score; runc would fail.
+  restrict_oom_score_adj = true
+  # Under our state directory nothing is overlooked when it is removed.
+  netns_mounts_under_state_dir = true
+  stream_server_address = "127.0.0.1"
+  stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "$cni_bin"
+  conf_dir = "$DIR/cni/conf"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "$(snapshotter)"
+  default_runtime_name = "runc"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+  Root = "$DIR/runc"
+E
+    cat >"$DIR/cni/conf/10-smolet-test.conflist" <<E
+{
+  "cniVersion": "0.4.0",
+  "name": "$ID",
+  "plugins": [
+    {
+      "type": "bridge", "bridge": "$BRIDGE", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+      "ipam": {
+        "type": "host-local", "dataDir": "$DIR/cni/ipam",
+        "ranges": [[{ "subnet": "$SUBNET" }]], "routes": [{ "dst": "0.0.0.0/0" }]
+      }
+    },
+    { "type": "portmap", "capabilities": { "portMappings": true } }
+  ]
+}
+E
+}
+
+start() {
+    ! containerd_pid >/dev/null || return 0
+    [ -e "$CONFIG" ] || die "$DIR holds no instance; run: $0 up $DIR"
+    local fd fds=
+    # A caller that reads our output to its end must not wait for containerd, which inherits every open file.
+    for fd in /proc/self/fd/*; do
+        fd=${fd##*/}
+        [ "$fd" -le 2 ] || fds="$fds $fd>&-"
+    done
+    eval "setsid containerd -c '$CONFIG' </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"
+    echo $! >"$DIR/containerd.pid"
+    within $START_SECONDS ctr version || {
+        tail -n 20 "$DIR/containerd.log" >&2
+        die "containerd does not answer on $SOCKET after $START_SECONDS s; the end of its log stands above"
+    }
+}
+
+# end_containerd SIGNAL
+end_containerd() {
+    local pid
+    if pid=$(containerd_pid); then
+        kill -s "$1" "$pid" 2>/dev/null || true
+        within $STOP_SECONDS not_running || kill -s KILL "$pid" 2>/dev/null || true
+        within $STOP_SECONDS not_running || die "containerd (PID $pid) does not end"
+    fi
+    rm -f "$DIR/containerd.pid"
+}
+
+# ---- images ----------------------------------------------------------------------------------------------------
+
+layer() { # layer ROOTFS-DIR: adds a layer to the archive; prints its digest
+    local tmp=$DIR/images/layer.tar digest
+    tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$1" -cf "$tmp" .
+    digest=$(sha256sum <"$tmp" | cut -d' ' -f1)
+    mv "$tmp" "$DIR/images/out/$digest.tar"
+    echo "$digest"
+}
+
+image() { # image NAME CMD-JSON LAYER...: adds an image to the archive's manifest
+    local name=$1 cmd=$2 arch diff='' files='' digest config
+    shift 2
+    case $(uname -m) in
+    x86_64) arch=amd64 ;;
+    aarch64) arch=arm64 ;;
+    *) arch=arm ;;
+    esac
+    for digest; do
+        diff="$diff${diff:+,}\"sha256:$digest\""
+        files="$files${files:+,}\"$digest.tar\""
+    done
+    config=$(printf '{"architecture":"%s","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":%s},"rootfs":{"type":"layers","diff_ids":[%s]}}' \
+        "$arch" "$cmd" "$diff")
+    digest=$(printf '%s' "$config" | sha256sum | cut -d' ' -f1)
+    printf '%s' "$config" >"$DIR/images/out/$digest.json"
+    printf '%s{"Config":"%s.json","RepoTags":["%s"],"Layers":[%s]}' \
+        "${MANIFEST:+,}" "$digest" "$name" "$files" >>"$DIR/images/manifest"
+    MANIFEST=1
+}
+
+# The images as one docker archive, in DIR/images.tar.
+build_images() {
+    local busybox fs=$DIR/images/fs base version applet n
+    busybox=$(command -v busybox)
+    rm -rf "$DIR/images"
+    mkdir -p "$DIR/images/out" "$fs"/{bin,etc,tmp,run,proc,sys,dev,www}
+    chmod 1777 "$fs/tmp"
+    cp "$busybox" "$fs/bin/busybox"
+    for applet in $("$busybox" --list); do
+        [ "$applet" = busybox ] || ln -s busybox "$fs/bin/$applet"
+    done
+    printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$fs/etc/passwd"
+    printf 'root:x:0:\nnogroup:x:65534:\n' >"$fs/etc/group"
+    # Reading it sleeps without a child process: opened for reading and writing, it never ends.
+    mkfifo "$fs/run/forever"
+    # PID 1 gets only the signals that it asked for.
+    cat >"$fs/bin/forever" <<'E'
+#!/bin/sh
+trap 'exit 0' TERM INT
+while :; do read -r _ <>/run/forever; done
+E
+    cat >"$fs/bin/version" <<'E'
+#!/bin/sh
+echo "version $(cat /etc/version)"
+exec forever
+E
+    chmod 755 "$fs/bin/forever" "$fs/bin/version"
+    base=$(layer "$fs")
+    MANIFEST=
+    image smolet.test/pause:1 '["/bin/forever"]' "$base"
+    for n in 1 2; do
+        rm -rf "$fs"
+        mkdir -p "$fs/etc" "$fs/www"
+        echo $n >"$fs/etc/version"
+        echo "smolet test page $n" >"$fs/www/index.html"
+        version=$(layer "$fs")
+        image smolet.test/busybox:$n '["sh"]' "$base" "$version"
+        image smolet.test/version:$n '["/bin/version"]' "$base" "$version"
+    done
+    echo "[$(cat "$DIR/images/manifest")]" >"$DIR/images/out/manifest.json"
+    tar -C "$DIR/images/out" -cf "$DIR/images.tar" .
+    rm -rf "$DIR/images"
+}
+
+# The CRI plugin learns of an image through an event and labels it: before that, it does not know it.
+images_known() {
+    local name list
+    list=$(ctr images ls) || return 1
+    for name in $IMAGES; do
+        grep -F "$name " <<<"$list" | grep -q 'io.cri-containerd.image=managed' || return 1
+    done
+}
+
+import_images() {
+    ! images_known || return 0
+    build_images
+    ctr images import "$DIR/images.tar" >/dev/null
+    rm -f "$DIR/images.tar"
+    within $START_SECONDS images_known || die "the CRI plugin does not know the imported images: $(ctr images ls -q | tr '\n' ' ')"
+}
+
+# ---- the machine's shared state ----------------------------------------------------------------------------------
+
+# CNI plugins switch forwarding on and share iptables chains: the last instance puts both back.
+register() {
+    mkdir -p "$REGISTRY"
+    (
+        flock 9
+        [ -e "$REGISTRY/ip_forward" ] || cp /proc/sys/net/ipv4/ip_forward "$REGISTRY/ip_forward"
+        echo "$DIR" >"$REGISTRY/$ID"
+    ) 9>"$REGISTRY.lock"
+}
+
+unregister() {
+    (
+        flock 9
+        rm -f "$REGISTRY/$ID"
+        if [ -e "$REGISTRY/ip_forward" ] && [ -z "$(ls "$REGISTRY" | grep -v '^ip_forward$')" ]; then
+            remove_shared_chains
+            cat "$REGISTRY/ip_forward" >/proc/sys/net/ipv4/ip_forward
+            rm -r "$REGISTRY"
+        fi
+    ) 9>"$REGISTRY.lock"
+}
+
+nat() { iptables -w 10 -t nat "$@"; }
+
+# portmap's own chains, unless another network's port mappings are in them.
+remove_shared_chains() {
+    ! nat -S CNI-HOSTPORT-DNAT 2>/dev/null | grep -q '^-A' || return 0
+    local rule chain
+    { nat -S 2>/dev/null | grep -E '^-A (PREROUTING|OUTPUT|POSTROUTING) .*-j CNI-HOSTPORT-(DNAT|MASQ)$' || true; } | while read -r rule; do
+        eval "nat -D ${rule#-A }"
+    done
+    for chain in CNI-HOSTPORT-DNAT CNI-HOSTPORT-MASQ CNI-HOSTPORT-SETMARK; do
+        nat -F $chain 2>/dev/null && nat -X $chain || true
+    done
+}
+
+# Rules that the CNI plugins made for our network carry its name in their comment; each jumps to a chain of its pod.
+remove_rules() {
+    local rule chain
+    { nat -S 2>/dev/null | grep -F "name: \\\"$ID\\\"" || true; } | while read -r rule; do
+        # iptables -S prints words quoted as a shell reads them.
+        eval "nat -D ${rule#-A }" 2>/dev/null || true
+        chain=$(sed -n 's/.* -j \(CNI-[A-Z0-9a-z-]*\)$/\1/p' <<<"$rule")
+        case $chain in
+        '' | CNI-HOSTPORT-*) ;;
+        *) nat -F "$chain" 2>/dev/null && nat -X "$chain" 2>/dev/null || true ;;
+        esac
+    done
+}
+
+# ---- the end ---------------------------------------------------------------------------------------------------
+
+# alive: of the /proc files on stdin, the PIDs of processes. A zombie is gone but for its parent's wait.
+alive() {
+    cut -d/ -f3 | sort -u | while read -r pid; do
+        grep -qs '^State:.[^ZX]' "/proc/$pid/status" && echo "$pid" || true
+    done
+}
+
+# Containers, by their cgroup.
+containers() {
+    local dir path in_cgroup=(-e "^[^/]*$CGROUP_ROOT(/|\$)")
+    # Those that were created without a cgroup parent.
+    for dir in "$DIR"/state/io.containerd.runtime.v2.task/k8s.io/*/; do
+        path=${dir%/}
+        [ ! -d "$dir" ] || in_cgroup+=(-e "/${path##*/}(/|\$)")
+    done
+    { grep -lE "${in_cgroup[@]}" /proc/[0-9]*/cgroup 2>/dev/null || true; } | alive
+}
+
+# Shims and agents, by the socket in their arguments.
+callers() {
+    { grep -lzxF -e "$SOCKET" -e "$SOCKET.ttrpc" -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
+}
+
+# Agents alone.
+agents() {
+    { grep -lzxF -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
+}
+
+none() { [ -z "$("$1")" ]; }
+
+# kill_all agents|containers|callers: until none is left, as a process may start another while we look.
+kill_all() {
+    local pid tries=$STOP_SECONDS
+    until none "$1" || [ $tries = 0 ]; do
+        for pid in $("$1"); do
+            kill -s KILL "$pid" 2>/dev/null || true
+        done
+        tries=$((tries - 1))
+        within 1 none "$1" || true
+    done
+}
+
+# Ours, the deepest first.
+mounts() { cut -d' ' -f5 /proc/self/mountinfo | grep -E -- "^$DIR/" | sort -r || true; }
+
+cgroups() { find /sys/fs/cgroup -depth -type d -path "*$CGROUP_ROOT*" 2>/dev/null || true; }
+
+down() {
+    if [ ! -e "$CONFIG" ] && [ ! -e "$REGISTRY/$ID" ]; then
+        return 0
+    fi
+    end_containerd TERM
+    local path shims
+    shims=$(cat "$DIR"/state/io.containerd.runtime.v2.task/k8s.io/*/address 2>/dev/null || true)
+    # An agent would start the pods again. Then the containers while their shims still reap them: a PID namespace
+    # lasts until its last process is reaped, and a machine's PID 1 may take seconds.
+    kill_all agents
+    kill_all containers
+    kill_all callers
+    # A killed shim leaves its socket.
+    for path in ${shims//unix:\/\// }; do
+        rm -f "$path"
+    done
+    for path in $(mounts); do
+        umount -l "$path" 2>/dev/null || true
+    done
+    remove_rules
+    ip link delete "$BRIDGE" 2>/dev/null || true
+    rm -f /var/lib/cni/results/"$ID"-*
+    for path in $(cgroups); do
+        rmdir "$path" 2>/dev/null || true
+    done
+    rm -rf --one-file-system "$DIR"
+    local left
+    left=$(remains)
+    [ -z "$left" ] || die "left of $DIR:"$'\n'"$left"
+    unregister
+}
+
+# What is left of one instance, a line each.
+remains() {
+    local pid
+    for pid in $(containers) $(callers); do echo "process $pid: $(tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null)"; done
+    mounts | sed 's/^/mount /'
+    ip -o link show "$BRIDGE" 2>/dev/null | sed 's/^/bridge /' || true
+    nat -S 2>/dev/null | grep -F "$ID" | sed 's/^/iptables rule /' || true
+    ls -d /var/lib/cni/results/"$ID"-* 2>/dev/null | sed 's/^/CNI state /' || true
+    cgroups | sed 's/^/cgroup /'
+    [ ! -e "$DIR" ] || echo "directory $DIR"
+}
+
+# Everything of this machine that carries our names; a running instance is left over as well.
+leftovers() {
+    local file left
+    left=$(
+        for file in "$REGISTRY"/smolet-test-*; do
+            [ -e "$file" ] || continue
+            echo "instance $(cat "$file")"
+        done
+        for file in $(grep -lzE -- '/smolet-test\.(sock|toml)(\.ttrpc)?$' /proc/[0-9]*/cmdline 2>/dev/null); do
+            echo "process $(cut -d/ -f3 <<<"$file"): $(tr '\0' ' ' <"$file" 2>/dev/null)"
+        done
+        { grep -lE -- ':/smolet-test-' /proc/[0-9]*/cgroup 2>/dev/null || true; } | alive | sed 's/^/process in a test cgroup /'
+        cut -d' ' -f5 /proc/self/mountinfo | grep smolet-test | sed 's/^/mount /' || true
+        ip -o link show type bridge 2>/dev/null | grep -oE '\bsmt[0-9a-f]{8}\b' | sort -u | sed 's/^/bridge /' || true
+        nat -S 2>/dev/null | grep -F smolet-test | sed 's/^/iptables rule /' || true
+        ls -d /var/lib/cni/results/smolet-test-* 2>/dev/null | sed 's/^/CNI state /' || true
+        find /sys/fs/cgroup -type d -name 'smolet-test-*' 2>/dev/null | sed 's/^/cgroup /' || true
+    )
+    [ -z "$left" ] || die "left on this machine (runtime.sh down DIR removes an instance):"$'\n'"$left"
+}
+
+# ---- commands --------------------------------------------------------------------------------------------------
+
+up() {
+    if [ -e "$DIR" ] && [ ! -e "$CONFIG" ] && [ -n "$(ls -A "$DIR")" ]; then
+        die "$DIR is there and holds no instance; choose another directory"
+    fi
+    "$here/setup.sh" runtime
+    # A crashed run, or another boot's: its pods are of no use to anyone.
+    if ! containerd_pid >/dev/null; then
+        down
+    fi
+    register
+    if [ ! -e "$CONFIG" ]; then
+        mkdir -p "$DIR"
+        configure
+    fi
+    start
+    import_images
+}
+
+command=${1:-}
+case $command in
+up | env | ctr | kill | start | down)
+    [ $# -ge 2 ] || die "$command needs a directory"
+    [ "$(id -u)" = 0 ] || die "containers need root"
+    names "$2"
+    shift 2
+    ;;
+esac
+case $command in
+up) up ;;
+env)
+    for name in SOCKET ENDPOINT CGROUP_ROOT BRIDGE SUBNET; do printf '%s=%q\n' "$name" "${!name}"; done
+    echo "PID=$(containerd_pid || true)"
+    ;;
+ctr) ctr "$@" ;;
+kill) end_containerd KILL ;;
+start) start ;;
+down) down ;;
+leftovers) leftovers ;;
+*)
+    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
+    exit 2
+    ;;
+esac

@@ -1,0 +1,94 @@
+#!/bin/bash
+# Installs what the build, the tests and the demo need on Debian 12 and is not there yet; quiet and idempotent.
+#
+#   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
+#   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
+#   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
+#
+# A program that is already there, from whatever source, is kept: only missing ones are installed.
+set -euo pipefail
+repo=$(cd "$(dirname "$0")/../.." && pwd)
+
+RUST_MIN=1.95
+
+die() {
+    echo "setup: $*" >&2
+    exit 1
+}
+
+has() { command -v "$1" >/dev/null 2>&1; }
+
+# install PACKAGE...: `apt-get update` only when something is to be installed.
+install() {
+    [ $# -gt 0 ] || return 0
+    has apt-get || die "missing: $*. Without apt they have to be installed by hand"
+    [ "$(id -u)" = 0 ] || die "missing: $*. Install them, or run this as root"
+    echo "setup: installing $*"
+    local log
+    log=$(mktemp)
+    if ! { apt-get -o DPkg::Lock::Timeout=300 -qq update &&
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -y -qq \
+            --no-install-recommends install "$@"; } >"$log" 2>&1; then
+        cat "$log" >&2
+        rm -f "$log"
+        die "apt-get could not install $*; its output stands above"
+    fi
+    rm -f "$log"
+}
+
+runtime() {
+    local need=()
+    has containerd || need+=(containerd)
+    has runc || need+=(runc)
+    [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || need+=(containernetworking-plugins)
+    has iptables || need+=(iptables)
+    has ip || need+=(iproute2)
+    # Images are made of it: a dynamic busybox would find no libc there.
+    [ -n "$(busybox_static)" ] || need+=(busybox-static)
+    install "${need[@]}"
+}
+
+# The path of a statically linked busybox, if there is one.
+busybox_static() {
+    local path
+    path=$(command -v busybox) || return 0
+    # ELF programs name their loader in the first bytes; a static one has none.
+    head -c 4096 "$path" | grep -qa 'ld-linux\|ld-musl' || echo "$path"
+}
+
+rust() {
+    local need=()
+    has cc || need+=(gcc libc6-dev)
+    has git || need+=(git)
+    if ! has cargo; then
+        if [ -x "$HOME/.cargo/bin/cargo" ]; then
+            die "cargo is in $HOME/.cargo/bin but not in PATH; run '. $HOME/.cargo/env' first"
+        fi
+        need+=(cargo-web rustc-web rust-web-clippy rustfmt-web)
+        install "${need[@]}" || true
+    else
+        install "${need[@]}"
+    fi
+    has cargo || die "no Rust toolchain: Debian's cargo-web could not be had; install one with https://rustup.rs"
+    local version
+    version=$(rustc --version | cut -d' ' -f2)
+    if [ "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" != "$RUST_MIN" ]; then
+        die "rustc $version is too old; smolet needs $RUST_MIN or newer: rustup update stable"
+    fi
+}
+
+cargo_deny() {
+    local tools=$repo/.cache/tools
+    [ -x "$tools/bin/cargo-deny" ] || has cargo-deny ||
+        cargo install --quiet --locked --root "$tools" cargo-deny
+}
+
+[ $# -gt 0 ] || set -- runtime rust
+for part; do
+    case $part in
+    runtime) runtime ;;
+    rust) rust ;;
+    cargo-deny) cargo_deny ;;
+    *) die "unknown part $part; one of: runtime rust cargo-deny" ;;
+    esac
+done
