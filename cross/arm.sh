@@ -1,0 +1,201 @@
+#!/bin/bash
+# Builds smolet for ARM Linux and runs its tests under qemu-user, on Debian 12 x86-64 (root, apt).
+# No `rustup target add`, no containers, no foreign architecture: Debian's rustc-web is unpacked (not installed)
+# with its std sources, std is built once per target, zig (ziglang on PyPI) links musl, qemu-user runs the tests.
+# The machine's own cargo drives it, with RUSTC set. With the public `cross` tool instead: see cross/Cross.toml.
+#
+#   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, 45 s for each other)
+#   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
+#   arm.sh env TARGET             prints the exports, for: eval "$(cross/arm.sh env TARGET)"
+#   arm.sh path TARGET            prints the target's build folder
+#   arm.sh all                    release build and unit tests for every target
+#
+# Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
+#          aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
+# ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
+# ARM_BINFMT=1: tests may start ARM programs (binfmt in a user namespace of their own; Linux 6.7 or later).
+set -euo pipefail
+repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+ARM_HOME=$(realpath -m "${ARM_HOME:-$repo/.cache/arm}")
+STD_OPT=${STD_OPT:-z}
+ZIG_VERSION=0.15.2
+TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
+    aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
+
+# apt_packages TARGET...: only what those targets need.
+apt_packages() {
+    local need=() p want=(binutils qemu-user-static libz3-4 libedit2 libxml2)
+    case " $* " in *aarch64-*-gnu\ *) want+=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross) ;; esac
+    case " $* " in *-gnueabihf\ *) want+=(gcc-arm-linux-gnueabihf libc6-dev-armhf-cross) ;; esac
+    python3 -m pip --version >/dev/null 2>&1 || want+=(python3-pip)
+    for p in "${want[@]}"; do
+        dpkg-query -W -f='${db:Status-Status}\n' "$p" 2>/dev/null | grep -qx installed || need+=("$p")
+    done
+    if [ ${#need[@]} -gt 0 ] || ! apt-cache show rust-web-src >/dev/null 2>&1; then
+        apt-get -o DPkg::Lock::Timeout=300 -qq update >/dev/null
+    fi
+    if [ ${#need[@]} -gt 0 ]; then
+        DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -y -qq \
+            --no-install-recommends install "${need[@]}" >/dev/null
+    fi
+}
+
+compiler() {
+    [ -e "$ARM_HOME/tc/.done" ] && return
+    local v lib llvm f
+    v=$(apt-cache policy rustc-web | awk '/Candidate:/{print $2}')
+    lib=$(apt-cache show "libstd-rust-web-dev=$v" | grep -o 'libstd-rust-web-[0-9][0-9.]*' | sort -u | tail -n 1)
+    llvm=$(apt-cache show "$lib=$v" | grep -o 'libllvm[0-9]*' | sort -u | tail -n 1)
+    rm -rf "$ARM_HOME/tc" "$ARM_HOME/debs"; mkdir -p "$ARM_HOME/tc" "$ARM_HOME/debs" "$ARM_HOME/bin"
+    (cd "$ARM_HOME/debs" && apt-get download -o APT::Sandbox::User=root "rustc-web=$v" "libstd-rust-web-dev=$v" "$lib=$v" "rust-web-src=$v" "$llvm" >/dev/null)
+    for f in "$ARM_HOME"/debs/*.deb; do
+        case $f in
+        */rust-web-src_*) dpkg-deb --fsys-tarfile "$f" |
+            tar -x -C "$ARM_HOME/tc" --wildcards './usr/src/rustc-*/library' './usr/lib/rustlib/src' ;;
+        *) dpkg -x "$f" "$ARM_HOME/tc" ;;
+        esac
+    done
+    rm -rf "$ARM_HOME/debs"
+    for f in rustc rustdoc; do
+        printf '#!/bin/sh\nLD_LIBRARY_PATH=%s/tc/usr/lib/x86_64-linux-gnu exec %s/tc/usr/bin/%s "$@"\n' \
+            "$ARM_HOME" "$ARM_HOME" "$f" >"$ARM_HOME/bin/$f"
+        chmod +x "$ARM_HOME/bin/$f"
+    done
+    "$ARM_HOME/bin/rustc" --version
+    touch "$ARM_HOME/tc/.done"
+}
+
+zig() {
+    [ -x "$ARM_HOME/bin/zig-ar" ] && return
+    python3 -m pip install -q --no-deps --root-user-action=ignore --target "$ARM_HOME/zig" "ziglang==$ZIG_VERSION"
+    cat >"$ARM_HOME/bin/zig-cc" <<'E'
+#!/bin/sh
+# zig-cc HOME RUST_TARGET ARG...: `zig cc` for that target, without the flags that it refuses
+home=$1; t=$2; shift 2
+case $t in
+aarch64-unknown-linux-musl) z="-target aarch64-linux-musl" ;;
+armv7-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=generic+v7a+vfp3d16+thumb2" ;;
+arm-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=arm1176jzf_s" ;;
+*) echo "zig-cc: unknown target $t" >&2; exit 1 ;;
+esac
+n=$#
+while [ "$n" -gt 0 ]; do
+    a=$1; shift; n=$((n - 1))
+    case $a in
+    --target=*|-march=*|-mcpu=*|-mfpu=*|-mfloat-abi=*|-marm|-mthumb|-lgcc|-lgcc_eh|-lgcc_s) ;;
+    -static-pie) set -- "$@" -static -pie ;;
+    *) set -- "$@" "$a" ;;
+    esac
+done
+export ZIG_GLOBAL_CACHE_DIR="$home/zig-cache" ZIG_LOCAL_CACHE_DIR="$home/zig-cache"
+exec "$home/zig/ziglang/zig" cc $z "$@"
+E
+    local t
+    for t in "${TARGETS[@]}"; do
+        case $t in *musl*) printf '#!/bin/sh\nexec %s/bin/zig-cc %s %s "$@"\n' "$ARM_HOME" "$ARM_HOME" "$t" >"$ARM_HOME/bin/cc-$t" ;; esac
+    done
+    # Programs that start ARM programs: binfmt_misc in a user namespace (Linux 6.7 and later); the machine's own is not touched.
+    cat >"$ARM_HOME/bin/binfmt-run" <<'E'
+#!/bin/sh
+exec unshare -Urm sh -c '
+mount -t binfmt_misc none /proc/sys/fs/binfmt_misc &&
+printf "%s" ":arm64:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:/usr/bin/qemu-aarch64-static:F" >/proc/sys/fs/binfmt_misc/register &&
+printf "%s" ":arm:M::\\x7fELF\\x01\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\x28\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:/usr/bin/qemu-arm-static:F" >/proc/sys/fs/binfmt_misc/register || exit 1
+exec "$@"' binfmt-run "$@"
+E
+    printf '#!/bin/sh\nexec %s/zig/ziglang/zig ar "$@"\n' "$ARM_HOME" >"$ARM_HOME/bin/zig-ar"
+    chmod +x "$ARM_HOME"/bin/*
+}
+
+std() { # builds std for one target and puts it into the unpacked compiler's sysroot
+    local t=$1 lib=$ARM_HOME/tc/usr/lib/rustlib/$1/lib w=$ARM_HOME/std/$1
+    [ -e "$lib/.opt-$STD_OPT" ] && return
+    rm -rf "$w" "$lib"; mkdir -p "$w/src"
+    echo '#![no_std]' >"$w/src/lib.rs"
+    local opt=$STD_OPT; case $opt in s|z) opt="\"$opt\"" ;; esac
+    cat >"$w/Cargo.toml" <<E
+cargo-features = ["profile-rustflags"]
+[package]
+name = "stdshim"
+version = "0.0.0"
+edition = "2021"
+[workspace]
+[profile.release]
+opt-level = $opt
+codegen-units = 1
+debug = false
+[profile.release.package.panic_abort]
+rustflags = ["-Cpanic=abort"]
+E
+    (cd "$w" && RUSTC=$ARM_HOME/bin/rustc RUSTC_BOOTSTRAP=1 __CARGO_DEFAULT_LIB_METADATA=stdshim RUSTFLAGS=-Cembed-bitcode=yes \
+        cargo build -q --release --target "$t" --target-dir "$w/target" \
+        -Zbuild-std=std,panic_abort,panic_unwind,test,proc_macro)
+    mkdir -p "$lib"
+    cp "$w/target/$t/release/deps/"*.rlib "$lib/"
+    rm -rf "$lib"/libstdshim-* "$w"
+    touch "$lib/.opt-$STD_OPT"
+}
+
+exports() {
+    local t=$1 U u cc ar run flags=
+    U=$(tr a-z- A-Z_ <<<"$t"); u=${t//-/_}
+    case $t in
+    aarch64-*-gnu) cc=aarch64-linux-gnu-gcc ar=aarch64-linux-gnu-ar ;;
+    armv7-*-gnueabihf) cc=arm-linux-gnueabihf-gcc ar=arm-linux-gnueabihf-ar ;;
+    *) cc=$ARM_HOME/bin/cc-$t ar=$ARM_HOME/bin/zig-ar flags="-Clink-self-contained=no -Ctarget-feature=+crt-static" ;;
+    esac
+    case $t in
+    aarch64-*) run=qemu-aarch64-static ;;
+    armv7-*) run="qemu-arm-static -cpu cortex-a7" ;;
+    arm-*) run="qemu-arm-static -cpu arm1176" ;;
+    esac
+    if [ "${ARM_BINFMT:-}" = 1 ]; then
+        case $t in
+        armv7-*) run="$ARM_HOME/bin/binfmt-run env QEMU_CPU=cortex-a7" ;;
+        arm-*) run="$ARM_HOME/bin/binfmt-run env QEMU_CPU=arm1176" ;;
+        *) run="$ARM_HOME/bin/binfmt-run" ;;
+        esac
+    fi
+    case $t in # the dynamic loader and libraries, for binaries that are not static
+    aarch64-*-gnu) echo "export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu" ;;
+    armv7-*-gnueabihf) echo "export QEMU_LD_PREFIX=/usr/arm-linux-gnueabihf" ;;
+    esac
+    echo "export RUSTC='$ARM_HOME/bin/rustc' RUSTDOC='$ARM_HOME/bin/rustdoc' CARGO_BUILD_TARGET=$t"
+    echo "export CARGO_TARGET_${U}_LINKER='$cc' CC_$u='$cc' AR_$u='$ar'"
+    echo "export CARGO_TARGET_${U}_RUNNER='$run' CARGO_TARGET_${U}_RUSTFLAGS='$flags'"
+    # The compiler differs from rustup's: a target folder of its own keeps the two from rebuilding each other's work
+    echo "export CARGO_TARGET_DIR='${ARM_TARGET_DIR:-$ARM_HOME/target}'"
+}
+
+setup() {
+    local t
+    mkdir -p "$ARM_HOME/bin"
+    apt_packages "$@"
+    compiler
+    zig
+    for t in "$@"; do echo "std for $t"; std "$t"; done
+}
+
+cmd=${1:-}; shift || true
+case $cmd in
+setup) if [ $# -eq 0 ]; then set -- "${TARGETS[@]}"; fi; setup "$@" ;;
+env) exports "$1" ;;
+cargo) t=$1; shift; eval "$(exports "$t")"; exec cargo "$@" ;;
+path) echo "${ARM_TARGET_DIR:-$ARM_HOME/target}/$1" ;;
+all)
+    setup "${TARGETS[@]}"
+    cd "$repo"
+    for t in "${TARGETS[@]}"; do
+        echo "== $t"
+        (
+            eval "$(exports "$t")"
+            cargo build --release --locked
+            cargo test --locked --lib
+        )
+    done
+    ;;
+*)
+    sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
+    exit 2
+    ;;
+esac
