@@ -57,10 +57,12 @@ size: release  ## the release binary is as small as promised
 
 real: setup release  ## the release binary on a private containerd
 	$(call step,tests on a real containerd)
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
+	@trap 'tests/env/runtime.sh down target/tmp/real' EXIT; \
+	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)
+	@tests/env/runtime.sh leftovers target/tmp/real
 	@tests/env/runtime.sh leftovers && echo none
 
 arm:  ## builds for 32-bit ARM and runs the unit tests under qemu. ARM_TARGET=… for another target

@@ -27,7 +27,7 @@ cleanup() {
     if [ -n "$agent" ] && kill -s TERM "$agent" 2>/dev/null; then
         wait "$agent" 2>/dev/null || true
     fi
-    if [ "$code" -ne 0 ] && [ "$code" -ne 130 ] && [ -e "$dir/agent.log" ]; then
+    if [ "$code" -ne 0 ] && [ -e "$dir/agent.log" ]; then
         echo "demo: the agent's last words:" >&2
         tail -n 40 "$dir/agent.log" >&2
     fi
@@ -35,7 +35,8 @@ cleanup() {
     exit "$code"
 }
 trap cleanup EXIT
-trap 'exit 130' INT
+# Ctrl-C is how the demo ends.
+trap 'exit 0' INT
 trap 'exit 143' TERM
 
 pods() { "$smolet" pods --socket "$dir/smolet.sock" "$@"; }
@@ -79,7 +80,10 @@ awk "BEGIN { printf \"\nall as expected after %.1f s\n\", $EPOCHREALTIME - $star
 
 # A word from inside a pod: its address answers.
 address=$(pods -o wide | grep -E "(^| )web-$NODE " | grep -oE '\b10(\.[0-9]+){3}\b')
-page=$(busybox wget -q -T 5 -O - "http://$address:8080/")
+exec 3<>"/dev/tcp/$address/8080"
+printf 'GET / HTTP/1.0\r\n\r\n' >&3
+page=$(tail -n 1 <&3)
+exec 3>&-
 echo "http://$address:8080/ says: $page"
 
 [ "${ONCE:-}" != 1 ] || exit 0

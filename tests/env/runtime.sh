@@ -7,7 +7,7 @@
 #   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
 #   runtime.sh start DIR       starts containerd again after kill
 #   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
-#   runtime.sh leftovers       fails and names what an instance that is no longer there has left on this machine
+#   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended
 #
 # Each DIR is an instance with its own root, state, socket, bridge, subnet and cgroup: several run side by side.
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
@@ -362,6 +362,7 @@ kill_all() {
 # Ours, the deepest first.
 mounts() { cut -d' ' -f5 /proc/self/mountinfo | grep -E -- "^$DIR/" | sort -r || true; }
 
+# Ours, the innermost first.
 cgroups() { find /sys/fs/cgroup -depth -type d -path "*$CGROUP_ROOT*" 2>/dev/null || true; }
 
 down() {
@@ -404,13 +405,18 @@ remains() {
     ip -o link show "$BRIDGE" 2>/dev/null | sed 's/^/bridge /' || true
     nat -S 2>/dev/null | grep -F "$ID" | sed 's/^/iptables rule /' || true
     ls -d /var/lib/cni/results/"$ID"-* 2>/dev/null | sed 's/^/CNI state /' || true
-    cgroups | sed 's/^/cgroup /'
+    cgroups | grep -- "$CGROUP_ROOT\$" | sed 's/^/cgroup /' || true
     [ ! -e "$DIR" ] || echo "directory $DIR"
 }
 
-# Everything of this machine that carries our names; a running instance is left over as well.
+# What this machine has of instances that do not run, by our names; instances that run are in use.
 leftovers() {
-    local file left
+    local file in_use=(-e '^$') left
+    for file in "$REGISTRY"/smolet-test-*; do
+        [ -e "$file" ] || continue
+        names "$(cat "$file")"
+        ! containerd_pid >/dev/null || in_use+=(-e "$ID" -e "$DIR/" -e "$BRIDGE" -e "instance $DIR\$")
+    done
     left=$(
         for file in "$REGISTRY"/smolet-test-*; do
             [ -e "$file" ] || continue
@@ -419,13 +425,16 @@ leftovers() {
         for file in $(grep -lzE -- '/smolet-test\.(sock|toml)(\.ttrpc)?$' /proc/[0-9]*/cmdline 2>/dev/null); do
             echo "process $(cut -d/ -f3 <<<"$file"): $(tr '\0' ' ' <"$file" 2>/dev/null)"
         done
-        { grep -lE -- ':/smolet-test-' /proc/[0-9]*/cgroup 2>/dev/null || true; } | alive | sed 's/^/process in a test cgroup /'
+        for file in $({ grep -lE -- ':/smolet-test-' /proc/[0-9]*/cgroup 2>/dev/null || true; } | alive); do
+            echo "process $file in cgroup $(grep -m 1 -oE 'smolet-test-.*' "/proc/$file/cgroup" 2>/dev/null)"
+        done
         cut -d' ' -f5 /proc/self/mountinfo | grep smolet-test | sed 's/^/mount /' || true
         ip -o link show type bridge 2>/dev/null | grep -oE '\bsmt[0-9a-f]{8}\b' | sort -u | sed 's/^/bridge /' || true
         nat -S 2>/dev/null | grep -F smolet-test | sed 's/^/iptables rule /' || true
         ls -d /var/lib/cni/results/smolet-test-* 2>/dev/null | sed 's/^/CNI state /' || true
         find /sys/fs/cgroup -type d -name 'smolet-test-*' 2>/dev/null | sed 's/^/cgroup /' || true
     )
+    left=$(grep -v "${in_use[@]}" <<<"$left") || true
     [ -z "$left" ] || die "left on this machine (runtime.sh down DIR removes an instance):"$'\n'"$left"
 }
 
@@ -468,7 +477,15 @@ ctr) ctr "$@" ;;
 kill) end_containerd KILL ;;
 start) start ;;
 down) down ;;
-leftovers) leftovers ;;
+leftovers)
+    if [ $# -ge 2 ]; then
+        names "$2"
+        left=$(remains)
+        [ -z "$left" ] || die "left of $DIR:"$'\n'"$left"
+    else
+        leftovers
+    fi
+    ;;
 *)
     sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
     exit 2
