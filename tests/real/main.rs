@@ -1,0 +1,93 @@
+//! smolet on a real containerd: the built binary, real pods, real crashes.
+//!
+//! Root only; `make real` runs it. One private containerd (tests/env/runtime.sh) serves all tests, one after the
+//! other; each has an agent of its own (state, manifests, socket, node name) and leaves no pod behind. The harness
+//! is this file's own, because libtest offers no place to take the runtime down, whatever a test does.
+//!
+//! `SMOLET_BIN` names the binary to test, by default cargo's build of this profile. Arguments are parts of test
+//! names. The truth is what the CRI reports; `smolet pods -o json` is tested against it.
+
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+
+mod agent;
+mod finding;
+mod life;
+mod many;
+mod recovery;
+mod refusal;
+mod runtime;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use runtime::Runtime;
+
+type Test = (&'static str, fn(&Runtime));
+
+macro_rules! tests {
+    ($($module:ident::$name:ident),* $(,)?) => {
+        &[$((concat!(stringify!($module), "::", stringify!($name)), $module::$name)),*]
+    };
+}
+
+const TESTS: &[Test] = tests![
+    life::a_pod_runs_with_address_log_and_volume,
+    life::init_containers_run_in_order_and_a_sidecar_stays,
+    life::a_pod_that_ends_is_not_started_again,
+    life::an_exit_is_followed_by_restarts_with_back_off,
+    life::a_new_image_restarts_that_container_in_place,
+    life::another_change_replaces_the_pod,
+    life::a_removed_manifest_ends_the_pod_gracefully,
+    life::a_missing_image_is_named,
+    recovery::a_killed_agent_takes_its_pods_up_again,
+    recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
+    recovery::what_happened_while_the_agent_was_away_is_made_good,
+    recovery::pods_and_agent_outlive_containerd,
+    recovery::a_sandbox_stopped_from_outside_is_replaced,
+    recovery::a_container_removed_from_outside_is_replaced,
+    refusal::a_second_agent_on_the_same_state_is_refused,
+    refusal::an_invalid_manifest_keeps_the_pod,
+    refusal::hostile_manifests_do_not_end_the_agent,
+    refusal::foreign_pods_are_left_alone,
+    refusal::once_tells_what_became_of_each_pod,
+    refusal::check_judges_manifests_without_an_agent,
+    many::thirty_pods_at_once_and_an_idle_minute,
+];
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let chosen: Vec<&Test> = TESTS
+        .iter()
+        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| name.contains(w)))
+        .collect();
+    println!("\nrunning {} tests on a real containerd", chosen.len());
+    assert!(!chosen.is_empty(), "no test is called like any of {wanted:?}");
+
+    let started = Instant::now();
+    let runtime = Runtime::up();
+    let mut failed = Vec::new();
+    for (name, test) in &chosen {
+        let at = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            test(&runtime);
+            runtime.assert_empty();
+        }));
+        let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+        println!("test {name} ... {word} ({:.1} s)", at.elapsed().as_secs_f64());
+        if outcome.is_err() {
+            failed.push(*name);
+            runtime.remove_all_pods();
+        }
+    }
+    drop(runtime);
+
+    let (passed, word) = (chosen.len() - failed.len(), if failed.is_empty() { "ok" } else { "FAILED" });
+    failed.iter().for_each(|name| println!("failed: {name}"));
+    println!(
+        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored; finished in {:.1}s\n",
+        failed.len(),
+        started.elapsed().as_secs_f64()
+    );
+    if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,176 @@
+//! Crashes: of the agent, of containerd, of what runs below them.
+
+use std::time::Duration;
+
+use smolet::model::{ContainerState, SandboxState};
+
+use crate::agent::{Agent, PATIENCE, container, id_of, ip_of, is_ready};
+use crate::runtime::{Runtime, wait_for};
+
+const PLAIN: &str = "
+  terminationGracePeriodSeconds: 2
+  containers:
+  - {name: app, image: 'smolet.test/version:1'}";
+
+pub fn a_killed_agent_takes_its_pods_up_again(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "killed");
+    for name in ["a", "b", "c"] {
+        agent.apply_pod(name, PLAIN);
+    }
+    let before: Vec<_> = ["a", "b", "c"].map(|name| agent.running(name)).into();
+    agent.kill();
+    agent.start();
+    for (name, before) in ["a", "b", "c"].into_iter().zip(&before) {
+        let after = agent.running(name);
+        assert_eq!(id_of(&after, "app"), id_of(before, "app"), "pod {name} was not touched");
+        assert_eq!((ip_of(&after), &after.metadata.uid), (ip_of(before), &before.metadata.uid));
+        let status = container(after.status.as_ref().expect("a status"), "app").expect("a container status");
+        assert_eq!(status.restart_count, 0);
+        let started =
+            |pod: &k8s_openapi::api::core::v1::Pod| pod.status.as_ref().and_then(|s| s.start_time.clone());
+        assert_eq!(started(&after), started(before), "the pod's start time is remembered");
+    }
+    assert_eq!(runtime.sandboxes().len(), 3);
+    assert_eq!(runtime.containers().len(), 3);
+    agent.end_pods();
+}
+
+pub fn an_agent_killed_while_it_starts_pods_doubles_nothing(runtime: &Runtime) {
+    let mut agent = Agent::new(runtime, "midway");
+    let names: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
+    names.iter().for_each(|name| agent.apply_pod(name, PLAIN));
+    // Different instants of the start: a sandbox half made, one without a container, a container not started.
+    for millis in [120, 260, 410, 90, 330, 500] {
+        agent.start();
+        std::thread::sleep(Duration::from_millis(millis));
+        agent.kill();
+    }
+    agent.start();
+    names.iter().for_each(|name| drop(agent.running(name)));
+    for name in &names {
+        let full = agent.full(name);
+        runtime.ready_sandbox(&full);
+        runtime.running_container(&full, "app");
+    }
+    agent.end_pods();
+}
+
+pub fn what_happened_while_the_agent_was_away_is_made_good(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "away");
+    agent.apply_pod("removed", PLAIN);
+    agent.apply_pod(
+        "exits",
+        r"
+  terminationGracePeriodSeconds: 2
+  volumes: [{name: out, hostPath: {path: $OUT}}]
+  containers:
+  - name: app
+    image: smolet.test/busybox:1
+    command: [sh, -c, 'while [ ! -e /out/stop ]; do sleep 0.1; done; rm /out/stop; exit 4']
+    volumeMounts: [{name: out, mountPath: /out}]
+",
+    );
+    agent.running("removed");
+    agent.running("exits");
+    let status = agent.stop();
+    assert!(status.success(), "SIGTERM is an orderly end: {status}");
+    runtime.running_container(&agent.full("removed"), "app");
+
+    agent.delete("removed");
+    agent.apply_pod("added", PLAIN);
+    std::fs::write(agent.out().join("stop"), "").expect("a mark for the container");
+    wait_for("the container has exited", PATIENCE, || {
+        let containers = runtime.containers_of(&agent.full("exits"));
+        (containers.first()?.state == ContainerState::Exited).then_some(())
+    });
+    agent.start();
+    agent.running("added");
+    agent.wait_pod("exits", "restarted once", |status| {
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
+    });
+    agent.wait_gone("removed");
+    agent.end_pods();
+}
+
+pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "outlive");
+    agent.apply_pod("stays", PLAIN);
+    let before = agent.running("stays");
+
+    runtime.kill();
+    agent.apply_pod("late", PLAIN);
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(agent.is_alive(), "the agent waits for the runtime");
+    assert!(agent.pod("stays").is_some(), "and still tells what it knows");
+    runtime.start();
+
+    agent.running("late");
+    let after = agent.running("stays");
+    assert_eq!(id_of(&after, "app"), id_of(&before, "app"), "the running container was not touched");
+    assert_eq!(ip_of(&after), ip_of(&before));
+    assert_eq!(runtime.containers_of(&agent.full("stays")).len(), 1);
+
+    // The same while a container exits unseen.
+    let id = runtime.running_container(&agent.full("stays"), "app").id;
+    runtime.kill();
+    let init = shim_child(id.as_str());
+    rustix::process::kill_process(init, rustix::process::Signal::KILL).expect("the container can be killed");
+    runtime.start();
+    let mended = agent.wait_pod("stays", "restarted once", |status| {
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
+    });
+    assert_ne!(id_of(&mended, "app"), id.as_str());
+    agent.end_pods();
+}
+
+/// The first process of a container, found by its cgroup.
+fn shim_child(id: &str) -> rustix::process::Pid {
+    let processes = std::fs::read_dir("/proc").expect("/proc");
+    let mut pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let pid = pids.find(|pid| {
+        std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|cgroups| cgroups.contains(id))
+    });
+    rustix::process::Pid::from_raw(pid.expect("the container has a process")).expect("not zero")
+}
+
+pub fn a_sandbox_stopped_from_outside_is_replaced(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "sandbox");
+    agent.apply_pod("app", PLAIN);
+    let before = agent.running("app");
+    let full = agent.full("app");
+    let sandbox = runtime.ready_sandbox(&full);
+    runtime.stop_sandbox(&sandbox.id);
+
+    let next = wait_for("a new sandbox is ready", PATIENCE, || {
+        let mut all = runtime.sandboxes_of(&full);
+        all.retain(|s| s.state == SandboxState::Ready);
+        all.pop()
+    });
+    assert_eq!(
+        (next.attempt, &next.pod.uid),
+        (sandbox.attempt + 1, &sandbox.pod.uid),
+        "the pod's next attempt"
+    );
+    let after = agent.wait_pod("app", "ready in the new sandbox", |status| {
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
+    });
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    assert_eq!(ip_of(&after), runtime.ip(&next.id), "the status shows the new address");
+    assert_eq!(runtime.running_container(&full, "app").sandbox_id, next.id);
+    agent.end_pods();
+}
+
+pub fn a_container_removed_from_outside_is_replaced(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "container");
+    agent.apply_pod("app", PLAIN);
+    let before = agent.running("app");
+    let container_before = runtime.running_container(&agent.full("app"), "app");
+    runtime.remove_container(&container_before.id);
+    let after = wait_for("a new container is ready", PATIENCE, || {
+        let pod = agent.pod("app").filter(|pod| pod.status.as_ref().is_some_and(is_ready))?;
+        (id_of(&pod, "app") != container_before.id.as_str()).then_some(pod)
+    });
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    assert_eq!(ip_of(&after), ip_of(&before), "the sandbox was kept");
+    agent.end_pods();
+}

@@ -1,0 +1,202 @@
+//! The private containerd, and the truth as its CRI reports it.
+
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use smol::LocalExecutor;
+use smolet::clock::SystemClock;
+use smolet::cri::client::GrpcRuntime;
+use smolet::cri::{Runtime as _, RuntimeResult};
+use smolet::model::{
+    ContainerId, ContainerItem, ContainerState, ContainerStatus, SandboxId, SandboxItem, SandboxState,
+};
+
+/// A containerd of this test run's own; taken down when dropped.
+pub struct Runtime {
+    dir: PathBuf,
+    /// As `--cgroup-root` wants it.
+    pub cgroup_root: String,
+    executor: Rc<LocalExecutor<'static>>,
+    cri: GrpcRuntime,
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/env/runtime.sh")
+}
+
+impl Runtime {
+    pub fn up() -> Self {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("real");
+        let variables = {
+            run(&dir, "up");
+            run(&dir, "env")
+        };
+        let value = |name: &str| {
+            let line = variables.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
+            line.unwrap_or_else(|| panic!("runtime.sh env has no {name}: {variables}")).to_owned()
+        };
+        let executor = Rc::new(LocalExecutor::new());
+        let cri = GrpcRuntime::new(Path::new(&value("SOCKET")), &executor, Rc::new(SystemClock));
+        Self { cgroup_root: value("CGROUP_ROOT"), dir, executor, cri }
+    }
+
+    /// Where agents may keep their state: removed with the runtime, mounts included.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.cri.socket().display())
+    }
+
+    /// SIGKILL for containerd; pods run on.
+    pub fn kill(&self) {
+        run(&self.dir, "kill");
+    }
+
+    pub fn start(&self) {
+        run(&self.dir, "start");
+    }
+
+    fn block<T>(&self, call: impl Future<Output = RuntimeResult<T>>) -> T {
+        async_io::block_on(self.executor.run(call)).unwrap_or_else(|error| panic!("CRI: {error}"))
+    }
+
+    /// All sandboxes, newest first.
+    pub fn sandboxes(&self) -> Vec<SandboxItem> {
+        let mut all = Vec::new();
+        self.block(self.cri.list_pod_sandboxes(None, &mut |item| all.push(item)));
+        all.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        all
+    }
+
+    /// The sandboxes of the pod of that name, newest first.
+    pub fn sandboxes_of(&self, pod: &str) -> Vec<SandboxItem> {
+        let mut of = self.sandboxes();
+        of.retain(|sandbox| &*sandbox.pod.name == pod);
+        of
+    }
+
+    /// The one ready sandbox of that pod.
+    pub fn ready_sandbox(&self, pod: &str) -> SandboxItem {
+        let mut ready = self.sandboxes_of(pod);
+        ready.retain(|sandbox| sandbox.state == SandboxState::Ready);
+        assert_eq!(ready.len(), 1, "pod {pod} has one ready sandbox: {ready:?}");
+        ready.remove(0)
+    }
+
+    /// The address of a sandbox.
+    pub fn ip(&self, sandbox: &SandboxId) -> String {
+        let status = self.block(self.cri.pod_sandbox_status(sandbox));
+        status.network.expect("the runtime reports a network").ip.to_string()
+    }
+
+    /// All containers, newest first.
+    pub fn containers(&self) -> Vec<ContainerItem> {
+        let mut all = Vec::new();
+        self.block(self.cri.list_containers(None, &mut |item| all.push(item)));
+        all.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        all
+    }
+
+    /// The containers of the pod of that name, newest first.
+    pub fn containers_of(&self, pod: &str) -> Vec<ContainerItem> {
+        let mut of = self.containers();
+        of.retain(|container| container.pod.as_ref().is_some_and(|key| &*key.name == pod));
+        of
+    }
+
+    /// The one running container of that name.
+    pub fn running_container(&self, pod: &str, name: &str) -> ContainerItem {
+        let mut running = self.containers_of(pod);
+        running.retain(|c| &*c.name == name && c.state == ContainerState::Running);
+        assert_eq!(running.len(), 1, "container {name} of pod {pod} runs once: {running:?}");
+        running.remove(0)
+    }
+
+    pub fn container_status(&self, id: &ContainerId) -> ContainerStatus {
+        self.block(self.cri.container_status(id))
+    }
+
+    pub fn stop_sandbox(&self, id: &SandboxId) {
+        self.block(self.cri.stop_pod_sandbox(id));
+    }
+
+    /// Stops and removes a container behind the agent's back.
+    pub fn remove_container(&self, id: &ContainerId) {
+        self.block(async {
+            self.cri.stop_container(id, smolet::model::Seconds(0)).await?;
+            self.cri.remove_container(id).await
+        });
+    }
+
+    /// A pod sandbox that no smolet made, as another program on the same runtime would.
+    pub fn run_foreign_sandbox(&self, name: &str) -> SandboxId {
+        use smolet::proto::runtime::v1::{LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata};
+        let config = PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: name.to_owned(),
+                uid: format!("{name}-uid"),
+                namespace: "default".to_owned(),
+                ..Default::default()
+            }),
+            linux: Some(LinuxPodSandboxConfig {
+                cgroup_parent: self.cgroup_root.clone(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        self.block(self.cri.run_pod_sandbox(&config, ""))
+    }
+
+    /// Ends every pod there is, whoever made it.
+    pub fn remove_all_pods(&self) {
+        for sandbox in self.sandboxes() {
+            self.block(async {
+                self.cri.stop_pod_sandbox(&sandbox.id).await?;
+                self.cri.remove_pod_sandbox(&sandbox.id).await
+            });
+        }
+    }
+
+    /// Every test ends the pods it made.
+    pub fn assert_empty(&self) {
+        let (sandboxes, containers) = (self.sandboxes(), self.containers());
+        assert!(sandboxes.is_empty(), "sandboxes are left: {sandboxes:?}");
+        assert!(containers.is_empty(), "containers are left: {containers:?}");
+    }
+}
+
+impl Drop for Runtime {
+    fn drop(&mut self) {
+        run(&self.dir, "down");
+    }
+}
+
+/// Runs runtime.sh; its words go to ours when it fails.
+fn run(dir: &Path, command: &str) -> String {
+    let output = Command::new(script())
+        .arg(command)
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .expect("runtime.sh can be run");
+    assert!(output.status.success(), "runtime.sh {command} failed: {}", output.status);
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Looks every 20 ms until there is something, at most `seconds`.
+pub fn wait_for<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(seconds);
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "not within {seconds} s: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
