@@ -63,7 +63,7 @@ pub async fn run(
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
     let node = Rc::new(facts::node_settings(config, identity.node_name()));
-    let server = Server::bind(&config.socket)?;
+    let (server, _socket_file) = Server::bind(&config.socket)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
     {

@@ -68,12 +68,15 @@ pub struct Query {
     pub answer: Sender<Answer>,
 }
 
-/// The bound socket; the file goes when this is dropped.
+/// The bound socket.
 #[derive(Debug)]
 pub struct Server {
     listener: Async<UnixListener>,
-    path: PathBuf,
 }
+
+/// The socket's file; it goes when this is dropped.
+#[derive(Debug)]
+pub struct SocketFile(PathBuf);
 
 impl Server {
     /// Binds the socket with mode 0600. A file left behind by a dead agent is replaced: the caller holds the
@@ -82,7 +85,7 @@ impl Server {
     ///
     /// # Errors
     /// One sentence that names the path and the mend.
-    pub fn bind(path: &Path) -> Result<Server, String> {
+    pub fn bind(path: &Path) -> Result<(Server, SocketFile), String> {
         let fail = |what: &str, e: std::io::Error| {
             format!("socket {}: {what}: {e}; choose another with --socket", path.display())
         };
@@ -103,7 +106,8 @@ impl Server {
         let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
         let bound = Async::<UnixListener>::bind(path);
         rustix::process::umask(before);
-        Ok(Server { listener: bound.map_err(|e| fail("cannot be bound", e))?, path: path.to_path_buf() })
+        let listener = bound.map_err(|e| fail("cannot be bound", e))?;
+        Ok((Server { listener }, SocketFile(path.to_path_buf())))
     }
 
     /// Serves until dropped. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the
@@ -147,10 +151,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // Best effort: a leftover file is replaced at the next start.
-        let _ = std::fs::remove_file(&self.path);
+        let _ = std::fs::remove_file(&self.0);
     }
 }
 
