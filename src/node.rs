@@ -103,7 +103,14 @@ async fn find_runtime(
     loop {
         let tried = async {
             let found = endpoint::find(&candidates, executor, clock).await?;
-            endpoint::ready(&found.runtime).await.map(|()| found)
+            match endpoint::ready(&found.runtime).await {
+                // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
+                Err(error) if error.is_network() => {
+                    log::warn!("{error}; pods on the node's network run all the same")
+                }
+                other => other?,
+            }
+            Ok::<_, endpoint::EndpointError>(found)
         };
         match tried.await {
             Ok(found) => {

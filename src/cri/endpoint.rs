@@ -201,6 +201,11 @@ impl fmt::Display for EndpointError {
 impl std::error::Error for EndpointError {}
 
 impl EndpointError {
+    /// The runtime works, but its pod network does not.
+    pub fn is_network(&self) -> bool {
+        matches!(self, Self::NotReady { condition, .. } if &**condition == "NetworkReady")
+    }
+
     /// A few words with the path, for a list; the whole sentence where the mend is the point.
     fn short(&self) -> String {
         let (at, what) = match self {
