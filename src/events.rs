@@ -55,7 +55,8 @@ impl EventRing {
         now: Now,
     ) -> bool {
         let message = cut(message, EVENT_MESSAGE_BYTES_MAX);
-        let same = |e: &Event| e.pod.uid == pod.uid && e.reason == reason && &*e.message == message;
+        let same =
+            |e: &Event| e.pod.uid == pod.uid && e.reason == reason && same_but_ids(&e.message, message);
         if let Some(mut entry) = self.entries.iter().position(same).and_then(|at| self.entries.remove(at)) {
             entry.count = entry.count.saturating_add(1);
             entry.last = now.wall;
@@ -95,6 +96,31 @@ impl EventRing {
     }
 }
 
+/// The same text but for ids of the runtime (runs of `ID_DIGITS_MIN` hexadecimal digits and more): each try to make
+/// a sandbox has a new one, and says nothing new by that.
+fn same_but_ids(a: &str, b: &str) -> bool {
+    let (mut a, mut b) = (a.as_bytes(), b.as_bytes());
+    loop {
+        let (ids_a, ids_b) = (hex_digits(a), hex_digits(b));
+        if ids_a >= ID_DIGITS_MIN && ids_b >= ID_DIGITS_MIN {
+            (a, b) = (&a[ids_a..], &b[ids_b..]);
+            continue;
+        }
+        match (a.split_first(), b.split_first()) {
+            (None, None) => return true,
+            (Some((x, rest_a)), Some((y, rest_b))) if x == y => (a, b) = (rest_a, rest_b),
+            _ => return false,
+        }
+    }
+}
+
+/// The shortest id a runtime shows.
+const ID_DIGITS_MIN: usize = 12;
+
+fn hex_digits(text: &[u8]) -> usize {
+    text.iter().take_while(|byte| byte.is_ascii_hexdigit()).count()
+}
+
 /// At most `bytes_max` bytes of `text`, cut at a character.
 pub fn cut(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
@@ -117,6 +143,20 @@ mod tests {
         assert!(!ring.record(&pod, EventKind::Normal, "Started", "one", now(3)));
         let seen: Vec<_> = ring.iter().map(|e| (&*e.message, e.count, e.first, e.last)).collect();
         assert_eq!(seen, [("two", 1, now(2).wall, now(2).wall), ("one", 2, now(1).wall, now(3).wall)]);
+    }
+
+    #[test]
+    fn another_id_of_the_runtime_is_nothing_new() {
+        for (a, b, same) in [
+            ("sandbox \"09f0f63db0262b8e\": no CNI", "sandbox \"aa43f63db0262b8e28\": no CNI", true),
+            ("sandbox \"09f0f63db0262b8e\": no CNI", "sandbox \"aa43f63db0262b8e28\": no disk", false),
+            ("exit code 137", "exit code 143", false),
+            ("back-off 10s", "back-off 20s", false),
+            ("web", "webs", false),
+            ("", "", true),
+        ] {
+            assert_eq!(same_but_ids(a, b), same, "{a} / {b}");
+        }
     }
 
     #[test]
