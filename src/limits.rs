@@ -253,6 +253,8 @@ pub const CONTAINERS_READ_MAX: usize = 64;
 
 /// Connections at once. Full: further ones wait in the kernel's queue.
 pub const SERVER_CONNECTIONS_MAX: usize = 8;
+/// Connections in the kernel's queue. Full: connecting waits.
+pub const SERVER_BACKLOG: i32 = 128;
 /// Bytes of a request's head. Longer: refused.
 pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
 /// How long one connection may last. Longer: closed.

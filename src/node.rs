@@ -61,22 +61,36 @@ pub async fn run(
     executor: &Rc<LocalExecutor<'static>>,
     clock: SharedClock,
 ) -> Result<Ending, String> {
+    let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
+    let (stop, stopped) = smol::channel::bounded(1);
+    executor.spawn(wait_for_signal(signals, stop)).detach();
+    run_until(config, once, executor, clock, stopped).await
+}
+
+/// As [`run`], ended by a message (or the channel's end) instead of a signal.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_until(
+    config: &Config,
+    once: bool,
+    executor: &Rc<LocalExecutor<'static>>,
+    clock: SharedClock,
+    stopped: Receiver<()>,
+) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
     let node = Rc::new(facts::node_settings(config, identity.node_name()));
-    let (server, _socket_file) = Server::bind(&config.socket)?;
+    let server = Server::bind(&config.socket)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
     {
         std::fs::create_dir_all(directory)
             .map_err(|e| format!("{what} directory {}: {e}", directory.display()))?;
     }
-    let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
-    let (stop, stopped) = smol::channel::bounded(1);
-    executor.spawn(wait_for_signal(signals, stop)).detach();
 
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
     let (queries, asked) = smol::channel::bounded(EVENTS_QUEUED_MAX);
-    executor.spawn(server.run(executor.clone(), clock.clone(), queries)).detach();
+    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries));
 
     let found =
         smol::future::or(async { find_runtime(config, once, executor, &clock).await.map(Some) }, async {
@@ -84,9 +98,17 @@ pub async fn run(
             let _ = stopped.recv().await;
             Ok(None)
         });
-    let Some(runtime) = found.await? else { return Ok(Ending::Stopped) };
-    let parts = Parts { config, identity, node, executor: executor.clone(), clock, once };
-    parts.run_loop(runtime.0, runtime.1, asked, stopped).await
+    let ended = match found.await {
+        Ok(Some((runtime, name))) => {
+            let parts = Parts { config, identity, node, executor: executor.clone(), clock, once };
+            parts.run_loop(runtime, name, asked, stopped).await
+        }
+        Ok(None) => Ok(Ending::Stopped),
+        Err(why) => Err(why),
+    };
+    // The socket's file goes with the server.
+    serving.cancel().await;
+    ended
 }
 
 /// The runtime and its name, when it answers and is ready. Waits for it, saying why once per reason; with `once`

@@ -23,7 +23,7 @@ use smol_hyper::rt::FuturesIo;
 use crate::cli::style::Style;
 use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
-use crate::limits::{SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX};
+use crate::limits::{SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX};
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,15 +68,12 @@ pub struct Query {
     pub answer: Sender<Answer>,
 }
 
-/// The bound socket.
+/// The bound socket; the file goes when this is dropped.
 #[derive(Debug)]
 pub struct Server {
     listener: Async<UnixListener>,
+    path: PathBuf,
 }
-
-/// The socket's file; it goes when this is dropped.
-#[derive(Debug)]
-pub struct SocketFile(PathBuf);
 
 impl Server {
     /// Binds the socket with mode 0600. A file left behind by a dead agent is replaced: the caller holds the
@@ -85,7 +82,7 @@ impl Server {
     ///
     /// # Errors
     /// One sentence that names the path and the mend.
-    pub fn bind(path: &Path) -> Result<(Server, SocketFile), String> {
+    pub fn bind(path: &Path) -> Result<Server, String> {
         let fail = |what: &str, e: std::io::Error| {
             format!("socket {}: {what}: {e}; choose another with --socket", path.display())
         };
@@ -102,12 +99,9 @@ impl Server {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(fail("cannot be replaced", e)),
             _ => {}
         }
-        // The mode is right from the first instant: no moment in which another user could connect.
-        let before = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
-        let bound = Async::<UnixListener>::bind(path);
-        rustix::process::umask(before);
-        let listener = bound.map_err(|e| fail("cannot be bound", e))?;
-        Ok((Server { listener }, SocketFile(path.to_path_buf())))
+        let listener = listen(path).map_err(|e| fail("cannot be bound", e.into()))?;
+        let listener = Async::new(listener).map_err(|e| fail("cannot be served", e))?;
+        Ok(Server { listener, path: path.to_path_buf() })
     }
 
     /// Serves until dropped. At most `SERVER_CONNECTIONS_MAX` connections at once, further ones wait in the
@@ -151,10 +145,21 @@ impl Server {
     }
 }
 
-impl Drop for SocketFile {
+/// A listening socket whose file has mode 0600 from its first instant: no moment in which another user could
+/// connect. Linux takes the file's mode from the socket's own; the umask, which belongs to all threads, stays.
+fn listen(path: &Path) -> rustix::io::Result<UnixListener> {
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(0o600))?;
+    net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    net::listen(&socket, SERVER_BACKLOG)?;
+    Ok(socket.into())
+}
+
+impl Drop for Server {
     fn drop(&mut self) {
         // Best effort: a leftover file is replaced at the next start.
-        let _ = std::fs::remove_file(&self.0);
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 

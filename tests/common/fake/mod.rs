@@ -16,6 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use smolet::proto::runtime::v1 as cri;
+
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, Services, State};
@@ -198,6 +200,17 @@ impl Fake {
     /// The runtime knows nothing of the container any more.
     pub fn forget_container(&self, container: &str) {
         self.state().forget(container);
+    }
+
+    /// The runtime knows nothing of the pod's newest sandbox and its containers any more.
+    pub fn forget_sandbox(&self, pod: &str) {
+        self.state().forget_sandbox(pod);
+    }
+
+    /// A running pod that some other agent made. The containers' images have to be there.
+    pub fn run_pod(&self, sandbox: cri::PodSandboxConfig, containers: Vec<cri::ContainerConfig>) {
+        let now = self.shared.clock.now();
+        self.state().run_pod(sandbox, containers, now);
     }
 
     /// The runtime reports `CONTAINER_UNKNOWN` from now on, until the container is stopped.

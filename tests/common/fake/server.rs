@@ -113,17 +113,24 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let bytes = body.to_bytes();
     let Some(message) = bytes.get(5..) else { return status(13, "no message") };
 
+    let mut active = Active::new(&shared);
     let target = shared.settled().record(method, message, timeout, shared.clock.now());
     let fault = shared.settled().fault(method, &target);
     let lose = matches!(fault, Some(Fault::LoseAnswer));
     match fault {
         None | Some(Fault::LoseAnswer) => {}
         Some(Fault::Fail { code, message }) => return status(code, &message),
-        Some(Fault::Delay(delay)) => shared.clock.shared().sleep(delay).await,
+        Some(Fault::Delay(delay)) => {
+            active.pause();
+            shared.clock.shared().sleep(delay).await;
+            active.resume();
+        }
         Some(Fault::Hang) => {
+            active.pause();
             while shared.settled().hangs(method, &target) {
                 async_io::Timer::after(Duration::from_millis(3)).await;
             }
+            active.resume();
         }
     }
 
@@ -131,11 +138,17 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
         let reply = shared.settled().handle(method, message, shared.clock.now());
         match reply {
             // The program ignores SIGTERM: its grace period has to pass first.
-            Reply::After(wait) => shared.clock.shared().sleep(wait).await,
+            Reply::After(wait) => {
+                active.pause();
+                shared.clock.shared().sleep(wait).await;
+                active.resume();
+            }
             Reply::Done(result) => break result,
         }
     };
+    shared.settled().check(method, &target);
     if lose {
+        active.pause();
         cut(&shared);
         std::future::pending::<()>().await;
     }
@@ -150,6 +163,37 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
             response
         }
         Err((code, message)) => status(code, &message),
+    }
+}
+
+/// Counts a call as being answered, until dropped.
+struct Active {
+    shared: Arc<Shared>,
+    counted: bool,
+}
+
+impl Active {
+    fn new(shared: &Arc<Shared>) -> Self {
+        let mut active = Self { shared: shared.clone(), counted: false };
+        active.resume();
+        active
+    }
+
+    fn resume(&mut self) {
+        self.counted = true;
+        self.shared.settled().active += 1;
+    }
+
+    fn pause(&mut self) {
+        if std::mem::take(&mut self.counted) {
+            self.shared.settled().active -= 1;
+        }
+    }
+}
+
+impl Drop for Active {
+    fn drop(&mut self) {
+        self.pause();
     }
 }
 

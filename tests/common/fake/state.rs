@@ -33,6 +33,12 @@ pub struct State {
     pub(super) streams: Vec<UnixStream>,
     conditions: BTreeMap<String, (String, String)>,
     made: u64,
+    /// Times that all containers were listed.
+    pub relists: usize,
+    /// Calls being answered now; those that hang, or wait for time to pass, do not count.
+    pub(super) active: usize,
+    /// What no agent may ever do, seen after a call: see [`State::check`].
+    pub violations: Vec<String>,
 }
 
 pub struct Sandbox {
@@ -120,6 +126,7 @@ pub struct Call {
     /// fake does not know it. Then what else matters: the grace period, the command.
     pub target: String,
     pub at: Wall,
+    pub mono: Mono,
     /// The header `grpc-timeout`.
     pub timeout: Option<String>,
 }
@@ -274,6 +281,69 @@ impl State {
         sandbox.ip.clear();
     }
 
+    pub(super) fn forget_sandbox(&mut self, pod: &str) {
+        let id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
+        self.sandboxes.remove(&id);
+        self.containers.retain(|_, container| container.sandbox_id != id);
+    }
+
+    /// A running pod that some other agent made.
+    pub(super) fn run_pod(
+        &mut self,
+        sandbox: cri::PodSandboxConfig,
+        containers: Vec<cri::ContainerConfig>,
+        now: Now,
+    ) {
+        let request = cri::RunPodSandboxRequest { config: Some(sandbox), ..Default::default() };
+        self.run_pod_sandbox(request, now).expect("the sandbox starts");
+        let pod_sandbox_id = format!("sandbox-{:04}", self.made);
+        for config in containers {
+            let pod_sandbox_id = pod_sandbox_id.clone();
+            let request =
+                cri::CreateContainerRequest { pod_sandbox_id, config: Some(config), ..Default::default() };
+            self.create_container(request, now).expect("the container is created");
+            let id = format!("container-{:04}", self.made);
+            self.start_container(&id, now).expect("the container starts");
+        }
+    }
+
+    /// Calls being answered now.
+    pub fn active(&self) -> usize {
+        self.active
+    }
+
+    /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
+    /// running pods of one name.
+    pub(super) fn check(&mut self, method: &str, target: &str) {
+        let mut running = BTreeSet::new();
+        let mut uids: BTreeMap<(String, String), String> = BTreeMap::new();
+        let mut wrong = Vec::new();
+        let lives = |c: &&Container| {
+            matches!(c.state, ContainerState::ContainerRunning | ContainerState::ContainerUnknown)
+        };
+        for container in self.containers.values().filter(lives) {
+            let label = |name: &str| {
+                let key = format!("io.kubernetes.pod.{name}");
+                container.config.labels.get(&key).cloned().unwrap_or_default()
+            };
+            let (name, uid) = ((label("namespace"), label("name")), label("uid"));
+            if !running.insert((uid.clone(), container.name().to_owned())) {
+                wrong.push(format!("two instances of {}/{}", name.1, container.name()));
+            }
+            if uids.insert(name.clone(), uid.clone()).is_some_and(|other| other != uid) {
+                wrong.push(format!("two pods called {}", name.1));
+            }
+        }
+        let mut ready = BTreeSet::new();
+        for sandbox in self.sandboxes.values().filter(|sandbox| sandbox.ready) {
+            let uid = sandbox.config.metadata.as_ref().map_or("", |metadata| &metadata.uid);
+            if !ready.insert(uid) {
+                wrong.push(format!("two ready sandboxes of {}", sandbox.pod()));
+            }
+        }
+        self.violations.extend(wrong.into_iter().map(|what| format!("{what} after {method} {target}")));
+    }
+
     pub(super) fn reboot(&mut self, at: Wall) {
         for sandbox in self.sandboxes.values_mut() {
             sandbox.ready = false;
@@ -364,7 +434,14 @@ impl State {
         now: Now,
     ) -> String {
         let target = self.target(method, message).unwrap_or_default();
-        self.calls.push(Call { method: method.to_owned(), target: target.clone(), at: now.wall, timeout });
+        self.relists += usize::from(method == "ListContainers" && target.is_empty());
+        self.calls.push(Call {
+            method: method.to_owned(),
+            target: target.clone(),
+            at: now.wall,
+            mono: now.mono,
+            timeout,
+        });
         target
     }
 

@@ -1,0 +1,10 @@
+//! The whole agent against the fake runtime: manifests in a real directory, gRPC on a real socket, virtual time.
+//!
+//! No container ever runs twice: the fake looks after each call, and every test fails on what it saw.
+
+#![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod start;
+mod world;

@@ -1,0 +1,143 @@
+//! How a pod starts: order and arguments of the calls.
+
+use std::time::Duration;
+
+use smolet::model::container_hash;
+
+use crate::common::fake::Program;
+use crate::world::{NODE, World};
+
+#[test]
+fn a_pod_starts_with_the_kubelets_arguments() {
+    let world = World::new();
+    world.run("web", "terminationGracePeriodSeconds: 7, containers: [{name: app, image: 'busybox:1'}]");
+    assert_eq!(
+        world.actions(),
+        ["RunPodSandbox web#0", "CreateContainer web/app#0", "StartContainer web/app#0"]
+    );
+    let uid = world.uid("web");
+    let logs = world.logs("web");
+    let state = world.fake.state();
+    let sandbox = state.sandbox("web-gw").unwrap();
+    let text = |map: &std::collections::BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap();
+    let config = &sandbox.config;
+    assert_eq!(text(&config.labels, "io.kubernetes.pod.name"), "web-gw");
+    assert_eq!(text(&config.labels, "io.kubernetes.pod.namespace"), "default");
+    assert_eq!(text(&config.labels, "io.kubernetes.pod.uid"), uid);
+    assert_eq!(text(&config.annotations, "smolet.io/node"), NODE);
+    assert_eq!(text(&config.annotations, "kubernetes.io/config.source"), "file");
+    assert!(!text(&config.annotations, "kubernetes.io/config.hash").is_empty());
+    assert!(!text(&config.annotations, "kubernetes.io/config.seen").is_empty());
+    assert_eq!(config.log_directory, logs.to_string_lossy());
+    assert!(logs.join("app").is_dir());
+
+    let config = &state.container("web-gw/app").unwrap().config;
+    assert_eq!(text(&config.labels, "io.kubernetes.container.name"), "app");
+    assert_eq!(text(&config.labels, "io.kubernetes.pod.uid"), uid);
+    let hash = format!("{:x}", container_hash("app", "busybox:1"));
+    assert_eq!(text(&config.annotations, "io.kubernetes.container.hash"), hash);
+    assert_eq!(text(&config.annotations, "io.kubernetes.container.restartCount"), "0");
+    assert_eq!(text(&config.annotations, "io.kubernetes.pod.terminationGracePeriod"), "7");
+    assert_eq!(config.log_path, "app/0.log");
+    drop(state);
+    assert!(world.describe("web").contains("Started container app"), "{}", world.describe("web"));
+}
+
+#[test]
+fn init_containers_run_one_after_the_other() {
+    let world = World::new();
+    world.fake.program("one", Program::exits(0, Duration::from_secs(3)));
+    world.fake.program("two", Program::exits(0, Duration::from_secs(2)));
+    world.run(
+        "web",
+        "initContainers: [{name: one, image: 'busybox:1'}, {name: two, image: 'busybox:1'}], \
+         containers: [{name: app, image: 'busybox:1'}, {name: more, image: 'busybox:1'}]",
+    );
+    let created: Vec<String> =
+        world.actions().into_iter().filter(|action| action.starts_with("CreateContainer")).collect();
+    assert_eq!(
+        created,
+        [
+            "CreateContainer web/one#0",
+            "CreateContainer web/two#0",
+            "CreateContainer web/app#0",
+            "CreateContainer web/more#0"
+        ]
+    );
+    let at = |call| world.times(call)[0];
+    let (one, two, app) =
+        (at("StartContainer web/one"), at("StartContainer web/two"), at("StartContainer web/app"));
+    assert!((one + 3..=one + 5).contains(&two), "{one} {two}");
+    assert!((two + 2..=two + 4).contains(&app), "{two} {app}");
+    assert_eq!(world.running(), ["web/app#0", "web/more#0"]);
+}
+
+#[test]
+fn a_failing_init_container_is_tried_again_before_anything_else() {
+    let world = World::new();
+    world.fake.program("one", Program::exits(1, Duration::from_secs(1)));
+    world.put(
+        "web",
+        "initContainers: [{name: one, image: 'busybox:1'}], containers: [{name: app, image: 'busybox:1'}]",
+    );
+    world.until("two retries", |world| world.count("StartContainer web/one") == 3);
+    assert_eq!(world.count("CreateContainer web/app"), 0);
+    world.fake.program("one", Program::exits(0, Duration::from_secs(1)));
+    world.until("the app", |world| world.running() == ["web/app#0"]);
+}
+
+#[test]
+fn a_sidecar_starts_before_the_app_and_stops_after_it() {
+    let world = World::new();
+    world.run(
+        "web",
+        "terminationGracePeriodSeconds: 9, \
+         initContainers: [{name: proxy, image: 'busybox:1', restartPolicy: Always}], \
+         containers: [{name: app, image: 'busybox:1'}]",
+    );
+    assert_eq!(
+        world.actions(),
+        [
+            "RunPodSandbox web#0",
+            "CreateContainer web/proxy#0",
+            "StartContainer web/proxy#0",
+            "CreateContainer web/app#0",
+            "StartContainer web/app#0"
+        ]
+    );
+    world.fake.clear_calls();
+    world.remove("web");
+    world.until("the end", |world| world.pods().is_empty());
+    let stops =
+        ["StopContainer web/app#0 grace=9", "StopContainer web/proxy#0 grace=9", "StopPodSandbox web#0"];
+    assert_eq!(world.actions()[..3], stops);
+}
+
+#[test]
+fn thirty_pods_at_once_each_run_once() {
+    let world = World::without_agent();
+    for index in 0..30 {
+        world.put(&format!("web{index}"), "containers: [{name: app, image: 'busybox:1'}]");
+    }
+    world.start();
+    world.until("all pods", |world| world.running().len() == 30);
+    world.pass(3);
+    assert_eq!((world.count("RunPodSandbox"), world.count("CreateContainer")), (30, 30));
+    assert_eq!(world.count("StartContainer"), 30);
+    let pods = world.pods();
+    assert_eq!(pods.len(), 30);
+    assert!(pods.iter().all(|pod| pod.status.as_ref().unwrap().phase.as_deref() == Some("Running")));
+}
+
+#[test]
+fn an_idle_agent_changes_nothing() {
+    let world = World::new();
+    world.run("web", "containers: [{name: app, image: 'busybox:1'}]");
+    world.pass(3);
+    world.fake.clear_calls();
+    world.pass(70);
+    assert_eq!(world.actions(), [""; 0]);
+    let calls = world.fake.calls();
+    let lists = |call: &&String| call.starts_with("ListPodSandbox") || call.starts_with("ListContainers");
+    assert_eq!(calls.len(), calls.iter().filter(lists).count(), "{calls:?}");
+}

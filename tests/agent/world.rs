@@ -1,0 +1,501 @@
+//! The world of one test: a fake runtime, an agent in a thread of its own, and virtual time for both.
+//!
+//! Time moves only in [`World::step`]: a second, then the agent's next relist and all that it starts are waited for
+//! (in real time), so that every call to the runtime carries the second it belongs to.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use k8s_openapi::List;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use smol::LocalExecutor;
+use smol::channel::Sender;
+use smolet::clock::VirtualClock;
+use smolet::config::{Config, Flags};
+use smolet::model::Wall;
+use smolet::node::{self, Ending};
+
+use crate::common::TempDir;
+use crate::common::fake::{Fake, State};
+
+pub const START: Wall = Wall(1_770_000_000_000_000_000);
+pub const NODE: &str = "gw";
+
+/// How long anything may take in real time, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How much virtual time [`World::until`] gives.
+const SECONDS_MAX: u32 = 90;
+
+pub struct World {
+    pub fake: Fake,
+    pub clock: VirtualClock,
+    folder: TempDir,
+    agent: RefCell<Option<Life>>,
+    /// The runtime answers no relist, so none can be waited for.
+    silent: Cell<bool>,
+}
+
+/// One life of the agent.
+pub struct Life {
+    stop: Sender<()>,
+    kill: Sender<()>,
+    gauge: Arc<Gauge>,
+    thread: JoinHandle<Result<Option<Ending>, String>>,
+}
+
+impl Life {
+    fn begin(config: Config, once: bool, clock: VirtualClock) -> Self {
+        let (stop, stopped) = smol::channel::bounded::<()>(1);
+        let (kill, killed) = smol::channel::bounded::<()>(1);
+        let gauge = Arc::new(Gauge::default());
+        let thread = {
+            let gauge = gauge.clone();
+            let live = move || {
+                let executor = Rc::new(LocalExecutor::new());
+                let life = async {
+                    let agent = node::run_until(&config, once, &executor, Rc::new(clock), stopped);
+                    let agent = async { agent.await.map(Some) };
+                    let killed = async {
+                        let _ = killed.recv().await;
+                        Ok(None)
+                    };
+                    smol::future::or(agent, killed).await
+                };
+                let ended = gauge.block_on(executor.run(life));
+                // As at the end of a process: what was given up is dropped, and nothing else runs.
+                while executor.try_tick() {}
+                ended
+            };
+            std::thread::Builder::new().name("agent".into()).spawn(live).unwrap()
+        };
+        Self { stop, kill, gauge, thread }
+    }
+
+    pub fn end(self) -> Result<Option<Ending>, String> {
+        self.thread.join().expect("the agent does not panic")
+    }
+}
+
+impl World {
+    /// A runtime with the images `busybox:1`, `busybox:2` and `busybox:3`; no agent yet.
+    pub fn without_agent() -> Self {
+        show_log();
+        let clock = VirtualClock::new(START);
+        let fake = Fake::start(clock.clone());
+        for version in 1..=3 {
+            fake.add_image(&format!("busybox:{version}"));
+        }
+        let folder = TempDir::new();
+        for name in ["manifests", "root", "logs", "links"] {
+            std::fs::create_dir(folder.path().join(name)).unwrap();
+        }
+        Self { fake, clock, folder, agent: RefCell::new(None), silent: Cell::new(false) }
+    }
+
+    /// An agent with an empty manifest directory.
+    pub fn new() -> Self {
+        let world = Self::without_agent();
+        world.start();
+        world
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub fn config(&self) -> Config {
+        let flags = Flags {
+            manifests: Some(self.path("manifests")),
+            root_dir: Some(self.path("root")),
+            runtime_endpoint: Some(format!("unix://{}", self.fake.socket().display())),
+            node_name: Some(NODE.to_owned()),
+            pod_logs_dir: Some(self.path("logs")),
+            container_logs_dir: Some(self.path("links")),
+            // Nothing of the machine's own is to be touched, whatever a test removes.
+            cgroup_root: Some("/smolet-test-of-the-agent".to_owned()),
+            ..Flags::default()
+        };
+        Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid")
+    }
+
+    // ---- the agent's life ------------------------------------------------------------------------------
+
+    /// Starts the agent and lets it do what it does at once.
+    pub fn start(&self) {
+        self.spawn(self.config(), false);
+        self.await_relist(0);
+        self.settle();
+    }
+
+    /// Starts an agent without waiting for anything.
+    pub fn spawn(&self, config: Config, once: bool) {
+        // Only calls of this life count as its relists.
+        self.fake.clear_calls();
+        let life = Life::begin(config, once, self.clock.clone());
+        assert!(self.agent.replace(Some(life)).is_none(), "one agent at a time");
+    }
+
+    /// A second agent with other settings.
+    pub fn second(&self, config: Config) -> Result<Option<Ending>, String> {
+        Life::begin(config, false, self.clock.clone()).end()
+    }
+
+    /// As `systemctl stop`.
+    pub fn stop(&self) {
+        let life = self.agent.take().expect("an agent runs");
+        life.stop.try_send(()).unwrap();
+        assert_eq!(life.end(), Ok(Some(Ending::Stopped)));
+    }
+
+    /// As `kill -9`.
+    pub fn kill(&self) {
+        let life = self.agent.take().expect("an agent runs");
+        life.kill.try_send(()).unwrap();
+        assert_eq!(life.end(), Ok(None));
+    }
+
+    /// `smolet run --once`, to its end.
+    pub fn once(&self) -> (Vec<String>, bool) {
+        self.spawn(self.config(), true);
+        let begun = Instant::now();
+        while self.agent.borrow().as_ref().is_some_and(|life| !life.thread.is_finished()) {
+            assert!(begun.elapsed() < PATIENCE, "--once does not end: {:?}", self.fake.actions());
+            self.settle();
+            self.clock.advance(Duration::from_secs(1));
+        }
+        match self.agent.take().unwrap().end() {
+            Ok(Some(Ending::Once { lines, all_well })) => (lines, all_well),
+            other => panic!("--once ended with {other:?}"),
+        }
+    }
+
+    // ---- time ------------------------------------------------------------------------------------------
+
+    /// The runtime is not expected to answer relists.
+    pub fn silent(&self, silent: bool) {
+        self.silent.set(silent);
+    }
+
+    fn relists(&self) -> usize {
+        self.fake.state().relists
+    }
+
+    fn await_relist(&self, before: usize) {
+        if !self.silent.get() {
+            self.wait("a relist", |world| world.relists() > before);
+        }
+    }
+
+    /// A second passes, and all that it brings about at once.
+    pub fn step(&self) {
+        self.leap(1);
+    }
+
+    /// So many seconds pass at once, one relist at their end.
+    pub fn leap(&self, seconds: u64) {
+        let before = self.relists();
+        self.clock.advance(Duration::from_secs(seconds));
+        self.await_relist(before);
+        self.settle();
+    }
+
+    /// So many seconds pass, one by one.
+    pub fn pass(&self, seconds: u32) {
+        (0..seconds).for_each(|_| self.step());
+    }
+
+    /// Lets virtual time pass until `holds`.
+    pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
+        for _ in 0..SECONDS_MAX {
+            self.settle();
+            if holds(self) {
+                return;
+            }
+            self.step();
+        }
+        panic!("{SECONDS_MAX} s went by without {what}; {}", self.trace());
+    }
+
+    /// Waits in real time; virtual time stands still.
+    pub fn wait(&self, what: &str, holds: impl Fn(&World) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            let ended = self.agent.borrow().as_ref().is_some_and(|life| life.thread.is_finished());
+            assert!(!ended, "the agent ended, waiting for {what}");
+            assert!(begun.elapsed() < PATIENCE, "waited for {what}; {}", self.trace());
+            std::thread::sleep(Duration::from_micros(300));
+        }
+    }
+
+    /// Waits until the agent waits for nothing but time (or an answer that a fault holds back).
+    pub fn settle(&self) {
+        let begun = Instant::now();
+        let (mut calm, mut last) = (0, (0, 0));
+        while calm < 4 {
+            std::thread::sleep(Duration::from_micros(300));
+            let Some((idle, turns)) = self.agent.borrow().as_ref().and_then(|life| {
+                (!life.thread.is_finished()).then(|| (life.gauge.idle(), life.gauge.turns()))
+            }) else {
+                return;
+            };
+            let state = self.fake.state();
+            let (active, calls) = (state.active(), state.calls.len());
+            drop(state);
+            if idle && active == 0 && last == (turns, calls) {
+                calm += 1;
+            } else {
+                (calm, last) = (0, (turns, calls));
+            }
+            assert!(begun.elapsed() < PATIENCE, "the agent does not come to rest; {}", self.trace());
+        }
+    }
+
+    pub fn trace(&self) -> String {
+        format!("actions so far:\n  {}\n", self.fake.actions().join("\n  "))
+    }
+
+    // ---- manifests -------------------------------------------------------------------------------------
+
+    /// Writes `NAME.yaml` with a pod of that name and this `spec`.
+    pub fn put(&self, name: &str, spec: &str) {
+        self.put_text(name, &manifest(name, spec));
+    }
+
+    pub fn put_text(&self, file: &str, text: &str) {
+        let beside = self.path("manifests").join(format!(".{file}"));
+        std::fs::write(&beside, text).unwrap();
+        std::fs::rename(beside, self.path("manifests").join(format!("{file}.yaml"))).unwrap();
+    }
+
+    pub fn remove(&self, file: &str) {
+        std::fs::remove_file(self.path("manifests").join(format!("{file}.yaml"))).unwrap();
+    }
+
+    /// Writes the manifest and waits until all its app containers run.
+    pub fn run(&self, name: &str, spec: &str) {
+        self.put(name, spec);
+        self.until(&format!("{name} running"), |world| world.phase(name) == "Running");
+    }
+
+    // ---- what the agent says ---------------------------------------------------------------------------
+
+    /// One request on the local socket: the status line's code and the body.
+    pub fn ask(&self, path: &str) -> (u16, String) {
+        let stream = UnixStream::connect(self.path("sock")).expect("the agent listens");
+        ask(stream, path)
+    }
+
+    pub fn pods(&self) -> Vec<Pod> {
+        let (code, body) = self.ask("/pods");
+        assert_eq!(code, 200, "{body}");
+        serde_json::from_str::<List<Pod>>(&body).expect("/pods is a v1.PodList").items
+    }
+
+    /// The pod of the manifest `name`.
+    pub fn pod(&self, name: &str) -> Option<Pod> {
+        let name = full(name);
+        self.pods().into_iter().find(|pod| pod.metadata.name.as_deref() == Some(&name))
+    }
+
+    pub fn phase(&self, name: &str) -> String {
+        self.pod(name).and_then(|pod| pod.status?.phase).unwrap_or_default()
+    }
+
+    pub fn status_of(&self, name: &str, container: &str) -> Option<ContainerStatus> {
+        let status = self.pod(name)?.status?;
+        let all = status.init_container_statuses.into_iter().chain(status.container_statuses).flatten();
+        all.into_iter().find(|status| status.name == container)
+    }
+
+    /// Why a container waits: reason and message.
+    pub fn waiting(&self, name: &str, container: &str) -> (String, String) {
+        let waiting = self.status_of(name, container).and_then(|status| status.state?.waiting);
+        let waiting = waiting.unwrap_or_default();
+        (waiting.reason.unwrap_or_default(), waiting.message.unwrap_or_default())
+    }
+
+    pub fn describe(&self, name: &str) -> String {
+        let (code, body) = self.ask(&format!("/describe?pod={name}"));
+        assert_eq!(code, 200, "{body}");
+        body
+    }
+
+    /// What `smolet pods` prints, problems with the manifests included.
+    pub fn table(&self) -> String {
+        self.ask("/pods?output=table").1
+    }
+
+    // ---- what the runtime saw --------------------------------------------------------------------------
+
+    /// The changing calls, without the node's name: `StopContainer web/app#0 grace=30`.
+    pub fn actions(&self) -> Vec<String> {
+        self.fake.actions().iter().map(|call| call.replace(&format!("-{NODE}"), "")).collect()
+    }
+
+    /// How many of the changing calls begin like this.
+    pub fn count(&self, call: &str) -> usize {
+        self.actions().iter().filter(|action| action.starts_with(call)).count()
+    }
+
+    /// The seconds since boot of the calls that begin like this.
+    pub fn times(&self, call: &str) -> Vec<i64> {
+        let of = |text: String| text.replace(&format!("-{NODE}"), "").starts_with(call);
+        let state = self.fake.state();
+        let calls = state.calls.iter().filter(|call| of(call.to_string()));
+        calls.map(|call| call.mono.0 / 1_000_000_000).collect()
+    }
+
+    /// `web/app#0` of all running containers.
+    pub fn running(&self) -> Vec<String> {
+        self.fake.state().running().iter().map(|name| name.replace(&format!("-{NODE}"), "")).collect()
+    }
+
+    /// The pod's log directory.
+    pub fn logs(&self, name: &str) -> PathBuf {
+        self.path("logs").join(format!("default_{}_{}", full(name), self.uid(name)))
+    }
+
+    /// The pod's directory below the state directory.
+    pub fn pod_dir(&self, name: &str) -> PathBuf {
+        self.path("root").join("pods").join(self.uid(name))
+    }
+
+    /// The UID of the newest sandbox of that pod.
+    pub fn uid(&self, name: &str) -> String {
+        self.sandbox(name, |sandbox| sandbox.config.metadata.clone().unwrap().uid)
+    }
+
+    pub fn sandbox<T>(&self, name: &str, look: impl FnOnce(&crate::common::fake::Sandbox) -> T) -> T {
+        let state: &State = &self.fake.state();
+        look(state.sandbox(&full(name)).unwrap_or_else(|| panic!("no sandbox of {name}")))
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some(life) = self.agent.take() {
+            let _ = life.kill.try_send(());
+            let ended = life.thread.join();
+            if !std::thread::panicking() {
+                assert!(ended.is_ok(), "the agent panicked");
+            }
+        }
+        if !std::thread::panicking() {
+            let violations = self.fake.state().violations.clone();
+            assert!(violations.is_empty(), "{violations:#?}\n{}", self.trace());
+        }
+    }
+}
+
+/// A static pod's name on this node.
+pub fn full(name: &str) -> String {
+    format!("{name}-{NODE}")
+}
+
+pub fn manifest(name: &str, spec: &str) -> String {
+    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n")
+}
+
+/// One GET; the code and the body.
+pub fn ask(mut stream: UnixStream, path: &str) -> (u16, String) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: smolet\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer in time");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    (code, body.to_owned())
+}
+
+/// Names below a directory, sorted.
+pub fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Runs a future and shows whether it waits.
+#[derive(Default)]
+struct Gauge {
+    state: Mutex<GaugeState>,
+    woken: Condvar,
+}
+
+#[derive(Default)]
+struct GaugeState {
+    woken: bool,
+    idle: bool,
+    turns: u64,
+}
+
+impl Gauge {
+    fn block_on<T>(self: &Arc<Self>, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        let waker = Waker::from(self.clone());
+        let mut cx = Context::from_waker(&waker);
+        loop {
+            {
+                let mut state = self.state.lock().unwrap();
+                state.woken = false;
+                state.idle = false;
+                state.turns += 1;
+            }
+            if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
+                return value;
+            }
+            let mut state = self.state.lock().unwrap();
+            while !state.woken {
+                state.idle = true;
+                state = self.woken.wait(state).unwrap();
+            }
+            state.idle = false;
+        }
+    }
+
+    fn idle(&self) -> bool {
+        self.state.lock().unwrap().idle
+    }
+
+    fn turns(&self) -> u64 {
+        self.state.lock().unwrap().turns
+    }
+}
+
+impl Wake for Gauge {
+    fn wake(self: Arc<Self>) {
+        let mut state = self.state.lock().unwrap();
+        state.woken = true;
+        state.idle = false;
+        drop(state);
+        self.woken.notify_one();
+    }
+}
+
+/// With `SMOLET_TEST_LOG` set the agents' log goes to standard error.
+fn show_log() {
+    struct Sink;
+    impl log::Log for Sink {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target().starts_with("smolet")
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                eprintln!("    {}: {}", record.level(), record.args());
+            }
+        }
+        fn flush(&self) {}
+    }
+    if std::env::var_os("SMOLET_TEST_LOG").is_some() && log::set_logger(&Sink).is_ok() {
+        log::set_max_level(log::LevelFilter::Info);
+    }
+}
