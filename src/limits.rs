@@ -231,6 +231,10 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 pub const EVENTS_QUEUED_MAX: usize = 256;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 2;
+/// How long a failed pull is shown as such before the status says that it waits for the next try.
+pub const PULL_ERROR_SHOWN: Duration = Duration::from_secs(2);
+/// Times a status is computed anew at once, each leaning on the one before. Not at rest then: the next change goes on.
+pub const STATUS_PASSES_MAX: usize = 4;
 /// Time between two looks at everything in the runtime (kubelet `plegRelistPeriod`).
 pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// Longest wait between two looks while the runtime does not answer.

@@ -55,6 +55,16 @@ pub enum ImageProblem {
     BackOff,
 }
 
+impl ImageProblem {
+    /// A pull was tried just now and failed.
+    pub fn is_of_a_pull(self) -> bool {
+        match self {
+            Self::Pull | Self::RegistryUnavailable | Self::SignatureValidationFailed => true,
+            Self::InvalidName | Self::Inspect | Self::NeverPull | Self::BackOff => false,
+        }
+    }
+}
+
 impl fmt::Display for ImageProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -18,15 +18,17 @@ use smol::LocalExecutor;
 use smol::channel::Sender;
 
 use super::jobs;
-use super::record::Record;
+use super::record::{Record, Seen};
 use crate::cgroup::Cgroups;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
 use crate::gc::{GcPlan, collect_pod};
-use crate::limits::{HELD_PODS_TOLD_MAX, RELIST_PERIOD, RELIST_RETRY_MAX, SYNC_RETRY};
+use crate::limits::{
+    HELD_PODS_TOLD_MAX, PULL_ERROR_SHOWN, RELIST_PERIOD, RELIST_RETRY_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
+};
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
-use crate::pleg::{self, Interest, Relist};
+use crate::pleg::{self, Interest, Relist, RelistPod};
 use crate::source::SourceUpdate;
 use crate::status::{self, StatusInput, merge};
 use crate::store::identity::{Identity, Pending};
@@ -34,7 +36,7 @@ use crate::sync::Probes;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::{Backoff, BackoffKey};
 use crate::sync::kill::{kill_pod, remove_garbage};
-use crate::sync::outcome::{Outcome, SyncError};
+use crate::sync::outcome::{Failure, Outcome, SyncError};
 use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
 use crate::sync::worker::{Job, Life, Step, Worker};
 
@@ -183,6 +185,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let now = self.ctx.clock.now();
         let mut touched = BTreeSet::new();
+        let mut wanted = Vec::new();
         for change in changes {
             match change {
                 Change::Removed(key) => {
@@ -190,13 +193,15 @@ impl<R: Runtime + 'static> Agent<R> {
                     touched.insert(key.uid.clone());
                     self.unwant(&key.uid, now);
                 }
-                Change::Changed(pod) | Change::Added(pod) => {
-                    touched.insert(pod.key.uid.clone());
-                    self.want(pod);
-                }
+                Change::Changed(pod) | Change::Added(pod) => wanted.push(pod),
             }
         }
+        // Before what is new begins: it may have to wait for one of them.
         self.end_orphans(&mut touched);
+        for pod in wanted {
+            touched.insert(pod.key.uid.clone());
+            self.want(pod);
+        }
         for uid in touched {
             self.drive(&uid);
         }
@@ -218,13 +223,36 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>) {
         let uid = pod.key.uid.clone();
-        let name_taken = self
-            .records
-            .values()
-            .any(|other| same_name(other.worker.key(), &pod.key) && other.worker.key().uid != uid);
+        let name_taken = self.name_taken(&pod.key);
         self.records.insert(uid.clone(), Record::new(Worker::wanted(pod, name_taken), file));
         let now = self.ctx.clock.now();
         self.refresh_status(&uid, now);
+    }
+
+    /// Another pod of this name is still here, in hand or only in the runtime.
+    fn name_taken(&self, key: &PodKey) -> bool {
+        let other = |of: &PodKey| same_name(of, key) && of.uid != key.uid;
+        let in_hand = |record: &Record| record.worker.life() != Life::Waiting && other(record.worker.key());
+        let runs = |relist: &Relist| {
+            let ours = |uid: &PodUid, pod: &RelistPod| pod.made_here || self.identity.adopted().contains(uid);
+            relist.pods.iter().any(|(uid, pod)| other(&pod.key) && ours(uid, pod))
+        };
+        self.records.values().any(in_hand) || self.relist.as_ref().is_some_and(runs)
+    }
+
+    /// Pods that waited for their name to be free, and need not any more, begin.
+    fn free_names(&mut self, touched: &mut BTreeSet<PodUid>) {
+        let waiting = |record: &&Record| record.worker.life() == Life::Waiting;
+        let keys: Vec<PodKey> =
+            self.records.values().filter(waiting).map(|record| record.worker.key().clone()).collect();
+        for key in keys {
+            if !self.name_taken(&key)
+                && let Some(record) = self.records.get_mut(&key.uid)
+            {
+                record.worker.name_is_free();
+                touched.insert(key.uid);
+            }
+        }
     }
 
     fn unwant(&mut self, uid: &PodUid, now: Now) {
@@ -288,6 +316,9 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn start_relist(&mut self) {
         self.relist_at = None;
+        for record in self.records.values_mut().filter(|record| record.seen == Seen::BeforeOurJob) {
+            record.seen = Seen::Asked;
+        }
         let mut uids: BTreeSet<PodUid> = self.records.keys().cloned().collect();
         uids.extend(self.identity.adopted().iter().cloned());
         let interest = Interest { node: Rc::from(self.identity.node_name()), uids };
@@ -348,10 +379,16 @@ impl<R: Runtime + 'static> Agent<R> {
                 self.write(pending);
             }
         }
+        for (uid, record) in self.records.iter_mut().filter(|(_, record)| record.seen == Seen::Asked) {
+            record.seen = Seen::Relisted;
+            record.worker.touched();
+            touched.insert(uid.clone());
+        }
         if let Some(update) = self.early_update.take() {
             self.apply(update);
         }
         self.end_orphans(&mut touched);
+        self.free_names(&mut touched);
         for uid in touched {
             self.drive(&uid);
         }
@@ -395,6 +432,12 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// What to carry out; `None` when the pod is settled or has ended.
     fn plan(&mut self, uid: &PodUid, now: Now) -> Option<Work> {
+        let record = self.records.get(uid)?;
+        let deadline = active_deadline(record.worker.pod()?, record.active_since);
+        if deadline.is_some_and(|at| at <= now.mono) {
+            // Time alone changed it: the status says now that the pod has failed.
+            self.refresh_status(uid, now);
+        }
         let record = self.records.get_mut(uid)?;
         let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
         let status = record.status.as_ref();
@@ -414,7 +457,7 @@ impl<R: Runtime + 'static> Agent<R> {
             restart_all,
         };
         let plan = plan(&input);
-        let deadline = active_deadline(&pod, record.active_since);
+        let deadline = deadline.filter(|at| *at > now.mono);
         let wake_at = [plan.wake_at, deadline].into_iter().flatten().min();
         let waits = only_waits(&plan);
         if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
@@ -509,6 +552,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
                 record.failures.learn(&outcome);
+                record.seen = Seen::BeforeOurJob;
                 let key = record.worker.key().clone();
                 record.worker.ended(retry(&outcome, now));
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
@@ -531,34 +575,44 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
+        if let Some(relist) = &mut self.relist {
+            relist.pods.remove(uid);
+        }
         let pending = self.identity.release(uid);
         self.write(pending);
         self.told_held.remove(uid);
+        let mut touched = BTreeSet::new();
         if let Some(pod) = record.worker.take_afresh() {
             // The history went with the record; the waits go too.
             for container in pod.init_containers().iter().chain(pod.containers()) {
                 self.backoff.forget(BackoffKey::container(&pod, container));
             }
             self.insert(pod, record.file);
+            touched.insert(key.uid);
         }
-        let next = self
-            .records
-            .iter()
-            .find(|(_, other)| same_name(other.worker.key(), &key))
-            .map(|(uid, _)| uid.clone());
-        if let Some(next) = next {
-            if let Some(record) = self.records.get_mut(&next) {
-                record.worker.name_is_free();
-            }
-            self.drive(&next);
+        self.free_names(&mut touched);
+        for uid in touched {
+            self.drive(&uid);
         }
     }
 
     // ---- status ------------------------------------------------------------------------------------------
 
+    /// Takes the pod's status from what was last seen. A status leans on the one before it (a sidecar's `started`
+    /// there decides the phase here), and after this there may be nothing to compute it for a long time: so it is
+    /// computed until it stands still. The kubelet gets there with its next syncs.
     fn refresh_status(&mut self, uid: &PodUid, now: Now) {
-        let Some(record) = self.records.get_mut(uid) else { return };
-        let Some(pod) = record.worker.pod().cloned() else { return };
+        for _ in 0..STATUS_PASSES_MAX {
+            if !self.status_pass(uid, now) {
+                return;
+            }
+        }
+    }
+
+    /// True when the status changed.
+    fn status_pass(&mut self, uid: &PodUid, now: Now) -> bool {
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        let Some(pod) = record.worker.pod().cloned() else { return false };
         let nothing = ObservedPod::default();
         let observed = record.worker.observed().cloned();
         let input = StatusInput {
@@ -577,14 +631,18 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         let fresh = status::pod_status(&input);
         match merge::update(&pod.pod, record.status.as_ref(), fresh, now.wall) {
-            Ok(None) => {}
+            Ok(None) => false,
             Ok(Some(status)) => {
                 if status.start_time.is_some() {
                     record.active_since.get_or_insert(now.mono);
                 }
                 record.status = Some(status);
+                true
             }
-            Err(error) => log::error!("pod {}: status not shown: {error}", pod.key),
+            Err(error) => {
+                log::error!("pod {}: status not shown: {error}", pod.key);
+                false
+            }
         }
     }
 
@@ -635,7 +693,16 @@ fn retry(outcome: &Outcome, now: Now) -> Result<(), Mono> {
     }
     let usual = now.mono + SYNC_RETRY;
     let wake_at = outcome.wake_at();
-    Err(if outcome.only_waits() {
+    let pulled = |failure: &Failure| match failure.error {
+        SyncError::Image(problem) => problem.is_of_a_pull(),
+        _ => false,
+    };
+    let failures = outcome.results.iter().filter_map(|result| result.failure.as_ref());
+    Err(if outcome.only_waits() && failures.clone().any(pulled) {
+        // A sync in between, to show ImagePullBackOff.
+        let shown = now.mono + PULL_ERROR_SHOWN;
+        wake_at.map_or(shown, |at| at.min(shown))
+    } else if outcome.only_waits() {
         wake_at.unwrap_or(usual)
     } else {
         wake_at.map_or(usual, |at| at.min(usual))

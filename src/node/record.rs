@@ -26,8 +26,21 @@ pub(super) struct Record {
     pub(super) failures: StartFailures,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
+    pub(super) seen: Seen,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
+}
+
+/// Whether relists know what our own jobs made. Until one does, comparing relists cannot show that it is gone
+/// again: the pod is read once more after the first that was asked for after the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// By a relist.
+    Relisted,
+    /// A job ended after the last relist began.
+    BeforeOurJob,
+    /// The relist that will know is under way.
+    Asked,
 }
 
 impl Record {
@@ -40,6 +53,7 @@ impl Record {
             unwanted_at: None,
             failures: StartFailures::default(),
             task: None,
+            seen: Seen::Relisted,
             job: 0,
         }
     }

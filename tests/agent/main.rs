@@ -4,7 +4,14 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 
+mod adopt;
+mod change;
+mod chaos;
 #[path = "../common/mod.rs"]
 mod common;
+mod faults;
+mod images;
+mod restart;
+mod socket;
 mod start;
 mod world;

@@ -136,6 +136,13 @@ impl World {
         self.settle();
     }
 
+    /// Starts the agent while the runtime may have trouble: it may take a while until it acts.
+    pub fn start_in_trouble(&self) {
+        self.spawn(self.config(), false);
+        self.wait("the socket", |world| world.path("sock").exists());
+        self.settle();
+    }
+
     /// Starts an agent without waiting for anything.
     pub fn spawn(&self, config: Config, once: bool) {
         // Only calls of this life count as its relists.
@@ -206,6 +213,18 @@ impl World {
         self.clock.advance(Duration::from_secs(seconds));
         self.await_relist(before);
         self.settle();
+    }
+
+    /// So much time passes, whether a relist falls into it or not.
+    pub fn leap_for(&self, time: Duration) {
+        self.clock.advance(time);
+        self.settle();
+    }
+
+    /// Seconds since boot.
+    pub fn seconds(&self) -> i64 {
+        use smolet::clock::Clock as _;
+        self.clock.now().mono.0 / 1_000_000_000
     }
 
     /// So many seconds pass, one by one.
@@ -369,9 +388,11 @@ impl World {
         self.path("root").join("pods").join(self.uid(name))
     }
 
-    /// The UID of the newest sandbox of that pod.
+    /// The UID of the newest sandbox of that pod; empty without one.
     pub fn uid(&self, name: &str) -> String {
-        self.sandbox(name, |sandbox| sandbox.config.metadata.clone().unwrap().uid)
+        let state = self.fake.state();
+        let metadata = state.sandbox(&full(name)).and_then(|sandbox| sandbox.config.metadata.clone());
+        metadata.map(|metadata| metadata.uid).unwrap_or_default()
     }
 
     pub fn sandbox<T>(&self, name: &str, look: impl FnOnce(&crate::common::fake::Sandbox) -> T) -> T {

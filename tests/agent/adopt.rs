@@ -1,0 +1,260 @@
+//! Agents that restart, pods that others made, agents that die at the worst moment.
+
+use std::collections::BTreeMap;
+
+use smolet::model::container_hash;
+use smolet::proto::runtime::v1 as cri;
+
+use crate::common::fake::Fake;
+use crate::world::{World, full};
+
+const APP: &str = "terminationGracePeriodSeconds: 7, containers: [{name: app, image: 'busybox:1'}]";
+const UID: &str = "1b4e28ba-2fa1-41d2-883f-0016d3cca427";
+
+fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
+    entries.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// A pod as a kubelet, or the smolet of `node`, makes it.
+fn foreign(fake: &Fake, name: &str, uid: &str, node: Option<&str>) {
+    let labels = map(&[
+        ("io.kubernetes.pod.name", name),
+        ("io.kubernetes.pod.namespace", "default"),
+        ("io.kubernetes.pod.uid", uid),
+    ]);
+    let metadata = cri::PodSandboxMetadata {
+        name: name.into(),
+        uid: uid.into(),
+        namespace: "default".into(),
+        attempt: 0,
+    };
+    let sandbox = cri::PodSandboxConfig {
+        metadata: Some(metadata),
+        labels: labels.clone(),
+        annotations: node.map(|node| map(&[("smolet.io/node", node)])).unwrap_or_default(),
+        ..Default::default()
+    };
+    let mut labels = labels;
+    labels.insert("io.kubernetes.container.name".into(), "app".into());
+    let container = cri::ContainerConfig {
+        metadata: Some(cri::ContainerMetadata { name: "app".into(), attempt: 0 }),
+        image: Some(cri::ImageSpec { image: "busybox:1".into(), ..Default::default() }),
+        labels,
+        annotations: map(&[
+            ("io.kubernetes.container.hash", &format!("{:x}", container_hash("app", "busybox:1"))),
+            ("io.kubernetes.container.restartCount", "0"),
+            ("io.kubernetes.pod.terminationGracePeriod", "5"),
+        ]),
+        ..Default::default()
+    };
+    fake.run_pod(sandbox, vec![container]);
+}
+
+#[test]
+fn a_restarted_agent_takes_its_pods_over_as_they_are() {
+    let world = World::new();
+    world.run("web", APP);
+    world.run(
+        "other",
+        &format!("initContainers: [{{name: side, image: 'busybox:1', restartPolicy: Always}}], {APP}"),
+    );
+    let running = world.running();
+    for ending in [World::stop, World::kill] {
+        ending(&world);
+        assert_eq!(world.running(), running, "containers outlive the agent");
+        world.start();
+        world.pass(20);
+        assert_eq!(world.actions(), [""; 0]);
+        assert_eq!((world.phase("web"), world.phase("other")), ("Running".into(), "Running".into()));
+        assert_eq!(world.status_of("web", "app").unwrap().restart_count, 0);
+    }
+}
+
+#[test]
+fn a_manifest_removed_while_no_agent_ran_ends_its_pod_as_it_asked_to_be_ended() {
+    let world = World::new();
+    world.run("web", APP);
+    world.run("other", APP);
+    let (logs, pod_dir) = (world.logs("web"), world.pod_dir("web"));
+    world.kill();
+    world.remove("web");
+    world.start();
+    world.until("its end", |world| world.fake.state().sandboxes.len() == 1);
+    assert_eq!(world.actions()[0], "StopContainer web/app#0 grace=7");
+    world.until("no trace of it", |_| !logs.exists() && !pod_dir.exists());
+    assert_eq!(world.running(), ["other/app#0"]);
+    assert_eq!(world.pods().len(), 1);
+}
+
+#[test]
+fn a_manifest_changed_while_no_agent_ran_replaces_its_pod_in_order() {
+    let world = World::new();
+    world.run("web", APP);
+    let old = world.uid("web");
+    world.kill();
+    world.put("web", &format!("hostname: other, {APP}"));
+    world.start();
+    world.until("the new pod", |world| {
+        !["", &old].contains(&&*world.uid("web")) && world.phase("web") == "Running"
+    });
+    let actions = world.actions();
+    assert_eq!(actions[0], "StopContainer web/app#0 grace=7");
+    let at = |call: &str| actions.iter().position(|action| action.starts_with(call)).unwrap();
+    assert!(at("StopPodSandbox") < at("RunPodSandbox"), "{actions:?}");
+    world.until("one pod", |world| world.fake.state().sandboxes.len() == 1);
+}
+
+#[test]
+fn a_pod_that_may_not_be_replaced_yet_keeps_its_name_to_itself() {
+    let world = World::new();
+    world.run("web", APP);
+    let old = world.uid("web");
+    world.kill();
+    world.put("web", &format!("hostname: other, {APP}"));
+    // As long as this one cannot be read, nothing is ended.
+    world.put_text("broken", "kind: [\n");
+    world.start();
+    world.pass(20);
+    assert_eq!(world.actions(), [""; 0]);
+    assert_eq!(world.running(), ["web/app#0"]);
+    world.remove("broken");
+    world.until("the new pod", |world| {
+        !["", &old].contains(&&*world.uid("web")) && world.phase("web") == "Running"
+    });
+    world.until("one pod", |world| world.fake.state().sandboxes.len() == 1);
+}
+
+#[test]
+fn an_image_changed_while_no_agent_ran_restarts_that_container_alone() {
+    let world = World::new();
+    world.run("web", APP);
+    world.kill();
+    world.put("web", &APP.replace("busybox:1", "busybox:2"));
+    world.start();
+    world.until("the new image", |world| world.running() == ["web/app#1"]);
+    assert_eq!(
+        world.actions(),
+        ["StopContainer web/app#0 grace=7", "CreateContainer web/app#1", "StartContainer web/app#1"]
+    );
+}
+
+#[test]
+fn pods_of_others_are_never_touched() {
+    let world = World::without_agent();
+    foreign(&world.fake, "theirs", "uid-1", Some("other-node"));
+    foreign(&world.fake, "kubelets", "uid-2", None);
+    // The same name as a pod of ours, and another UID.
+    foreign(&world.fake, &full("lone"), "uid-3", None);
+    world.start();
+    world.run("web", APP);
+    world.remove("web");
+    world.until("its end", |world| world.count("RemovePodSandbox web#0") == 1);
+    world.kill();
+    world.start();
+    world.pass(20);
+    let touched = |name: &str| world.fake.calls().iter().any(|call| call.contains(name));
+    assert!(!touched("theirs") && !touched("kubelets") && !touched("lone"), "{:?}", world.fake.calls());
+    assert_eq!(world.running().len(), 3);
+    assert!(world.pods().is_empty());
+}
+
+#[test]
+fn a_running_pod_with_the_wanted_uid_is_taken_over_and_remembered() {
+    let world = World::without_agent();
+    foreign(&world.fake, &full("web"), UID, None);
+    let manifest =
+        format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: {UID}}}\nspec: {{{APP}}}\n");
+    world.put_text("web", &manifest);
+    world.start();
+    world.pass(5);
+    assert_eq!(world.actions(), [""; 0]);
+    assert_eq!(world.phase("web"), "Running");
+    let identity = || std::fs::read(world.path("root").join("identity.cbor")).unwrap();
+    let remembered = || identity().windows(UID.len()).any(|bytes| bytes == UID.as_bytes());
+    world.wait("the record", |_| remembered());
+    world.kill();
+    world.remove("web");
+    world.start();
+    world.until("its end", |world| world.fake.state().sandboxes.is_empty());
+    // What the pod itself says, as its manifest is not there any more.
+    assert_eq!(world.actions()[0], "StopContainer web/app#0 grace=5");
+    world.wait("the record's end", |_| !remembered());
+}
+
+#[test]
+fn an_agent_that_dies_between_create_and_start_leaves_nothing_doubled() {
+    let world = World::new();
+    world.fake.hang("StartContainer");
+    world.put("web", APP);
+    world.until("the call", |world| world.count("StartContainer web/app#0") == 1);
+    world.kill();
+    world.fake.heal("StartContainer");
+    world.start();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    world.pass(5);
+    assert_eq!(world.running().len(), 1);
+    assert_eq!(world.count("RunPodSandbox"), 0);
+    assert_eq!(world.count("StartContainer"), 1);
+}
+
+#[test]
+fn an_agent_that_dies_in_any_call_leaves_nothing_doubled() {
+    for method in ["RunPodSandbox", "PodSandboxStatus", "CreateContainer", "StartContainer"] {
+        for done in [false, true] {
+            let world = World::new();
+            if done {
+                world.fake.lose_answer(method, 1);
+            } else {
+                world.fake.hang(method);
+            }
+            world.put("web", APP);
+            for _ in 0..5 {
+                world.silent(true);
+                world.step();
+                if world.count(method) > 0 || world.fake.count(method) > 0 {
+                    break;
+                }
+            }
+            assert!(world.fake.count(method) > 0, "{method}");
+            world.kill();
+            world.fake.heal(method);
+            world.silent(false);
+            world.start();
+            world.until("the pod", |world| world.phase("web") == "Running");
+            world.pass(3);
+            assert_eq!(world.running().len(), 1, "{method}");
+            let ready = world.fake.state().sandboxes.values().filter(|sandbox| sandbox.ready).count();
+            assert_eq!(ready, 1, "{method}");
+        }
+    }
+}
+
+#[test]
+fn an_agent_that_dies_while_a_pod_ends_goes_on_ending_it() {
+    for method in ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"] {
+        let world = World::new();
+        world.run("web", APP);
+        world.fake.hang(method);
+        world.remove("web");
+        world.until("the call", |world| world.fake.count(method) > 0);
+        world.kill();
+        world.fake.heal(method);
+        world.start();
+        world.until("nothing left", |world| world.fake.state().sandboxes.is_empty());
+        assert!(world.fake.state().containers.is_empty(), "{method}");
+        assert_eq!(world.count("RunPodSandbox"), 0, "{method}");
+    }
+}
+
+#[test]
+fn after_a_reboot_every_pod_gets_a_new_sandbox() {
+    let world = World::new();
+    world.run("web", APP);
+    world.kill();
+    world.fake.reboot();
+    world.start();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    assert_eq!(world.running(), ["web/app#1"]);
+    assert_eq!(world.sandbox("web", |sandbox| sandbox.attempt()), 1);
+    assert_eq!(world.count("RunPodSandbox"), 1);
+}

@@ -1,0 +1,203 @@
+//! Manifests that change, go, come back, break or clash.
+
+use std::time::Duration;
+
+use crate::common::fake::Program;
+use crate::world::{World, full, manifest, names};
+
+const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+const PAIR: &str = "terminationGracePeriodSeconds: 8, \
+                    containers: [{name: app, image: 'busybox:1'}, {name: more, image: 'busybox:1'}]";
+
+#[test]
+fn a_changed_image_restarts_that_container_alone() {
+    let world = World::new();
+    world.run("web", PAIR);
+    let uid = world.uid("web");
+    world.fake.clear_calls();
+    world.put("web", &PAIR.replacen("busybox:1", "busybox:2", 1));
+    world.until("the new image", |world| world.running().contains(&"web/app#1".to_owned()));
+    world.pass(3);
+    assert_eq!(
+        world.actions(),
+        ["StopContainer web/app#0 grace=8", "CreateContainer web/app#1", "StartContainer web/app#1"]
+    );
+    assert_eq!(world.uid("web"), uid);
+    assert_eq!(world.sandbox("web", |sandbox| sandbox.attempt()), 0);
+    let status = world.status_of("web", "app").unwrap();
+    assert_eq!((status.restart_count, status.image.contains("busybox:2")), (1, true));
+    assert_eq!(world.status_of("web", "more").unwrap().restart_count, 0);
+}
+
+#[test]
+fn any_other_change_ends_the_old_pod_before_the_new_one_starts() {
+    let init = "initContainers: [{name: one, image: 'busybox:1'}], ";
+    let pod = format!("{init}{PAIR}");
+    for changed in [pod.replacen("busybox:1", "busybox:2", 1), format!("{init}hostname: other, {PAIR}")] {
+        let world = World::without_agent();
+        world.fake.program("one", Program::exits(0, Duration::from_secs(1)));
+        // The old pod takes its grace period: the new one has to wait.
+        world.fake.program("app", Program::STUBBORN);
+        world.start();
+        world.run("web", &pod);
+        let old = world.uid("web");
+        world.fake.clear_calls();
+        world.put("web", &changed);
+        world.until("the stop", |world| world.count("StopContainer web/app#0 grace=8") == 1);
+        world.pass(4);
+        assert_eq!(world.count("RunPodSandbox"), 0, "the old one still runs");
+        assert_eq!(world.uid("web"), old);
+        world.until("the new pod", |world| {
+            !["", &old].contains(&&*world.uid("web")) && world.phase("web") == "Running"
+        });
+        let actions = world.actions();
+        let at = |call: &str| actions.iter().position(|action| action.starts_with(call)).unwrap();
+        assert!(at("RemovePodSandbox web#0") < at("RunPodSandbox web#0"), "{actions:?}");
+        assert!(at("RemoveContainer web/app#0") < at("RunPodSandbox web#0"), "{actions:?}");
+        assert_eq!(world.running(), ["web/app#0", "web/more#0"]);
+        assert_eq!(world.pods().len(), 1);
+    }
+}
+
+#[test]
+fn a_removed_manifest_ends_its_pod_with_everything_of_it() {
+    let world = World::new();
+    world.run("web", PAIR);
+    world.run("other", APP);
+    let (logs, pod_dir) = (world.logs("web"), world.pod_dir("web"));
+    assert!(logs.is_dir() && pod_dir.is_dir());
+    world.fake.clear_calls();
+    world.remove("web");
+    world.until("its end", |world| world.pod("web").is_none());
+    let mut stops = world.actions();
+    stops.truncate(2);
+    stops.sort();
+    assert_eq!(stops, ["StopContainer web/app#0 grace=8", "StopContainer web/more#0 grace=8"]);
+    assert_eq!(world.count("StopPodSandbox web#0"), 2, "once to end it, once to be sure");
+    assert_eq!((world.count("RemoveContainer web/"), world.count("RemovePodSandbox web#0")), (2, 1));
+    assert!(!logs.exists() && !pod_dir.exists());
+    assert_eq!(names(&world.path("logs")).len(), 1);
+    assert_eq!(world.running(), ["other/app#0"]);
+    assert_eq!(world.fake.state().sandboxes.len(), 1);
+}
+
+#[test]
+fn a_manifest_restored_while_its_pod_ends_begins_afresh_afterwards() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
+    world.fake.program("more", Program::STUBBORN);
+    world.put("web", PAIR);
+    world.start();
+    // Deep in the back-off, which is to be forgotten.
+    world.until("the fourth start", |world| world.count("StartContainer web/app") == 4);
+    world.pass(2);
+    world.fake.clear_calls();
+    world.remove("web");
+    world.until("the stop", |world| world.count("StopContainer web/more#0 grace=8") == 1);
+    assert!(world.pod("web").unwrap().metadata.deletion_timestamp.is_some());
+    world.put("web", PAIR);
+    world.pass(3);
+    assert_eq!(world.count("RunPodSandbox"), 0, "it still ends");
+    world.until("the second life", |world| world.count("StartContainer web/app#0") == 1);
+    assert_eq!(world.count("RemovePodSandbox web#0"), 1);
+    assert_eq!(world.count("RunPodSandbox web#0"), 1);
+    world.pass(4);
+    assert_eq!(world.count("StartContainer web/app#1"), 1, "the first restart waits for nothing");
+    assert!(world.pod("web").unwrap().metadata.deletion_timestamp.is_none());
+}
+
+#[test]
+fn a_manifest_that_becomes_invalid_leaves_its_pod_alone() {
+    let world = World::new();
+    world.run("web", APP);
+    world.run("other", APP);
+    world.pass(3);
+    world.fake.clear_calls();
+    world.put_text("web", "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: []}\n");
+    world.until("the problem", |world| world.table().contains("spec.containers"));
+    // Another file changes meanwhile.
+    world.put("other", &APP.replace("busybox:1", "busybox:2"));
+    world.until("the other's change", |world| world.running().contains(&"other/app#1".to_owned()));
+    assert!(world.running().contains(&"web/app#0".to_owned()));
+    assert!(world.describe("web").contains("InvalidManifest"), "{}", world.describe("web"));
+    // The agent that starts now knows of the pod from the runtime alone.
+    for ending in [World::stop, World::kill] {
+        ending(&world);
+        world.start();
+        world.pass(30);
+        assert_eq!(world.actions(), [""; 0]);
+        assert!(world.table().contains("spec.containers"));
+    }
+    world.put("web", APP);
+    world.until("the mended manifest", |world| world.phase("web") == "Running");
+    world.pass(3);
+    assert_eq!(world.actions(), [""; 0]);
+    assert_eq!(world.running(), ["web/app#0", "other/app#1"]);
+}
+
+#[test]
+fn a_manifest_removed_while_another_is_invalid_is_ended_once_all_are_valid() {
+    let world = World::new();
+    world.run("web", APP);
+    world.put_text("other", "kind: [\n");
+    world.until("the problem", |world| world.table().contains("other.yaml"));
+    world.pass(3);
+    world.fake.clear_calls();
+    world.remove("web");
+    world.pass(20);
+    assert_eq!(world.actions(), [""; 0]);
+    assert!(world.table().contains("it stays as it is"), "{}", world.table());
+    world.remove("other");
+    world.until("its end", |world| world.fake.state().sandboxes.is_empty());
+}
+
+#[test]
+fn of_two_manifests_of_one_pod_the_running_one_stays_and_both_are_named() {
+    let world = World::new();
+    world.run("web", APP);
+    world.pass(3);
+    world.fake.clear_calls();
+    // First in the order of names, and different.
+    world.put_text(
+        "a-copy",
+        &manifest("web", "containers: [{name: app, image: 'busybox:1'}], hostname: other"),
+    );
+    world.until("the problem", |world| world.table().contains("a-copy.yaml"));
+    let table = world.table();
+    let line = table.lines().find(|line| line.contains("a-copy.yaml")).unwrap();
+    assert!(line.contains("web.yaml") && line.contains(&full("web")), "{line}");
+    world.pass(5);
+    assert_eq!(world.actions(), [""; 0]);
+    // The same after a restart, when both are new to the agent.
+    world.kill();
+    world.start();
+    world.pass(5);
+    assert_eq!(world.actions(), [""; 0]);
+    assert!(world.table().contains("a-copy.yaml"));
+    let old = world.uid("web");
+    world.remove("web");
+    world.until("the other one", |world| {
+        !["", &old].contains(&&*world.uid("web")) && world.phase("web") == "Running"
+    });
+    assert!(!world.table().contains("Problems"), "{}", world.table());
+}
+
+#[test]
+fn a_manifest_edited_twice_while_the_old_pod_ends_runs_as_written_last() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::STUBBORN);
+    world.start();
+    world.run("web", PAIR);
+    let old = world.uid("web");
+    world.put("web", &format!("hostname: one, {PAIR}"));
+    world.until("the stop", |world| world.count("StopContainer web/app#0") == 1);
+    world.put("web", &format!("hostname: two, {PAIR}"));
+    world.pass(2);
+    world.until("the new pod", |world| {
+        world.fake.state().sandbox("web-gw").is_some_and(|s| s.config.metadata.as_ref().unwrap().uid != old)
+            && world.phase("web") == "Running"
+    });
+    assert_eq!(world.sandbox("web", |sandbox| sandbox.config.hostname.clone()), "two");
+    assert_eq!(world.count("RunPodSandbox"), 2);
+    assert_eq!(world.pods().len(), 1);
+}

@@ -1,0 +1,258 @@
+//! A runtime that fails, forgets, loses and comes back.
+
+use std::time::Duration;
+
+use crate::common::fake::Program;
+use crate::world::{World, names};
+
+const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+const UNKNOWN: i32 = 2;
+
+#[test]
+fn a_runtime_that_goes_and_comes_back_finds_its_pods_synced_once() {
+    let world = World::new();
+    world.run("web", APP);
+    world.run("other", APP);
+    world.pass(3);
+    world.fake.clear_calls();
+    world.silent(true);
+    world.fake.drop_connections();
+    world.pass(5);
+    assert_eq!(world.actions(), [""; 0], "a cut connection is no reason to act");
+    world.fake.refuse_connections();
+    world.pass(3);
+    // While nobody can see it: one container dies, a manifest goes, another comes.
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.remove("other");
+    world.put("new", APP);
+    world.pass(40);
+    assert_eq!(world.actions(), [""; 0]);
+    assert_eq!(world.ask("/healthz"), (200, "ok".to_owned()), "the agent answers meanwhile");
+    world.fake.accept_connections();
+    world.until("all synced", |world| {
+        let mut running = world.running();
+        running.sort();
+        running == ["new/app#0", "web/app#1"] && world.fake.state().sandboxes.len() == 2
+    });
+    world.silent(false);
+    world.pass(5);
+    assert_eq!(world.count("RunPodSandbox"), 1);
+    assert_eq!(world.count("CreateContainer"), 2);
+    assert_eq!(world.count("StopContainer other/app#0"), 1);
+}
+
+#[test]
+fn connections_cut_in_the_middle_of_starts_double_nothing() {
+    for method in ["RunPodSandbox", "CreateContainer", "StartContainer", "PodSandboxStatus", "ListContainers"]
+    {
+        let world = World::new();
+        world.fake.lose_answer(method, 2);
+        world.silent(true);
+        world.put("web", APP);
+        world.put("other", APP);
+        let mut seconds = 0;
+        while world.running().len() < 2
+            || world.phase("web") != "Running"
+            || world.phase("other") != "Running"
+        {
+            world.step();
+            seconds += 1;
+            assert!(seconds < 60, "{method}: {}\n{}", world.trace(), world.table());
+        }
+        world.pass(20);
+        assert_eq!(world.running().len(), 2, "{method}");
+    }
+}
+
+#[test]
+fn a_sandbox_that_cannot_be_made_is_tried_again_every_ten_seconds() {
+    let world = World::new();
+    world.fake.fail("RunPodSandbox", 3, UNKNOWN, "failed to set up the network: no bridge");
+    world.put("web", APP);
+    world.until("the pod", |world| world.phase("web") == "Running");
+    let times = world.times("RunPodSandbox");
+    assert_eq!(times.len(), 4);
+    let gaps: Vec<i64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(gaps.iter().all(|gap| (10..=12).contains(gap)), "{gaps:?}");
+    let shown = world.describe("web");
+    assert!(shown.contains("FailedCreatePodSandBox") && shown.contains("no bridge"), "{shown}");
+    assert_eq!(world.running(), ["web/app#0"]);
+}
+
+#[test]
+fn a_container_that_cannot_be_made_or_started_says_why() {
+    for (method, reason) in
+        [("CreateContainer", "CreateContainerError"), ("StartContainer", "RunContainerError")]
+    {
+        let world = World::new();
+        world.fake.fail(method, 2, UNKNOWN, "exec: \"nothere\": not found in $PATH");
+        world.put("web", APP);
+        world.until("the reason", |world| world.waiting("web", "app").0 == reason);
+        assert!(world.waiting("web", "app").1.contains("nothere"), "{:?}", world.waiting("web", "app"));
+        assert_eq!(world.phase("web"), "Pending");
+        let shown = world.describe("web");
+        assert!(shown.contains(reason) && shown.contains("nothere"), "{shown}");
+        world.until("the pod", |world| world.phase("web") == "Running");
+        world.pass(3);
+        assert_eq!(world.running().len(), 1);
+        assert_eq!(world.waiting("web", "app").0, "");
+        assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox is good");
+    }
+}
+
+#[test]
+fn a_container_in_unknown_state_is_stopped_before_it_is_replaced() {
+    let world = World::new();
+    world.run("web", APP);
+    world.pass(3);
+    world.fake.clear_calls();
+    world.fake.report_unknown("web-gw/app");
+    world.until("its replacement", |world| world.running() == ["web/app#1"]);
+    assert_eq!(
+        world.actions(),
+        ["StopContainer web/app#0 grace=30", "CreateContainer web/app#1", "StartContainer web/app#1"]
+    );
+}
+
+#[test]
+fn a_pod_with_a_container_in_unknown_state_can_end() {
+    let world = World::new();
+    world.run("web", APP);
+    world.pass(3);
+    world.fake.report_unknown("web-gw/app");
+    world.fake.clear_calls();
+    world.remove("web");
+    world.until("its end", |world| world.fake.state().sandboxes.is_empty());
+    assert!(world.fake.state().containers.is_empty());
+}
+
+#[test]
+fn a_container_the_runtime_forgot_is_made_again_with_the_next_attempt() {
+    let world = World::new();
+    world.run("web", APP);
+    std::fs::write(world.logs("web").join("app/0.log"), "").unwrap();
+    world.fake.forget_container("web-gw/app");
+    world.until("a new one", |world| world.running() == ["web/app#1"]);
+    assert_eq!(world.count("RunPodSandbox"), 1);
+    let path = world.fake.state().container("web-gw/app").unwrap().config.log_path.clone();
+    assert_eq!(path, "app/1.log", "the old log is not written over");
+}
+
+#[test]
+fn a_sandbox_the_runtime_forgot_is_made_again() {
+    let world = World::new();
+    world.run("web", APP);
+    std::fs::write(world.logs("web").join("app/0.log"), "").unwrap();
+    world.fake.forget_sandbox("web-gw");
+    world.until("a new one", |world| world.running() == ["web/app#1"]);
+    world.until("its status", |world| world.phase("web") == "Running");
+    assert_eq!(world.count("RunPodSandbox"), 2);
+}
+
+#[test]
+fn a_sandbox_that_died_takes_its_containers_along_and_is_replaced() {
+    let world = World::new();
+    world.run("web", APP);
+    world.pass(3);
+    world.fake.clear_calls();
+    world.fake.stop_sandbox("web-gw");
+    world.until("a new one", |world| world.running() == ["web/app#1"]);
+    world.pass(3);
+    assert_eq!(
+        world.actions(),
+        [
+            "StopContainer web/app#0 grace=30",
+            "StopPodSandbox web#0",
+            "RunPodSandbox web#1",
+            "CreateContainer web/app#1",
+            "StartContainer web/app#1",
+            // The dead one is garbage.
+            "StopPodSandbox web#0",
+            "RemovePodSandbox web#0"
+        ]
+    );
+    world.until("its address", |world| {
+        let ip = world.pod("web").unwrap().status.unwrap().pod_ip;
+        ip.is_some_and(|ip| ip == world.sandbox("web", |sandbox| sandbox.ip.clone()))
+    });
+}
+
+#[test]
+fn a_stop_that_fails_is_tried_again_until_the_pod_is_gone() {
+    for method in ["StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"] {
+        let world = World::new();
+        world.run("web", APP);
+        world.fake.fail(method, 2, UNKNOWN, "the shim does not answer");
+        world.remove("web");
+        world.until("its end", |world| world.pods().is_empty());
+        assert!(world.fake.state().sandboxes.is_empty() && names(&world.path("logs")).is_empty(), "{method}");
+        let times = world.times(method);
+        if method.ends_with("Container") {
+            // Its sandbox is stopped and removed all the same, as the kubelet does it, and takes it along.
+            assert_eq!(times.len(), 1);
+        } else {
+            assert!(times.len() >= 3 && times[1] - times[0] >= 10, "{method}: {times:?}");
+        }
+    }
+}
+
+#[test]
+fn a_stop_that_hangs_holds_up_no_other_pod() {
+    let world = World::new();
+    world.run("web", APP);
+    world.fake.hang_on("StopContainer", "web-gw");
+    world.remove("web");
+    world.until("the call", |world| world.count("StopContainer web/app#0") == 1);
+    world.run("other", APP);
+    world.remove("other");
+    world.until("the other's end", |world| world.pod("other").is_none());
+    assert_eq!(world.count("StopContainer web/app#0"), 1);
+    world.fake.heal("StopContainer");
+    world.until("its end", |world| world.fake.state().sandboxes.is_empty());
+}
+
+#[test]
+fn an_agent_that_starts_before_its_runtime_waits_for_it() {
+    let world = World::without_agent();
+    world.fake.refuse_connections();
+    world.put("web", APP);
+    world.spawn(world.config(), false);
+    world.silent(true);
+    world.wait("the socket", |world| world.path("sock").exists());
+    world.pass(30);
+    world.fake.accept_connections();
+    world.pass(12);
+    world.silent(false);
+    world.until("the pod", |world| world.phase("web") == "Running");
+    assert_eq!(world.running(), ["web/app#0"]);
+}
+
+#[test]
+fn a_stubborn_container_is_killed_after_its_grace_period() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::STUBBORN);
+    world.start();
+    world.run("web", &format!("terminationGracePeriodSeconds: 20, {APP}"));
+    world.pass(2);
+    let stop = "StopContainer web/app#0 grace=20";
+    world.remove("web");
+    world.until("the stop", |world| world.count(stop) == 1);
+    world.until("its end", |world| world.count("StopPodSandbox web#0") > 0);
+    let took = world.times("StopPodSandbox")[0] - world.times(stop)[0];
+    assert!((20..=22).contains(&took), "{took}");
+    assert_eq!(world.count(stop), 1, "asked once");
+}
+
+#[test]
+fn a_slow_runtime_is_waited_for_not_asked_twice() {
+    let world = World::new();
+    world.fake.delay("RunPodSandbox", Duration::from_secs(30));
+    world.fake.delay("StartContainer", Duration::from_secs(20));
+    world.put("web", APP);
+    world.until("the pod", |world| world.phase("web") == "Running");
+    world.pass(3);
+    assert_eq!(
+        world.actions(),
+        ["RunPodSandbox web#0", "CreateContainer web/app#0", "StartContainer web/app#0"]
+    );
+}

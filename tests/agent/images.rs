@@ -1,0 +1,110 @@
+//! Images: missing, hanging, mended.
+
+use crate::world::World;
+
+const SLOW: &str = "containers: [{name: app, image: 'slow:1'}]";
+const LOCAL: &str = "containers: [{name: app, image: 'busybox:1'}]";
+
+#[test]
+fn a_missing_image_is_pulled_again_after_ten_seconds_and_twice_as_long_each_time() {
+    let world = World::new();
+    world.fake.missing_image("docker.io/library/nothere:1");
+    world.fake.missing_image("nothere:1");
+    world.put("web", "containers: [{name: app, image: 'nothere:1'}]");
+    world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
+    assert!(world.waiting("web", "app").1.contains("nothere:1"));
+    world.until("the back-off", |world| world.waiting("web", "app").0 == "ImagePullBackOff");
+    let (_, message) = world.waiting("web", "app");
+    assert!(message.starts_with("Back-off pulling image \"nothere:1\""), "{message}");
+    world.until("three more pulls", |world| world.times("PullImage").len() == 4);
+    let times = world.times("PullImage");
+    let gaps: Vec<i64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    for (gap, wanted) in gaps.iter().zip([10, 20, 40]) {
+        assert!((wanted..=wanted + 2).contains(gap), "{gaps:?}");
+    }
+    let shown = world.describe("web");
+    assert!(shown.contains("Failed to pull image"), "{shown}");
+    assert_eq!(world.count("CreateContainer"), 0);
+    // It comes up by itself once the registry has it.
+    world.fake.state().missing.clear();
+    world.until("the pod", |world| world.phase("web") == "Running");
+}
+
+#[test]
+fn a_pull_that_hangs_holds_up_no_pod_whose_image_is_there() {
+    let world = World::new();
+    world.fake.hang_on("PullImage", "slow");
+    world.put("web", SLOW);
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    world.run("other", LOCAL);
+    world.fake.exit("other-gw/app", 1, "", "");
+    world.until("its restart", |world| world.running() == ["other/app#1"]);
+    world.pass(60);
+    assert_eq!(world.count("PullImage"), 1, "a pull has no deadline");
+    world.fake.heal("PullImage");
+    world.until("the slow one", |world| world.phase("web") == "Running");
+    assert_eq!(world.count("PullImage"), 1);
+}
+
+#[test]
+fn a_pull_that_hangs_is_given_up_with_its_manifest() {
+    let world = World::new();
+    world.fake.hang_on("PullImage", "slow");
+    world.put("web", SLOW);
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    // Waits for its turn behind the one that hangs.
+    world.put("next", "containers: [{name: app, image: 'fast:1'}]");
+    world.until("its sandbox", |world| world.count("RunPodSandbox next#0") == 1);
+    world.pass(3);
+    assert_eq!(world.count("PullImage"), 1, "one at a time");
+    world.remove("web");
+    world.until("its end", |world| world.pod("web").is_none());
+    world.until("the next one", |world| world.phase("next") == "Running");
+    assert_eq!(world.running(), ["next/app#0"]);
+    assert_eq!(world.fake.state().sandboxes.len(), 1);
+}
+
+#[test]
+fn a_pull_that_hangs_is_given_up_when_the_image_is_mended() {
+    let world = World::new();
+    world.fake.hang_on("PullImage", "slow");
+    world.put("web", SLOW);
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    world.put("web", LOCAL);
+    world.until("the pod", |world| world.phase("web") == "Running");
+    assert_eq!(world.running(), ["web/app#0"]);
+    assert_eq!(world.count("RunPodSandbox"), 1, "the sandbox stays");
+}
+
+#[test]
+fn a_mended_image_is_tried_at_once_whatever_the_back_off_of_the_old_one() {
+    let world = World::new();
+    world.fake.missing_image("nothere:1");
+    world.put("web", "containers: [{name: app, image: 'nothere:1'}]");
+    world.until("three pulls", |world| world.times("PullImage").len() == 3);
+    world.pass(2);
+    world.put("web", LOCAL);
+    world.pass(4);
+    assert_eq!(world.running(), ["web/app#0"]);
+}
+
+#[test]
+fn an_image_that_may_not_be_pulled_is_named() {
+    let world = World::new();
+    world.put("web", "containers: [{name: app, image: 'slow:1', imagePullPolicy: Never}]");
+    world.until("the reason", |world| world.waiting("web", "app").0 == "ErrImageNeverPull");
+    assert_eq!(world.count("PullImage"), 0);
+    world.fake.add_image("slow:1");
+    world.until("the pod", |world| world.phase("web") == "Running");
+}
+
+#[test]
+fn one_image_for_many_pods_is_pulled_once() {
+    let world = World::without_agent();
+    for index in 0..8 {
+        world.put(&format!("web{index}"), SLOW);
+    }
+    world.start();
+    world.until("all", |world| world.running().len() == 8);
+    assert!(world.count("PullImage") <= 8, "{}", world.trace());
+}
