@@ -103,6 +103,7 @@ async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc
 }
 
 async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answer> {
+    let mut active = Active::new(&shared);
     let path = request.uri().path().to_owned();
     let (service, method) = path[1..].split_once('/').unwrap_or_default();
     if !shared.settled().services.has(service) {
@@ -113,7 +114,6 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let bytes = body.to_bytes();
     let Some(message) = bytes.get(5..) else { return status(13, "no message") };
 
-    let mut active = Active::new(&shared);
     let target = shared.settled().record(method, message, timeout, shared.clock.now());
     let fault = shared.settled().fault(method, &target);
     let lose = matches!(fault, Some(Fault::LoseAnswer));

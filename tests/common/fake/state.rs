@@ -307,9 +307,10 @@ impl State {
         }
     }
 
-    /// Calls being answered now.
-    pub fn active(&self) -> usize {
-        self.active
+    /// A call is being answered now, or came and was not read yet.
+    pub fn is_active(&self) -> bool {
+        let unread = |stream: &UnixStream| rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0);
+        self.active > 0 || self.streams.iter().any(unread)
     }
 
     /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
