@@ -54,7 +54,7 @@ impl Chaos {
 
     fn act(&mut self) {
         let name = ["one", "two", "three"][self.rng.usize(..3)];
-        match self.rng.u8(..14) {
+        match self.rng.u8(..18) {
             0..=3 => {
                 let version = self.rng.usize(..12);
                 self.tell(format!("{name} is wanted, version {version}"));
@@ -113,6 +113,27 @@ impl Chaos {
                     self.tell(format!("{container} is unknown"));
                     self.world.fake.report_unknown(&container);
                 }
+            }
+            13 => {
+                self.tell("the node boots".to_owned());
+                self.world.kill();
+                self.world.fake.reboot();
+                self.world.start_in_trouble();
+            }
+            14 => {
+                let by = self.rng.i64(-100_000_000..100_000_000);
+                self.tell(format!("the wall clock steps by {by} s"));
+                self.world.clock.step_wall(by);
+            }
+            15 => {
+                let call = CALLS[self.rng.usize(..CALLS.len())];
+                self.tell(format!("{call} hangs"));
+                self.world.fake.hang(call);
+            }
+            16 => {
+                let call = CALLS[self.rng.usize(..CALLS.len())];
+                self.tell(format!("all is well with {call}"));
+                self.world.fake.heal(call);
             }
             _ => {
                 if let Some(container) = self.any_running() {

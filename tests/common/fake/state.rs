@@ -240,13 +240,13 @@ impl State {
         self.sandboxes.values().filter(of_pod).max_by_key(|sandbox| (sandbox.attempt(), sandbox.created_at))
     }
 
-    /// The newest container called `app` or `web/app`, or with that id.
+    /// The newest container called `app` or `web/app`, or with that id. Ids count up; the wall clock may have stepped.
     pub fn container(&self, container: &str) -> Option<&Container> {
         let of_name = |c: &&Container| match container.split_once('/') {
             Some((pod, name)) => c.name() == name && self.pod_of(c) == pod,
             None => c.name() == container || c.id == container,
         };
-        self.containers.values().filter(of_name).max_by_key(|c| (c.created_at, c.id.clone()))
+        self.containers.values().filter(of_name).max_by_key(|c| c.id.clone())
     }
 
     /// The running containers as `POD/CONTAINER#ATTEMPT`, in the order of their creation.
