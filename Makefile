@@ -45,11 +45,11 @@ deny: setup-rust  ## licences, sources and banned crates of the dependencies
 
 unit: setup-rust  ## unit and integration tests that need no runtime
 	$(call step,unit and integration tests)
-	@$(CARGO) test --locked --quiet
+	@$(CARGO) test --locked -- --quiet
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
-	@$(CARGO) test --locked --quiet --test vectors -- --nocapture
+	@$(CARGO) test --locked --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
 size: release  ## the release binary is as small as promised
 	$(call step,size of the release binary)
