@@ -128,7 +128,7 @@ async fn find_runtime(
             match endpoint::ready(&found.runtime).await {
                 // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
                 Err(error) if error.is_network() => {
-                    log::warn!("{error}; pods on the node's network run all the same")
+                    log::warn!("{error}; pods on the node's network run all the same");
                 }
                 other => other?,
             }
