@@ -143,9 +143,20 @@ E
 E
 }
 
+# The bridge plugin makes it too, but two sandboxes at once that both find none fall over each other ("could not set
+# bridge's mac: invalid argument"). A fixed hardware address, or it changes with the pods.
+bridge() {
+    ! ip link show "$BRIDGE" >/dev/null 2>&1 || return 0
+    local hash=${ID##*-}
+    ip link add "$BRIDGE" address "02:00:${hash:0:2}:${hash:2:2}:${hash:4:2}:${hash:6:2}" type bridge
+    ip address add "${SUBNET%.0/24}.1/24" dev "$BRIDGE"
+    ip link set "$BRIDGE" up
+}
+
 start() {
     ! containerd_pid >/dev/null || return 0
     [ -e "$CONFIG" ] || die "$DIR holds no instance; run: $0 up $DIR"
+    bridge
     local fd fds=
     # A caller that reads our output to its end must not wait for containerd, which inherits every open file.
     for fd in /proc/self/fd/*; do
