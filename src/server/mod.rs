@@ -6,6 +6,7 @@
 //!
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body.
 
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -78,7 +79,7 @@ pub struct Server {
 impl Server {
     /// Binds the socket with mode 0600. A file left behind by a dead agent is replaced: the caller holds the
     /// lock on the state directory, but another agent may have been given the same socket, so a socket that
-    /// answers is left alone.
+    /// answers is left alone, and so is whatever is no socket.
     ///
     /// # Errors
     /// One sentence that names the path and the mend.
@@ -92,6 +93,13 @@ impl Server {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(format!(
                 "socket {}: another agent answers there; stop it or choose another with --socket",
+                path.display()
+            ));
+        }
+        // A mistyped --socket must not cost anybody a file.
+        if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
+            return Err(format!(
+                "socket {}: something that is no socket is there; choose another with --socket",
                 path.display()
             ));
         }
@@ -249,5 +257,21 @@ mod tests {
         assert_eq!((name.as_str(), style), ("web", Style::for_output(true, None)));
         assert!(ask("/describe").is_err());
         assert!(ask("/exec").is_err());
+    }
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_anything_else_is_left_alone() {
+        let path = std::env::temp_dir().join(format!("smolet-socket-{}", std::process::id()));
+        std::fs::write(&path, "precious").unwrap();
+        let refused = Server::bind(&path).unwrap_err();
+        assert!(refused.contains("no socket is there; choose another with --socket"), "{refused}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+
+        drop(UnixListener::bind(&path).unwrap());
+        let server = Server::bind(&path).unwrap();
+        assert!(Server::bind(&path).unwrap_err().contains("another agent answers there"));
+        drop(server);
+        assert!(!path.exists());
     }
 }
