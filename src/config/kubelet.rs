@@ -2,6 +2,7 @@
 //!
 //! Every other field is named in one message: a setting that would be ignored is refused.
 
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ pub struct FileSettings {
     pub(super) resolv_conf: Option<PathBuf>,
     pub(super) file_check_frequency: Option<GoDuration>,
     pub(super) runtime_request_timeout: Option<GoDuration>,
-    pub(super) max_pods: Option<usize>,
+    pub(super) max_pods: Option<i32>,
     pub(super) crash_loop_back_off: CrashLoopBackOff,
     pub(super) serialize_image_pulls: Option<bool>,
 }
@@ -65,14 +66,21 @@ impl FileSettings {
     /// One sentence that names the file, and every field that is unknown, not supported or of the wrong type.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let fail = |what: String| ConfigError(format!("{}: {what}", path.display()));
-        let size = std::fs::metadata(path).map_err(|e| fail(format!("cannot be read: {e}")))?.len();
-        if size > limits::CONFIG_FILE_BYTES_MAX as u64 {
-            return Err(fail(format!(
-                "has {size} bytes; at most {} are read",
-                limits::CONFIG_FILE_BYTES_MAX
-            )));
+        let unread = |e: io::Error| fail(format!("cannot be read: {e}"));
+        // Looked at before it is opened: a FIFO would wait for its writer.
+        if !std::fs::metadata(path).map_err(unread)?.is_file() {
+            return Err(fail(
+                "is no regular file; name a KubeletConfiguration file with --config".to_owned(),
+            ));
         }
-        let bytes = std::fs::read(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
+        let max = limits::CONFIG_FILE_BYTES_MAX;
+        let mut bytes = Vec::new();
+        // The size a file claims says nothing (/proc), so the reading itself is bounded.
+        let file = std::fs::File::open(path).map_err(unread)?;
+        file.take(max as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
+        if bytes.len() > max {
+            return Err(fail(format!("is too large: at most {max} bytes are read")));
+        }
         Self::parse(&bytes).map_err(fail)
     }
 

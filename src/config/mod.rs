@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::limits;
-
 use crate::render::CgroupDriver;
+use crate::source::validate::names;
 use kubelet::GoDuration;
 
 pub use kubelet::FileSettings;
@@ -138,6 +138,11 @@ impl Config {
             flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
         };
         let or = |given: Option<GoDuration>, default| given.map_or(default, |duration| duration.0);
+        let pods = |given: i32| {
+            let within = usize::try_from(given).ok().filter(|pods| (1..=limits::PODS_MAX).contains(pods));
+            let most = limits::PODS_MAX;
+            within.ok_or_else(|| ConfigError(format!("maxPods: {given}: must be between 1 and {most}")))
+        };
         let driver = flags.cgroup_driver.clone().or(file.cgroup_driver);
         let config = Config {
             manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
@@ -161,9 +166,9 @@ impl Config {
             cluster_dns: file.cluster_dns.unwrap_or_default(),
             cluster_domain: file.cluster_domain.unwrap_or_default(),
             resolv_conf: path(&None, file.resolv_conf, paths::RESOLV_CONF),
-            file_check_frequency: or(file.file_check_frequency, Duration::from_secs(20)),
+            file_check_frequency: or(file.file_check_frequency, limits::FILE_CHECK_FREQUENCY),
             runtime_request_timeout: or(file.runtime_request_timeout, limits::RUNTIME_REQUEST_TIMEOUT),
-            max_pods: file.max_pods.unwrap_or(limits::PODS_MAX),
+            max_pods: file.max_pods.map_or(Ok(limits::PODS_MAX), pods)?,
             max_container_restart_period: or(
                 file.crash_loop_back_off.max_container_restart_period,
                 limits::CRASH_BACKOFF_MAX,
@@ -176,14 +181,16 @@ impl Config {
 
     fn check(&self) -> Result<(), ConfigError> {
         for (name, path) in [
-            ("--manifests", &self.manifests),
+            ("--manifests (staticPodPath)", &self.manifests),
             ("--root-dir", &self.root_dir),
             ("--socket", &self.socket),
-            ("--pod-logs-dir", &self.pod_logs_dir),
+            ("--pod-logs-dir (podLogsDir)", &self.pod_logs_dir),
             ("--container-logs-dir", &self.container_logs_dir),
+            ("resolvConf", &self.resolv_conf),
         ] {
             // The runtime resolves paths in its own working directory, so a relative one would mean two places.
-            if !path.is_absolute() {
+            let none = name == "resolvConf" && path.as_os_str().is_empty();
+            if !path.is_absolute() && !none {
                 return Err(ConfigError(format!("{name}: {}: must be an absolute path", path.display())));
             }
         }
@@ -205,13 +212,6 @@ impl Config {
             limits::CRASH_BACKOFF_MAX,
         )?;
         within("cpuCFSQuotaPeriod", self.cpu_cfs_quota_period, Duration::from_millis(1), second)?;
-        if self.max_pods == 0 || self.max_pods > limits::PODS_MAX {
-            return Err(ConfigError(format!(
-                "maxPods: {}: must be between 1 and {}",
-                self.max_pods,
-                limits::PODS_MAX
-            )));
-        }
         if self.cluster_dns.len() > limits::DNS_SERVERS_MAX {
             return Err(ConfigError(format!("clusterDNS: at most {} servers", limits::DNS_SERVERS_MAX)));
         }
@@ -219,6 +219,11 @@ impl Config {
             if server.parse::<std::net::IpAddr>().is_err() {
                 return Err(ConfigError(format!("clusterDNS: {server:?}: must be an IP address")));
             }
+        }
+        let domain =
+            (!self.cluster_domain.is_empty()).then(|| names::subdomain(&self.cluster_domain)).flatten();
+        if let Some(rule) = domain {
+            return Err(ConfigError(format!("clusterDomain: {:?}: {rule}", self.cluster_domain)));
         }
         if !self.cgroup_root.starts_with('/') || self.cgroup_root.split('/').any(|part| part == "..") {
             return Err(ConfigError(format!(
@@ -285,10 +290,36 @@ mod tests {
             let error = file(fields).expect_err("must be refused");
             assert!(error.contains(field), "{error}");
         }
+        for (fields, said) in [
+            ("maxPods: 0\n", "maxPods: 0: must be between 1 and 110"),
+            ("maxPods: -1\n", "maxPods: -1: must be between 1 and 110"),
+            ("maxPods: 111\n", "maxPods: 111: must be between 1 and 110"),
+            (
+                "staticPodPath: manifests\n",
+                "--manifests (staticPodPath): manifests: must be an absolute path",
+            ),
+            ("resolvConf: resolv.conf\n", "resolvConf: resolv.conf: must be an absolute path"),
+            ("clusterDomain: a b\n", "clusterDomain: \"a b\": "),
+        ] {
+            let settings = file(fields).expect("of the right type");
+            let error = Config::join(&Flags::default(), None, settings).expect_err("must be refused");
+            assert!(error.0.starts_with(said), "{error}");
+        }
+        let none = file("resolvConf: \"\"\n").expect("of the right type");
+        assert!(Config::join(&Flags::default(), None, none).is_ok(), "no resolver configuration at all");
         let error = FileSettings::parse(b"kind: Pod\napiVersion: v1\n").expect_err("must be refused");
         assert!(error.contains("kind"), "{error}");
         let flags = Flags { root_dir: Some("relative".into()), ..Flags::default() };
         let error = Config::join(&flags, None, FileSettings::default()).expect_err("must be refused");
         assert!(error.0.contains("--root-dir"), "{error}");
+    }
+
+    #[test]
+    fn a_file_without_an_end_is_not_read() {
+        let error = FileSettings::read(Path::new("/dev/zero")).expect_err("must be refused");
+        assert!(error.0.starts_with("/dev/zero: is no regular file"), "{error}");
+        // Claims to have no bytes, and has some.
+        let error = FileSettings::read(Path::new("/proc/self/status")).expect_err("must be refused");
+        assert!(error.0.starts_with("/proc/self/status: "), "{error}");
     }
 }
