@@ -34,6 +34,12 @@ impl CheckReport {
 /// One line a problem, then one line a pod.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.problems.is_empty() && self.pods.is_empty() {
+            return writeln!(
+                f,
+                "no manifest is there: a directory's *.yaml, *.yml and *.json files are read"
+            );
+        }
         for problem in &self.problems {
             writeln!(f, "{problem}")?;
         }
@@ -87,7 +93,13 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
             take(&shown, bytes.map(|bytes| parse(&shown, &bytes, node, seen, room.get())));
         }
     }
-    update.problems.truncate(limits::PROBLEMS_MAX);
+    let more = update.problems.len().saturating_sub(limits::PROBLEMS_MAX);
+    if more > 0 {
+        update.problems.truncate(limits::PROBLEMS_MAX - 1);
+        update
+            .problems
+            .push(Problem::of_file(&Arc::from("all files"), format!("{} more problems", more + 1)));
+    }
     // All that was named is here, so nothing has to be held back: duplicates and the number of pods are judged.
     let mut desired = Desired::new(&[NAME]);
     desired.apply(update, |_| false);
