@@ -18,9 +18,8 @@
 //! runtime for everything.
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
-//! `sync::worker`, `sync::backoff`, `render`, `status`, `cri::convert`, `pleg::diff`, and of `source` all but `file`,
-//! `scan` and `check`.
-//! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `gc`, `render`, `status`, `cri::convert`, `pleg::diff`.
+//! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
+//! of `grpc` `message` and `status`, of `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
 
 pub mod cgroup;
 pub mod cli;

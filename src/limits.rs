@@ -54,7 +54,8 @@ pub const LIST_ITEMS_MAX: usize = 1024;
 /// Problems kept of one file. Full: the last one says how many more there are.
 pub const PROBLEMS_PER_FILE_MAX: usize = 16;
 
-/// Problems kept of all manifests. Full: the last one says how many more there are.
+/// Problems kept of all manifests. Full: the last one says how many more there are. Of merging them: further ones are
+/// dropped.
 pub const PROBLEMS_MAX: usize = 256;
 
 /// Errors found in one pod. Full: further ones are dropped, there is enough to repair.
@@ -172,6 +173,16 @@ pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
+/// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
+/// not held up.
+pub const PULLS_AT_ONCE: usize = 1;
+/// Image pulls at once with `serializeImagePulls: false`. Full: further ones wait for their turn.
+pub const PULLS_AT_ONCE_MAX: usize = 4;
+/// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
+pub const PULL_MESSAGES_MAX: usize = 128;
+/// Bytes of such a message. Longer: cut.
+pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
+
 // ---- render ----------------------------------------------------------------------------------------------
 
 /// A container's annotation that holds a path or a word, read back. Longer: it counts as absent; no file has such
@@ -188,15 +199,6 @@ pub const CGROUPS_PER_POD_MAX: usize = 4096;
 pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
 /// Pods looked for in the cgroup tree at once. More: the rest is found the next time.
 pub const CGROUP_PODS_FOUND_MAX: usize = 16 * PODS_MAX;
-/// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
-/// not held up.
-pub const PULLS_AT_ONCE: usize = 1;
-/// Image pulls at once with `serializeImagePulls: false`. Full: further ones wait for their turn.
-pub const PULLS_AT_ONCE_MAX: usize = 4;
-/// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
-pub const PULL_MESSAGES_MAX: usize = 128;
-/// Bytes of such a message. Longer: cut.
-pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
 
 // ---- status and store ------------------------------------------------------------------------------------
 
@@ -208,6 +210,10 @@ pub const IDENTITY_FILE_BYTES_MAX: usize = 64 * KIB;
 // A UID is 36 bytes or less where anyone makes them; the longest list fits with room for the name.
 const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 
+/// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
+/// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
+pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
+
 // ---- configuration ---------------------------------------------------------------------------------------
 
 /// Bytes of a KubeletConfiguration file. Larger: refused.
@@ -216,9 +222,6 @@ pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
 pub const RESOLV_CONF_BYTES_MAX: usize = MIB;
 /// Name servers in `clusterDNS`. More: refused.
 pub const DNS_SERVERS_MAX: usize = 16;
-/// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
-/// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
-pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 
 // ---- garbage collection ----------------------------------------------------------------------------------
 
@@ -265,6 +268,8 @@ pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
 pub const SERVER_CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// Bytes a command reads of the agent's answer. Longer: refused.
 pub const ANSWER_BYTES_MAX: usize = 64 * MIB;
+/// How long a command waits for the agent's answer. Longer: it says so and ends.
+pub const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 // ---- time ------------------------------------------------------------------------------------------------
 

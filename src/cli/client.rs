@@ -2,7 +2,6 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Duration;
 
 use async_io::{Async, Timer};
 use http_body_util::{BodyExt as _, Empty, Limited};
@@ -10,9 +9,7 @@ use hyper::body::Bytes;
 use hyper::{Request, StatusCode};
 use smol_hyper::rt::FuturesIo;
 
-use crate::limits::ANSWER_BYTES_MAX;
-
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
 
 /// The answer's text.
 ///
@@ -21,8 +18,12 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String> {
     let asked = async { ask(socket, path_and_query).await };
     let late = async {
-        Timer::after(PATIENCE).await;
-        Err(format!("the agent at {} gives no answer within {} s", socket.display(), PATIENCE.as_secs()))
+        Timer::after(ANSWER_PATIENCE).await;
+        Err(format!(
+            "the agent at {} gives no answer within {} s",
+            socket.display(),
+            ANSWER_PATIENCE.as_secs()
+        ))
     };
     async_io::block_on(smol::future::or(asked, late))
 }

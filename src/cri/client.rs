@@ -22,6 +22,7 @@ use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
 };
 use crate::proto::runtime::v1 as cri;
+use crate::render::labels::POD_UID;
 
 /// A container runtime behind a Unix socket. Clones share one connection, which the first call makes.
 #[derive(Clone)]
@@ -336,7 +337,7 @@ impl Runtime for GrpcRuntime {
 }
 
 fn of_pod(uid: &PodUid) -> convert::Map {
-    convert::Map::from([("io.kubernetes.pod.uid".to_owned(), uid.to_string())])
+    convert::Map::from([(POD_UID.to_owned(), uid.to_string())])
 }
 
 fn spec(image: &str) -> cri::ImageSpec {

@@ -19,20 +19,14 @@ impl Code {
     pub const CANCELLED: Self = Self(1);
     /// The server gave no class.
     pub const UNKNOWN: Self = Self(2);
-    /// The request makes no sense to the server.
-    pub const INVALID_ARGUMENT: Self = Self(3);
     /// The server gave up at the call's deadline.
     pub const DEADLINE_EXCEEDED: Self = Self(4);
     /// What the request names does not exist.
     pub const NOT_FOUND: Self = Self(5);
-    /// What the request would create exists.
-    pub const ALREADY_EXISTS: Self = Self(6);
     /// Not allowed.
     pub const PERMISSION_DENIED: Self = Self(7);
     /// Some quota is used up.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
-    /// Not in the state the call needs.
-    pub const FAILED_PRECONDITION: Self = Self(9);
     /// The server has no such method.
     pub const UNIMPLEMENTED: Self = Self(12);
     /// Broken invariants, also in HTTP/2.
