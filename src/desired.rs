@@ -125,11 +125,6 @@ impl Desired {
         self.problems.iter()
     }
 
-    /// The problems of the last [`Desired::apply`] that nobody was told yet.
-    pub fn fresh_problems(&self) -> impl Iterator<Item = &Problem> {
-        self.problems().filter(|problem| problem.fresh)
-    }
-
     /// Every source has reported at least once, with or without errors.
     pub fn reported(&self) -> bool {
         self.sources.iter().all(|source| source.reported)
@@ -522,7 +517,7 @@ mod tests {
     #[test]
     fn a_problem_is_fresh_once() {
         let mut desired = Desired::new(&["file"]);
-        let fresh = |desired: &Desired| desired.fresh_problems().count();
+        let fresh = |desired: &Desired| desired.problems().filter(|problem| problem.fresh).count();
         desired.apply(update("file", &["a 1 x", "a 2 y"], true), |_| false);
         assert_eq!(fresh(&desired), 1);
         desired.apply(update("file", &["a 1 x", "a 2 y"], true), |_| false);

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use smolet::clock::{Clock, SystemClock};
 use smolet::desired::{Change, Desired};
+use smolet::limits;
 use smolet::model::Wall;
 use smolet::source::{FileSource, NodeName, SourceUpdate};
 
@@ -114,7 +115,9 @@ impl Agent {
             })
             .collect();
         changes.sort();
-        Told { changes, fresh: self.desired.fresh_problems().map(ToString::to_string).collect(), complete }
+        let fresh =
+            self.desired.problems().filter(|problem| problem.fresh).map(ToString::to_string).collect();
+        Told { changes, fresh, complete }
     }
 
     /// Nothing is told for a while.
@@ -427,6 +430,21 @@ fn check_reads_what_it_is_given() {
         "DIR/copy.yaml.backup: document 1: pod default/good-gw: is in DIR/good.yaml (document 1) too"
     ));
     assert!(check(&["gone.yaml"]).contains("does not exist"));
+    fs::create_dir(dir.0.join("empty")).unwrap();
+    assert!(check(&["empty"]).starts_with("no manifest is there: "));
+    let broken = "kind: Pod\n---\n".repeat(limits::PROBLEMS_PER_FILE_MAX);
+    let names: Vec<String> = (0..=limits::PROBLEMS_MAX / limits::PROBLEMS_PER_FILE_MAX)
+        .map(|number| format!("broken-{number}.yaml"))
+        .collect();
+    for name in &names {
+        dir.write(name, &broken);
+    }
+    let many = check(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(many.lines().count(), limits::PROBLEMS_MAX);
+    assert!(
+        many.ends_with(&format!("all files: {} more problems\n", limits::PROBLEMS_PER_FILE_MAX + 1)),
+        "{many}"
+    );
 }
 
 #[test]

@@ -121,13 +121,19 @@ impl Server {
         queries: Sender<Query>,
     ) {
         let slots = std::sync::Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
+        let mut told = None;
         loop {
             let slot = slots.acquire_arc().await;
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of descriptors, as a rule: waiting is all that helps.
-                    log::warn!("local socket: {error}");
+                    // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
+                    if told.replace(error.kind()) != Some(error.kind()) {
+                        log::warn!(
+                            "local socket {}: {error}; trying again every second",
+                            self.path.display()
+                        );
+                    }
                     clock.sleep(Duration::from_secs(1)).await;
                     continue;
                 }
