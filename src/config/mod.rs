@@ -195,12 +195,11 @@ impl Config {
             }
         }
         let within = |name: &str, value: Duration, least: Duration, most: Duration| {
-            if value < least || value > most {
-                return Err(ConfigError(format!(
-                    "{name}: {value:?}: must be between {least:?} and {most:?}"
-                )));
+            if (least..=most).contains(&value) {
+                return Ok(());
             }
-            Ok(())
+            let [value, least, most] = [value, least, most].map(|duration| duration.as_secs_f64());
+            Err(ConfigError(format!("{name}: {value} s: must be between {least} s and {most} s")))
         };
         let (second, day) = (Duration::from_secs(1), Duration::from_hours(24));
         within("fileCheckFrequency", self.file_check_frequency, second, day)?;
@@ -299,6 +298,7 @@ mod tests {
                 "--manifests (staticPodPath): manifests: must be an absolute path",
             ),
             ("resolvConf: resolv.conf\n", "resolvConf: resolv.conf: must be an absolute path"),
+            ("fileCheckFrequency: 500ms\n", "fileCheckFrequency: 0.5 s: must be between 1 s and 86400 s"),
             ("clusterDomain: a b\n", "clusterDomain: \"a b\": "),
         ] {
             let settings = file(fields).expect("of the right type");
