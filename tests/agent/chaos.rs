@@ -8,7 +8,11 @@ use fastrand::Rng;
 use crate::common::fake::Program;
 use crate::world::World;
 
-const CALLS: [&str; 8] = [
+const CALLS: [&str; 12] = [
+    "ListPodSandbox",
+    "ListContainers",
+    "ImageStatus",
+    "PodSandboxStatus",
     "RunPodSandbox",
     "CreateContainer",
     "StartContainer",
@@ -181,12 +185,20 @@ impl Chaos {
         let running: Vec<_> = running.into_iter().map(|(pod, _, hash)| (pod, hash)).collect();
         let pods = state.sandboxes.values().map(|s| s.config.metadata.clone().unwrap().uid);
         let pods: std::collections::BTreeSet<String> = pods.collect();
-        let ready = state.sandboxes.values().filter(|sandbox| sandbox.ready).count();
-        running == goal && pods.len() == self.wanted.len() && ready == self.wanted.len()
+        let ready = state.sandboxes.values().filter(|sandbox| sandbox.ready);
+        let mut ready: Vec<(String, String)> =
+            ready.map(|sandbox| (sandbox.pod().to_owned(), sandbox.config.hostname.clone())).collect();
+        ready.sort();
+        let host = |version: &usize| format!("h{}", version / 3 % 2);
+        let mut hosts: Vec<(String, String)> =
+            self.wanted.iter().map(|(name, version)| (format!("{name}-gw"), host(version))).collect();
+        hosts.sort();
+        running == goal && pods.len() == self.wanted.len() && ready == hosts
     }
 }
 
 fn run(seed: u64) {
+    println!("seed {seed}");
     let world = World::without_agent();
     world.fake.program("more", Program::STUBBORN);
     world.start();
@@ -236,5 +248,5 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
         let (from, to) = text.split_once("..")?;
         Some(from.parse().ok()?..to.parse().ok()?)
     });
-    seeds.unwrap_or(0..8).for_each(run);
+    seeds.unwrap_or(0..6).for_each(run);
 }

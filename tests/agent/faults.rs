@@ -228,6 +228,64 @@ fn an_agent_that_starts_before_its_runtime_waits_for_it() {
 }
 
 #[test]
+fn an_agent_that_waits_for_its_runtime_can_be_stopped() {
+    let world = World::without_agent();
+    world.fake.refuse_connections();
+    world.spawn(world.config(), false);
+    world.wait("the socket", |world| world.path("sock").exists());
+    world.stop();
+    assert!(!world.path("sock").exists());
+}
+
+#[test]
+fn a_crash_of_one_container_does_not_wait_for_the_back_off_of_another() {
+    let world = World::without_agent();
+    world.fake.program("bad", Program::exits(1, Duration::from_secs(1)));
+    world.put("web", "containers: [{name: bad, image: 'busybox:1'}, {name: good, image: 'busybox:1'}]");
+    world.start();
+    world.until("a long wait", |world| world.count("StartContainer web/bad") == 5);
+    world.pass(3);
+    world.fake.exit("web-gw/good", 1, "", "");
+    world.pass(3);
+    assert!(world.running().contains(&"web/good#1".to_owned()), "{}", world.trace());
+    assert_eq!(world.count("StartContainer web/bad"), 5);
+}
+
+#[test]
+fn a_missing_image_holds_up_no_other_container_of_its_pod() {
+    let world = World::new();
+    world.fake.missing_image("nothere:1");
+    world.put("web", "containers: [{name: bad, image: 'nothere:1'}, {name: good, image: 'busybox:1'}]");
+    world.until("the good one", |world| world.running() == ["web/good#0"]);
+    world.until("the back-off", |world| world.waiting("web", "bad").0 == "ImagePullBackOff");
+    world.fake.exit("web-gw/good", 1, "", "");
+    world.pass(3);
+    assert_eq!(world.running(), ["web/good#1"]);
+}
+
+#[test]
+fn a_relist_that_hangs_ends_with_its_deadline() {
+    let world = World::new();
+    world.run("web", APP);
+    world.pass(2);
+    world.silent(true);
+    world.fake.hang("ListContainers");
+    world.pass(3);
+    world.fake.exit("web-gw/app", 1, "", "");
+    let relists = || world.fake.state().relists;
+    let before = relists();
+    world.pass(100);
+    assert_eq!(relists(), before, "it is under way");
+    world.pass(30);
+    assert_eq!(relists(), before + 1, "after two minutes it is given up, and tried again");
+    assert_eq!(world.running(), [""; 0]);
+    assert_eq!(world.ask("/healthz").0, 200);
+    world.fake.heal("ListContainers");
+    world.pass(40);
+    assert_eq!(world.running(), ["web/app#1"]);
+}
+
+#[test]
 fn a_stubborn_container_is_killed_after_its_grace_period() {
     let world = World::without_agent();
     world.fake.program("app", Program::STUBBORN);

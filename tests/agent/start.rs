@@ -138,6 +138,44 @@ fn an_idle_agent_changes_nothing() {
     world.pass(70);
     assert_eq!(world.actions(), [""; 0]);
     let calls = world.fake.calls();
+    world.silent(true);
+    let turns = world.turns();
+    world.pass(60);
+    let turns = world.turns() - turns;
+    assert!(turns <= 60 * 20, "{turns} wake-ups in a minute: what should sleep spins");
     let lists = |call: &&String| call.starts_with("ListPodSandbox") || call.starts_with("ListContainers");
     assert_eq!(calls.len(), calls.iter().filter(lists).count(), "{calls:?}");
+}
+
+#[test]
+fn volumes_are_made_for_the_pod_and_go_with_it() {
+    let world = World::new();
+    let host = world.path("host");
+    world.run(
+        "web",
+        &format!(
+            "volumes: [{{name: scratch, emptyDir: {{}}}}, \
+             {{name: host, hostPath: {{path: {}, type: DirectoryOrCreate}}}}], \
+             containers: [{{name: app, image: 'busybox:1', volumeMounts: [{{name: scratch, mountPath: /scratch}}, \
+             {{name: host, mountPath: /host, readOnly: true}}]}}]",
+            host.display()
+        ),
+    );
+    let mounts = world.fake.state().container("web-gw/app").unwrap().config.mounts.clone();
+    let at = |path: &str| mounts.iter().find(|mount| mount.container_path == path).unwrap();
+    let scratch = std::path::PathBuf::from(&at("/scratch").host_path);
+    assert!(scratch.is_dir() && scratch.starts_with(world.pod_dir("web")) && !at("/scratch").readonly);
+    assert!(host.is_dir() && at("/host").host_path == host.to_string_lossy() && at("/host").readonly);
+    assert!(std::path::Path::new(&at("/etc/hosts").host_path).is_file());
+    std::fs::write(scratch.join("data"), "of the pod").unwrap();
+    std::fs::write(host.join("data"), "of the node").unwrap();
+    let pod_dir = world.pod_dir("web");
+    // A new container of the pod finds what the old one wrote.
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.until("its restart", |world| world.running() == ["web/app#1"]);
+    assert!(scratch.join("data").is_file());
+    world.remove("web");
+    world.until("its end", |world| world.pods().is_empty());
+    assert!(!pod_dir.exists());
+    assert_eq!(std::fs::read_to_string(host.join("data")).unwrap(), "of the node");
 }

@@ -299,9 +299,18 @@ impl World {
                 return Some(calls);
             }
             last = (idle && !active).then_some((turns, calls));
-            assert!(begun.elapsed() < PATIENCE, "the agent does not come to rest; {}", self.trace());
+            assert!(
+                begun.elapsed() < PATIENCE,
+                "no rest: agent idle {idle}, runtime active {active}, {turns} turns, {calls} calls; {}",
+                self.trace()
+            );
             std::thread::sleep(Duration::from_micros(200));
         }
+    }
+
+    /// How often the agent's thread woke so far.
+    pub fn turns(&self) -> u64 {
+        self.agent.borrow().as_ref().map_or(0, |life| life.gauge.turns())
     }
 
     pub fn trace(&self) -> String {

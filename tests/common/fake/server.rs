@@ -76,7 +76,7 @@ pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Le
 }
 
 fn cut(shared: &Shared) {
-    for stream in shared.settled().streams.drain(..) {
+    for stream in std::mem::take(&mut shared.settled().streams).into_values() {
         let _ = stream.shutdown(Shutdown::Both);
     }
 }
@@ -85,12 +85,15 @@ async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc
     loop {
         let (stream, _) = listener.accept().await.expect("the fake can accept");
         let raw: UnixStream = stream.get_ref().try_clone().unwrap();
-        {
+        let number = {
             let mut state = shared.settled();
             state.connections += 1;
-            state.streams.push(raw);
-        }
+            let number = state.connections;
+            state.streams.insert(number, raw);
+            number
+        };
         let shared = shared.clone();
+        let served = shared.clone();
         let service = hyper::service::service_fn(move |request| {
             let shared = shared.clone();
             async move { Ok::<_, Infallible>(serve(shared, request).await) }
@@ -98,7 +101,12 @@ async fn accept(shared: Arc<Shared>, listener: Async<UnixListener>, executor: Rc
         let connection = hyper::server::conn::http2::Builder::new(Spawner(executor.clone()))
             .max_concurrent_streams(10_000)
             .serve_connection(FuturesIo::new(stream), service);
-        executor.spawn(async move { drop(connection.await) }).detach();
+        let serving = async move {
+            drop(connection.await);
+            // The last handle: the other end sees that nobody reads any more.
+            served.settled().streams.remove(&number);
+        };
+        executor.spawn(serving).detach();
     }
 }
 

@@ -30,7 +30,8 @@ pub struct State {
     pub(super) rules: Vec<(String, String, Rule)>,
     pub(super) programs: Vec<(String, Program)>,
     pub(super) execs: Vec<(String, Exec)>,
-    pub(super) streams: Vec<UnixStream>,
+    /// The connections that are served, by the number of their arrival.
+    pub(super) streams: BTreeMap<u64, UnixStream>,
     conditions: BTreeMap<String, (String, String)>,
     made: u64,
     /// Times that all containers were listed.
@@ -310,7 +311,7 @@ impl State {
     /// A call is being answered now, or came and was not read yet.
     pub fn is_active(&self) -> bool {
         let unread = |stream: &UnixStream| rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0);
-        self.active > 0 || self.streams.iter().any(unread)
+        self.active > 0 || self.streams.values().any(unread)
     }
 
     /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
