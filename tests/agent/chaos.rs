@@ -198,7 +198,10 @@ impl Chaos {
 }
 
 fn run(seed: u64) {
-    println!("seed {seed}");
+    #[allow(clippy::print_stdout, reason = "shown when the test fails")]
+    {
+        println!("seed {seed}");
+    }
     let world = World::without_agent();
     world.fake.program("more", Program::STUBBORN);
     world.start();

@@ -269,20 +269,24 @@ fn a_relist_that_hangs_ends_with_its_deadline() {
     world.run("web", APP);
     world.pass(2);
     world.silent(true);
-    world.fake.hang("ListContainers");
-    world.pass(3);
-    world.fake.exit("web-gw/app", 1, "", "");
     let relists = || world.fake.state().relists;
     let before = relists();
+    world.fake.hang("ListContainers");
+    world.step();
+    world.wait("the relist that hangs", |_| relists() == before + 1);
+    world.fake.exit("web-gw/app", 1, "", "");
     world.pass(100);
-    assert_eq!(relists(), before, "it is under way");
-    world.pass(30);
-    assert_eq!(relists(), before + 1, "after two minutes it is given up, and tried again");
+    assert_eq!(relists(), before + 1, "it is under way");
+    let mut seconds = 0;
+    while relists() == before + 1 {
+        world.step();
+        seconds += 1;
+        assert!(seconds < 60, "after two minutes it is given up, and tried again");
+    }
     assert_eq!(world.running(), [""; 0]);
     assert_eq!(world.ask("/healthz").0, 200);
     world.fake.heal("ListContainers");
-    world.pass(40);
-    assert_eq!(world.running(), ["web/app#1"]);
+    world.until("the restart", |world| world.running() == ["web/app#1"]);
 }
 
 #[test]

@@ -174,6 +174,8 @@ impl World {
     pub fn once(&self) -> (Vec<String>, bool) {
         self.silent(true);
         self.spawn(self.config(), true);
+        // Time that passes while it looks for the runtime would count as the runtime's silence.
+        self.wait("a relist", |world| world.relists() > 0);
         let begun = Instant::now();
         while self.agent.borrow().as_ref().is_some_and(|life| !life.thread.is_finished()) {
             assert!(begun.elapsed() < PATIENCE, "--once does not end: {:?}", self.fake.actions());
