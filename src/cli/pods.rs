@@ -1,5 +1,6 @@
 //! `smolet pods`: the pods of this node.
 
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use super::{SocketArg, checked_name, client, color_query, fail, print};
@@ -23,5 +24,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
         Some(Err(why)) => return fail(&why),
     };
     let output = args.output.as_deref().unwrap_or("table");
-    print(client::get(&args.socket.socket, &format!("/pods?output={output}{namespace}{}", color_query())))
+    let columns = if std::io::stdout().is_terminal() { "" } else { "&columns=0" };
+    let query = format!("/pods?output={output}{namespace}{columns}{}", color_query());
+    print(client::get(&args.socket.socket, &query))
 }

@@ -1,4 +1,4 @@
-//! PURE: colours, or none.
+//! PURE: colours and columns, or none.
 
 use std::fmt::{self, Display};
 
@@ -6,6 +6,8 @@ use std::fmt::{self, Display};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     colour: bool,
+    /// Fields stand one tab apart instead of in columns.
+    tabs: bool,
 }
 
 /// What a word means to the reader.
@@ -25,11 +27,22 @@ pub enum Tone {
 
 impl Style {
     /// No colours, ever: for files, pipes and tests.
-    pub const PLAIN: Self = Self { colour: false };
+    pub const PLAIN: Self = Self { colour: false, tabs: false };
 
     /// Colours only on a terminal, and only when `NO_COLOR` is unset or empty (no-color.org).
     pub fn for_output(is_terminal: bool, no_color: Option<&str>) -> Self {
-        Self { colour: is_terminal && no_color.unwrap_or("").is_empty() }
+        Self { colour: is_terminal && no_color.unwrap_or("").is_empty(), tabs: false }
+    }
+
+    /// The same for another program: fields one tab apart, since a field may hold blanks (`2 (5m ago)`).
+    #[must_use]
+    pub fn with_tabs(self) -> Self {
+        Self { tabs: true, ..self }
+    }
+
+    /// Fields stand one tab apart.
+    pub fn tabs(self) -> bool {
+        self.tabs
     }
 
     /// `text` in the tone's colour, when there are colours. The text must be harmless already.

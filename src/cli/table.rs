@@ -540,6 +540,11 @@ default     web-gateway       1/1     Running     2 (2m ago)   3m
 "
         );
         assert_eq!(
+            pods(&two_pods()[..1], PodsFormat::Table, NOW, Style::PLAIN.with_tabs()),
+            "NAMESPACE\tNAME\tREADY\tSTATUS\tRESTARTS\tAGE\ndefault\tweb-gateway\t1/1\tRunning\t2 (2m ago)\t3m\n",
+            "for another program"
+        );
+        assert_eq!(
             pods(&two_pods()[..1], PodsFormat::Wide, NOW, Style::PLAIN),
             "\
 NAMESPACE   NAME          READY   STATUS    RESTARTS     AGE   IP          NODE      UID    SOURCE

@@ -116,7 +116,7 @@ impl From<String> for Cell {
 /// Rows of cells as straight columns; the last column is not padded. `indent` blanks stand before each row.
 pub fn columns(rows: &[Vec<Cell>], indent: usize, style: Style) -> String {
     let mut widths: Vec<usize> = Vec::new();
-    for row in rows {
+    for row in rows.iter().filter(|_| !style.tabs()) {
         for (column, cell) in row.iter().enumerate() {
             let width = (cell.text.chars().count() + GAP).max(COLUMN_MIN);
             match widths.get_mut(column) {
@@ -130,7 +130,9 @@ pub fn columns(rows: &[Vec<Cell>], indent: usize, style: Style) -> String {
         let _ = write!(out, "{:indent$}", "");
         for (column, cell) in row.iter().enumerate() {
             let _ = write!(out, "{}", style.paint(cell.tone, &cell.text));
-            if column + 1 < row.len() {
+            if column + 1 < row.len() && style.tabs() {
+                out.push('\t');
+            } else if column + 1 < row.len() {
                 let blanks = widths[column].saturating_sub(cell.text.chars().count());
                 let _ = write!(out, "{:blanks$}", "");
             }

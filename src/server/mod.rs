@@ -209,7 +209,10 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
         pairs.into_iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
     };
-    let style = Style::for_output(value("color").as_deref() == Some("1"), None);
+    let mut style = Style::for_output(value("color").as_deref() == Some("1"), None);
+    if value("columns").as_deref() == Some("0") {
+        style = style.with_tabs();
+    }
     let namespace = value("namespace");
     match path {
         "/healthz" => Ok((Question::Health, TEXT)),
@@ -256,6 +259,8 @@ mod tests {
         };
         assert_eq!(ask("/pods"), Ok(pods(PodsFormat::Json, None)), "as the kubelet's own");
         assert_eq!(ask("/pods?output=table&namespace=prod"), Ok(pods(PodsFormat::Table, Some("prod"))));
+        let Ok(Question::Pods { style, .. }) = ask("/pods?output=table&columns=0") else { panic!("pods") };
+        assert!(style.tabs());
         assert!(ask("/pods?output=xml").is_err());
         let Ok(Question::Describe { name, style, .. }) = ask("/describe?pod=web&color=1") else {
             panic!("a describe");

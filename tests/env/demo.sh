@@ -79,7 +79,7 @@ pods -o wide
 awk "BEGIN { printf \"\nall as expected after %.1f s\n\", $EPOCHREALTIME - $started }"
 
 # A word from inside a pod: its address answers.
-address=$(pods -o wide | grep -E "(^| )web-$NODE " | grep -oE '\b10(\.[0-9]+){3}\b')
+address=$(pods -o wide | grep -E "[[:space:]]web-$NODE[[:space:]]" | grep -oE '\b10(\.[0-9]+){3}\b')
 exec 3<>"/dev/tcp/$address/8080"
 printf 'GET / HTTP/1.0\r\n\r\n' >&3
 page=$(tail -n 1 <&3)
