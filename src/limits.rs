@@ -81,6 +81,8 @@ pub const INOTIFY_BUFFER_BYTES: usize = 4 * KIB;
 pub const CRASH_BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
+/// How long the next job of a pod waits after one that went well and changed nothing the runtime shows.
+pub const UNCHANGED_RETRY: Duration = Duration::from_secs(1);
 /// Containers of one pod whose probe results are kept, generations that just ended included.
 /// Full: the oldest result goes and counts as "no result yet".
 pub const PROBED_CONTAINERS_MAX: usize = 64;

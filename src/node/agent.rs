@@ -48,6 +48,8 @@ pub(super) enum Event {
     Relisted(RuntimeResult<Relist>),
     /// A pod's job ended; the number tells whose.
     Job { uid: PodUid, job: u64, result: JobResult },
+    /// The disk was cleared of pods that are gone.
+    Swept,
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// SIGTERM or SIGINT.
@@ -76,7 +78,6 @@ pub(super) struct Agent<R> {
     pub(super) records: BTreeMap<PodUid, Record>,
     pub(super) ring: Rc<RefCell<EventRing>>,
     backoff: Backoff,
-    probes: Probes,
     relist: Option<Relist>,
     /// Waits for the first relist: of two manifests that name one pod, the running one stays.
     early_update: Option<SourceUpdate>,
@@ -85,6 +86,8 @@ pub(super) struct Agent<R> {
     jobs: u64,
     told_held: BTreeSet<PodUid>,
     swept: bool,
+    /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
+    spared: Option<BTreeSet<PodUid>>,
 }
 
 /// What a job carries out.
@@ -120,7 +123,6 @@ impl<R: Runtime + 'static> Agent<R> {
             records: BTreeMap::new(),
             ring,
             backoff: Backoff::new(now.mono, longest_wait),
-            probes: Probes::default(),
             relist: None,
             early_update: None,
             relist_at: Some(now.mono),
@@ -128,6 +130,7 @@ impl<R: Runtime + 'static> Agent<R> {
             jobs: 0,
             told_held: BTreeSet::new(),
             swept: false,
+            spared: None,
         }
     }
 
@@ -160,6 +163,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Relisted(result) => self.relisted(result),
             Event::Job { uid, job, result } => self.job_ended(&uid, job, result),
             Event::Query(query) => self.answer(&query),
+            Event::Swept => self.sweep_ended(),
             Event::Stop => {}
         }
     }
@@ -223,10 +227,15 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>) {
         let uid = pod.key.uid.clone();
-        let name_taken = self.name_taken(&pod.key);
-        self.records.insert(uid.clone(), Record::new(Worker::wanted(pod, name_taken), file));
+        let waits = self.must_wait(&pod.key);
+        self.records.insert(uid.clone(), Record::new(Worker::wanted(pod, waits), file));
         let now = self.ctx.clock.now();
         self.refresh_status(&uid, now);
+    }
+
+    /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
+    fn must_wait(&self, key: &PodKey) -> bool {
+        self.name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
     }
 
     /// Another pod of this name is still here, in hand or only in the runtime.
@@ -246,7 +255,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let keys: Vec<PodKey> =
             self.records.values().filter(waiting).map(|record| record.worker.key().clone()).collect();
         for key in keys {
-            if !self.name_taken(&key)
+            if !self.must_wait(&key)
                 && let Some(record) = self.records.get_mut(&key.uid)
             {
                 record.worker.name_is_free();
@@ -271,18 +280,34 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         };
         self.swept = true;
-        let known = relist.pods.keys().chain(self.records.keys()).map(ToString::to_string).collect();
-        let (ctx, cgroups) = (self.ctx.clone(), self.cgroups.clone());
+        let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
+        let known: BTreeSet<PodUid> =
+            relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
+        let spared = known.iter().map(ToString::to_string).collect();
+        self.spared = Some(known);
+        let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
         let task = async move {
-            match jobs::sweep(&ctx, &cgroups, known).await {
+            match jobs::sweep(&ctx, &cgroups, spared).await {
                 Ok(0) => {}
                 Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
                 Err(error) => {
                     log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
                 }
             }
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::Swept).await;
         };
         self.executor.spawn(task).detach();
+    }
+
+    /// The directories of pods that come now may be made.
+    fn sweep_ended(&mut self) {
+        self.spared = None;
+        let mut touched = BTreeSet::new();
+        self.free_names(&mut touched);
+        for uid in touched {
+            self.drive(&uid);
+        }
     }
 
     /// Pods of ours in the runtime that nothing wants any more.
@@ -301,10 +326,11 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.unwanted_at = Some(now.wall);
                 self.records.insert(key.uid.clone(), record);
                 touched.insert(key.uid);
-            } else if self.desired.pod(&key.uid).is_none()
-                && self.told_held.len() < HELD_PODS_TOLD_MAX
-                && self.told_held.insert(key.uid.clone())
-            {
+            } else if self.desired.pod(&key.uid).is_none() && !self.told_held.contains(&key.uid) {
+                if self.told_held.len() == HELD_PODS_TOLD_MAX {
+                    self.told_held.clear();
+                }
+                self.told_held.insert(key.uid.clone());
                 log::warn!(
                     "pod {key}: no valid manifest names it; it runs on until all manifests can be read"
                 );
@@ -346,6 +372,8 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         };
         self.relist_at = Some(now.mono + RELIST_PERIOD);
+        // As the kubelet with each `HandlePodCleanups`.
+        self.backoff.collect(now.mono);
         let mut touched = BTreeSet::new();
         if std::mem::take(&mut self.relist_failures) > 0 {
             log::info!("the runtime answers again");
@@ -451,7 +479,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let input = PlanInput {
             pod: &pod,
             observed: &observed,
-            probes: &self.probes,
+            // Probes are refused at the source.
+            probes: &Probes::default(),
             backoff: &self.backoff,
             now,
             restart_all,
@@ -537,7 +566,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 if record.worker.observed().is_none() {
                     record.found_running(&observed, now);
                 }
-                record.worker.read(Rc::new(observed));
+                record.worker.read(Rc::new(observed), now.mono);
                 self.refresh_status(uid, now);
             }
             JobResult::Read(Err(error)) => {

@@ -98,13 +98,19 @@ pub(super) async fn sweep<R: Runtime>(
             .take(ORPHAN_DIRS_MAX)
             .collect();
         let logs = Path::new(&*node.pod_logs_dir);
+        let mut first = Ok(left.len());
         for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
             let path = logs.join(name);
-            std::fs::remove_dir_all(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            if let Err(error) = std::fs::remove_dir_all(&path) {
+                first = first.and(Err(format!("{}: {error}", path.display())));
+            }
         }
-        let removed = left.iter().map(|uid| remove_from_disk(&cgroups, &node, uid));
-        let failed: Vec<String> = removed.filter_map(Result::err).collect();
-        failed.into_iter().next().map_or(Ok(left.len()), Err)
+        for uid in &left {
+            if let Err(error) = remove_from_disk(&cgroups, &node, uid) {
+                first = first.and(Err(error));
+            }
+        }
+        first
     });
     let swept = swept.await;
     drop(turn);

@@ -16,6 +16,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::limits::UNCHANGED_RETRY;
 use crate::model::{DesiredPod, Mono, ObservedPod, PodKey};
 
 /// Why a pod ends.
@@ -84,6 +85,10 @@ pub struct Worker {
     stale: bool,
     /// The next read shows what our own job did, which is no reason to hurry a failed one.
     after_job: bool,
+    /// The wish changed since the last job other than a read began.
+    asked_anew: bool,
+    /// A removal went well: what the runtime and the disk held is gone.
+    removed: bool,
     /// Desired, observed or time changed since the last plan.
     replan: bool,
     /// Not before: the next read, after a failed one.
@@ -117,6 +122,8 @@ impl Worker {
             observed: None,
             stale: true,
             after_job: false,
+            asked_anew: false,
+            removed: false,
             replan: true,
             read_at: None,
             retry_at: None,
@@ -159,6 +166,7 @@ impl Worker {
 
     /// The source wants this pod (again, or changed in a way that keeps its UID).
     pub fn want(&mut self, pod: Rc<DesiredPod>) {
+        self.asked_anew = true;
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
                 self.pod = Some(pod);
@@ -174,6 +182,7 @@ impl Worker {
     pub fn unwant(&mut self) {
         self.afresh = None;
         self.wake_at = None;
+        self.asked_anew = true;
         match self.life {
             // Waiting never touched the runtime, but a pod of its UID may be there from before: look first.
             Life::Waiting | Life::Syncing | Life::Ending(Why::Finished) => {
@@ -240,7 +249,7 @@ impl Worker {
         match self.life {
             Life::Waiting | Life::Ended | Life::Ending(_) => None,
             Life::Syncing => self.replan.then_some(Step::Plan),
-            Life::Removing if observed.is_empty() && self.pod.is_none() => Some(Step::Forget),
+            Life::Removing if observed.is_empty() && self.removed => Some(Step::Forget),
             Life::Removing => Some(Step::Start(Job::Remove)),
         }
     }
@@ -250,17 +259,22 @@ impl Worker {
         debug_assert!(self.in_flight.is_none(), "one job per pod at a time");
         self.in_flight = Some(job);
         // What changes from here on is not in this read.
-        if job == Job::Read {
-            self.stale = false;
+        match job {
+            Job::Read => self.stale = false,
+            Job::Act | Job::Kill | Job::Collect | Job::Remove => self.asked_anew = false,
         }
     }
 
-    /// A read ended well.
-    pub fn read(&mut self, observed: Rc<ObservedPod>) {
+    /// A read ended well. After a job of which nothing shows the next one waits a moment: a runtime that says yes
+    /// and does nothing is not asked in a circle.
+    pub fn read(&mut self, observed: Rc<ObservedPod>, now: Mono) {
         self.in_flight = None;
         let changed = self.observed.as_ref() != Some(&observed);
         if std::mem::take(&mut self.after_job) {
             self.replan = true;
+            if !changed && !self.asked_anew && !self.removed {
+                self.retry_at.get_or_insert(now + UNCHANGED_RETRY);
+            }
         } else if changed {
             self.replan = true;
             self.retry_at = None;
@@ -279,9 +293,9 @@ impl Worker {
         let job = self.in_flight.take();
         self.stale = true;
         self.after_job = true;
-        if job == Some(Job::Remove) && result.is_ok() {
+        if job == Some(Job::Remove) {
             // Disk and runtime are clean: with the next read empty the record goes.
-            self.pod = None;
+            self.removed = result.is_ok();
         }
         if let Err(retry_at) = result {
             self.retry_at = Some(retry_at);
@@ -355,7 +369,7 @@ mod tests {
                 worker.started(job);
                 assert_eq!(worker.next(NOW), None, "one job at a time");
                 if job == Job::Read {
-                    worker.read(then_observed.clone());
+                    worker.read(then_observed.clone(), NOW);
                 } else {
                     worker.ended(Ok(()));
                     step(worker, READ, then_observed);
@@ -418,9 +432,43 @@ mod tests {
         let mut worker = Worker::orphan(PodKey::new("default", "old", "u0"));
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         step(&mut worker, KILL, &with_sandbox(SandboxState::Ready));
+        assert_eq!(worker.next(NOW), None, "a kill of which nothing shows is not repeated in a circle");
+        assert_eq!(worker.due(), Some(NOW + UNCHANGED_RETRY));
+        assert_eq!(worker.next(NOW + UNCHANGED_RETRY), Some(KILL));
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));
+    }
+
+    #[test]
+    fn an_orphan_whose_disk_could_not_be_cleaned_is_not_forgotten() {
+        let mut worker = Worker::orphan(PodKey::new("default", "old", "u0"));
+        step(&mut worker, READ, &with_sandbox(SandboxState::NotReady));
+        assert_eq!(worker.next(NOW), Some(REMOVE));
+        worker.started(Job::Remove);
+        worker.ended(Err(NOW + Duration::from_secs(10)));
+        step(&mut worker, READ, &empty());
+        assert_eq!(worker.next(NOW), None, "its sandbox went, its directory did not");
+        assert_eq!(worker.next(NOW + Duration::from_secs(10)), Some(REMOVE));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
+    }
+
+    #[test]
+    fn an_act_of_which_nothing_shows_is_not_repeated_in_a_circle_but_a_new_wish_is_tried_at_once() {
+        for wish in [false, true] {
+            let mut worker = Worker::wanted(pod(), false);
+            step(&mut worker, READ, &empty());
+            step(&mut worker, Step::Plan, &empty());
+            worker.started(Job::Act);
+            if wish {
+                worker.want(pod());
+            }
+            worker.ended(Ok(()));
+            step(&mut worker, READ, &empty());
+            let expected = if wish { Some(Step::Plan) } else { None };
+            assert_eq!(worker.next(NOW), expected);
+        }
     }
 
     #[test]
@@ -429,7 +477,7 @@ mod tests {
         assert_eq!(worker.next(NOW), Some(READ));
         worker.started(Job::Read);
         worker.touched();
-        worker.read(empty());
+        worker.read(empty(), NOW);
         assert_eq!(worker.next(NOW), Some(READ), "the read in flight may have missed it");
         worker.started(Job::Read);
         worker.read_failed(NOW, Duration::from_secs(1));

@@ -247,6 +247,20 @@ fn an_agent_that_dies_while_a_pod_ends_goes_on_ending_it() {
 }
 
 #[test]
+fn the_files_of_a_wanted_pod_stay_when_the_runtime_forgot_it_while_no_agent_ran() {
+    let world = World::new();
+    world.run("web", APP);
+    let kept = world.pod_dir("web").join("kept");
+    std::fs::write(&kept, "data").unwrap();
+    world.kill();
+    world.fake.forget_sandbox("web-gw");
+    world.start();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    world.pass(3);
+    assert_eq!(std::fs::read_to_string(&kept).ok().as_deref(), Some("data"), "no leftover: it is wanted");
+}
+
+#[test]
 fn after_a_reboot_every_pod_gets_a_new_sandbox() {
     let world = World::new();
     world.run("web", APP);
