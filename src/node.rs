@@ -34,7 +34,7 @@ use crate::render::{NoSources, NodeSettings};
 use crate::server::{Query, Server};
 use crate::source::{FileSource, NodeName};
 use crate::store::identity::Identity;
-use crate::sync::act::{ActContext, NoHooks};
+use crate::sync::act::{ActContext, GiveUp, NoHooks};
 use agent::{Agent, Event};
 
 /// How the agent ended.
@@ -272,6 +272,7 @@ fn context<R>(
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),
         blocking: Rc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+        give_up: GiveUp::default(),
         node,
     }
 }

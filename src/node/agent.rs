@@ -33,7 +33,7 @@ use crate::source::SourceUpdate;
 use crate::status::{self, StatusInput, merge};
 use crate::store::identity::{Identity, Pending};
 use crate::sync::Probes;
-use crate::sync::act::ActContext;
+use crate::sync::act::{ActContext, GiveUp};
 use crate::sync::backoff::{Backoff, BackoffKey};
 use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Failure, Outcome, SyncError};
@@ -219,7 +219,7 @@ impl<R: Runtime + 'static> Agent<R> {
             record.worker.want(pod);
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
-            cancel_act(record);
+            record.give_up = None;
         } else {
             self.insert(pod, file);
         }
@@ -268,7 +268,12 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.unwant();
             record.unwanted_at.get_or_insert(now.wall);
-            cancel_act(record);
+            // As the kubelet cancels the sync of a pod that is to end. What a call does later all the same goes
+            // with the sandbox, or is found as an orphan.
+            if record.worker.in_flight() == Some(Job::Act) {
+                record.task = None;
+                record.worker.cancelled();
+            }
         }
     }
 
@@ -530,7 +535,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let number = self.jobs;
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
-        let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        let (mut ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        let (give_up, asked) = GiveUp::new();
+        ctx.give_up = asked;
+        record.give_up = Some(give_up);
         let task = async move {
             let result = match (job, pod, work) {
                 (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
@@ -681,14 +689,6 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Ok(status) = merge::terminate(&pod.pod, record.status.as_ref(), now.wall) {
             record.status = Some(status);
         }
-    }
-}
-
-/// A job that may hang (a pull has no deadline) is given up when what it works for changed.
-fn cancel_act(record: &mut Record) {
-    if record.worker.in_flight() == Some(Job::Act) {
-        record.task = None;
-        record.worker.cancelled();
     }
 }
 

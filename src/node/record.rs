@@ -1,10 +1,12 @@
 //! What the loop keeps of one pod.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
@@ -26,6 +28,8 @@ pub(super) struct Record {
     pub(super) failures: StartFailures,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
+    /// Dropping it asks the act in flight to end before its next step.
+    pub(super) give_up: Option<Sender<Infallible>>,
     pub(super) seen: Seen,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
@@ -53,6 +57,7 @@ impl Record {
             unwanted_at: None,
             failures: StartFailures::default(),
             task: None,
+            give_up: None,
             seen: Seen::Relisted,
             job: 0,
         }

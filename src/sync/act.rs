@@ -10,6 +10,7 @@
 //! A failed kill or sandbox ends the sync, a failed init container (not a sidecar) ends its starts; the next sync
 //! plans from what is there then.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::LifecycleHandler;
+use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 
 use super::KillReason;
@@ -24,7 +26,7 @@ use super::kill::{Victim, kill_container, kill_pod, remove_container};
 use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
-use super::start::{VolumeMounts, create_dir, start_container};
+use super::start::{Started, VolumeMounts, create_dir, start_container};
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -70,6 +72,36 @@ pub struct ActContext<R> {
     pub hosts_file: Rc<Path>,
     /// Turns on the blocking pool.
     pub blocking: Rc<Semaphore>,
+    /// Of this act alone.
+    pub give_up: GiveUp,
+}
+
+/// Asks an act to end before its next step, because the wish behind it changed.
+///
+/// Only a pull is cut off in the middle, which may take for ever. A call that makes or starts something is waited
+/// for: a runtime may carry it out although nobody waits any more, after the next read of the pod, and then two
+/// containers of one name would run.
+#[derive(Clone, Debug, Default)]
+pub struct GiveUp(Option<Receiver<Infallible>>);
+
+impl GiveUp {
+    /// Dropping the sender asks.
+    pub fn new() -> (Sender<Infallible>, Self) {
+        let (sender, receiver) = smol::channel::bounded(1);
+        (sender, Self(Some(receiver)))
+    }
+
+    fn is_asked(&self) -> bool {
+        self.0.as_ref().is_some_and(Receiver::is_closed)
+    }
+
+    /// Ends when it is asked.
+    pub(super) async fn asked(&self) {
+        match &self.0 {
+            Some(receiver) => drop(receiver.recv().await),
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl<R> Clone for ActContext<R> {
@@ -86,6 +118,7 @@ impl<R> Clone for ActContext<R> {
             container_logs_dir: self.container_logs_dir.clone(),
             hosts_file: self.hosts_file.clone(),
             blocking: self.blocking.clone(),
+            give_up: self.give_up.clone(),
         }
     }
 }
@@ -152,6 +185,9 @@ pub async fn act<R: Runtime>(
 ) -> Outcome {
     let mut outcome = Outcome::default();
     if !stop(ctx, pod, observed, plan, &mut outcome).await {
+        return outcome;
+    }
+    if ctx.give_up.is_asked() {
         return outcome;
     }
     for id in &plan.prunes {
@@ -388,6 +424,9 @@ async fn start_all<R: Runtime>(
     outcome: &mut Outcome,
 ) {
     for start in starts {
+        if ctx.give_up.is_asked() {
+            return;
+        }
         let name: Rc<str> = Rc::from(match start.kind {
             ContainerKind::Init => &*pod.init_containers()[start.index].name,
             ContainerKind::App => &*pod.containers()[start.index].name,
@@ -410,7 +449,11 @@ async fn start_all<R: Runtime>(
                 if let StartWhen::Again(crash) = start.when {
                     outcome.attempts.push(Attempt { crash, at: ctx.clock.now().mono });
                 }
-                start_container(ctx, pod, observed, sandbox, start).await.err()
+                match start_container(ctx, pod, observed, sandbox, start).await {
+                    Ok(Started::Runs) => None,
+                    Ok(Started::GivenUp) => return,
+                    Err(failure) => Some(failure),
+                }
             }
         };
         let failed = failure.is_some();

@@ -14,6 +14,14 @@ use crate::model::{ContainerId, ContainerKind, DesiredPod, ObservedPod};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
 use crate::render::{ContainerInput, container_config, hosts_file, mounts_hosts_file, paths};
 
+/// How a start ended that did not fail.
+pub(super) enum Started {
+    /// The container runs.
+    Runs,
+    /// The pull was cut off because the wish changed; nothing was made.
+    GivenUp,
+}
+
 /// Starts a container in the pod's sandbox. The failure is what the pod's status shows.
 pub(super) async fn start_container<R: Runtime>(
     ctx: &ActContext<R>,
@@ -21,7 +29,7 @@ pub(super) async fn start_container<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     start: &Start,
-) -> Result<(), Failure> {
+) -> Result<Started, Failure> {
     let spec = Spec::of(pod, start);
     let name = spec.name;
     let fail = |error, message: String| {
@@ -37,9 +45,15 @@ pub(super) async fn start_container<R: Runtime>(
         sandbox: sandbox.config,
     };
     let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
-    let image = match ctx.images.ensure(&*ctx.runtime, &request, &note).await {
-        Ok(image) => image,
-        Err(error) => {
+    let pull = async { Some(ctx.images.ensure(&*ctx.runtime, &request, &note).await) };
+    let given_up = async {
+        ctx.give_up.asked().await;
+        None
+    };
+    let image = match smol::future::or(pull, given_up).await {
+        None => return Ok(Started::GivenUp),
+        Some(Ok(image)) => image,
+        Some(Err(error)) => {
             let failure = fail(SyncError::Image(error.problem), error.message);
             return Err(Failure { retry_at: error.retry_at, ..failure });
         }
@@ -68,7 +82,7 @@ pub(super) async fn start_container<R: Runtime>(
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);
-    Ok(())
+    Ok(Started::Runs)
 }
 
 /// What a start needs of a container's definition, whichever list it stands in.

@@ -297,7 +297,10 @@ impl Worker {
             // Disk and runtime are clean: with the next read empty the record goes.
             self.removed = result.is_ok();
         }
-        if let Err(retry_at) = result {
+        // What was asked for meanwhile is tried at once.
+        if let Err(retry_at) = result
+            && !self.asked_anew
+        {
             self.retry_at = Some(retry_at);
         }
     }

@@ -30,6 +30,22 @@ fn a_changed_image_restarts_that_container_alone() {
 }
 
 #[test]
+fn an_image_changed_while_a_container_starts_waits_for_that_start() {
+    let world = World::new();
+    world.fake.delay("StartContainer", std::time::Duration::from_secs(5));
+    world.put("web", "containers: [{name: app, image: 'busybox:1'}]");
+    world.until("the call", |world| world.count("StartContainer web/app#0") == 1);
+    world.fake.clear_calls();
+    world.put("web", "containers: [{name: app, image: 'busybox:2'}]");
+    world.until("the new one", |world| world.running() == ["web/app#1"]);
+    // A start whose caller went away may still take effect: it is waited for, then stopped as any other.
+    assert_eq!(
+        world.actions(),
+        ["StopContainer web/app#0 grace=30", "CreateContainer web/app#1", "StartContainer web/app#1"]
+    );
+}
+
+#[test]
 fn any_other_change_ends_the_old_pod_before_the_new_one_starts() {
     let init = "initContainers: [{name: one, image: 'busybox:1'}], ";
     let pod = format!("{init}{PAIR}");
