@@ -119,7 +119,7 @@ pub struct GcPlan {
 pub struct GcRemoval {
     /// Which.
     pub id: ContainerId,
-    /// Its state is unknown, so it may run: stop it first, and leave it when that fails.
+    /// It runs, or may run because its state is unknown: stop it first, and leave it when that fails.
     pub stop: bool,
 }
 
@@ -130,7 +130,8 @@ impl GcPlan {
     }
 }
 
-/// What goes of one pod that stays: dead containers but the newest of each name, and the sandboxes nobody needs.
+/// What goes of one pod that stays: all containers but the newest of each name, and the sandboxes nobody needs. Ages
+/// come from the runtime's wall clock here: without a least age they only order what has the same attempt.
 ///
 /// The kubelet collects every minute, whatever happened; here the loop asks after each look at the pod.
 pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
@@ -159,7 +160,7 @@ pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
             age: age(sandbox.created_at),
         })
         .collect();
-    collect(&GcInput {
+    let mut plan = collect(&GcInput {
         policy: GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() },
         all_sources_ready: true,
         evict_stopped_pods: false,
@@ -167,7 +168,15 @@ pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
         sandboxes: &sandboxes,
         log_directories: &[],
         fate: &|_| PodFate::Stays,
-    })
+    });
+    // Differs from the kubelet, which looks at the newest container of a name alone (`computePodActions`): an older
+    // one that came to life late, when nobody waited for its start any more, runs on there until the pod ends.
+    let doubled = observed.containers.iter().enumerate().filter(|(at, older)| {
+        older.state == ContainerState::Running
+            && observed.containers[..*at].iter().any(|newer| newer.name == older.name)
+    });
+    plan.containers.extend(doubled.map(|(_, older)| GcRemoval { id: older.id.clone(), stop: true }));
+    plan
 }
 
 /// `containerGC.GarbageCollect`.
@@ -269,6 +278,7 @@ fn records_go(input: &GcInput<'_>, pod: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{ContainerMeta, ContainerStatus, Mono};
 
     fn dead(id: &str, attempt: u32, age: u64) -> GcContainer {
         GcContainer {
@@ -293,6 +303,38 @@ mod tests {
             fate: &|_| PodFate::Stays,
         });
         plan.containers.iter().map(|removal| removal.id.to_string()).collect()
+    }
+
+    #[test]
+    fn of_two_running_containers_of_one_name_the_older_one_goes() {
+        let container = |id: &str, name: &str, attempt: u32| ContainerStatus {
+            id: id.into(),
+            name: name.into(),
+            sandbox_id: "s".into(),
+            state: ContainerState::Running,
+            created_at: Wall(0),
+            started_at: None,
+            finished_at: None,
+            finished_mono: None,
+            exit_code: 0,
+            reason: "".into(),
+            message: "".into(),
+            image: "".into(),
+            image_ref: "".into(),
+            user: None,
+            resources: None,
+            meta: ContainerMeta { restart_count: attempt, ..ContainerMeta::default() },
+        };
+        let mut observed = ObservedPod {
+            containers: vec![container("new", "c", 2), container("old", "c", 1), container("other", "d", 0)],
+            ..ObservedPod::default()
+        };
+        let now = Now { mono: Mono(0), wall: Wall(0) };
+        let key = PodKey::new("default", "web", "u");
+        let goes = GcRemoval { id: "old".into(), stop: true };
+        assert_eq!(collect_pod(&key, &observed, now).containers, [goes]);
+        observed.containers.remove(1);
+        assert!(collect_pod(&key, &observed, now).is_empty());
     }
 
     #[test]

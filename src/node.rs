@@ -4,6 +4,7 @@
 //! next instant something is due. No other place spawns tasks, but for a connection's own in `server` and `grpc`.
 
 mod agent;
+mod disk;
 mod jobs;
 mod record;
 mod show;

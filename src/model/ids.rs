@@ -85,6 +85,13 @@ impl PodKey {
         Self { uid: PodUid::from(uid), namespace: Rc::from(namespace), name: Rc::from(name) }
     }
 
+    /// True when each part can stand in a path as one name, as everything that Kubernetes admits can. What a runtime
+    /// reports may be anything: directories are made and removed by these names.
+    pub fn is_path_safe(&self) -> bool {
+        let safe = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['/', '\0']);
+        safe(self.uid.as_str()) && safe(&self.namespace) && safe(&self.name)
+    }
+
     /// `NAME_NAMESPACE(UID)`: the kubelet's `format.Pod`, used in its messages.
     pub fn kubelet_format(&self) -> String {
         format!("{}_{}({})", self.name, self.namespace, self.uid)
@@ -95,5 +102,26 @@ impl PodKey {
 impl fmt::Display for PodKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_part_of_a_key_may_lead_out_of_its_directory() {
+        assert!(PodKey::new("default", "web-gw.local", "1b4e28ba-2fa1").is_path_safe());
+        for (namespace, name, uid) in [
+            ("default", "web", ""),
+            ("default", "web", ".."),
+            ("default", "web", "."),
+            ("default", "web", "../u"),
+            ("../x", "web", "u"),
+            ("default", "a/../b", "u"),
+            ("default", "", "u"),
+        ] {
+            assert!(!PodKey::new(namespace, name, uid).is_path_safe(), "{namespace} {name} {uid}");
+        }
     }
 }

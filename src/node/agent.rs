@@ -17,6 +17,7 @@ use std::time::Duration;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 
+use super::disk::Disk;
 use super::jobs;
 use super::record::{Record, Seen};
 use crate::cgroup::Cgroups;
@@ -31,7 +32,7 @@ use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{self, Interest, Relist, RelistPod};
 use crate::source::SourceUpdate;
 use crate::status::{self, StatusInput, merge};
-use crate::store::identity::{Identity, Pending};
+use crate::store::identity::Identity;
 use crate::sync::Probes;
 use crate::sync::act::{ActContext, GiveUp};
 use crate::sync::backoff::{Backoff, BackoffKey};
@@ -50,6 +51,8 @@ pub(super) enum Event {
     Job { uid: PodUid, job: u64, result: JobResult },
     /// The disk was cleared of pods that are gone.
     Swept,
+    /// A write of the identity file ended.
+    IdentityWritten(std::io::Result<()>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// SIGTERM or SIGINT.
@@ -78,16 +81,14 @@ pub(super) struct Agent<R> {
     pub(super) records: BTreeMap<PodUid, Record>,
     pub(super) ring: Rc<RefCell<EventRing>>,
     backoff: Backoff,
-    relist: Option<Relist>,
+    pub(super) relist: Option<Relist>,
     /// Waits for the first relist: of two manifests that name one pod, the running one stays.
     early_update: Option<SourceUpdate>,
     relist_at: Option<Mono>,
     relist_failures: u32,
     jobs: u64,
     told_held: BTreeSet<PodUid>,
-    swept: bool,
-    /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
-    spared: Option<BTreeSet<PodUid>>,
+    pub(super) disk: Disk,
 }
 
 /// What a job carries out.
@@ -129,8 +130,7 @@ impl<R: Runtime + 'static> Agent<R> {
             relist_failures: 0,
             jobs: 0,
             told_held: BTreeSet::new(),
-            swept: false,
-            spared: None,
+            disk: Disk::default(),
         }
     }
 
@@ -163,6 +163,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Relisted(result) => self.relisted(result),
             Event::Job { uid, job, result } => self.job_ended(&uid, job, result),
             Event::Query(query) => self.answer(&query),
+            Event::IdentityWritten(result) => self.identity_written(result),
             Event::Swept => self.sweep_ended(),
             Event::Stop => {}
         }
@@ -235,7 +236,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
     fn must_wait(&self, key: &PodKey) -> bool {
-        self.name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
+        self.name_taken(key) || self.disk.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
     }
 
     /// Another pod of this name is still here, in hand or only in the runtime.
@@ -250,7 +251,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Pods that waited for their name to be free, and need not any more, begin.
-    fn free_names(&mut self, touched: &mut BTreeSet<PodUid>) {
+    pub(super) fn free_names(&mut self, touched: &mut BTreeSet<PodUid>) {
         let waiting = |record: &&Record| record.worker.life() == Life::Waiting;
         let keys: Vec<PodKey> =
             self.records.values().filter(waiting).map(|record| record.worker.key().clone()).collect();
@@ -274,44 +275,6 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.task = None;
                 record.worker.cancelled();
             }
-        }
-    }
-
-    /// Once, when every source and the runtime have been read: what is on disk of pods that are nowhere goes.
-    fn sweep(&mut self) {
-        let Some(relist) =
-            self.relist.as_ref().filter(|_| !self.swept && self.desired.may_terminate_orphans())
-        else {
-            return;
-        };
-        self.swept = true;
-        let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
-        let known: BTreeSet<PodUid> =
-            relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
-        let spared = known.iter().map(ToString::to_string).collect();
-        self.spared = Some(known);
-        let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
-        let task = async move {
-            match jobs::sweep(&ctx, &cgroups, spared).await {
-                Ok(0) => {}
-                Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
-                Err(error) => {
-                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
-                }
-            }
-            // The loop is gone only when the process ends.
-            let _ = events.send(Event::Swept).await;
-        };
-        self.executor.spawn(task).detach();
-    }
-
-    /// The directories of pods that come now may be made.
-    fn sweep_ended(&mut self) {
-        self.spared = None;
-        let mut touched = BTreeSet::new();
-        self.free_names(&mut touched);
-        for uid in touched {
-            self.drive(&uid);
         }
     }
 
@@ -401,17 +364,13 @@ impl<R: Runtime + 'static> Agent<R> {
                     touched.insert(uid.clone());
                 }
             }
-            let taken_over: Vec<PodUid> = relist
-                .pods
-                .iter()
-                .filter(|(uid, pod)| !pod.made_here && self.desired.pod(uid).is_some())
-                .map(|(uid, _)| uid.clone())
-                .collect();
-            for uid in taken_over {
-                let pending = self.identity.adopt(&uid);
-                self.write(pending);
+            let taken_over =
+                |(uid, pod): &(&PodUid, &RelistPod)| !pod.made_here && self.desired.pod(uid).is_some();
+            for (uid, _) in relist.pods.iter().filter(taken_over) {
+                self.disk.changed |= self.identity.adopt(uid);
             }
         }
+        self.write_identity();
         for (uid, record) in self.records.iter_mut().filter(|(_, record)| record.seen == Seen::Asked) {
             record.seen = Seen::Relisted;
             record.worker.touched();
@@ -427,20 +386,10 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn write(&self, pending: Option<Pending>) {
-        let Some(pending) = pending else { return };
-        let task = async move {
-            if let Err(error) = smol::unblock(move || pending.write()).await {
-                log::warn!("the identity file was not written: {error}");
-            }
-        };
-        self.executor.spawn(task).detach();
-    }
-
     // ---- one pod -----------------------------------------------------------------------------------------
 
     /// Moves a pod on until it waits for a job, a time or an event.
-    fn drive(&mut self, uid: &PodUid) {
+    pub(super) fn drive(&mut self, uid: &PodUid) {
         loop {
             let now = self.ctx.clock.now();
             let Some(record) = self.records.get_mut(uid) else { return };
@@ -615,8 +564,8 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
-        let pending = self.identity.release(uid);
-        self.write(pending);
+        self.disk.changed |= self.identity.release(uid);
+        self.write_identity();
         self.told_held.remove(uid);
         let mut touched = BTreeSet::new();
         if let Some(pod) = record.worker.take_afresh() {

@@ -35,7 +35,8 @@ pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResu
     let mut ours = BTreeSet::<SandboxId>::new();
     runtime
         .list_pod_sandboxes(None, &mut |sandbox: SandboxItem| {
-            let made_here = sandbox.node.as_deref() == Some(&*interest.node);
+            // With names that are no names it is not ours, whatever its annotation says.
+            let made_here = sandbox.node.as_deref() == Some(&*interest.node) && sandbox.pod.is_path_safe();
             if made_here || interest.uids.contains(&sandbox.pod.uid) {
                 ours.insert(sandbox.id.clone());
                 let ready = sandbox.state == SandboxState::Ready;

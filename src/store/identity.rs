@@ -103,20 +103,28 @@ impl Identity {
     /// Remembers that a pod was taken over. Full (`ADOPTED_MAX`): refused, the pod is then only ours as long as
     /// a manifest names it.
     ///
-    /// Returns what is to be written then, if anything.
+    /// True when that is to be written.
     #[must_use]
-    pub fn adopt(&mut self, uid: &PodUid) -> Option<Pending> {
-        let room = self.adopted.len() < ADOPTED_MAX;
-        (room && self.adopted.insert(uid.clone())).then(|| self.pending())
+    pub fn adopt(&mut self, uid: &PodUid) -> bool {
+        self.adopted.len() < ADOPTED_MAX && self.adopted.insert(uid.clone())
     }
 
-    /// Forgets an adopted pod that is gone. Returns what is to be written then, if anything.
+    /// Forgets an adopted pod that is gone. True when that is to be written.
     #[must_use]
-    pub fn release(&mut self, uid: &PodUid) -> Option<Pending> {
-        self.adopted.remove(uid).then(|| self.pending())
+    pub fn release(&mut self, uid: &PodUid) -> bool {
+        self.adopted.remove(uid)
     }
 
-    fn pending(&self) -> Pending {
+    /// Forgets all adopted pods but these. True when that is to be written.
+    #[must_use]
+    pub fn release_all_but(&mut self, stays: impl Fn(&PodUid) -> bool) -> bool {
+        let before = self.adopted.len();
+        self.adopted.retain(stays);
+        self.adopted.len() < before
+    }
+
+    /// What is to be written now. One write at a time: all go to the same file.
+    pub fn pending(&self) -> Pending {
         let record = Record {
             version: VERSION,
             node_name: self.node_name.clone(),
@@ -252,12 +260,18 @@ mod tests {
     fn adopted_pods_survive_and_a_damaged_file_is_named() {
         let folder = Folder::new("adopted");
         let mut identity = Identity::open(&folder.0, Some("n"), "h").expect("open");
-        identity.adopt(&PodUid::from("u1")).expect("a change").write().expect("written");
-        identity.adopt(&PodUid::from("u2")).expect("a change").write().expect("written");
-        identity.release(&PodUid::from("u1")).expect("a change").write().expect("written");
+        assert!(identity.adopt(&PodUid::from("u1")), "a change");
+        identity.pending().write().expect("written");
+        assert!(identity.adopt(&PodUid::from("u2")), "a change");
+        identity.pending().write().expect("written");
+        assert!(identity.release(&PodUid::from("u1")), "a change");
+        identity.pending().write().expect("written");
         drop(identity);
-        let identity = Identity::open(&folder.0, None, "n").expect("again");
+        let mut identity = Identity::open(&folder.0, None, "n").expect("again");
         assert_eq!(identity.adopted().iter().map(PodUid::as_str).collect::<Vec<_>>(), ["u2"]);
+        assert!(!identity.adopt(&PodUid::from("u2")), "known already");
+        assert!(!identity.release_all_but(|uid| uid.as_str() == "u2"), "it stays");
+        assert!(identity.release_all_but(|_| false) && identity.adopted().is_empty());
         drop(identity);
         std::fs::write(folder.0.join("identity.cbor"), b"\xff\xff").expect("write");
         let error = Identity::open(&folder.0, None, "n").expect_err("damaged");

@@ -352,10 +352,15 @@ async fn make_sandbox<'a, R: Runtime>(
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
     let name = quoted(&pod.key.kubelet_format());
-    if let Err(error) = create_dir(&config.log_directory, 0o755) {
-        let message = format!("Failed to create log directory for pod {name}: {error}");
-        sandbox_failed(ctx, pod, outcome, &error.to_string(), message);
-        return None;
+    // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
+    // killed is found by it.
+    let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+    for (what, path, mode) in [("pod", &pod_dir, 0o750), ("log", &config.log_directory, 0o755)] {
+        if let Err(error) = create_dir(path, mode) {
+            let message = format!("Failed to create {what} directory for pod {name}: {error}");
+            sandbox_failed(ctx, pod, outcome, &error.to_string(), message);
+            return None;
+        }
     }
     let run = match runtime_handler(pod) {
         Ok(handler) => ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string()),

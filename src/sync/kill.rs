@@ -276,15 +276,13 @@ pub async fn remove_garbage<R: Runtime>(
         };
         let mut result = Ok(());
         if removal.stop {
-            // Its state is unknown: it may run.
-            let victim = Victim {
-                key,
-                pod: None,
-                status,
-                reason: KillReason::Unknown,
-                message: "Container is in unknown state, try killing it before removal",
-                grace: None,
+            let message = match status.state {
+                ContainerState::Unknown => "Container is in unknown state, try killing it before removal",
+                ContainerState::Running | ContainerState::Created | ContainerState::Exited => {
+                    "A newer container of this name runs"
+                }
             };
+            let victim = Victim { key, pod: None, status, reason: KillReason::Unknown, message, grace: None };
             result = kill_container(ctx, victim, None).await;
         }
         if result.is_ok() {

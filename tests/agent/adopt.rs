@@ -6,7 +6,7 @@ use smolet::model::container_hash;
 use smolet::proto::runtime::v1 as cri;
 
 use crate::common::fake::Fake;
-use crate::world::{World, full};
+use crate::world::{NODE, World, full};
 
 const APP: &str = "terminationGracePeriodSeconds: 7, containers: [{name: app, image: 'busybox:1'}]";
 const UID: &str = "1b4e28ba-2fa1-41d2-883f-0016d3cca427";
@@ -145,6 +145,8 @@ fn pods_of_others_are_never_touched() {
     foreign(&world.fake, "kubelets", "uid-2", None);
     // The same name as a pod of ours, and another UID.
     foreign(&world.fake, &full("lone"), "uid-3", None);
+    // Somebody copied our annotation; by this UID the directory of all pods would be removed.
+    foreign(&world.fake, "odd", "..", Some(NODE));
     world.start();
     world.run("web", APP);
     world.remove("web");
@@ -153,8 +155,12 @@ fn pods_of_others_are_never_touched() {
     world.start();
     world.pass(20);
     let touched = |name: &str| world.fake.calls().iter().any(|call| call.contains(name));
-    assert!(!touched("theirs") && !touched("kubelets") && !touched("lone"), "{:?}", world.fake.calls());
-    assert_eq!(world.running().len(), 3);
+    assert!(
+        !touched("theirs") && !touched("kubelets") && !touched("lone") && !touched("odd"),
+        "{:?}",
+        world.fake.calls()
+    );
+    assert_eq!(world.running().len(), 4);
     assert!(world.pods().is_empty());
 }
 

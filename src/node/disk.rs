@@ -1,0 +1,100 @@
+//! What the loop keeps on disk: the identity file, and that nothing is left of pods that are gone.
+
+use std::collections::BTreeSet;
+
+use super::agent::{Agent, Event};
+use super::jobs;
+use crate::cri::Runtime;
+use crate::limits::SYNC_RETRY;
+use crate::model::{Mono, PodUid};
+
+/// How far the writes and the sweep are.
+#[derive(Default)]
+pub(super) struct Disk {
+    /// The identity is not the one in its file.
+    pub(super) changed: bool,
+    /// The write in flight.
+    write: Option<smol::Task<()>>,
+    /// Not before: the next write, after a failed one.
+    write_at: Option<Mono>,
+    swept: bool,
+    /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
+    pub(super) spared: Option<BTreeSet<PodUid>>,
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    /// Writes the identity file when it changed: one write at a time, or an older one might come last. Asked with
+    /// each relist, which repeats a failed one too.
+    pub(super) fn write_identity(&mut self) {
+        let now = self.ctx.clock.now();
+        let waits = self.disk.write.is_some() || self.disk.write_at.is_some_and(|at| at > now.mono);
+        if waits || !std::mem::take(&mut self.disk.changed) {
+            return;
+        }
+        let (pending, events) = (self.identity.pending(), self.events.clone());
+        let blocking = self.ctx.blocking.clone();
+        self.disk.write = Some(self.executor.spawn(async move {
+            let turn = blocking.acquire().await;
+            let written = smol::unblock(move || pending.write()).await;
+            drop(turn);
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::IdentityWritten(written)).await;
+        }));
+    }
+
+    pub(super) fn identity_written(&mut self, result: std::io::Result<()>) {
+        self.disk.write = None;
+        match result {
+            Ok(()) => self.disk.write_at = None,
+            Err(error) => {
+                if self.disk.write_at.is_none() {
+                    log::warn!("the identity file was not written: {error}; tried again until it is");
+                }
+                self.disk.changed = true;
+                self.disk.write_at = Some(self.ctx.clock.now().mono + SYNC_RETRY);
+            }
+        }
+        self.write_identity();
+    }
+
+    /// Once, when every source and the runtime have been read: what is on disk of pods that are nowhere goes.
+    pub(super) fn sweep(&mut self) {
+        let Some(relist) =
+            self.relist.as_ref().filter(|_| !self.disk.swept && self.desired.may_terminate_orphans())
+        else {
+            return;
+        };
+        self.disk.swept = true;
+        let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
+        let known: BTreeSet<PodUid> =
+            relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
+        // What was adopted and went while no agent ran is nobody's any more.
+        self.disk.changed |= self.identity.release_all_but(|uid| known.contains(uid));
+        let spared = known.iter().map(ToString::to_string).collect();
+        self.disk.spared = Some(known);
+        self.write_identity();
+        let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        let task = async move {
+            match jobs::sweep(&ctx, &cgroups, spared).await {
+                Ok(0) => {}
+                Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
+                Err(error) => {
+                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
+                }
+            }
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::Swept).await;
+        };
+        self.executor.spawn(task).detach();
+    }
+
+    /// The directories of pods that come now may be made.
+    pub(super) fn sweep_ended(&mut self) {
+        self.disk.spared = None;
+        let mut touched = BTreeSet::new();
+        self.free_names(&mut touched);
+        for uid in touched {
+            self.drive(&uid);
+        }
+    }
+}
