@@ -6,6 +6,7 @@
 mod agent;
 mod disk;
 mod jobs;
+mod pod;
 mod record;
 mod show;
 
