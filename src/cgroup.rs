@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use crate::limits::{CGROUP_DEPTH_MAX, CGROUPS_PER_POD_MAX};
 use crate::render::NodeSettings;
-use crate::render::cgroup_name::{class_cgroups, pod_cgroup_candidates, uid_of_cgroup};
+use crate::render::cgroup_name::pod_cgroup_candidates;
 
 /// Where cgroup hierarchies are mounted; what is mounted elsewhere belongs to somebody else.
 const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
@@ -94,25 +94,6 @@ impl Cgroups {
         }
         failed.map_or(Ok(removed), Err)
     }
-
-    /// The UIDs of all pods that have a cgroup in some hierarchy, sorted (`GetAllPodsFromCgroups`). The caller
-    /// removes those that are its own and gone. Stops at `PODS_FOUND_MAX`: the rest is found the next time.
-    pub fn pods(&self, node: &NodeSettings) -> Result<Vec<String>, CgroupError> {
-        let mut found = std::collections::BTreeSet::new();
-        for hierarchy in &self.hierarchies {
-            for class in class_cgroups(node) {
-                let path = hierarchy.join(class.trim_start_matches('/'));
-                for name in child_directories(&path)? {
-                    let uid = name.to_str().and_then(|name| uid_of_cgroup(node, name));
-                    found.extend(uid);
-                    if found.len() >= crate::limits::CGROUP_PODS_FOUND_MAX {
-                        return Ok(found.into_iter().collect());
-                    }
-                }
-            }
-        }
-        Ok(found.into_iter().collect())
-    }
 }
 
 /// Removes the directory and those below it. A directory that is not there is removed already.
@@ -163,6 +144,16 @@ mod tests {
 
     use super::*;
     use crate::render::CgroupDriver;
+
+    /// Which of the tests' pods have a cgroup in some hierarchy.
+    fn with_cgroups(cgroups: &Cgroups, node: &NodeSettings) -> Vec<&'static str> {
+        let is_there = |uid: &&str| {
+            let names = pod_cgroup_candidates(node, uid);
+            let path = |h: &PathBuf, name: &String| h.join(name.trim_start_matches('/'));
+            cgroups.hierarchies.iter().any(|h| names.iter().any(|name| path(h, name).exists()))
+        };
+        ["a-b", "u1", "u2"].into_iter().filter(is_there).collect()
+    }
 
     /// A directory of the test's own, gone when the test ends.
     struct Scratch(PathBuf);
@@ -223,12 +214,12 @@ mod tests {
         scratch.make("cpu/other/podu1");
         let cgroups = Cgroups::new(vec![scratch.0.join("memory"), scratch.0.join("cpu")]);
         let node = node(CgroupDriver::Cgroupfs);
-        assert_eq!(cgroups.pods(&node).unwrap(), ["u1", "u2"]);
+        assert_eq!(with_cgroups(&cgroups, &node), ["u1", "u2"]);
         assert_eq!(cgroups.remove_pod(&node, "u1").unwrap(), 4);
         assert_eq!(cgroups.remove_pod(&node, "u1").unwrap(), 0, "a second time there is nothing");
         assert!(!scratch.has("memory/kubepods/burstable/podu1") && !scratch.has("cpu/kubepods/podu1"));
         assert!(scratch.has("memory/kubepods/burstable/podu2/c1") && scratch.has("cpu/other/podu1"));
-        assert_eq!(cgroups.pods(&node).unwrap(), ["u2"]);
+        assert_eq!(with_cgroups(&cgroups, &node), ["u2"]);
     }
 
     #[test]
@@ -238,7 +229,7 @@ mod tests {
         scratch.make(&format!("{slice}/cri-containerd-1.scope"));
         let cgroups = Cgroups::new(vec![scratch.0.clone()]);
         let node = node(CgroupDriver::Systemd);
-        assert_eq!(cgroups.pods(&node).unwrap(), ["a-b"]);
+        assert_eq!(with_cgroups(&cgroups, &node), ["a-b"]);
         assert_eq!(cgroups.remove_pod(&node, "a-b").unwrap(), 2);
         assert!(!scratch.has(slice) && scratch.has("kubepods.slice/kubepods-besteffort.slice"));
     }

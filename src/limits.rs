@@ -178,6 +178,9 @@ pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 /// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
 /// not held up.
 pub const PULLS_AT_ONCE: usize = 1;
+/// How long one pull keeps the others waiting. Longer: it goes on, and the next one begins beside it, so that one
+/// registry that hangs does not hold up every pod.
+pub const PULL_TURN: Duration = Duration::from_mins(1);
 /// Image pulls at once with `serializeImagePulls: false`. Full: further ones wait for their turn.
 pub const PULLS_AT_ONCE_MAX: usize = 4;
 /// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
@@ -199,8 +202,6 @@ pub const CGROUP_DEPTH_MAX: usize = 16;
 pub const CGROUPS_PER_POD_MAX: usize = 4096;
 /// Entries read of one cgroup directory, its files included. More: the rest is found the next time.
 pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
-/// Pods looked for in the cgroup tree at once. More: the rest is found the next time.
-pub const CGROUP_PODS_FOUND_MAX: usize = 16 * PODS_MAX;
 
 // ---- status and store ------------------------------------------------------------------------------------
 
@@ -246,6 +247,11 @@ pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.
 pub const ONCE_PATIENCE: Duration = Duration::from_mins(5);
+/// How long `--once` wants everything to stay as it is before it ends: a container that starts and fails at once has
+/// not run.
+pub const ONCE_SETTLE: Duration = Duration::from_secs(2);
+/// How long a sandbox waits whose name the runtime still holds for a call that was cut off.
+pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
 /// Pods whose leftovers on disk are removed at a start. More: the rest goes at the next start.
 pub const ORPHAN_DIRS_MAX: usize = 1024;
 /// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.

@@ -29,11 +29,12 @@ use crate::events::{EventKind, EventRing};
 use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
-    BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
+    BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX,
+    RELIST_RETRY_MAX,
 };
 use crate::model::{Mono, PodKey};
 use crate::render::{NoSources, NodeSettings};
-use crate::server::{Query, Server};
+use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName};
 use crate::store::identity::Identity;
 use crate::sync::act::{ActContext, GiveUp, NoHooks};
@@ -94,13 +95,14 @@ pub async fn run_until(
     let (queries, asked) = smol::channel::bounded(EVENTS_QUEUED_MAX);
     let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries));
 
-    let found =
-        smol::future::or(async { find_runtime(config, once, executor, &clock).await.map(Some) }, async {
-            // The state is owned by the loop, which does not turn yet: requests wait in the queue.
-            let _ = stopped.recv().await;
-            Ok(None)
-        });
-    let ended = match found.await {
+    let why = RefCell::new("the agent looks for its container runtime".to_owned());
+    let found = async { find_runtime(config, once, executor, &clock, &why).await.map(Some) };
+    let stop = async {
+        let _ = stopped.recv().await;
+        Ok(None)
+    };
+    let found = smol::future::or(stop, smol::future::or(found, answer_meanwhile(&asked, &why))).await;
+    let ended = match found {
         Ok(Some((runtime, name))) => {
             let parts = Parts { config, identity, node, executor: executor.clone(), clock, once };
             parts.run_loop(runtime, name, asked, stopped).await
@@ -113,6 +115,21 @@ pub async fn run_until(
     ended
 }
 
+/// Answers the local socket while there is no runtime yet: there are no pods to show, but a reason.
+async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> T {
+    while let Ok(query) = asked.recv().await {
+        let answer = match query.question {
+            Question::Health => Answer::Found("ok".to_owned()),
+            Question::Pods { .. } | Question::Describe { .. } => {
+                Answer::NotFound(format!("{}\n", why.borrow()))
+            }
+        };
+        // Full or closed: the client has hung up.
+        let _ = query.answer.try_send(answer);
+    }
+    std::future::pending().await
+}
+
 /// The runtime and its name, when it answers and is ready. Waits for it, saying why once per reason; with `once`
 /// the first reason ends the wait.
 async fn find_runtime(
@@ -120,10 +137,11 @@ async fn find_runtime(
     once: bool,
     executor: &Rc<LocalExecutor<'static>>,
     clock: &SharedClock,
+    said: &RefCell<String>,
 ) -> Result<(impl Runtime + 'static, Box<str>), String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
-    let (mut said, mut wait) = (String::new(), Duration::from_secs(1));
+    let mut wait = Duration::from_secs(1);
     loop {
         let tried = async {
             let found = endpoint::find(&candidates, executor, clock).await?;
@@ -150,9 +168,9 @@ async fn find_runtime(
             Err(error) if once => return Err(error.to_string()),
             Err(error) => {
                 let why = error.to_string();
-                if why != said {
+                if *said.borrow() != why {
                     log::warn!("{why}; trying again");
-                    said = why;
+                    said.replace(why);
                 }
             }
         }
@@ -212,19 +230,49 @@ impl Parts<'_> {
         let longest_wait = config.max_container_restart_period;
         let mut agent =
             Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, longest_wait);
-        let patience = clock.now().mono + ONCE_PATIENCE;
+        let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         loop {
             agent.turn();
-            if once && let Some(ending) = agent.once_ending(clock.now().mono >= patience) {
+            let now = clock.now().mono;
+            if let Some(judge) = &mut judge
+                && let Some(ending) = judge.ending(agent.once_ending(now >= judge.patience), now)
+            {
                 return Ok(ending);
             }
-            let due = agent.due().into_iter().chain(once.then_some(patience)).min();
+            let due = agent.due().into_iter().chain(judge.as_ref().map(Judge::due)).min();
             match next_event(&inbox, due, &clock).await {
                 Some(Event::Stop) => return Ok(Ending::Stopped),
                 Some(event) => agent.take(event),
                 None => {}
             }
         }
+    }
+}
+
+/// When `--once` ends: all is clear and has stayed so for a moment, or patience is over.
+struct Judge {
+    patience: Mono,
+    /// What all looked like, and since when.
+    seen: Option<(Ending, Mono)>,
+}
+
+impl Judge {
+    fn ending(&mut self, now_seen: Option<Ending>, now: Mono) -> Option<Ending> {
+        let Some(ending) = now_seen else {
+            self.seen = None;
+            return None;
+        };
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == ending => *since,
+            _ => now,
+        };
+        let settled = now >= self.patience || now.since(since) >= ONCE_SETTLE;
+        self.seen = Some((ending, since));
+        if settled { self.seen.take().map(|(ending, _)| ending) } else { None }
+    }
+
+    fn due(&self) -> Mono {
+        self.seen.as_ref().map_or(self.patience, |(_, since)| self.patience.min(*since + ONCE_SETTLE))
     }
 }
 

@@ -14,6 +14,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::pin::pin;
 
 use smol::lock::Semaphore;
 
@@ -21,7 +22,7 @@ use super::name::for_runtime;
 use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime, RuntimeError};
 use crate::events::{EventKind, cut};
-use crate::limits::{PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX};
+use crate::limits::{PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
@@ -217,8 +218,20 @@ impl ImagePuller {
         let asked = self.clock.now().mono;
         let turn = self.turns.acquire().await;
         let began = self.clock.now().mono;
-        let pulled = runtime.pull_image(name, request.auth, request.sandbox).await;
-        drop(turn);
+        let pulled = {
+            let mut pull = pin!(runtime.pull_image(name, request.auth, request.sandbox));
+            let in_turn = async { Some(pull.as_mut().await) };
+            let turn_is_over = async {
+                self.clock.sleep(PULL_TURN).await;
+                None
+            };
+            let ended = smol::future::or(in_turn, turn_is_over).await;
+            drop(turn);
+            match ended {
+                Some(pulled) => pulled,
+                None => pull.await,
+            }
+        };
         let now = self.clock.now();
         let image_ref = match pulled {
             Ok(image_ref) => image_ref,

@@ -15,7 +15,7 @@ use super::record::Seen;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{GcPlan, collect_pod};
-use crate::limits::{PULL_ERROR_SHOWN, RELIST_PERIOD, STATUS_PASSES_MAX, SYNC_RETRY};
+use crate::limits::{NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, STATUS_PASSES_MAX, SYNC_RETRY};
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
 use crate::status::{self, StatusInput, merge};
@@ -312,13 +312,18 @@ fn retry(outcome: &Outcome, now: Now) -> Result<(), Mono> {
     if outcome.is_ok() {
         return Ok(());
     }
-    let usual = now.mono + SYNC_RETRY;
+    let failures = outcome.results.iter().filter_map(|result| result.failure.as_ref());
+    // containerd's words, after an agent or a connection was cut off in the middle of RunPodSandbox.
+    let usual = if failures.clone().any(|failure| failure.message.contains("is reserved for")) {
+        now.mono + NAME_RESERVED_RETRY
+    } else {
+        now.mono + SYNC_RETRY
+    };
     let wake_at = outcome.wake_at();
     let pulled = |failure: &Failure| match failure.error {
         SyncError::Image(problem) => problem.is_of_a_pull(),
         _ => false,
     };
-    let failures = outcome.results.iter().filter_map(|result| result.failure.as_ref());
     Err(if outcome.only_waits() && failures.clone().any(pulled) {
         // A sync in between, to show ImagePullBackOff.
         let shown = now.mono + PULL_ERROR_SHOWN;

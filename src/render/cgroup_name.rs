@@ -25,25 +25,6 @@ pub fn pod_cgroup_candidates(node: &NodeSettings, uid: &str) -> [String; 3] {
     CLASSES.map(|class| literal(node, class, Some(&format!("pod{uid}"))))
 }
 
-/// The three directories pods' cgroups stand in.
-pub fn class_cgroups(node: &NodeSettings) -> [String; 3] {
-    CLASSES.map(|class| literal(node, class, None))
-}
-
-/// The UID of a directory found in one of [`class_cgroups`]; `None` when it is not a pod's (`IsPodCgroup`).
-///
-/// The systemd driver writes `_` for `-`, and no pod UID holds `_`.
-pub fn uid_of_cgroup(node: &NodeSettings, directory: &str) -> Option<String> {
-    let uid = match node.cgroup_driver {
-        CgroupDriver::Cgroupfs => directory.strip_prefix("pod")?.to_owned(),
-        CgroupDriver::Systemd => {
-            let last = directory.strip_suffix(".slice")?.rsplit('-').next()?;
-            last.strip_prefix("pod")?.replace('_', "-")
-        }
-    };
-    (!uid.is_empty() && !uid.contains("pod")).then_some(uid)
-}
-
 fn literal(node: &NodeSettings, class: Option<&str>, pod: Option<&str>) -> String {
     let root = node.cgroup_root.split('/').filter(|part| !part.is_empty());
     let parts = root.chain([KUBEPODS]).chain(class).chain(pod);
@@ -91,20 +72,5 @@ mod tests {
             "/edge_1.slice/edge_1-x.slice/edge_1-x-kubepods.slice/edge_1-x-kubepods-burstable.slice/\
              edge_1-x-kubepods-burstable-poda_b.slice"
         );
-    }
-
-    #[test]
-    fn a_directory_gives_its_uid_back() {
-        let mut node = NodeSettings::new("n", "/r");
-        for driver in [CgroupDriver::Cgroupfs, CgroupDriver::Systemd] {
-            node.cgroup_driver = driver;
-            for name in pod_cgroup_candidates(&node, "ab12-34") {
-                let directory = name.rsplit('/').next().unwrap();
-                assert_eq!(uid_of_cgroup(&node, directory).as_deref(), Some("ab12-34"), "{name}");
-            }
-            for other in ["burstable", "kubepods-burstable.slice", "pod", "podxpody", "cgroup.procs", ".."] {
-                assert_eq!(uid_of_cgroup(&node, other), None, "{other}");
-            }
-        }
     }
 }

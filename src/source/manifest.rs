@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 
 use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use super::identity::{self, NodeName};
@@ -19,6 +21,23 @@ pub struct ManifestPod {
     pub document: u32,
     /// The hash of its whole manifest.
     pub config_hash: Box<str>,
+}
+
+/// `v1.Pod` without its status, which a manifest does not decide: reading the status types would cost the binary tens
+/// of kilobytes.
+#[derive(Deserialize)]
+#[serde(rename = "Pod", rename_all = "camelCase")]
+struct PodManifest {
+    /// Checked before (`version_error`); only its type is looked at here.
+    #[serde(rename = "apiVersion", default)]
+    _api_version: Option<String>,
+    /// As `apiVersion`.
+    #[serde(rename = "kind", default)]
+    _kind: Option<String>,
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<PodSpec>,
 }
 
 /// What one file says.
@@ -200,8 +219,8 @@ impl FileReader<'_> {
             error.path = prefix(&error.path);
             return self.report(Some(document), called, error);
         }
-        let mut pod: Pod = match typed::read(tree, at) {
-            Ok(pod) => pod,
+        let mut pod = match typed::read::<PodManifest>(tree, at) {
+            Ok(read) => Pod { metadata: read.metadata, spec: read.spec, status: None },
             Err(errors) => {
                 for error in errors {
                     self.report(Some(document), called, error);

@@ -108,3 +108,19 @@ fn one_image_for_many_pods_is_pulled_once() {
     world.until("all", |world| world.running().len() == 8);
     assert!(world.count("PullImage") <= 8, "{}", world.trace());
 }
+
+#[test]
+fn a_pull_that_hangs_keeps_other_pulls_waiting_for_a_minute_only() {
+    let world = World::new();
+    world.fake.hang_on("PullImage", "slow");
+    world.put("web", SLOW);
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    let began = world.seconds();
+    world.put("next", "containers: [{name: app, image: 'fast:1'}]");
+    world.until("the next one", |world| world.phase("next") == "Running");
+    let waited = world.seconds() - began;
+    assert!((50..=65).contains(&waited), "{waited} s");
+    world.fake.heal("PullImage");
+    world.until("the slow one", |world| world.phase("web") == "Running");
+    assert_eq!(world.count("PullImage"), 2, "the first pull went on beside the second");
+}

@@ -127,11 +127,14 @@ fn once_fails_with_the_reason_of_a_pod_that_crashes() {
     let (lines, all_well) = world.once();
     assert!(!all_well && lines[0].contains("ErrImagePull") && lines[0].contains("nothere:1"), "{lines:?}");
 
-    let world = World::without_agent();
-    world.fake.program("app", Program::exits(2, Duration::ZERO));
-    world.put("web", &format!("restartPolicy: Never, {APP}"));
-    let (lines, all_well) = world.once();
-    assert!(!all_well && lines[0].contains("Failed"), "{lines:?}");
+    // It runs for a moment first, which is not what was asked for.
+    for after in [Duration::ZERO, Duration::from_millis(900)] {
+        let world = World::without_agent();
+        world.fake.program("app", Program::exits(2, after));
+        world.put("web", &format!("restartPolicy: Never, {APP}"));
+        let (lines, all_well) = world.once();
+        assert!(!all_well && lines[0].contains("Failed"), "{lines:?}");
+    }
 }
 
 #[test]
@@ -154,4 +157,19 @@ fn once_gives_up_on_what_does_not_come() {
     let (lines, all_well) = world.once();
     assert!(!all_well && lines.len() == 2, "{lines:?}");
     assert!(lines.iter().all(|line| line.ends_with("does not run yet")), "{lines:?}");
+}
+
+#[test]
+fn without_a_runtime_the_commands_are_told_why_there_are_no_pods() {
+    let world = World::without_agent();
+    world.put("web", APP);
+    world.fake.refuse_connections();
+    world.start_in_trouble();
+    world.wait("the reason", |world| {
+        let (code, body) = world.ask("/pods?output=table");
+        code == 404 && body.contains("runtime socket")
+    });
+    assert_eq!(world.ask("/healthz"), (200, "ok".to_owned()));
+    world.fake.accept_connections();
+    world.until("the pod", |world| world.ask("/pods").0 == 200 && world.phase("web") == "Running");
 }
