@@ -107,13 +107,13 @@ fn resolv_conf(path: &Path) -> Option<ResolvConf> {
     if path.as_os_str().is_empty() {
         return None;
     }
-    let mut text = String::new();
-    let outcome = fs::File::open(path)
-        .and_then(|file| file.take(RESOLV_CONF_BYTES_MAX as u64).read_to_string(&mut text));
+    let mut text = Vec::new();
+    let outcome =
+        fs::File::open(path).and_then(|file| file.take(RESOLV_CONF_BYTES_MAX as u64).read_to_end(&mut text));
     if let Err(error) = outcome {
         log::warn!("{}: {error}; pods get no name servers from the node", path.display());
     }
-    Some(ResolvConf::parse(&text))
+    Some(ResolvConf::parse(&String::from_utf8_lossy(&text)))
 }
 
 /// Intel machines show these; containers do not need them (runtime-spec default masks, added by the kubelet).

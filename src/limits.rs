@@ -236,7 +236,7 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 /// Events waiting for the loop. Full: the tasks that bring more wait.
 pub const EVENTS_QUEUED_MAX: usize = 256;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
-pub const BLOCKING_JOBS_MAX: usize = 2;
+pub const BLOCKING_JOBS_MAX: usize = 4;
 /// How long a failed pull is shown as such before the status says that it waits for the next try.
 pub const PULL_ERROR_SHOWN: Duration = Duration::from_secs(2);
 /// Times a status is computed anew at once, each leaning on the one before. Not at rest then: the next change goes on.

@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use super::text::harmless;
 use super::{SocketArg, checked_name, client, color_query, fail, print};
 
 #[derive(Debug, clap::Args)]
@@ -18,6 +19,9 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> ExitCode {
     let pod = args.pod.strip_prefix("pod/").unwrap_or(&args.pod);
     let (namespace, name) = match pod.split_once('/') {
+        Some((namespace, _)) if args.namespace.as_deref().is_some_and(|given| given != namespace) => {
+            return fail(&format!("{} and -n name two namespaces; give one", harmless(pod)));
+        }
         Some((namespace, name)) => (Some(namespace), name),
         None => (args.namespace.as_deref(), pod),
     };

@@ -37,7 +37,6 @@ enum Command {
     /// Check manifests without an agent
     Check(check::Args),
     /// List the pods of this node
-    #[command(visible_alias = "get")]
     Pods(pods::Args),
     /// Show all that is known of a pod, and why it is not running
     Describe(describe::Args),

@@ -90,7 +90,7 @@ impl Server {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| fail("its directory cannot be made", e))?;
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if is_answered(path) {
             return Err(format!(
                 "socket {}: another agent answers there; stop it or choose another with --socket",
                 path.display()
@@ -157,6 +157,17 @@ impl Server {
                 .detach();
         }
     }
+}
+
+/// Somebody listens there. Does not wait: a full queue means somebody too.
+fn is_answered(path: &Path) -> bool {
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let Ok(socket) = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None) else {
+        return false;
+    };
+    let Ok(address) = SocketAddrUnix::new(path) else { return false };
+    matches!(net::connect(&socket, &address), Ok(()) | Err(rustix::io::Errno::AGAIN))
 }
 
 /// A listening socket whose file has mode 0600 from its first instant: no moment in which another user could
