@@ -9,9 +9,11 @@ const SUBDOMAIN_BYTES_MAX: usize = 253;
 pub(crate) fn dns_label_error(text: &str) -> Option<String> {
     let mut errors = Vec::new();
     if text.len() > LABEL_BYTES_MAX {
-        errors.push(format!("must be no more than {LABEL_BYTES_MAX} bytes"));
+        errors.push(format!("must be no more than {LABEL_BYTES_MAX} characters"));
     }
-    if !is_dns_label(text) {
+    if !is_dns_label(text) && text.split('.').all(is_dns_label) {
+        errors.push("must not contain dots".to_owned());
+    } else if !is_dns_label(text) {
         errors.push(
             "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
              and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
@@ -22,11 +24,17 @@ pub(crate) fn dns_label_error(text: &str) -> Option<String> {
     (!errors.is_empty()).then(|| errors.join(";"))
 }
 
-/// Why the text is no DNS subdomain (`IsDNS1123Subdomain`).
+/// Why the text is no DNS subdomain (`util/validation.IsDNS1123Subdomain`).
 pub(crate) fn dns_subdomain_error(text: &str) -> Option<String> {
+    let errors = dns_subdomain_errors(text, "characters");
+    (!errors.is_empty()).then(|| errors.join(";"))
+}
+
+/// The kubelet has two such functions, which name the unit of the length differently.
+fn dns_subdomain_errors(text: &str, unit: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if text.len() > SUBDOMAIN_BYTES_MAX {
-        errors.push(format!("must be no more than {SUBDOMAIN_BYTES_MAX} bytes"));
+        errors.push(format!("must be no more than {SUBDOMAIN_BYTES_MAX} {unit}"));
     }
     if !text.split('.').all(is_dns_label) {
         errors.push(
@@ -36,7 +44,7 @@ pub(crate) fn dns_subdomain_error(text: &str) -> Option<String> {
                 .into(),
         );
     }
-    (!errors.is_empty()).then(|| errors.join(";"))
+    errors
 }
 
 fn is_dns_label(text: &str) -> bool {
@@ -46,7 +54,7 @@ fn is_dns_label(text: &str) -> bool {
         && text.bytes().next_back().is_some_and(alphanumeric)
 }
 
-/// Why the text is no label or annotation key (`IsQualifiedName`).
+/// Why the text is no label or annotation key (`validate/content.IsLabelKey`), joined as the kubelet's messages join it.
 pub(crate) fn qualified_name_error(text: &str) -> Option<String> {
     const FORM: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
                         alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \
@@ -57,15 +65,15 @@ pub(crate) fn qualified_name_error(text: &str) -> Option<String> {
         [prefix, name] => {
             if prefix.is_empty() {
                 errors.push("prefix part must be non-empty".to_owned());
-            } else if let Some(error) = dns_subdomain_error(prefix) {
-                errors.push(format!("prefix part {error}"));
+            } else {
+                let of_prefix = dns_subdomain_errors(prefix, "bytes");
+                errors.extend(of_prefix.into_iter().map(|error| format!("prefix part {error}")));
             }
             name
         }
         _ => {
             return Some(format!(
-                "a valid label must be an optional DNS subdomain prefix and name: a qualified name {FORM} with an \
-                 optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a valid label key {FORM} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             ));
         }
     };
@@ -79,7 +87,7 @@ pub(crate) fn qualified_name_error(text: &str) -> Option<String> {
     if !(name.bytes().all(inner) && edge(name.bytes().next()) && edge(name.bytes().next_back())) {
         errors.push(format!("name part {FORM}"));
     }
-    (!errors.is_empty()).then(|| errors.join("; "))
+    (!errors.is_empty()).then(|| errors.join(";"))
 }
 
 /// The text in double quotes with Go's escapes (`%q`).
@@ -132,7 +140,10 @@ mod tests {
             assert_eq!(dns_subdomain_error(text).is_none(), subdomain, "{text}");
         }
         let long = dns_label_error(&"a".repeat(64));
-        assert_eq!(long.as_deref(), Some("must be no more than 63 bytes"));
+        assert_eq!(long.as_deref(), Some("must be no more than 63 characters"));
+        assert_eq!(dns_label_error("a.b").as_deref(), Some("must not contain dots"));
+        let long = dns_subdomain_error(&"a".repeat(254));
+        assert_eq!(long.as_deref(), Some("must be no more than 253 characters"));
     }
 
     #[test]
@@ -149,6 +160,11 @@ mod tests {
         ] {
             assert_eq!(qualified_name_error(text).is_none(), valid, "{text}");
         }
+        let long = qualified_name_error(&format!("{}/{}", "a".repeat(254), "b".repeat(64)));
+        assert_eq!(
+            long.as_deref(),
+            Some("prefix part must be no more than 253 bytes;name part must be no more than 63 bytes")
+        );
     }
 
     #[test]
