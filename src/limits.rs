@@ -235,6 +235,9 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 
 /// Events waiting for the loop. Full: the tasks that bring more wait.
 pub const EVENTS_QUEUED_MAX: usize = 256;
+/// Calls that make a sandbox, or create and start a container, at once. Full: further pods wait their turn; pulls and
+/// stops take none.
+pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
 /// How long a failed pull is shown as such before the status says that it waits for the next try.

@@ -30,7 +30,7 @@ use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
     BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX,
-    RELIST_RETRY_MAX,
+    RELIST_RETRY_MAX, STARTS_AT_ONCE_MAX,
 };
 use crate::model::{Mono, PodKey};
 use crate::render::{NoSources, NodeSettings};
@@ -322,6 +322,7 @@ fn context<R>(
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),
         blocking: Rc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+        starts: Rc::new(Semaphore::new(STARTS_AT_ONCE_MAX)),
         give_up: GiveUp::default(),
         node,
     }

@@ -70,6 +70,7 @@ impl World {
             container_logs_dir: Rc::from(dir.path().join("containers")),
             hosts_file: Rc::from(dir.path().join("hosts")),
             blocking: Rc::new(smol::lock::Semaphore::new(1)),
+            starts: Rc::new(smol::lock::Semaphore::new(1)),
             give_up: smolet::sync::act::GiveUp::default(),
         };
         let backoff = RefCell::new(Backoff::new(clock.now().mono, CRASH_BACKOFF_MAX));

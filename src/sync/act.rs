@@ -72,6 +72,8 @@ pub struct ActContext<R> {
     pub hosts_file: Rc<Path>,
     /// Turns on the blocking pool.
     pub blocking: Rc<Semaphore>,
+    /// Turns for making sandboxes and starting containers (`limits::STARTS_AT_ONCE_MAX`).
+    pub starts: Rc<Semaphore>,
     /// Of this act alone.
     pub give_up: GiveUp,
 }
@@ -118,6 +120,7 @@ impl<R> Clone for ActContext<R> {
             container_logs_dir: self.container_logs_dir.clone(),
             hosts_file: self.hosts_file.clone(),
             blocking: self.blocking.clone(),
+            starts: self.starts.clone(),
             give_up: self.give_up.clone(),
         }
     }
@@ -363,7 +366,10 @@ async fn make_sandbox<'a, R: Runtime>(
         }
     }
     let run = match runtime_handler(pod) {
-        Ok(handler) => ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string()),
+        Ok(handler) => {
+            let _turn = ctx.starts.acquire().await;
+            ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string())
+        }
         Err(error) => Err(error),
     };
     let id = match run {

@@ -75,10 +75,12 @@ pub(super) async fn start_container<R: Runtime>(
     let made = Made { restart_count, image: &image, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
+    let turn = ctx.starts.acquire().await;
     let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));
     let started = ctx.runtime.start_container(&id).await;
+    drop(turn);
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);

@@ -179,3 +179,17 @@ fn volumes_are_made_for_the_pod_and_go_with_it() {
     assert!(!pod_dir.exists());
     assert_eq!(std::fs::read_to_string(host.join("data")).unwrap(), "of the node");
 }
+
+#[test]
+fn sandboxes_are_made_eight_at_a_time() {
+    let world = World::without_agent();
+    world.fake.hang("RunPodSandbox");
+    for number in 0..30 {
+        world.put(&format!("p{number}"), "containers: [{name: app, image: 'busybox:1'}]");
+    }
+    world.start();
+    world.pass(3);
+    assert_eq!(world.count("RunPodSandbox"), 8, "{:?}", world.actions());
+    world.fake.heal("RunPodSandbox");
+    world.until("all of them", |world| world.running().len() == 30);
+}

@@ -102,6 +102,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         container_logs_dir: Rc::from(dir.join("containers")),
         hosts_file: Rc::from(dir.join("hosts")),
         blocking: Rc::new(smol::lock::Semaphore::new(1)),
+        starts: Rc::new(smol::lock::Semaphore::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
     }
 }
