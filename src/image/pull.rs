@@ -153,6 +153,14 @@ impl ImagePuller {
         }
     }
 
+    /// Forgets that the image could not be pulled for that pod: it begins afresh.
+    pub fn forget(&self, pod: &PodUid, image: &str) {
+        let key = BackoffKey::image(pod, image);
+        let mut failures = self.failures.borrow_mut();
+        failures.backoff.forget(key);
+        failures.messages.retain(|(known, _)| *known != key);
+    }
+
     /// `EnsureImageExists`. `note` is told what happens while it happens: pulls take minutes.
     pub async fn ensure<R: Runtime>(
         &self,

@@ -218,6 +218,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The history went with the record; the waits go too.
             for container in pod.init_containers().iter().chain(pod.containers()) {
                 self.backoff.forget(BackoffKey::container(&pod, container));
+                self.ctx.images.forget(&pod.key.uid, container.image.as_deref().unwrap_or_default());
             }
             self.insert(pod, record.file);
             touched.insert(key.uid);

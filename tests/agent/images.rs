@@ -124,3 +124,26 @@ fn a_pull_that_hangs_keeps_other_pulls_waiting_for_a_minute_only() {
     world.until("the slow one", |world| world.phase("web") == "Running");
     assert_eq!(world.count("PullImage"), 2, "the first pull went on beside the second");
 }
+
+#[test]
+fn a_pod_restored_while_it_ends_pulls_at_once_whatever_its_back_off_was() {
+    let world = World::new();
+    world.fake.missing_image("slow:1");
+    world.put("web", SLOW);
+    world.until("the back-off", |world| world.waiting("web", "app").0 == "ImagePullBackOff");
+    // Pulls at 0, 10 and 30 s: the next would be at 70 s.
+    world.pass(32);
+    let pulls = world.count("PullImage");
+    world.fake.hang("StopPodSandbox");
+    world.remove("web");
+    world.until("its end begins", |world| world.count("StopPodSandbox") > 0);
+    // It is in the registry now, not on the machine.
+    world.fake.state().missing.clear();
+    world.put("web", SLOW);
+    world.pass(2);
+    world.fake.heal("StopPodSandbox");
+    let begun = world.seconds();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    assert!(world.seconds() - begun <= 5, "{} s", world.seconds() - begun);
+    assert_eq!(world.count("PullImage"), pulls + 1);
+}
