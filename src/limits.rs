@@ -234,7 +234,7 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 // ---- node loop -------------------------------------------------------------------------------------------
 
 /// Events waiting for the loop. Full: the tasks that bring more wait.
-pub const EVENTS_QUEUED_MAX: usize = 256;
+pub const EVENTS_QUEUED_MAX: usize = 32;
 /// Calls that make a sandbox, or create and start a container, at once. Full: further pods wait their turn; pulls and
 /// stops take none.
 pub const STARTS_AT_ONCE_MAX: usize = 8;

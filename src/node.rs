@@ -30,7 +30,7 @@ use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
     BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX,
-    RELIST_RETRY_MAX, STARTS_AT_ONCE_MAX,
+    RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX,
 };
 use crate::model::{Mono, PodKey};
 use crate::render::{NoSources, NodeSettings};
@@ -92,7 +92,7 @@ pub async fn run_until(
     }
 
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
-    let (queries, asked) = smol::channel::bounded(EVENTS_QUEUED_MAX);
+    let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
     let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries));
 
     let why = RefCell::new("the agent looks for its container runtime".to_owned());

@@ -32,7 +32,8 @@ pub(super) fn run(args: &Args) -> ExitCode {
         Err(error) => return fail(&error.to_string()),
     };
     let executor = Rc::new(LocalExecutor::new());
-    let agent = node::run(&config, args.once, &executor, Rc::new(SystemClock));
+    // On the heap: the executor would copy it, as large as the whole wiring, into each of its own futures.
+    let agent = Box::pin(node::run(&config, args.once, &executor, Rc::new(SystemClock)));
     let ended = async_io::block_on(executor.run(agent));
     match ended {
         Ok(Ending::Stopped) => ExitCode::SUCCESS,

@@ -16,7 +16,7 @@ use super::{
 };
 use super::{convert, termination};
 use crate::clock::SharedClock;
-use crate::grpc::{Channel, Code, Field, GrpcError, Value};
+use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
@@ -66,21 +66,25 @@ impl GrpcRuntime {
     }
 
     /// A call with the usual deadline.
-    async fn call<A: Message + Default>(
-        &self,
+    fn call<'s, A: Message + Default + 'static>(
+        &'s self,
         method: &'static str,
-        request: &impl Message,
-    ) -> RuntimeResult<A> {
-        self.call_within(method, request, Some(self.timeout)).await
+        request: impl Message,
+    ) -> Call<'s, A, RuntimeError> {
+        self.call_within(method, request, Some(self.timeout))
     }
 
-    async fn call_within<A: Message + Default>(
-        &self,
+    /// Takes the request, which is encoded at once: a call may wait for minutes, and a task keeps what its async
+    /// functions are given.
+    fn call_within<'s, A: Message + Default + 'static>(
+        &'s self,
         method: &'static str,
-        request: &impl Message,
+        request: impl Message,
         deadline: Option<Duration>,
-    ) -> RuntimeResult<A> {
-        self.channel.unary(method, request, deadline).await.map_err(|error| blame(method, error))
+    ) -> Call<'s, A, RuntimeError> {
+        let call = self.channel.unary(method, &request, deadline);
+        drop(request);
+        Box::pin(async move { call.await.map_err(|error| blame(method, error)) })
     }
 
     /// A list whose items are field 1 of the answer. An item over `limits::CRI_ITEM_BYTES_MAX` or without an id is
@@ -123,7 +127,7 @@ impl Runtime for GrpcRuntime {
     async fn version(&self) -> RuntimeResult<RuntimeVersion> {
         // The kubelet's own API version; runtimes ignore it.
         let request = cri::VersionRequest { version: "0.1.0".to_owned() };
-        let answer: cri::VersionResponse = self.call(method!("Runtime", "Version"), &request).await?;
+        let answer: cri::VersionResponse = self.call(method!("Runtime", "Version"), request).await?;
         let text = |text| convert::cut(text, CRI_TEXT_BYTES_MAX);
         Ok(RuntimeVersion {
             runtime_name: text(answer.runtime_name),
@@ -134,7 +138,7 @@ impl Runtime for GrpcRuntime {
 
     async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
         let request = cri::StatusRequest { verbose: false };
-        self.call(method!("Runtime", "Status"), &request).await.map(convert::conditions)
+        self.call(method!("Runtime", "Status"), request).await.map(convert::conditions)
     }
 
     async fn run_pod_sandbox(
@@ -147,29 +151,28 @@ impl Runtime for GrpcRuntime {
             cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         // Twice the usual time: the pause image may have to be pulled and the network set up.
         let answer: cri::RunPodSandboxResponse =
-            self.call_within(METHOD, &request, Some(self.timeout.saturating_mul(2))).await?;
+            self.call_within(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
         convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
     }
 
     async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
         idempotent(
-            self.call::<cri::StopPodSandboxResponse>(method!("Runtime", "StopPodSandbox"), &request).await,
+            self.call::<cri::StopPodSandboxResponse>(method!("Runtime", "StopPodSandbox"), request).await,
         )
     }
 
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
         let request = cri::RemovePodSandboxRequest { pod_sandbox_id: id.to_string() };
         idempotent(
-            self.call::<cri::RemovePodSandboxResponse>(method!("Runtime", "RemovePodSandbox"), &request)
-                .await,
+            self.call::<cri::RemovePodSandboxResponse>(method!("Runtime", "RemovePodSandbox"), request).await,
         )
     }
 
     async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus> {
         const METHOD: &str = method!("Runtime", "PodSandboxStatus");
         let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_string(), verbose: false };
-        let answer: cri::PodSandboxStatusResponse = self.call(METHOD, &request).await?;
+        let answer: cri::PodSandboxStatusResponse = self.call(METHOD, request).await?;
         answer.status.and_then(convert::sandbox_status).ok_or_else(|| no_id(METHOD))
     }
 
@@ -197,13 +200,13 @@ impl Runtime for GrpcRuntime {
             config: Some(config.clone()),
             sandbox_config: Some(sandbox_config.clone()),
         };
-        let answer: cri::CreateContainerResponse = self.call(METHOD, &request).await?;
+        let answer: cri::CreateContainerResponse = self.call(METHOD, request).await?;
         convert::id(answer.container_id).map(ContainerId::from).ok_or_else(|| no_id(METHOD))
     }
 
     async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()> {
         let request = cri::StartContainerRequest { container_id: id.to_string() };
-        let answer = self.call::<cri::StartContainerResponse>(method!("Runtime", "StartContainer"), &request);
+        let answer = self.call::<cri::StartContainerResponse>(method!("Runtime", "StartContainer"), request);
         answer.await.map(drop)
     }
 
@@ -214,7 +217,7 @@ impl Runtime for GrpcRuntime {
         idempotent(
             self.call_within::<cri::StopContainerResponse>(
                 method!("Runtime", "StopContainer"),
-                &request,
+                request,
                 Some(deadline),
             )
             .await,
@@ -224,14 +227,14 @@ impl Runtime for GrpcRuntime {
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
         let request = cri::RemoveContainerRequest { container_id: id.to_string() };
         idempotent(
-            self.call::<cri::RemoveContainerResponse>(method!("Runtime", "RemoveContainer"), &request).await,
+            self.call::<cri::RemoveContainerResponse>(method!("Runtime", "RemoveContainer"), request).await,
         )
     }
 
     async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus> {
         const METHOD: &str = method!("Runtime", "ContainerStatus");
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
-        let answer: cri::ContainerStatusResponse = self.call(METHOD, &request).await?;
+        let answer: cri::ContainerStatusResponse = self.call(METHOD, request).await?;
         let status = answer.status.unwrap_or_default();
         let last_word = termination::message(&status);
         let mut status = convert::container_status(status).ok_or_else(|| no_id(METHOD))?;
@@ -293,13 +296,13 @@ impl Runtime for GrpcRuntime {
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
         let answer =
-            self.call::<cri::ReopenContainerLogResponse>(method!("Runtime", "ReopenContainerLog"), &request);
+            self.call::<cri::ReopenContainerLogResponse>(method!("Runtime", "ReopenContainerLog"), request);
         answer.await.map(drop)
     }
 
     async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {
         let request = cri::ImageStatusRequest { image: Some(spec(image)), verbose: false };
-        let answer: cri::ImageStatusResponse = self.call(method!("Image", "ImageStatus"), &request).await?;
+        let answer: cri::ImageStatusResponse = self.call(method!("Image", "ImageStatus"), request).await?;
         // An image without an id counts as absent; the kubelet makes it an error and pulls again later.
         Ok(answer.image.and_then(convert::image))
     }
@@ -321,18 +324,18 @@ impl Runtime for GrpcRuntime {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        let answer: cri::PullImageResponse = self.call_within(METHOD, &request, None).await?;
+        let answer: cri::PullImageResponse = self.call_within(METHOD, request, None).await?;
         convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
     }
 
     async fn remove_image(&self, image: &str) -> RuntimeResult<()> {
         let request = cri::RemoveImageRequest { image: Some(spec(image)) };
-        idempotent(self.call::<cri::RemoveImageResponse>(method!("Image", "RemoveImage"), &request).await)
+        idempotent(self.call::<cri::RemoveImageResponse>(method!("Image", "RemoveImage"), request).await)
     }
 
     async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>> {
         let request = cri::ImageFsInfoRequest {};
-        self.call(method!("Image", "ImageFsInfo"), &request).await.map(convert::filesystems)
+        self.call(method!("Image", "ImageFsInfo"), request).await.map(convert::filesystems)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Calls over the one connection: request out, answer in, deadline beside them.
 
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +21,9 @@ use super::status::{GrpcError, of_head, of_headers};
 use super::streaming::{Sender, Streaming};
 use crate::clock::SharedClock;
 use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
+
+/// A call under way.
+pub type Call<'s, A, E = GrpcError> = Pin<Box<dyn Future<Output = Result<A, E>> + 's>>;
 
 /// A gRPC server behind a Unix socket. Clones share one connection.
 ///
@@ -55,14 +59,18 @@ impl Channel {
 
     /// One request, one answer of at most `limits::GRPC_ANSWER_BYTES_MAX`. `method` is `/package.Service/Method`;
     /// `deadline` covers everything from connecting to the trailers, `None` = as long as it takes.
-    pub async fn unary<A: Message + Default>(
-        &self,
+    ///
+    /// The request is encoded at once and not kept, and the call stands on the heap while it runs: tasks that make
+    /// calls stay small.
+    pub fn unary<'s, A: Message + Default + 'static>(
+        &'s self,
         method: &'static str,
         request: &impl Message,
         deadline: Option<Duration>,
-    ) -> Result<A, GrpcError> {
+    ) -> Call<'s, A> {
+        let message = framed(request);
         // Only encoding and decoding know the types: the rest is compiled once for all methods.
-        decoded(&self.whole(method, framed(request)?, deadline).await?)
+        Box::pin(async move { decoded(&self.whole(method, message?, deadline).await?) })
     }
 
     async fn whole(
@@ -86,7 +94,7 @@ impl Channel {
         cap: usize,
         each: &mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
     ) -> Result<(), GrpcError> {
-        self.exchange(method, framed(request)?, deadline, &mut Fields::new(cap, each)).await
+        Box::pin(self.exchange(method, framed(request)?, deadline, &mut Fields::new(cap, each))).await
     }
 
     /// One request, many answers. Returns when the request is on its way, without waiting for the server's headers: a

@@ -22,7 +22,7 @@ mod message;
 mod status;
 mod streaming;
 
-pub use channel::Channel;
+pub use channel::{Call, Channel};
 pub use message::{Deframer, Field, Fields, Sink, Value, Whole};
 pub use status::{Code, GrpcError};
 pub use streaming::{Sender, Streaming};

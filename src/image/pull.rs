@@ -202,7 +202,10 @@ impl ImagePuller {
                 let message = format!("Container image {wanted} is not present with pull policy of Never");
                 fail(ImageProblem::NeverPull, "ErrImageNeverPull", message)
             }
-            PullPolicy::Always | PullPolicy::IfNotPresent => self.pull(runtime, request, &name, note).await,
+            // On the heap: most starts find their image, and need no room for a pull.
+            PullPolicy::Always | PullPolicy::IfNotPresent => {
+                Box::pin(self.pull(runtime, request, &name, note)).await
+            }
         }
     }
 

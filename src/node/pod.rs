@@ -163,6 +163,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
+        record.give_up = None;
         match result {
             JobResult::Read(Ok(mut observed)) => {
                 pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);

@@ -103,6 +103,9 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
             Err(error) => return Err(error),
         }
     }
+    // Kept as long as the pod is: most pods have one of each.
+    observed.sandboxes.shrink_to_fit();
+    observed.containers.shrink_to_fit();
     observed.ips = pod_ips(&observed);
     Ok(observed)
 }

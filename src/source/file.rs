@@ -382,7 +382,9 @@ impl FileSource {
         if unstable {
             self.look_at = self.look_at.min(now + limits::MANIFEST_GRACE);
         }
-        let pods: Vec<SourcedPod> = parsed.pods.into_iter().map(|pod| sourced(pod, &path)).collect();
+        let mut pods: Vec<SourcedPod> = parsed.pods.into_iter().map(|pod| sourced(pod, &path)).collect();
+        // It stands where the much larger typed pods stood.
+        pods.shrink_to_fit();
         let same_pods = pods.len() == record.pods.len()
             && pods.iter().zip(&record.pods).all(|(new, old)| {
                 (&new.pod.key, &new.config_hash, &new.origin) == (&old.pod.key, &old.config_hash, &old.origin)

@@ -188,6 +188,7 @@ fn sandboxes_are_made_eight_at_a_time() {
         world.put(&format!("p{number}"), "containers: [{name: app, image: 'busybox:1'}]");
     }
     world.start();
+    world.until("the first of them", |world| world.count("RunPodSandbox") > 0);
     world.pass(3);
     assert_eq!(world.count("RunPodSandbox"), 8, "{:?}", world.actions());
     world.fake.heal("RunPodSandbox");
