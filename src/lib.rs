@@ -21,6 +21,7 @@
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! of `grpc` `message` and `status`, of `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
 
+mod blocking;
 pub mod cgroup;
 pub mod cli;
 pub mod clock;

@@ -35,7 +35,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let blocking = self.ctx.blocking.clone();
         self.disk.write = Some(self.executor.spawn(async move {
             let turn = blocking.acquire().await;
-            let written = smol::unblock(move || pending.write()).await;
+            let written = crate::blocking::unblock(move || pending.write()).await;
             drop(turn);
             // The loop is gone only when the process ends.
             let _ = events.send(Event::IdentityWritten(written)).await;

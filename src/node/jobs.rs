@@ -43,7 +43,7 @@ pub(super) async fn sync<R: Runtime>(
         let steps = volume::pod_volumes(pod, &paths::pod_dir(&ctx.node, &pod.key));
         if !steps.is_empty() {
             let turn = ctx.blocking.acquire().await;
-            let made = smol::unblock(move || volume::make(&steps)).await;
+            let made = crate::blocking::unblock(move || volume::make(&steps)).await;
             drop(turn);
             if let Err(error) = made {
                 (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
@@ -65,7 +65,7 @@ pub(super) async fn remove<R: Runtime>(
     remove_pod(ctx, key, observed).await?;
     let (cgroups, node, uid) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node), key.uid.to_string());
     let turn = ctx.blocking.acquire().await;
-    let removed = smol::unblock(move || remove_from_disk(&cgroups, &node, &uid)).await;
+    let removed = crate::blocking::unblock(move || remove_from_disk(&cgroups, &node, &uid)).await;
     drop(turn);
     removed
 }
@@ -92,7 +92,7 @@ pub(super) async fn sweep<R: Runtime>(
     ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
     let (cgroups, node) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node));
     let turn = ctx.blocking.acquire().await;
-    let swept = smol::unblock(move || {
+    let swept = crate::blocking::unblock(move || {
         let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
             .filter(|uid| !known.contains(uid.as_str()))
             .take(ORPHAN_DIRS_MAX)

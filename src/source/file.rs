@@ -263,7 +263,7 @@ impl FileSource {
             skip,
             watch: self.watched.map_or(Watch::Wanted, Watch::Has),
         };
-        let outcome = smol::unblock(move || scan::look(&request)).await;
+        let outcome = crate::blocking::unblock(move || scan::look(&request)).await;
         // From here on without an await: a dropped `next` leaves either all of this look or none of it.
         self.pending.retain(|_, pending| pending.ready_at() > started.mono);
         self.read_all = false;

@@ -247,7 +247,7 @@ pub async fn remove_pod<R: Runtime>(
     let logs = paths::pod_logs_dir(&ctx.node, key);
     let turn = ctx.blocking.acquire().await;
     // Off the loop's thread: a pod's logs may be large.
-    let removed = smol::unblock(move || match std::fs::remove_dir_all(&logs) {
+    let removed = crate::blocking::unblock(move || match std::fs::remove_dir_all(&logs) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{logs} was not removed: {error}"))
         }

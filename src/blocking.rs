@@ -1,0 +1,56 @@
+//! Work that blocks (directories, mounts, fsync) on a thread of its own, which ends with the work.
+//!
+//! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
+//! nothing, for as long as the agent lives.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Runs `work` on a thread of its own. The caller bounds how many run at once (`limits::BLOCKING_JOBS_MAX`). Dropping the
+/// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.
+pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, receiver) = smol::channel::bounded(1);
+    start(Box::new(move || {
+        // Closed: nobody waits any more.
+        let _ = sender.try_send(work());
+    }));
+    match receiver.recv().await {
+        Ok(done) => done,
+        // Where panics do not end the process (tests), this one goes on.
+        Err(_) => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
+    }
+}
+
+fn start(job: Job) {
+    let job = Arc::new(Mutex::new(Some(job)));
+    let theirs = job.clone();
+    let run = |job: &Mutex<Option<Job>>| {
+        let job = job.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(job) = job {
+            job();
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(move || run(&theirs)) {
+        log::warn!("no thread can be started ({error}): the agent stands still for its work on the disk");
+        run(&job);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_done_elsewhere_and_its_thread_ends() {
+        let here = std::thread::current().id();
+        let there = smol::block_on(unblock(|| std::thread::current().id()));
+        assert_ne!(here, there);
+    }
+
+    #[test]
+    fn a_panic_of_the_work_is_one_of_the_caller() {
+        let caught = std::panic::catch_unwind(|| smol::block_on(unblock(|| -> u8 { panic!("on purpose") })));
+        assert!(caught.is_err());
+    }
+}
