@@ -6,7 +6,7 @@
 //!     sources ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
 //!     (files)                   ▲                              │
 //!                               │                              ▼
-//!     outputs ◄── status ◄──── store ◄─────────────────────  pleg (relist)
+//!     outputs ◄── status ◄──── store ◄─────────────────────  pleg (events, relist)
 //! ```
 //!
 //! One loop ([`node`]) owns all state. It takes one event at a time, changes the state with pure functions and
@@ -15,11 +15,12 @@
 //!
 //! Words: a *pod* is desired (asked for by a source) and observed (reported by the runtime). A *sync* compares the
 //! two, *plans* and *acts*. A *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* asks the
-//! runtime for everything.
+//! runtime for everything; an *event* of the runtime's says where to look before the next one.
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! of `grpc` `message` and `status`, of `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
+//! `pleg::news`, `pleg::watch`, of `grpc` `message` and `status`, of `cli` what makes text, and of `source` all but
+//! `file`, `scan` and `check`.
 
 mod blocking;
 pub mod cgroup;

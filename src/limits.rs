@@ -233,8 +233,9 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 
 // ---- node loop -------------------------------------------------------------------------------------------
 
-/// Events waiting for the loop. Full: the tasks that bring more wait.
-pub const EVENTS_QUEUED_MAX: usize = 32;
+/// Events waiting for the loop. Full: the tasks that bring more wait; one of the runtime's own is dropped and a relist
+/// requested.
+pub const EVENTS_QUEUED_MAX: usize = 128;
 /// Calls that make a sandbox, or create and start a container, at once. Full: further pods wait their turn; pulls and
 /// stops take none.
 pub const STARTS_AT_ONCE_MAX: usize = 8;
@@ -244,8 +245,30 @@ pub const BLOCKING_JOBS_MAX: usize = 4;
 pub const PULL_ERROR_SHOWN: Duration = Duration::from_secs(2);
 /// Times a status is computed anew at once, each leaning on the one before. Not at rest then: the next change goes on.
 pub const STATUS_PASSES_MAX: usize = 4;
-/// Time between two looks at everything in the runtime (kubelet `plegRelistPeriod`).
+/// Time between two looks at everything in the runtime when no events come (kubelet `plegRelistPeriod`).
 pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
+/// The same while events come: it finds, and counts, what they missed (kubelet `eventedPlegRelistPeriod`: 300 s).
+pub const RELIST_PERIOD_MAX: Duration = Duration::from_mins(1);
+/// Longest wait between two attempts to get a stream of events.
+pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
+/// The same while the runtime has no service of events; another version of it may come.
+pub const EVENTS_UNSUPPORTED_RETRY: Duration = Duration::from_mins(5);
+/// How long after a relist an event may come about what the relist shows. Later, or never: the change counts as missed.
+pub const EVENT_LATE_MAX: Duration = Duration::from_secs(1);
+/// First wait before the status of what an event says has ended is looked at; doubles with each look.
+pub const CHANGE_LOOK_FIRST: Duration = Duration::from_millis(5);
+/// How long it is looked at in all. Longer: the pod is read as it is, and the next relist looks again.
+pub const CHANGE_LOOK_TIME: Duration = Duration::from_secs(2);
+/// Changes of one pod that are awaited so at once. Full: the pod is read at once, and a relist requested.
+pub const CHANGES_AWAITED_MAX: usize = 64;
+/// Events about ids that are not known (yet) which are remembered. Full: the oldest is forgotten; a read or the next
+/// relist shows the state all the same.
+pub const STRANGERS_MAX: usize = 64;
+/// How long something that began to run may be unknown. Longer: everything is looked at, for a call of ours that was cut
+/// off may have made it.
+pub const STRANGER_PATIENCE: Duration = Duration::from_secs(5);
+const _: () = assert!(RELIST_PERIOD.as_millis() < RELIST_PERIOD_MAX.as_millis());
+const _: () = assert!(CHANGE_LOOK_FIRST.as_millis() < CHANGE_LOOK_TIME.as_millis());
 /// Longest wait between two looks while the runtime does not answer.
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
 /// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.

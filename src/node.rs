@@ -5,9 +5,11 @@
 
 mod agent;
 mod disk;
+mod events;
 mod jobs;
 mod pod;
 mod record;
+mod relist;
 mod show;
 
 use std::cell::RefCell;

@@ -1,4 +1,4 @@
-//! The CRI v1 messages, generated from `proto/` by `build.rs`.
+//! The CRI v1 messages, and containerd's events, generated from `proto/` by `build.rs`.
 //!
 //! `render` builds the configuration messages directly: they are the CRI's own vocabulary, and a second copy of
 //! them in model types would be transcription. What the runtime *reports* becomes model types in `cri::convert`.
@@ -10,5 +10,13 @@ pub mod runtime {
     /// Version 1.
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+    }
+}
+
+/// What is used of containerd's own event service.
+pub mod containerd {
+    /// Package `containerd.events`.
+    pub mod events {
+        include!(concat!(env!("OUT_DIR"), "/containerd.events.rs"));
     }
 }

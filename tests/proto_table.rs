@@ -112,3 +112,12 @@ fn the_methods_we_call_are_upstreams() {
     }
     assert!(called.len() >= 19, "{called:?}");
 }
+
+#[test]
+fn the_events_we_follow_are_upstreams() {
+    let method = smolet::cri::EventService::Cri.method();
+    let name = method.rsplit('/').next().unwrap().to_owned();
+    assert_eq!(method, format!("/runtime.v1.RuntimeService/{name}"));
+    let (_, request, answer) = &upstream()[&("RuntimeService".to_owned(), name)];
+    assert_eq!((&**request, &**answer), ("GetEventsRequest", "stream ContainerEventResponse"));
+}

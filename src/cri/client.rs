@@ -10,11 +10,11 @@ use std::time::Duration;
 use prost::Message;
 use smol::LocalExecutor;
 
+use super::{EventService, RuntimeEvent, convert, events, termination};
 use super::{
     ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
     RuntimeVersion,
 };
-use super::{convert, termination};
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
@@ -336,6 +336,14 @@ impl Runtime for GrpcRuntime {
     async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>> {
         let request = cri::ImageFsInfoRequest {};
         self.call(method!("Image", "ImageFsInfo"), request).await.map(convert::filesystems)
+    }
+
+    async fn follow_events(
+        &self,
+        service: EventService,
+        each: &mut dyn FnMut(RuntimeEvent),
+    ) -> RuntimeResult<()> {
+        events::follow(&self.channel, service, each).await.map_err(|error| blame(service.method(), error))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The container runtime as smolet sees it: the [`Runtime`] trait in model types, and its gRPC implementation.
 //!
-//! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `endpoint` finds the
-//! socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
+//! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `events` follows what the
+//! runtime tells by itself; `endpoint` finds the socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
 
 pub mod client;
 pub mod convert;
 pub mod endpoint;
+pub mod events;
 pub mod termination;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use crate::model::{
 use crate::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
 
 pub use client::GrpcRuntime;
+pub use events::{EventService, RuntimeEvent, RuntimeEventKind};
 
 /// CRI `VersionResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,4 +200,12 @@ pub trait Runtime {
     async fn remove_image(&self, image: &str) -> RuntimeResult<()>;
     /// `ImageFsInfo`.
     async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>>;
+
+    /// Follows what `service` tells until it ends the stream (`Ok`) or the connection is lost. No deadline; drop the
+    /// future to end it. `each` must not wait: a runtime may stand still behind a reader that does not read.
+    async fn follow_events(
+        &self,
+        service: EventService,
+        each: &mut dyn FnMut(RuntimeEvent),
+    ) -> RuntimeResult<()>;
 }

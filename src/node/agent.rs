@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!     source update ─► desired ─► records (workers) ─► drive: read ─► status ─► plan ─► act ─► read …
-//!     relist ─► what changed ─► touched records ─► drive
+//!     relist, the runtime's events ─► what changed ─► touched records ─► drive
 //! ```
 //!
-//! Sources and relists are here, what follows for one pod in `pod`, what is kept on disk in `disk`. All of it runs on
+//! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
+//! `pod`, what is kept on disk in `disk`. All of it runs on
 //! the loop's thread between two awaits; what takes time is a task (`jobs`).
 
 use std::cell::RefCell;
@@ -19,14 +20,16 @@ use smol::LocalExecutor;
 use smol::channel::Sender;
 
 use super::disk::Disk;
-use super::record::{Record, Seen};
+use super::events::RuntimeEvents;
+use super::record::Record;
+use super::relist::Relisting;
 use crate::cgroup::Cgroups;
-use crate::cri::{Runtime, RuntimeResult};
+use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::EventRing;
-use crate::limits::{HELD_PODS_TOLD_MAX, RELIST_PERIOD, RELIST_RETRY_MAX};
+use crate::limits::HELD_PODS_TOLD_MAX;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
-use crate::pleg::{self, Interest, Relist, RelistPod};
+use crate::pleg::{Relist, RelistPod};
 use crate::source::SourceUpdate;
 use crate::store::identity::Identity;
 use crate::sync::act::ActContext;
@@ -40,6 +43,12 @@ pub(super) enum Event {
     Source(SourceUpdate),
     /// A relist ended.
     Relisted(RuntimeResult<Relist>),
+    /// The runtime tells something.
+    Runtime(RuntimeEvent),
+    /// The stream of that number ended.
+    StreamEnded(u64, RuntimeResult<()>),
+    /// The runtime's status shows what an event told of this id, or does not in time.
+    Shown { uid: PodUid, id: Box<str> },
     /// A pod's job ended; the number tells whose.
     Job { uid: PodUid, job: u64, result: JobResult },
     /// The disk was cleared of pods that are gone.
@@ -76,9 +85,9 @@ pub(super) struct Agent<R> {
     pub(super) backoff: Backoff,
     pub(super) relist: Option<Relist>,
     /// Waits for the first relist: of two manifests that name one pod, the running one stays.
-    early_update: Option<SourceUpdate>,
-    relist_at: Option<Mono>,
-    relist_failures: u32,
+    pub(super) early_update: Option<SourceUpdate>,
+    pub(super) relisting: Relisting,
+    pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
     pub(super) told_held: BTreeSet<PodUid>,
     pub(super) disk: Disk,
@@ -113,8 +122,8 @@ impl<R: Runtime + 'static> Agent<R> {
             backoff: Backoff::new(now.mono, longest_wait),
             relist: None,
             early_update: None,
-            relist_at: Some(now.mono),
-            relist_failures: 0,
+            relisting: Relisting::new(now.mono),
+            runtime_events: RuntimeEvents::new(now.mono),
             jobs: 0,
             told_held: BTreeSet::new(),
             disk: Disk::default(),
@@ -123,14 +132,18 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// The next instant at which something is to be done without an event.
     pub(super) fn due(&self) -> Option<Mono> {
-        self.records.values().filter_map(|record| record.worker.due()).chain(self.relist_at).min()
+        let of_pods = self.records.values().filter_map(|record| record.worker.due());
+        let others = [self.relisting.due(), self.runtime_events_due(), self.disk.due()];
+        of_pods.chain(others.into_iter().flatten()).min()
     }
 
     /// Does what is due. Called after every event and timer.
     pub(super) fn turn(&mut self) {
         let now = self.ctx.clock.now();
-        if self.relist_at.is_some_and(|at| at <= now.mono) {
-            self.start_relist();
+        self.turn_runtime_events(now.mono);
+        self.start_relist_when_due(now.mono);
+        if self.disk.due().is_some_and(|at| at <= now.mono) {
+            self.write_identity();
         }
         let due: Vec<PodUid> = self
             .records
@@ -148,6 +161,9 @@ impl<R: Runtime + 'static> Agent<R> {
         match event {
             Event::Source(update) => self.source(update),
             Event::Relisted(result) => self.relisted(result),
+            Event::Runtime(event) => self.runtime_event(event),
+            Event::StreamEnded(stream, result) => self.stream_ended(stream, result),
+            Event::Shown { uid, id } => self.shown(&uid, &id),
             Event::Job { uid, job, result } => self.job_ended(&uid, job, result),
             Event::Query(query) => self.answer(&query),
             Event::IdentityWritten(result) => self.identity_written(result),
@@ -169,7 +185,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn apply(&mut self, update: SourceUpdate) {
+    pub(super) fn apply(&mut self, update: SourceUpdate) {
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
@@ -266,7 +282,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Pods of ours in the runtime that nothing wants any more.
-    fn end_orphans(&mut self, touched: &mut BTreeSet<PodUid>) {
+    pub(super) fn end_orphans(&mut self, touched: &mut BTreeSet<PodUid>) {
         self.sweep();
         let Some(relist) = &self.relist else { return };
         let ours = relist.pods.iter().filter(|(uid, pod)| {
@@ -290,86 +306,6 @@ impl<R: Runtime + 'static> Agent<R> {
                     "pod {key}: no valid manifest names it; it runs on until all manifests can be read"
                 );
             }
-        }
-    }
-
-    // ---- the runtime -------------------------------------------------------------------------------------
-
-    fn start_relist(&mut self) {
-        self.relist_at = None;
-        for record in self.records.values_mut().filter(|record| record.seen == Seen::BeforeOurJob) {
-            record.seen = Seen::Asked;
-        }
-        let mut uids: BTreeSet<PodUid> = self.records.keys().cloned().collect();
-        uids.extend(self.identity.adopted().iter().cloned());
-        let interest = Interest { node: Rc::from(self.identity.node_name()), uids };
-        let (runtime, events) = (self.ctx.runtime.clone(), self.events.clone());
-        let task = async move {
-            let result = pleg::relist(&*runtime, &interest).await;
-            // The loop is gone only when the process ends.
-            let _ = events.send(Event::Relisted(result)).await;
-        };
-        self.executor.spawn(task).detach();
-    }
-
-    fn relisted(&mut self, result: RuntimeResult<Relist>) {
-        let now = self.ctx.clock.now();
-        let relist = match result {
-            Ok(relist) => relist,
-            Err(error) => {
-                if self.relist_failures == 0 {
-                    log::warn!("the runtime does not answer: {error}; its pods run on, trying again");
-                }
-                self.relist_failures = self.relist_failures.saturating_add(1);
-                let wait = RELIST_PERIOD * 2_u32.saturating_pow(self.relist_failures.min(10) - 1);
-                self.relist_at = Some(now.mono + wait.min(RELIST_RETRY_MAX));
-                return;
-            }
-        };
-        self.relist_at = Some(now.mono + RELIST_PERIOD);
-        // As the kubelet with each `HandlePodCleanups`.
-        self.backoff.collect(now.mono);
-        let mut touched = BTreeSet::new();
-        if std::mem::take(&mut self.relist_failures) > 0 {
-            log::info!("the runtime answers again");
-            for (uid, record) in &mut self.records {
-                record.worker.runtime_is_back();
-                touched.insert(uid.clone());
-            }
-        }
-        let before = self.relist.replace(relist).unwrap_or_default();
-        if let Some(relist) = &self.relist {
-            if before.foreign_sandboxes != relist.foreign_sandboxes {
-                log::info!(
-                    "{} sandboxes in the runtime are not this node's; left alone",
-                    relist.foreign_sandboxes
-                );
-            }
-            for uid in pleg::changed(&before, relist) {
-                if let Some(record) = self.records.get_mut(uid) {
-                    record.worker.touched();
-                    touched.insert(uid.clone());
-                }
-            }
-            let taken_over =
-                |(uid, pod): &(&PodUid, &RelistPod)| !pod.made_here && self.desired.pod(uid).is_some();
-            for (uid, _) in relist.pods.iter().filter(taken_over) {
-                self.disk.changed |= self.identity.adopt(uid);
-            }
-        }
-        self.write_identity();
-        for (uid, record) in self.records.iter_mut().filter(|(_, record)| record.seen == Seen::Asked) {
-            record.seen = Seen::Relisted;
-            record.worker.touched();
-            touched.insert(uid.clone());
-        }
-        if let Some(update) = self.early_update.take() {
-            self.apply(update);
-        }
-        self.end_orphans(&mut touched);
-        self.free_names(&mut touched);
-        for uid in touched {
-            self.drive(&uid);
         }
     }
 }

@@ -22,9 +22,15 @@ pub(super) struct Disk {
     pub(super) spared: Option<BTreeSet<PodUid>>,
 }
 
+impl Disk {
+    /// When a failed write is tried again.
+    pub(super) fn due(&self) -> Option<Mono> {
+        self.write_at.filter(|_| self.changed && self.write.is_none())
+    }
+}
+
 impl<R: Runtime + 'static> Agent<R> {
-    /// Writes the identity file when it changed: one write at a time, or an older one might come last. Asked with
-    /// each relist, which repeats a failed one too.
+    /// Writes the identity file when it changed: one write at a time, or an older one might come last.
     pub(super) fn write_identity(&mut self) {
         let now = self.ctx.clock.now();
         let waits = self.disk.write.is_some() || self.disk.write_at.is_some_and(|at| at > now.mono);

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use super::agent::{Agent, Event, JobResult};
 use super::jobs;
-use super::record::Seen;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{GcPlan, collect_pod};
@@ -132,6 +131,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let (mut ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
         let (give_up, asked) = GiveUp::new();
+        record.overtaken = asked.overtaken.clone();
         ctx.give_up = asked;
         record.give_up = Some(give_up);
         let task = async move {
@@ -154,6 +154,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let _ = events.send(Event::Job { uid: key.uid, job: number, result }).await;
         };
         record.job = number;
+        record.job_began = self.ctx.clock.now().mono;
         record.worker.started(job);
         record.task = Some(self.executor.spawn(task));
     }
@@ -170,7 +171,9 @@ impl<R: Runtime + 'static> Agent<R> {
                 if record.worker.observed().is_none() {
                     record.found_running(&observed, now);
                 }
+                record.agreement.at = record.job_began;
                 record.worker.read(Rc::new(observed), now.mono);
+                self.compare_with_events(uid);
                 self.refresh_status(uid, now);
             }
             JobResult::Read(Err(error)) => {
@@ -185,7 +188,6 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
                 record.failures.learn(&outcome);
-                record.seen = Seen::BeforeOurJob;
                 let key = record.worker.key().clone();
                 record.worker.ended(retry(&outcome, now));
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {

@@ -10,8 +10,10 @@ use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
+use crate::pleg::news::{Instance, Until};
 use crate::status::{StatusFacts, StatusProbe, time};
 use crate::sync::outcome::Outcome;
+use crate::sync::overtaken::Overtaken;
 use crate::sync::worker::Worker;
 
 /// One pod: its life, its status, and the task that works for it.
@@ -30,21 +32,33 @@ pub(super) struct Record {
     pub(super) task: Option<smol::Task<()>>,
     /// Dropping it asks the act in flight to end before its next step.
     pub(super) give_up: Option<Sender<Infallible>>,
-    pub(super) seen: Seen,
+    /// Asks the act in flight for another look before it makes anything.
+    pub(super) overtaken: Overtaken,
+    pub(super) agreement: Agreement,
+    /// What events told, by the id, that the runtime's status does not show yet. At most `CHANGES_AWAITED_MAX`.
+    pub(super) awaited: BTreeMap<Box<str>, Awaited>,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
+    /// When it began.
+    pub(super) job_began: Mono,
 }
 
-/// Whether relists know what our own jobs made. Until one does, comparing relists cannot show that it is gone
-/// again: the pod is read once more after the first that was asked for after the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Seen {
-    /// By a relist.
-    Relisted,
-    /// A job ended after the last relist began.
-    BeforeOurJob,
-    /// The relist that will know is under way.
-    Asked,
+/// Whether the runtime is as the last full read shows it.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Agreement {
+    /// When it was so for the last time that we know of: the begin of that read, or of a relist that agreed.
+    pub(super) at: Mono,
+    /// The state in which a relist showed the pod otherwise, and when: it was read once more for that, and is not again
+    /// and again when the runtime's list and its statuses do not fit together.
+    pub(super) differed: Option<(u64, Mono)>,
+}
+
+/// A change that an event told of.
+pub(super) struct Awaited {
+    pub(super) instance: Instance,
+    pub(super) until: Until,
+    /// A task looks at its status.
+    pub(super) looked_at: bool,
 }
 
 impl Record {
@@ -58,8 +72,11 @@ impl Record {
             failures: StartFailures::default(),
             task: None,
             give_up: None,
-            seen: Seen::Relisted,
+            overtaken: Overtaken::default(),
+            agreement: Agreement::default(),
+            awaited: BTreeMap::new(),
             job: 0,
+            job_began: Mono(0),
         }
     }
 

@@ -1,9 +1,9 @@
-//! PURE: two relists → the pods that changed.
+//! PURE: a relist beside what was read → the pods that changed.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
-use crate::model::{ContainerId, ContainerState, PodKey, PodUid, SandboxId};
+use crate::model::{ContainerId, ContainerState, ObservedPod, PodKey, PodUid, SandboxId, SandboxState};
 
 /// What one relist found, a few bytes a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,22 +22,36 @@ pub struct RelistPod {
     /// A sandbox carries this node's annotation.
     pub made_here: bool,
     /// Changes with any sandbox's or container's appearance, state or disappearance.
-    digest: u64,
+    digest: Digest,
 }
+
+/// Of a pod's sandboxes and containers, whatever their order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Digest(u64);
 
 impl RelistPod {
     /// A pod with nothing noted yet.
     pub fn new(key: &PodKey) -> Self {
-        Self { key: key.clone(), made_here: false, digest: 0 }
+        Self { key: key.clone(), made_here: false, digest: Digest::default() }
     }
 
     /// Adds a sandbox. The order of the runtime's list does not matter.
     pub fn note_sandbox(&mut self, id: &SandboxId, attempt: u32, ready: bool) {
-        self.note(id.as_str(), u64::from(attempt) << 8 | 0x40 | u64::from(ready));
+        self.digest.note_sandbox(id, attempt, ready);
     }
 
     /// Adds a container.
     pub fn note_container(&mut self, id: &ContainerId, state: ContainerState) {
+        self.digest.note_container(id, state);
+    }
+}
+
+impl Digest {
+    fn note_sandbox(&mut self, id: &SandboxId, attempt: u32, ready: bool) {
+        self.note(id.as_str(), u64::from(attempt) << 8 | 0x40 | u64::from(ready));
+    }
+
+    fn note_container(&mut self, id: &ContainerId, state: ContainerState) {
         self.note(id.as_str(), 0x80 | state as u64);
     }
 
@@ -46,60 +60,79 @@ impl RelistPod {
         let mut hasher = std::hash::DefaultHasher::new();
         hasher.write(id.as_bytes());
         hasher.write_u64(what);
-        self.digest = self.digest.wrapping_add(hasher.finish());
+        self.0 = self.0.wrapping_add(hasher.finish());
     }
 }
 
-/// UIDs of the pods that differ between two relists, gone ones included, in UID order.
-pub fn changed<'a>(old: &'a Relist, new: &'a Relist) -> impl Iterator<Item = &'a PodUid> {
-    let differs =
-        |(uid, pod): &(&PodUid, &RelistPod)| old.pods.get(*uid).is_none_or(|o| o.digest != pod.digest);
-    let gone = old.pods.keys().filter(|uid| !new.pods.contains_key(*uid));
-    new.pods.iter().filter(differs).map(|(uid, _)| uid).chain(gone)
+/// What a relist notes of a pod that is as this read shows it; 0 for one of which nothing is there.
+fn digest_of(observed: &ObservedPod) -> u64 {
+    let mut pod = Digest::default();
+    for sandbox in &observed.sandboxes {
+        pod.note_sandbox(&sandbox.id, sandbox.attempt, sandbox.state == SandboxState::Ready);
+    }
+    for container in &observed.containers {
+        pod.note_container(&container.id, container.state);
+    }
+    pod.0
+}
+
+impl Relist {
+    /// `None` when the pod is as this read shows it, else a number that tells this state of it from others.
+    pub fn differs(&self, uid: &PodUid, observed: &ObservedPod) -> Option<u64> {
+        let listed = self.pods.get(uid).map_or(0, |pod| pod.digest.0);
+        (listed != digest_of(observed)).then_some(listed)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::{SandboxStatus, Wall};
 
-    fn relist(pods: &[(&str, &[(&str, ContainerState)])]) -> Relist {
+    fn observed(sandboxes: &[(&str, SandboxState)]) -> ObservedPod {
+        let sandbox = |(id, state): &(&str, SandboxState)| SandboxStatus {
+            id: SandboxId::from(*id),
+            attempt: 1,
+            state: *state,
+            created_at: Wall(1),
+            network_namespace: None,
+            network: None,
+        };
+        ObservedPod { sandboxes: sandboxes.iter().map(sandbox).collect(), ..ObservedPod::default() }
+    }
+
+    fn relist(sandboxes: &[(&str, SandboxState)], containers: &[(&str, ContainerState)]) -> Relist {
         let mut relist = Relist::default();
-        for (uid, containers) in pods {
-            let key = PodKey::new("default", uid, uid);
-            let pod = relist.pods.entry(key.uid.clone()).or_insert_with(|| RelistPod::new(&key));
-            for (id, state) in *containers {
-                pod.note_container(&ContainerId::from(*id), *state);
-            }
+        let key = PodKey::new("default", "a", "a");
+        let pod = relist.pods.entry(key.uid.clone()).or_insert_with(|| RelistPod::new(&key));
+        for (id, state) in sandboxes {
+            pod.note_sandbox(&SandboxId::from(*id), 1, *state == SandboxState::Ready);
+        }
+        for (id, state) in containers {
+            pod.note_container(&ContainerId::from(*id), *state);
         }
         relist
     }
 
     #[test]
-    fn a_change_of_any_kind_is_seen_once() {
+    fn a_pod_differs_by_any_appearance_state_or_disappearance_and_not_by_order() {
         use ContainerState::{Exited, Running};
-        let before =
-            relist(&[("a", &[("1", Running), ("2", Running)]), ("b", &[("3", Running)]), ("c", &[])]);
-        let reordered =
-            relist(&[("c", &[]), ("b", &[("3", Running)]), ("a", &[("2", Running), ("1", Running)])]);
-        let names = |old: &Relist, new: &Relist| -> Vec<String> {
-            changed(old, new).map(ToString::to_string).collect()
-        };
-        assert_eq!(names(&before, &reordered), [""; 0]);
-        for (after, expected) in [
-            (relist(&[("a", &[("1", Running), ("2", Exited)]), ("b", &[("3", Running)]), ("c", &[])]), "a"),
-            (relist(&[("a", &[("1", Running), ("2", Running)]), ("c", &[])]), "b"),
-            (relist(&[("a", &[("1", Running), ("2", Running)]), ("b", &[("4", Running)]), ("c", &[])]), "b"),
-            (
-                relist(&[
-                    ("a", &[("1", Running), ("2", Running)]),
-                    ("b", &[("3", Running)]),
-                    ("c", &[]),
-                    ("d", &[("5", Running)]),
-                ]),
-                "d",
-            ),
-        ] {
-            assert_eq!(names(&before, &after), [expected]);
-        }
+        use SandboxState::{NotReady, Ready};
+        let uid = PodUid::from("a");
+        let read = observed(&[("1", Ready), ("2", NotReady)]);
+        assert_eq!(relist(&[("2", NotReady), ("1", Ready)], &[]).differs(&uid, &read), None);
+        let mut all = vec![
+            relist(&[("1", Ready)], &[]),
+            relist(&[("1", NotReady), ("2", NotReady)], &[]),
+            relist(&[("1", Ready), ("2", NotReady)], &[("3", Running)]),
+            relist(&[("1", Ready), ("2", NotReady)], &[("3", Exited)]),
+            relist(&[("1", Ready), ("3", NotReady)], &[]),
+            Relist::default(),
+        ];
+        let mut digests: Vec<u64> = all.drain(..).map(|now| now.differs(&uid, &read).unwrap()).collect();
+        digests.sort_unstable();
+        digests.dedup();
+        assert_eq!(digests.len(), 6, "each in its own way");
+        assert_eq!(Relist::default().differs(&uid, &ObservedPod::default()), None);
     }
 }

@@ -1,13 +1,19 @@
 //! Pod life-cycle event generator: what changed in the runtime since the last look.
 //!
 //! A relist asks for every sandbox and container once and keeps a few bytes of each pod of ours; [`diff`]
-//! compares two relists; [`read_pod`] then reads one pod in full. What belongs to others is counted, not kept.
+//! compares it with what was read; [`read_pod`] then reads one pod in full. What belongs to others is counted, not kept.
+//! Where the runtime tells of changes, `news` says what an event means, [`await_change`] waits until the runtime's
+//! status shows it, and `watch` how far the events are trusted.
 
 mod diff;
+pub mod news;
+pub mod watch;
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
+use std::time::Duration;
 
+use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::limits::CONTAINERS_READ_MAX;
 use crate::model::{
@@ -15,7 +21,8 @@ use crate::model::{
     SandboxItem, SandboxState,
 };
 
-pub use diff::{Relist, RelistPod, changed};
+pub use diff::{Relist, RelistPod};
+use news::{Instance, Until};
 
 /// Whose pods a relist keeps: the UIDs that are desired here, in hand, or adopted, and all that this node made.
 #[derive(Debug, Default)]
@@ -108,6 +115,37 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
     observed.containers.shrink_to_fit();
     observed.ips = pod_ips(&observed);
     Ok(observed)
+}
+
+/// Waits until the runtime's status shows what an event told, for [`limits::CHANGE_LOOK_TIME`] at most. `at_once`: the
+/// first look need not wait.
+///
+/// [`limits::CHANGE_LOOK_TIME`]: crate::limits::CHANGE_LOOK_TIME
+pub async fn await_change<R: Runtime>(
+    runtime: &R,
+    clock: &SharedClock,
+    instance: &Instance,
+    until: Until,
+    at_once: bool,
+) {
+    let first = at_once.then_some(Duration::ZERO);
+    for wait in first.into_iter().chain(news::looks()) {
+        clock.sleep(wait).await;
+        let ended = match instance {
+            Instance::Container(id) => {
+                runtime.container_status(id).await.map(|status| status.state == ContainerState::Exited)
+            }
+            Instance::Sandbox(id) => {
+                runtime.pod_sandbox_status(id).await.map(|status| status.state == SandboxState::NotReady)
+            }
+        };
+        match ended {
+            Ok(ended) if ended && until == Until::Ended => return,
+            Ok(_) => {}
+            // Gone, or the runtime is: whoever reads the pod next finds out.
+            Err(_) => return,
+        }
+    }
 }
 
 /// Full: dead containers are left out, oldest first; what lives is never left out, it must be stoppable.

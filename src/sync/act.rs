@@ -24,6 +24,7 @@ use smol::lock::Semaphore;
 use super::KillReason;
 use super::kill::{Victim, kill_container, kill_pod, remove_container};
 use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
+use super::overtaken::Overtaken;
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::start::{Started, VolumeMounts, create_dir, start_container};
@@ -84,22 +85,26 @@ pub struct ActContext<R> {
 /// for: a runtime may carry it out although nobody waits any more, after the next read of the pod, and then two
 /// containers of one name would run.
 #[derive(Clone, Debug, Default)]
-pub struct GiveUp(Option<Receiver<Infallible>>);
+pub struct GiveUp {
+    asked: Option<Receiver<Infallible>>,
+    /// The pod changed since it was read: nothing is made without another look.
+    pub overtaken: Overtaken,
+}
 
 impl GiveUp {
     /// Dropping the sender asks.
     pub fn new() -> (Sender<Infallible>, Self) {
         let (sender, receiver) = smol::channel::bounded(1);
-        (sender, Self(Some(receiver)))
+        (sender, Self { asked: Some(receiver), overtaken: Overtaken::default() })
     }
 
     fn is_asked(&self) -> bool {
-        self.0.as_ref().is_some_and(Receiver::is_closed)
+        self.asked.as_ref().is_some_and(Receiver::is_closed)
     }
 
     /// Ends when it is asked.
     pub(super) async fn asked(&self) {
-        match &self.0 {
+        match &self.asked {
             Some(receiver) => drop(receiver.recv().await),
             None => std::future::pending().await,
         }
@@ -365,9 +370,14 @@ async fn make_sandbox<'a, R: Runtime>(
             return None;
         }
     }
+    let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let run = match runtime_handler(pod) {
         Ok(handler) => {
             let _turn = ctx.starts.acquire().await;
+            let overtaken = &ctx.give_up.overtaken;
+            if !overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
+                return None;
+            }
             ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string())
         }
         Err(error) => Err(error),

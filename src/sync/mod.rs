@@ -21,6 +21,7 @@ mod init;
 pub mod kill;
 pub mod order;
 pub mod outcome;
+pub mod overtaken;
 pub mod plan;
 pub mod rules;
 pub mod start;

@@ -18,7 +18,7 @@ use crate::render::{ContainerInput, container_config, hosts_file, mounts_hosts_f
 pub(super) enum Started {
     /// The container runs.
     Runs,
-    /// The pull was cut off because the wish changed; nothing was made.
+    /// The pull was cut off because the wish changed, or the pod did; nothing was made.
     GivenUp,
 }
 
@@ -76,6 +76,11 @@ pub(super) async fn start_container<R: Runtime>(
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
     let turn = ctx.starts.acquire().await;
+    let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
+    let overtaken = &ctx.give_up.overtaken;
+    if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
+        return Ok(Started::GivenUp);
+    }
     let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));

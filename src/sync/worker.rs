@@ -208,6 +208,11 @@ impl Worker {
         }
     }
 
+    /// The runtime or a job changed something since the last read.
+    pub fn is_stale(&self) -> bool {
+        self.stale
+    }
+
     /// Something about the pod changed in the runtime: look again.
     pub fn touched(&mut self) {
         self.stale = true;

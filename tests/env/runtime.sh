@@ -13,6 +13,8 @@
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
 # smt), so that nothing else is ever taken for ours. Root only. One pod sandbox network: bridge + host-local + portmap.
 #
+# With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it.
+#
 # Images (no registry needed; made from a static busybox):
 #   smolet.test/pause:1          the sandbox image
 #   smolet.test/busybox:1, :2    busybox; /etc/version tells them apart
@@ -163,7 +165,10 @@ start() {
         fd=${fd##*/}
         [ "$fd" -le 2 ] || fds="$fds $fd>&-"
     done
-    eval "setsid containerd -c '$CONFIG' </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"
+    # Its shim stands beside it.
+    local containerd=${CONTAINERD:-containerd} path=$PATH
+    [ -z "${CONTAINERD:-}" ] || path=$(dirname "$CONTAINERD"):$PATH
+    eval "PATH='$path' setsid '$containerd' -c '$CONFIG' </dev/null >>'$DIR/containerd.log' 2>&1 $fds &"
     echo $! >"$DIR/containerd.pid"
     within $START_SECONDS ctr version || {
         tail -n 20 "$DIR/containerd.log" >&2

@@ -10,6 +10,7 @@
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 
 mod agent;
+mod events;
 mod finding;
 mod life;
 mod many;
@@ -40,6 +41,8 @@ const TESTS: &[Test] = tests![
     life::another_change_replaces_the_pod,
     life::a_removed_manifest_ends_the_pod_gracefully,
     life::a_missing_image_is_named,
+    events::an_exit_is_told_and_waits_for_no_relist,
+    events::events_come_again_after_containerd_was_killed,
     recovery::a_killed_agent_takes_its_pods_up_again,
     recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
     recovery::what_happened_while_the_agent_was_away_is_made_good,

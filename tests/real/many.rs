@@ -39,8 +39,10 @@ pub fn thirty_pods_at_once_and_an_idle_minute(runtime: &Runtime) {
     let after = Finding::of(agent.pid());
     let cpu = (after.cpu.saturating_sub(before.cpu)).as_secs_f64() * 60.0 / IDLE.as_secs_f64() * 1e3;
     let disk = after.disk_bytes - before.disk_bytes;
+    let wakeups = (after.wakeups - before.wakeups) as f64 * 60.0 / IDLE.as_secs_f64();
     println!(
-        "  idle with {pods} pods: {} KiB resident (at most {} KiB), {} threads, {cpu:.1} ms of CPU a minute, {disk} bytes written",
+        "  idle with {pods} pods: {} KiB resident (at most {} KiB), {} threads, {cpu:.1} ms of CPU and \
+         {wakeups:.0} wake-ups a minute, {disk} bytes written",
         after.resident_kib, after.resident_kib_max, after.threads
     );
     assert_eq!(disk, 0, "nothing is written while nothing happens");

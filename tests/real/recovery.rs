@@ -124,7 +124,7 @@ pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
 }
 
 /// The first process of a container, found by its cgroup.
-fn shim_child(id: &str) -> rustix::process::Pid {
+pub fn shim_child(id: &str) -> rustix::process::Pid {
     let processes = std::fs::read_dir("/proc").expect("/proc");
     let mut pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let pid = pids.find(|pid| {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::{
-    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
-    RuntimeVersion,
+    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeEvent,
+    RuntimeResult, RuntimeVersion,
 };
 use smolet::events::EventKind;
 use smolet::image::pull::ImagePuller;
@@ -242,6 +242,9 @@ impl Runtime for Recorder {
         unused()
     }
     async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>> {
+        unused()
+    }
+    async fn follow_events(&self, _: EventService, _: &mut dyn FnMut(RuntimeEvent)) -> RuntimeResult<()> {
         unused()
     }
 }

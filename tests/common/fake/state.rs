@@ -134,7 +134,8 @@ pub struct Call {
 
 impl Call {
     pub fn changes(&self) -> bool {
-        let reads = ["Version", "Status", "ImageFsInfo"].contains(&&*self.method);
+        let reads =
+            ["Version", "Status", "ImageFsInfo", "GetContainerEvents", "Subscribe"].contains(&&*self.method);
         !(reads || self.method.starts_with("List") || self.method.ends_with("Status"))
     }
 }

@@ -1,0 +1,116 @@
+//! What an act may make when the pod changed since the observation it goes by.
+//!
+//! A pull may take minutes between the read and the create. An agent that makes containers on a view that events have
+//! overtaken may make one twice (the known fault of event-driven kubelets). So an event about the pod marks the act, and
+//! a marked act looks at the pod's list once more before it makes anything.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::cri::Runtime;
+use crate::model::{ContainerItem, ContainerState, PodUid, SandboxItem, SandboxState};
+
+/// Set by the loop when an event says that the pod is not as it was read; the act's own doing may set it too.
+#[derive(Clone, Debug, Default)]
+pub struct Overtaken(Rc<Cell<bool>>);
+
+impl Overtaken {
+    /// The pod changed.
+    pub fn tell(&self) {
+        self.0.set(true);
+    }
+
+    /// True when the pod's sandbox of that attempt may be made: nothing happened since the observation, or what happened
+    /// does not stand in its way. Not when the runtime does not answer: the next sync looks again.
+    pub(super) async fn sandbox_may_be_made<R: Runtime>(
+        &self,
+        runtime: &R,
+        pod: &PodUid,
+        attempt: u32,
+    ) -> bool {
+        if !self.0.take() {
+            return true;
+        }
+        let mut may = true;
+        let mut each = |item: SandboxItem| may &= leaves_room_for_sandbox(&item, attempt);
+        runtime.list_pod_sandboxes(Some(pod), &mut each).await.is_ok() && may
+    }
+
+    /// The same for a container.
+    pub(super) async fn container_may_be_made<R: Runtime>(
+        &self,
+        runtime: &R,
+        pod: &PodUid,
+        name: &str,
+        attempt: u32,
+    ) -> bool {
+        if !self.0.take() {
+            return true;
+        }
+        let mut may = true;
+        let mut each = |item: ContainerItem| may &= leaves_room_for_container(&item, name, attempt);
+        runtime.list_containers(Some(pod), &mut each).await.is_ok() && may
+    }
+}
+
+/// PURE: a sandbox of the pod that is ready, or of this or a later attempt, is one that the plan did not know.
+fn leaves_room_for_sandbox(item: &SandboxItem, attempt: u32) -> bool {
+    item.state == SandboxState::NotReady && item.attempt < attempt
+}
+
+/// PURE: a container of the same name that runs, or may run, or is of this or a later attempt, is one that the plan did
+/// not know. One that was created and never started stays beside its successor, as with the kubelet.
+fn leaves_room_for_container(item: &ContainerItem, name: &str, attempt: u32) -> bool {
+    let may_run = matches!(item.state, ContainerState::Running | ContainerState::Unknown);
+    &*item.name != name || (!may_run && item.attempt < attempt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{ContainerId, PodKey, SandboxId, Wall};
+
+    #[test]
+    fn what_lives_or_is_newer_leaves_no_room() {
+        use ContainerState::{Created, Exited, Running, Unknown};
+        let container = |name: &str, attempt, state| ContainerItem {
+            id: ContainerId::from("c"),
+            sandbox_id: SandboxId::from("s"),
+            pod: None,
+            name: name.into(),
+            attempt,
+            state,
+            created_at: Wall(1),
+            image: "".into(),
+        };
+        for (name, attempt, state, room) in [
+            ("app", 0, Exited, true),
+            ("app", 0, Created, true),
+            ("app", 0, Running, false),
+            ("app", 0, Unknown, false),
+            ("app", 1, Exited, false),
+            ("app", 1, Created, false),
+            ("app", 2, Exited, false),
+            ("other", 7, Running, true),
+        ] {
+            let item = container(name, attempt, state);
+            assert_eq!(leaves_room_for_container(&item, "app", 1), room, "{name}#{attempt} {state:?}");
+        }
+        let sandbox = |attempt, state| SandboxItem {
+            id: SandboxId::from("s"),
+            pod: PodKey::new("default", "web", "u1"),
+            attempt,
+            state,
+            created_at: Wall(1),
+            node: None,
+        };
+        for (attempt, state, room) in [
+            (0, SandboxState::NotReady, true),
+            (0, SandboxState::Ready, false),
+            (1, SandboxState::NotReady, false),
+            (2, SandboxState::Ready, false),
+        ] {
+            assert_eq!(leaves_room_for_sandbox(&sandbox(attempt, state), 1), room, "{attempt} {state:?}");
+        }
+    }
+}
