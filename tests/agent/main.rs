@@ -9,6 +9,7 @@ mod change;
 mod chaos;
 #[path = "../common/mod.rs"]
 mod common;
+mod events;
 mod faults;
 mod images;
 mod restart;

@@ -151,8 +151,9 @@ pub fn a_sandbox_stopped_from_outside_is_replaced(runtime: &Runtime) {
         (sandbox.attempt + 1, &sandbox.pod.uid),
         "the pod's next attempt"
     );
+    // The runtime stops the container first: told of that alone, the agent may start it in the old sandbox once more.
     let after = agent.wait_pod("app", "ready in the new sandbox", |status| {
-        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count >= 1)
     });
     assert_eq!(after.metadata.uid, before.metadata.uid);
     assert_eq!(ip_of(&after), runtime.ip(&next.id), "the status shows the new address");

@@ -1,12 +1,14 @@
 //! A container runtime that runs nothing: stateful, on a real Unix socket, with real HTTP/2 and real protobuf,
 //! in a thread of its own. [`Fake`] is the handle a test holds: it looks at the state, breaks things and waits.
 //!
-//! `state` owns what the runtime knows and what each method does to it; `server` owns the socket and the wire.
+//! `state` owns what the runtime knows and what each method does to it; `events` what it tells by itself; `server` owns
+//! the socket and the wire.
 //! Time comes from the [`FakeClock`]: container programs end, and delays pass, on virtual time when it is virtual.
 //!
 //! Methods are named as in the CRI (`RunPodSandbox`); containers as `app`, `web/app` (pod, container) or by id: the
 //! newest that matches counts. Pods as `web` or by sandbox id.
 
+mod events;
 mod server;
 mod state;
 
@@ -18,7 +20,10 @@ use std::time::{Duration, Instant};
 
 use smolet::proto::runtime::v1 as cri;
 
+#[allow(unused_imports, reason = "each test binary names other ones")]
+pub use events::EventFaults;
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
+use smolet::cri::EventService;
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, Services, State};
 
@@ -179,6 +184,33 @@ impl Fake {
         self.state().rules.push((method.to_owned(), target.to_owned(), rule));
     }
 
+    // ---- events --------------------------------------------------------------------------------------
+
+    /// From now on this service tells what happens; without this there is none.
+    pub fn tell_events(&self, service: EventService) {
+        self.state().teller.service = Some(service);
+    }
+
+    /// What becomes of events on their way from now on.
+    pub fn event_faults(&self, faults: EventFaults) {
+        self.state().teller.faults = faults;
+    }
+
+    /// Ends every stream of events in order.
+    pub fn end_event_streams(&self) {
+        self.state().teller.end();
+    }
+
+    /// Streams of events that are open.
+    pub fn event_streams(&self) -> usize {
+        self.state().teller.streams()
+    }
+
+    /// A container that ends by itself is shown running for so long after its event, as with containerd's own.
+    pub fn exit_lag(&self, lag: Duration) {
+        self.state().exit_lag = lag;
+    }
+
     // ---- what happens in the runtime -----------------------------------------------------------------
 
     /// What containers do whose image, command or name contains `what`; the last rule that matches counts.
@@ -211,6 +243,12 @@ impl Fake {
     pub fn run_pod(&self, sandbox: cri::PodSandboxConfig, containers: Vec<cri::ContainerConfig>) {
         let now = self.shared.clock.now();
         self.state().run_pod(sandbox, containers, now);
+    }
+
+    /// A running container that some other agent makes in the pod's newest sandbox.
+    pub fn run_container(&self, pod: &str, container: cri::ContainerConfig) {
+        let now = self.shared.clock.now();
+        self.state().run_container(pod, container, now);
     }
 
     /// The runtime reports `CONTAINER_UNKNOWN` from now on, until the container is stopped.

@@ -21,6 +21,7 @@ use smol::LocalExecutor;
 use smol_hyper::rt::FuturesIo;
 
 use super::Shared;
+use super::events::Told;
 use super::state::{Fault, Reply};
 
 pub enum Command {
@@ -114,7 +115,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let mut active = Active::new(&shared);
     let path = request.uri().path().to_owned();
     let (service, method) = path[1..].split_once('/').unwrap_or_default();
-    if !shared.settled().services.has(service) {
+    if !shared.settled().has(service) {
         return status(12, &format!("unknown service {service}"));
     }
     let timeout = request.headers().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
@@ -142,6 +143,12 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
         }
     }
 
+    if let Some(told) = shared.settled().teller.follow(method) {
+        let mut response =
+            Response::new(Answer { told: Some(told), data: None, trailers: Some(trailers(0, "")) });
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+        return response;
+    }
     let reply = loop {
         let reply = shared.settled().handle(method, message, shared.clock.now());
         match reply {
@@ -162,11 +169,8 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     }
     match reply {
         Ok(message) => {
-            let mut framed = vec![0];
-            framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-            framed.extend_from_slice(&message);
-            let mut response =
-                Response::new(Answer { data: Some(framed.into()), trailers: Some(trailers(0, "")) });
+            let data = Some(framed(&message));
+            let mut response = Response::new(Answer { told: None, data, trailers: Some(trailers(0, "")) });
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             response
         }
@@ -207,7 +211,7 @@ impl Drop for Active {
 
 /// A trailers-only answer, as grpc-go sends errors.
 fn status(code: i32, message: &str) -> Response<Answer> {
-    let mut response = Response::new(Answer { data: None, trailers: None });
+    let mut response = Response::new(Answer { told: None, data: None, trailers: None });
     *response.headers_mut() = trailers(code, message);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -230,7 +234,17 @@ fn trailers(code: i32, message: &str) -> HeaderMap {
     headers
 }
 
+/// A message as it goes over the wire.
+fn framed(message: &[u8]) -> Bytes {
+    let mut framed = vec![0];
+    framed.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    framed.extend_from_slice(message);
+    framed.into()
+}
+
 struct Answer {
+    /// The messages of a stream, before the trailers.
+    told: Option<Told>,
     data: Option<Bytes>,
     trailers: Option<HeaderMap>,
 }
@@ -241,8 +255,15 @@ impl Body for Answer {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(told) = &mut self.told {
+            match told.poll_next(cx) {
+                Poll::Ready(Some(message)) => return Poll::Ready(Some(Ok(Frame::data(framed(&message))))),
+                Poll::Ready(None) => self.told = None,
+                Poll::Pending => return Poll::Pending,
+            }
+        }
         if let Some(data) = self.data.take() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
@@ -250,6 +271,6 @@ impl Body for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.data.is_none() && self.trailers.is_none()
+        self.told.is_none() && self.data.is_none() && self.trailers.is_none()
     }
 }

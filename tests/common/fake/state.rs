@@ -10,6 +10,8 @@ use smolet::model::{Mono, Now, Wall};
 use smolet::proto::runtime::v1 as cri;
 use smolet::proto::runtime::v1::{ContainerState, PodSandboxState};
 
+use super::events::Teller;
+
 /// gRPC codes as containerd uses them.
 const UNKNOWN: i32 = 2;
 const NOT_FOUND: i32 = 5;
@@ -38,6 +40,11 @@ pub struct State {
     pub relists: usize,
     /// Calls being answered now; those that hang, or wait for time to pass, do not count.
     pub(super) active: usize,
+    /// What the fake tells by itself.
+    pub(super) teller: Teller,
+    /// How long a container that ended by itself is still shown running.
+    pub(super) exit_lag: Duration,
+    now: Mono,
     /// What no agent may ever do, seen after a call: see [`State::check`].
     pub violations: Vec<String>,
 }
@@ -65,6 +72,8 @@ pub struct Container {
     pub message: String,
     pub program: Program,
     ends: Option<Mono>,
+    /// It has exited, and is shown running until then.
+    shown_at: Option<Mono>,
 }
 
 pub struct Image {
@@ -262,7 +271,20 @@ impl State {
     }
 
     pub(super) fn exit(&mut self, container: &str, at: Wall, code: i32, reason: &str, message: &str) {
-        self.found(container).finish(at, code, reason, message);
+        let shown_at = Some(self.now + self.exit_lag);
+        let container = self.found(container);
+        container.finish(at, code, reason, message);
+        container.shown_at = shown_at;
+    }
+
+    /// A container that some other agent makes and starts in the pod's newest sandbox.
+    pub(super) fn run_container(&mut self, pod: &str, config: cri::ContainerConfig, now: Now) {
+        let pod_sandbox_id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
+        let request =
+            cri::CreateContainerRequest { pod_sandbox_id, config: Some(config), ..Default::default() };
+        self.create_container(request, now).expect("the container is created");
+        let id = format!("container-{:04}", self.made);
+        self.start_container(&id, now).expect("the container starts");
     }
 
     pub(super) fn forget(&mut self, container: &str) {
@@ -312,7 +334,7 @@ impl State {
     /// A call is being answered now, or came and was not read yet.
     pub fn is_active(&self) -> bool {
         let unread = |stream: &UnixStream| rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0);
-        self.active > 0 || self.streams.values().any(unread)
+        self.active > 0 || self.teller.is_telling() || self.streams.values().any(unread)
     }
 
     /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
@@ -390,12 +412,15 @@ impl State {
     // ---- time and faults -----------------------------------------------------------------------------
 
     pub(super) fn settle(&mut self, now: Now) {
+        self.now = now.mono;
         for container in self.containers.values_mut() {
             let Some(at) = container.ends.filter(|at| *at <= now.mono) else { continue };
             let late = i64::try_from(now.mono.since(at).as_nanos()).unwrap_or(0);
             let code = container.program.ends.map_or(0, |(_, code)| code);
             container.finish(Wall(now.wall.0 - late), code, "", "");
+            container.shown_at = Some(at + self.exit_lag);
         }
+        self.teller.tell(&self.sandboxes, &self.containers, now.mono);
     }
 
     pub(super) fn fault(&mut self, method: &str, target: &str) -> Option<Fault> {
@@ -501,6 +526,11 @@ impl State {
             "RemoveImage" => decode::<cri::RemoveImageRequest>(m)?.image.unwrap_or_default().image,
             _ => String::new(),
         })
+    }
+
+    /// True when the fake has that gRPC service.
+    pub(super) fn has(&self, service: &str) -> bool {
+        self.services.has(service) || self.teller.has(service)
     }
 
     /// Does what the method does.
@@ -726,6 +756,7 @@ impl State {
             reason: String::new(),
             message: String::new(),
             ends: None,
+            shown_at: None,
         };
         self.containers.insert(id.clone(), container);
         encode(&cri::CreateContainerResponse { container_id: id })
@@ -756,14 +787,16 @@ impl State {
 
     fn container_status(&self, container: &Container) -> cri::ContainerStatus {
         let image = self.image(container.image());
+        let shown = self.shown(container);
+        let ended = |value: i64| if shown == ContainerState::ContainerExited { value } else { 0 };
         cri::ContainerStatus {
             id: container.id.clone(),
             metadata: container.config.metadata.clone(),
-            state: container.state.into(),
+            state: shown.into(),
             created_at: container.created_at.0,
             started_at: container.started_at.0,
-            finished_at: container.finished_at.0,
-            exit_code: container.exit_code,
+            finished_at: ended(container.finished_at.0),
+            exit_code: ended(container.exit_code.into()) as i32,
             image: image.map(|image| cri::ImageSpec { image: image.tag.clone(), ..Default::default() }),
             image_ref: image.map(|image| image.digest.clone()).unwrap_or_default(),
             image_id: image.map(|image| image.id.clone()).unwrap_or_default(),
@@ -777,6 +810,12 @@ impl State {
         }
     }
 
+    /// The state as the CRI shows it.
+    fn shown(&self, container: &Container) -> ContainerState {
+        let lags = container.shown_at.is_some_and(|at| at > self.now);
+        if lags { ContainerState::ContainerRunning } else { container.state }
+    }
+
     fn log_path(&self, container: &Container) -> String {
         let folder = self.sandboxes.get(&container.sandbox_id).map_or("", |s| &s.config.log_directory);
         if folder.is_empty() { String::new() } else { format!("{folder}/{}", container.config.log_path) }
@@ -787,7 +826,7 @@ impl State {
         let wanted = |container: &&Container| {
             (filter.id.is_empty() || filter.id == container.id)
                 && (filter.pod_sandbox_id.is_empty() || filter.pod_sandbox_id == container.sandbox_id)
-                && filter.state.as_ref().is_none_or(|state| state.state == i32::from(container.state))
+                && filter.state.as_ref().is_none_or(|state| state.state == i32::from(self.shown(container)))
                 && selected(&filter.label_selector, &container.config.labels)
         };
         let item = |container: &Container| {
@@ -798,7 +837,7 @@ impl State {
                 metadata: container.config.metadata.clone(),
                 image: container.config.image.clone(),
                 image_ref: image.map(|image| image.id.clone()).unwrap_or_default(),
-                state: container.state.into(),
+                state: self.shown(container).into(),
                 created_at: container.created_at.0,
                 labels: container.config.labels.clone(),
                 annotations: container.config.annotations.clone(),

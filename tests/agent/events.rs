@@ -1,0 +1,231 @@
+//! A runtime that tells what happens: what it tells well, badly, twice, late, not at all.
+
+use std::time::Duration;
+
+use smolet::cri::EventService::{self, Containerd, Cri};
+
+use crate::common::fake::{EventFaults, Program};
+use crate::world::World;
+
+const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+/// containerd 1.6 shows an exit 31 to 83 ms after its event.
+const LAG: Duration = Duration::from_millis(60);
+/// A relist was due about a minute after the one before.
+const MINUTE: u32 = 61;
+
+/// An agent that follows `service` and trusts it.
+fn world(service: EventService) -> World {
+    let world = World::without_agent();
+    world.fake.tell_events(service);
+    if service == Containerd {
+        world.fake.exit_lag(LAG);
+    }
+    world.seldom(true);
+    world.start();
+    world.run("web", APP);
+    world.pass(2 * MINUTE);
+    world
+}
+
+/// So many virtual milliseconds, in steps as small as the agent's own.
+fn millis(world: &World, millis: u32) {
+    (0..millis).step_by(5).for_each(|_| world.leap_for(Duration::from_millis(5)));
+}
+
+#[test]
+fn an_exit_is_followed_by_a_restart_at_once_and_without_a_relist() {
+    for service in [Cri, Containerd] {
+        let world = world(service);
+        let before = world.relists();
+        world.fake.clear_calls();
+        world.fake.exit("web-gw/app", 1, "", "");
+        millis(&world, 150);
+        assert_eq!(world.running(), ["web/app#1"], "{service} {:?}", world.fake.calls());
+        assert_eq!(world.relists(), before);
+        let looks = world.fake.count("ContainerStatus");
+        assert!(looks <= 10, "{service}: {looks} looks: {:?}", world.fake.calls());
+    }
+}
+
+#[test]
+fn an_idle_pod_is_looked_at_once_a_minute() {
+    for service in [Cri, Containerd] {
+        let world = world(service);
+        let (before, turns) = (world.relists(), world.turns());
+        for _ in 0..30 {
+            world.leap_for(Duration::from_secs(20));
+        }
+        let relists = world.relists() - before;
+        assert!((9..=11).contains(&relists), "{relists} relists in ten minutes");
+        let turns = world.turns() - turns;
+        // 30 looks at the manifests and 10 relists; one that looks every second turns 2,000 times and more.
+        assert!(turns < 500, "{turns} turns in ten minutes");
+        assert_eq!(world.fake.event_streams(), 1);
+    }
+}
+
+#[test]
+fn what_no_event_told_is_found_counted_and_doubts_the_stream() {
+    for service in [Cri, Containerd] {
+        let world = world(service);
+        world.fake.event_faults(EventFaults { lost: 100, ..EventFaults::default() });
+        world.fake.exit("web-gw/app", 1, "", "");
+        world.pass(MINUTE);
+        assert_eq!(world.running(), ["web/app#1"], "the slow relist finds it");
+        let before = world.relists();
+        world.pass(10);
+        assert!(world.relists() - before >= 9, "looked at every second");
+        world.fake.event_faults(EventFaults::default());
+        // Only one of the services is there, and asked less and less often until then.
+        world.pass(10);
+        world.run("other", APP);
+        world.pass(2);
+        let before = world.relists();
+        world.pass(30);
+        assert!(world.relists() - before <= 1, "trusted again");
+    }
+}
+
+#[test]
+fn events_twice_late_and_out_of_order_lead_to_the_same() {
+    for service in [Cri, Containerd] {
+        for seed in 0..4 {
+            let world = world(service);
+            world.fake.event_faults(EventFaults {
+                seed,
+                doubled: 50,
+                late: 50,
+                delay: Duration::from_millis(400),
+                ..EventFaults::default()
+            });
+            world.fake.clear_calls();
+            world.fake.exit("web-gw/app", 1, "", "");
+            world.pass(15);
+            world.run("other", APP);
+            world.remove("other");
+            world.until("its end", |world| world.fake.state().sandboxes.len() == 1);
+            world.pass(5);
+            assert_eq!(world.running(), ["web/app#1"]);
+            let ours = |call: &&String| call.contains("web/app");
+            let actions = world.actions();
+            let of_web: Vec<&String> = actions.iter().filter(ours).collect();
+            assert_eq!(of_web, ["CreateContainer web/app#1", "StartContainer web/app#1"], "{service} {seed}");
+        }
+    }
+}
+
+#[test]
+fn an_exit_before_its_container_was_read_is_not_lost() {
+    let world = world(Containerd);
+    // It is told before StartContainer is answered, and shown later.
+    world.fake.program("short", Program::exits(0, Duration::ZERO));
+    let before = world.relists();
+    world.put("job", "restartPolicy: Never, containers: [{name: short, image: 'busybox:1'}]");
+    world.step();
+    millis(&world, 200);
+    assert_eq!(world.phase("job"), "Succeeded");
+    assert!(world.relists() - before <= 1, "{} relists", world.relists() - before);
+}
+
+#[test]
+fn a_stream_that_ends_is_opened_again_and_nothing_is_missed_meanwhile() {
+    for service in [Cri, Containerd] {
+        let world = world(service);
+        world.fake.event_faults(EventFaults { lost: 100, ..EventFaults::default() });
+        world.fake.exit("web-gw/app", 1, "", "");
+        world.fake.end_event_streams();
+        world.step();
+        assert_eq!(world.fake.event_streams(), 1, "{service}");
+        world.pass(2);
+        assert_eq!(world.running(), ["web/app#1"], "the relist at its end finds it");
+    }
+}
+
+#[test]
+fn a_stream_on_which_nothing_ever_comes_costs_less_and_less_until_it_misses_something() {
+    let world = World::without_agent();
+    world.fake.tell_events(Cri);
+    world.fake.event_faults(EventFaults { hang: true, ..EventFaults::default() });
+    world.seldom(true);
+    world.start();
+    let before = world.relists();
+    world.pass(70);
+    assert!(world.relists() - before <= 8, "{} relists", world.relists() - before);
+    // Its start is our own job's doing: no relist is needed for that. Its end is found by one.
+    world.run("web", APP);
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.pass(MINUTE);
+    assert_eq!(world.running(), ["web/app#1"]);
+    let before = world.relists();
+    world.pass(10);
+    assert!(world.relists() - before >= 9, "looked at every second");
+}
+
+#[test]
+fn a_sandbox_and_a_container_that_go_from_outside_are_made_again_at_once() {
+    for service in [Cri, Containerd] {
+        let world = world(service);
+        let before = world.relists();
+        world.fake.stop_sandbox("web-gw");
+        world.pass(3);
+        assert_eq!(world.running(), ["web/app#1"], "{service}");
+        world.fake.forget_container("web-gw/app");
+        world.pass(3);
+        assert_eq!(world.running().len(), 1, "{service}");
+        assert!(world.relists() - before <= 1);
+    }
+}
+
+#[test]
+fn events_of_others_cost_at_most_a_relist_now_and_then() {
+    let world = world(Containerd);
+    let before = world.relists();
+    world.fake.clear_calls();
+    for name in ["a", "b", "c"] {
+        let metadata = smolet::proto::runtime::v1::PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: format!("foreign-{name}"),
+            namespace: "other".to_owned(),
+            attempt: 0,
+        };
+        let sandbox =
+            smolet::proto::runtime::v1::PodSandboxConfig { metadata: Some(metadata), ..Default::default() };
+        world.fake.run_pod(sandbox, Vec::new());
+        world.step();
+    }
+    world.pass(10);
+    let relists = world.relists() - before;
+    assert!((1..=2).contains(&relists), "{relists} relists");
+    assert_eq!(world.actions(), [""; 0]);
+}
+
+#[test]
+fn what_another_made_while_an_image_was_pulled_is_not_made_twice() {
+    let world = world(Cri);
+    world.fake.hang("PullImage");
+    world.put("late", "containers: [{name: app, image: 'far:1'}]");
+    world.until("the pull", |world| world.count("PullImage") == 1);
+    // Somebody makes the very container meanwhile.
+    world.fake.add_image("far:1");
+    let uid = world.uid("late");
+    let label = |name: &str, value: &str| (format!("io.kubernetes.{name}"), value.to_owned());
+    let container = smolet::proto::runtime::v1::ContainerConfig {
+        metadata: Some(smolet::proto::runtime::v1::ContainerMetadata { name: "app".into(), attempt: 0 }),
+        image: Some(smolet::proto::runtime::v1::ImageSpec { image: "far:1".into(), ..Default::default() }),
+        labels: [
+            label("pod.name", "late-gw"),
+            label("pod.namespace", "default"),
+            label("pod.uid", &uid),
+            label("container.name", "app"),
+        ]
+        .into(),
+        ..Default::default()
+    };
+    world.fake.clear_calls();
+    world.fake.run_container("late-gw", container);
+    world.step();
+    world.fake.heal("PullImage");
+    world.pass(1);
+    let made = |attempt: u32| world.count(&format!("CreateContainer late/app#{attempt}"));
+    assert_eq!(made(0), 0, "{:?}", world.actions());
+}
