@@ -15,4 +15,4 @@ pub use observed::{
     ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
-pub use time::{Mono, Now, Seconds, Wall};
+pub use time::{Mono, NanoFixed, Now, Seconds, Wall};

@@ -77,6 +77,17 @@ impl fmt::Display for Wall {
     }
 }
 
+/// RFC 3339 in UTC with nine digits of the second's fraction (the kubelet's `RFC3339NanoFixed`).
+#[derive(Clone, Copy, Debug)]
+pub struct NanoFixed(pub Wall);
+
+impl fmt::Display for NanoFixed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let whole = self.0.to_string();
+        write!(f, "{}.{:09}Z", whole.trim_end_matches('Z'), self.0.0.rem_euclid(1_000_000_000))
+    }
+}
+
 /// Year, month and day of a day number counted from 1970-01-01 (Hinnant's `civil_from_days`).
 fn civil_from_days(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
@@ -104,6 +115,17 @@ mod tests {
             (-1, "1969-12-31T23:59:59Z"),
         ] {
             assert_eq!(Wall(seconds * 1_000_000_000).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn fractions_have_nine_digits() {
+        for (nanos, shown) in [
+            (0, "1970-01-01T00:00:00.000000000Z"),
+            (1_120_000_000, "1970-01-01T00:00:01.120000000Z"),
+            (-1, "1969-12-31T23:59:59.999999999Z"),
+        ] {
+            assert_eq!(NanoFixed(Wall(nanos)).to_string(), shown);
         }
     }
 

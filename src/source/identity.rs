@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{Pod, Toleration};
 use sha2::{Digest, Sha256};
 
 use super::decode::Node;
-use crate::model::Wall;
+use crate::model::{NanoFixed, Wall};
 
 /// The node's name as it was stored at the first start.
 #[derive(Clone, PartialEq, Eq)]
@@ -50,7 +50,7 @@ impl fmt::Debug for NodeName {
 
 /// Annotation: which kind of source a pod came from (`file`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
-/// Annotation: when the source first saw this manifest, RFC 3339.
+/// Annotation: when the source first saw this manifest, RFC 3339 with nanoseconds (`Timestamp.GetString`).
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Annotation: the hash of the whole manifest.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
@@ -97,7 +97,7 @@ pub fn apply(pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
     }
     let annotations = meta.annotations.get_or_insert_default();
     annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
-    annotations.insert(CONFIG_SEEN.to_owned(), seen.to_string());
+    annotations.insert(CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
     annotations.insert(CONFIG_HASH.to_owned(), identity.config_hash.clone());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node.as_str().to_owned());
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();
         assert_eq!(annotations.get(CONFIG_SOURCE).map(String::as_str), Some("file"));
-        assert_eq!(annotations.get(CONFIG_SEEN).map(String::as_str), Some("1970-01-01T00:00:00Z"));
+        assert_eq!(annotations.get(CONFIG_SEEN).map(String::as_str), Some("1970-01-01T00:00:00.000000000Z"));
         assert_eq!(annotations.get(CONFIG_HASH).map(String::len), Some(32));
         let spec = pod.spec.expect("a spec");
         assert_eq!(spec.node_name.as_deref(), Some("Gateway-7"));
