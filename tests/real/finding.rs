@@ -1,16 +1,18 @@
-//! What the kernel says of the agent's process, all its threads together.
+//! What the kernel says of the agent's process.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Resident memory now and at its highest, threads, CPU time, wake-ups and bytes written to disk.
+/// Resident memory now and at its highest, threads, CPU time, voluntary context switches and bytes written to disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Finding {
     pub resident_kib: u64,
+    /// Of these, what no file backs: heap, stacks, written data.
+    pub anonymous_kib: u64,
     pub resident_kib_max: u64,
     pub threads: u64,
     pub cpu: Duration,
-    /// How often a thread waited for something, and therefore woke.
+    /// Of all threads: each time one of them waited and was woken.
     pub wakeups: u64,
     pub disk_bytes: u64,
 }
@@ -21,29 +23,60 @@ impl Finding {
             let path = format!("/proc/{pid}/{file}");
             fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
         };
-        let number = |text: &str, key: &str| -> u64 {
-            let line =
-                text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key}"));
-            line.split_whitespace().next().expect("a value").parse().expect("a number")
+        let (status, memory) = (read("status"), read("smaps_rollup"));
+        let tasks: Vec<_> =
+            fs::read_dir(format!("/proc/{pid}/task")).expect("the process has tasks").flatten().collect();
+        // A thread may end meanwhile.
+        let of_tasks = |file: &str| -> Vec<String> {
+            tasks.iter().filter_map(|task| fs::read_to_string(task.path().join(file)).ok()).collect()
         };
-        let status = read("status");
-        let tasks = || fs::read_dir(format!("/proc/{pid}/task")).expect("the process has tasks").flatten();
         // Nanoseconds on a CPU, of each thread: the ticks of `stat` are far too coarse for an idle agent.
-        let nanos = tasks().filter_map(|task| {
-            let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
-        });
-        let wakeups = tasks().filter_map(|task| {
-            let text = fs::read_to_string(task.path().join("status")).ok()?;
-            Some(number(&text, "voluntary_ctxt_switches:"))
-        });
+        let nanos = of_tasks("schedstat")
+            .iter()
+            .map(|text| text.split_whitespace().next().expect("a value").parse::<u64>().expect("a number"))
+            .sum();
         Self {
-            resident_kib: number(&status, "VmRSS:"),
+            resident_kib: number(&memory, "Rss:"),
+            anonymous_kib: number(&memory, "Anonymous:"),
             resident_kib_max: number(&status, "VmHWM:"),
             threads: number(&status, "Threads:"),
-            cpu: Duration::from_nanos(nanos.sum()),
-            wakeups: wakeups.sum(),
+            cpu: Duration::from_nanos(nanos),
+            wakeups: of_tasks("status").iter().map(|text| number(text, "voluntary_ctxt_switches:")).sum(),
             disk_bytes: number(&read("io"), "write_bytes:"),
+        }
+    }
+}
+
+fn number(text: &str, key: &str) -> u64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_else(|| panic!("no {key}"));
+    line.split_whitespace().next().expect("a value").parse().expect("a number")
+}
+
+/// What a process costs while nothing happens.
+#[derive(Clone, Copy, Debug)]
+pub struct Idle {
+    /// At the end of the watch.
+    pub end: Finding,
+    pub cpu_ms_per_minute: f64,
+    pub wakeups_per_minute: f64,
+    /// In the whole watch.
+    pub disk_bytes: u64,
+}
+
+impl Idle {
+    /// Watches the process that long.
+    pub fn watch(pid: u32, time: Duration) -> Self {
+        let (at, before) = (Instant::now(), Finding::of(pid));
+        std::thread::sleep(time);
+        let end = Finding::of(pid);
+        let minutes = at.elapsed().as_secs_f64() / 60.0;
+        // A thread that ended in between took its count along.
+        let since = |now: u64, then: u64| now.saturating_sub(then) as f64;
+        Self {
+            end,
+            cpu_ms_per_minute: end.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e3 / minutes,
+            wakeups_per_minute: since(end.wakeups, before.wakeups) / minutes,
+            disk_bytes: end.disk_bytes.saturating_sub(before.disk_bytes),
         }
     }
 }

@@ -28,8 +28,9 @@ fn script() -> PathBuf {
 }
 
 impl Runtime {
-    pub fn up() -> Self {
-        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("real");
+    /// In a directory of that name; whoever runs side by side has names of their own.
+    pub fn up(name: &str) -> Self {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let variables = {
             run(&dir, "up");
             run(&dir, "env")
@@ -61,15 +62,25 @@ impl Runtime {
         run(&self.dir, "start");
     }
 
+    /// The calls themselves, to be driven by [`Self::drive`].
+    pub fn cri(&self) -> &GrpcRuntime {
+        &self.cri
+    }
+
+    /// Runs to the end of `work`, and the connection's own tasks meanwhile.
+    pub fn drive<T>(&self, work: impl Future<Output = T>) -> T {
+        async_io::block_on(self.executor.run(work))
+    }
+
     fn block<T>(&self, call: impl Future<Output = RuntimeResult<T>>) -> T {
-        async_io::block_on(self.executor.run(call)).unwrap_or_else(|error| panic!("CRI: {error}"))
+        self.drive(call).unwrap_or_else(|error| panic!("CRI: {error}"))
     }
 
     /// All sandboxes, newest first.
     pub fn sandboxes(&self) -> Vec<SandboxItem> {
         let mut all = Vec::new();
         self.block(self.cri.list_pod_sandboxes(None, &mut |item| all.push(item)));
-        all.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        all.sort_by_key(|item| std::cmp::Reverse(item.created_at));
         all
     }
 
@@ -98,7 +109,7 @@ impl Runtime {
     pub fn containers(&self) -> Vec<ContainerItem> {
         let mut all = Vec::new();
         self.block(self.cri.list_containers(None, &mut |item| all.push(item)));
-        all.sort_by(|a, b| b.created_at.cmp(&a.created_at));
+        all.sort_by_key(|item| std::cmp::Reverse(item.created_at));
         all
     }
 

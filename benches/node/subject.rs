@@ -1,0 +1,269 @@
+//! A node agent under measurement: smolet, or a kubelet beside it. Both keep the pods of a manifest directory on the
+//! same containerd, one after the other, each in a directory of its own.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use smolet::model::Wall;
+
+use crate::runtime::{Runtime, wait_for};
+
+/// How long any step may take, in seconds: 110 pods start and end one after another on a slow machine.
+pub const PATIENCE: u64 = 300;
+
+/// Which agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The binary of `SMOLET_BIN`.
+    Smolet(PathBuf),
+    /// A kubelet without an API server.
+    Kubelet(PathBuf),
+}
+
+/// A running agent. Dropped: its process ends; its pods run on until the runtime goes.
+pub struct Subject<'r> {
+    runtime: &'r Runtime,
+    kind: Kind,
+    dir: PathBuf,
+    child: Child,
+    settings: Settings,
+}
+
+impl<'r> Subject<'r> {
+    pub fn start(runtime: &'r Runtime, kind: Kind) -> Self {
+        let node = match kind {
+            Kind::Smolet(_) => "smolet",
+            Kind::Kubelet(_) => "kubelet",
+        };
+        let dir = runtime.dir().join("agents").join(node);
+        for part in ["manifests", "new", "out", "logs/pods", "logs/containers"] {
+            fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
+        }
+        let settings = Settings::kept(&kind);
+        let log = File::create(dir.join("agent.log")).expect("a log file");
+        let mut command = match &kind {
+            Kind::Smolet(binary) => smolet(runtime, binary, &dir, node),
+            Kind::Kubelet(binary) => kubelet(runtime, binary, &dir, node),
+        };
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{kind:?}: {error}"));
+        Self { runtime, kind, dir, child, settings }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn node(&self) -> &'static str {
+        match self.kind {
+            Kind::Smolet(_) => "smolet",
+            Kind::Kubelet(_) => "kubelet",
+        }
+    }
+
+    /// The name of the static pod.
+    pub fn full(&self, name: &str) -> String {
+        format!("{name}-{}", self.node())
+    }
+
+    /// A directory of the host for hostPath volumes.
+    pub fn out(&self) -> PathBuf {
+        self.dir.join("out")
+    }
+
+    /// Hands over these manifests as quickly as the file system does, and says when the first was there.
+    pub fn apply(&self, pods: &[(String, String)]) -> Wall {
+        let (new, manifests) = (self.dir.join("new"), self.dir.join("manifests"));
+        let path = |dir: &Path, name: &str| dir.join(format!("{name}.yaml"));
+        for (name, text) in pods {
+            fs::write(path(&new, name), text).expect("a manifest can be written");
+        }
+        let at = now();
+        for (name, _) in pods {
+            fs::rename(path(&new, name), path(&manifests, name)).expect("a manifest can be renamed");
+        }
+        at
+    }
+
+    /// When smolet's source handed a pod over (`kubernetes.io/config.seen`).
+    pub fn seen(&self, names: &[String]) -> Vec<Wall> {
+        let Kind::Smolet(binary) = &self.kind else { panic!("only smolet is asked") };
+        let output = Command::new(binary)
+            .args(["pods", "-o", "json", "--socket"])
+            .arg(self.dir.join("s.sock"))
+            .output()
+            .expect("smolet can be run");
+        let list: serde_json::Value = serde_json::from_slice(&output.stdout).expect("pods -o json is JSON");
+        let full: Vec<String> = names.iter().map(|name| self.full(name)).collect();
+        let ours = list["items"]
+            .as_array()
+            .expect("a PodList has items")
+            .iter()
+            .filter(|pod| full.iter().any(|name| pod["metadata"]["name"].as_str() == Some(name)));
+        ours.map(|pod| {
+            let seen = pod["metadata"]["annotations"]["kubernetes.io/config.seen"].as_str();
+            let seen: k8s_openapi::jiff::Timestamp = seen.expect("an annotation").parse().expect("a time");
+            Wall(i64::try_from(seen.as_nanosecond()).expect("a time of today"))
+        })
+        .collect()
+    }
+
+    /// When each pod's container started, once all have; in the order of `names`.
+    pub fn running(&self, names: &[String]) -> Vec<Wall> {
+        let full: Vec<String> = names.iter().map(|name| self.full(name)).collect();
+        let ids = wait_for("all pods run", PATIENCE, || {
+            let all = self.runtime.containers();
+            let of = |name: &String| {
+                all.iter().find(|c| {
+                    c.state == smolet::model::ContainerState::Running
+                        && c.pod.as_ref().is_some_and(|pod| *pod.name == **name)
+                })
+            };
+            full.iter().map(|name| of(name).map(|c| c.id.clone())).collect::<Option<Vec<_>>>()
+        });
+        ids.iter().map(|id| self.runtime.container_status(id).started_at.expect("it started")).collect()
+    }
+
+    /// Removes all manifests and waits until the runtime holds no sandbox of ours.
+    pub fn end_pods(&self) {
+        for entry in fs::read_dir(self.dir.join("manifests")).expect("the manifest directory").flatten() {
+            fs::remove_file(entry.path()).expect("a manifest can be removed");
+        }
+        let suffix = format!("-{}", self.node());
+        wait_for("all pods are gone", PATIENCE, || {
+            let left = self.runtime.sandboxes().iter().any(|sandbox| sandbox.pod.name.ends_with(&suffix));
+            (!left).then_some(())
+        });
+    }
+}
+
+impl Drop for Subject<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.dir.join("agent.log")).unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            lines.iter().skip(lines.len().saturating_sub(40)).for_each(|line| eprintln!("{line}"));
+        }
+        self.settings.put_back();
+    }
+}
+
+/// The wall clock, which containerd's timestamps are taken from too.
+pub fn now() -> Wall {
+    use smolet::clock::Clock as _;
+    smolet::clock::SystemClock.now().wall
+}
+
+fn smolet(runtime: &Runtime, binary: &Path, dir: &Path, node: &str) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .args(["run", "--node-name", node, "--runtime-endpoint", &runtime.endpoint()])
+        .args(["--cgroup-root", &runtime.cgroup_root]);
+    for (flag, part) in [
+        ("--manifests", "manifests"),
+        ("--root-dir", "root"),
+        ("--socket", "s.sock"),
+        ("--pod-logs-dir", "logs/pods"),
+        ("--container-logs-dir", "logs/containers"),
+    ] {
+        command.arg(flag).arg(dir.join(part));
+    }
+    command
+}
+
+/// Standalone: static pods, no API server, no listening port, the kubelet's own defaults for everything that costs.
+fn kubelet(runtime: &Runtime, binary: &Path, dir: &Path, node: &str) -> Command {
+    let (d, endpoint, cgroup_root) = (dir.display(), runtime.endpoint(), &runtime.cgroup_root);
+    let config = dir.join("config.yaml");
+    let text = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: {d}/manifests
+podLogsDir: {d}/logs/pods
+volumePluginDir: {d}/plugins
+containerRuntimeEndpoint: {endpoint}
+cgroupRoot: {cgroup_root}
+cgroupDriver: cgroupfs
+enforceNodeAllocatable: [none]
+failCgroupV1: false
+failSwapOn: false
+enableServer: false
+readOnlyPort: 0
+healthzPort: 0
+makeIPTablesUtilChains: false
+registerNode: false
+maxPods: 250
+resolvConf: ''
+imageGCHighThresholdPercent: 100
+evictionHard: {{memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}}
+authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+"
+    );
+    fs::write(&config, text).expect("a configuration can be written");
+    let mut command = Command::new(binary);
+    command.arg("--config").arg(config).args(["--hostname-override", node]);
+    command.arg("--root-dir").arg(dir.join("root")).arg("--cert-dir").arg(dir.join("pki"));
+    command
+}
+
+/// What a kubelet changes on the machine, as it was before. smolet changes nothing.
+struct Settings {
+    sysctls: Vec<(&'static str, String)>,
+    /// The kubelet's links to container logs have a place of their own that no setting moves.
+    links: Option<Vec<PathBuf>>,
+}
+
+const SYSCTLS: [&str; 6] = [
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/vm/panic_on_oom",
+    "/proc/sys/kernel/panic",
+    "/proc/sys/kernel/panic_on_oops",
+    "/proc/sys/kernel/keys/root_maxkeys",
+    "/proc/sys/kernel/keys/root_maxbytes",
+];
+const LINKS: &str = "/var/log/containers";
+
+fn links() -> Option<Vec<PathBuf>> {
+    Some(fs::read_dir(LINKS).ok()?.flatten().map(|entry| entry.path()).collect())
+}
+
+impl Settings {
+    fn kept(kind: &Kind) -> Self {
+        let paths: &[&'static str] = match kind {
+            Kind::Smolet(_) => &[],
+            Kind::Kubelet(_) => &SYSCTLS,
+        };
+        let kept = paths.iter().filter_map(|path| Some((*path, fs::read_to_string(path).ok()?)));
+        Self { sysctls: kept.collect(), links: links() }
+    }
+
+    fn put_back(&self) {
+        for (path, was) in &self.sysctls {
+            if fs::read_to_string(path).is_ok_and(|is| is != *was) {
+                let _ = fs::write(path, was);
+            }
+        }
+        if self.sysctls.is_empty() {
+            return;
+        }
+        let before = self.links.as_deref().unwrap_or_default();
+        for link in links().unwrap_or_default().iter().filter(|link| !before.contains(link)) {
+            // Ours are links to logs of this agent's node.
+            if link.to_string_lossy().contains("-kubelet_") {
+                let _ = fs::remove_file(link);
+            }
+        }
+        if self.links.is_none() {
+            // Only when it is empty again.
+            let _ = fs::remove_dir(LINKS);
+        }
+    }
+}
