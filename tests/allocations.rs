@@ -1,0 +1,149 @@
+//! What an idle agent allocates, in virtual time against the fake runtime: a bounded amount for each look at the whole
+//! runtime, the connection's own part included, of which nothing stays; and nothing beside.
+//!
+//! The agent runs on the test's thread, where allocations are counted; the runtime has a thread of its own.
+
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+
+mod common;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use allocation_counter::AllocationInfo;
+use common::TempDir;
+use common::fake::Fake;
+use smol::LocalExecutor;
+use smolet::clock::VirtualClock;
+use smolet::config::{Config, Flags};
+use smolet::model::Wall;
+use smolet::node;
+
+const PODS: u64 = 10;
+/// Of one relist: what the calls themselves allocate, and what each pod's sandbox and container add.
+const RELIST_MAX: u64 = 240;
+const RELIST_MAX_PER_POD: u64 = 60;
+/// Of all relists together: fewer than one each.
+const KEPT_MAX: u64 = 50;
+/// How long anything may take in real time, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Nobody woke the agent for so long in real time: it waits for virtual time alone.
+const CALM: Duration = Duration::from_millis(5);
+
+#[derive(Default)]
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The agent's whole life, polled by hand.
+struct Life<F> {
+    future: Pin<Box<F>>,
+    woken: Arc<Flag>,
+    spent: AllocationInfo,
+}
+
+impl<F: Future> Life<F> {
+    fn new(future: F) -> Self {
+        let woken = Arc::new(Flag(AtomicBool::new(true)));
+        Self { future: Box::pin(future), woken, spent: AllocationInfo::default() }
+    }
+
+    /// Time passes, and what that brings about. The clock gives memory back too: it holds on to the tasks whose calls
+    /// had two minutes.
+    fn pass(&mut self, clock: &VirtualClock, time: Duration) {
+        self.spent += allocation_counter::measure(|| clock.advance(time));
+        self.rest();
+    }
+
+    /// Polls until nobody has woken it for a while.
+    fn rest(&mut self) {
+        let waker = Waker::from(self.woken.clone());
+        let (begun, mut last) = (Instant::now(), Instant::now());
+        while last.elapsed() < CALM {
+            if !self.woken.0.swap(false, Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_micros(200));
+                continue;
+            }
+            assert!(begun.elapsed() < PATIENCE, "the agent does not come to rest");
+            let future = &mut self.future;
+            self.spent += allocation_counter::measure(|| {
+                let ended = matches!(future.as_mut().poll(&mut Context::from_waker(&waker)), Poll::Ready(_));
+                assert!(!ended, "the agent ended");
+            });
+            last = Instant::now();
+        }
+    }
+}
+
+fn config(dir: &TempDir, fake: &Fake) -> Config {
+    let path = |name: &str| Some(dir.path().join(name));
+    let flags = Flags {
+        manifests: path("manifests"),
+        root_dir: path("root"),
+        runtime_endpoint: Some(format!("unix://{}", fake.socket().display())),
+        node_name: Some("gw".to_owned()),
+        pod_logs_dir: path("logs"),
+        container_logs_dir: path("links"),
+        cgroup_root: Some("/smolet-test-of-the-agent".to_owned()),
+        ..Flags::default()
+    };
+    let config = Config::load(&flags, Some(&dir.path().join("sock"))).unwrap();
+    // No look at the manifests without a reason falls into the test.
+    Config { file_check_frequency: Duration::from_hours(1), ..config }
+}
+
+#[test]
+fn an_idle_agent_allocates_for_its_relists_alone() {
+    let clock = VirtualClock::new(Wall(1_770_000_000_000_000_000));
+    let fake = Fake::start(clock.clone());
+    fake.add_image("busybox:1");
+    let dir = TempDir::new();
+    std::fs::create_dir(dir.path().join("manifests")).unwrap();
+    for n in 0..PODS {
+        let text = format!(
+            "{{apiVersion: v1, kind: Pod, metadata: {{name: p{n}}}, spec: {{containers: [{{name: app, image: 'busybox:1'}}]}}}}"
+        );
+        std::fs::write(dir.path().join(format!("manifests/p{n}.yaml")), text).unwrap();
+    }
+    let (config, executor) = (config(&dir, &fake), Rc::new(LocalExecutor::new()));
+    let (_stop, stopped) = smol::channel::bounded(1);
+    let agent = node::run_until(&config, false, &executor, Rc::new(clock.clone()), stopped);
+    let mut life = Life::new(executor.run(agent));
+
+    let begun = Instant::now();
+    life.rest();
+    while fake.state().running().len() < usize::try_from(PODS).unwrap() {
+        assert!(begun.elapsed() < PATIENCE, "the pods do not run: {:?}", fake.actions());
+        life.pass(&clock, Duration::from_secs(1));
+    }
+    // What follows the starts, and longer than any of its calls may take.
+    for _ in 0..130 {
+        life.pass(&clock, Duration::from_secs(1));
+    }
+
+    let relists = || u64::try_from(fake.state().relists).unwrap();
+    let (had, spent) = (relists(), life.spent);
+    // In steps so short that nothing is due at every other one.
+    for _ in 0..240 {
+        life.pass(&clock, Duration::from_millis(500));
+    }
+    let relists = relists() - had;
+    let each = (life.spent.count_total - spent.count_total) / relists;
+    // May be fewer than before.
+    let kept = u64::try_from(life.spent.count_current - spent.count_current).unwrap_or(0);
+    println!("{relists} relists of {PODS} pods in two minutes: {each} allocations each, {kept} of all kept");
+    assert!(each <= RELIST_MAX + PODS * RELIST_MAX_PER_POD, "{each} allocations a relist");
+    assert!(
+        kept <= RELIST_MAX + PODS * RELIST_MAX_PER_POD,
+        "{kept} allocations are kept after {relists} relists"
+    );
+}
