@@ -64,9 +64,8 @@ impl<'r> Floor<'r> {
         let pod = parsed.pods.into_iter().next().expect("a pod").pod;
         let desired = DesiredPod::new(pod);
         let container = &desired.containers()[0];
-        let image = self
-            .runtime
-            .drive(self.runtime.cri().image_status(container.image.as_deref().expect("an image")));
+        let image =
+            self.runtime.drive(self.runtime.cri.image_status(container.image.as_deref().expect("an image")));
         let image = image.expect("an answer").expect("the image is there");
         let sandbox_config = sandbox_config(&self.node, &desired, 0).expect("a sandbox configuration");
 
@@ -105,7 +104,7 @@ impl<'r> Floor<'r> {
 
     /// `RunPodSandbox`, `CreateContainer`, `StartContainer`.
     async fn calls(&self, pod: &RawPod) -> ContainerId {
-        let cri = self.runtime.cri();
+        let cri = &self.runtime.cri;
         let sandbox = cri.run_pod_sandbox(&pod.sandbox_config, "").await.expect("RunPodSandbox");
         pod.sandbox.replace(Some(sandbox));
         self.container(pod, 0).await
@@ -113,7 +112,7 @@ impl<'r> Floor<'r> {
 
     /// `CreateContainer`, `StartContainer`.
     async fn container(&self, pod: &RawPod, restart_count: usize) -> ContainerId {
-        let (cri, sandbox) = (self.runtime.cri(), pod.sandbox.borrow().clone().expect("a sandbox"));
+        let (cri, sandbox) = (&self.runtime.cri, pod.sandbox.borrow().clone().expect("a sandbox"));
         let config = &pod.container_configs[restart_count];
         let id = cri.create_container(&sandbox, config, &pod.sandbox_config).await.expect("CreateContainer");
         cri.start_container(&id).await.expect("StartContainer");
@@ -153,7 +152,7 @@ impl<'r> Floor<'r> {
 
     /// Ends a pod and all that is left of it in the runtime.
     pub fn end(&self, pods: &[RawPod]) {
-        let cri = self.runtime.cri();
+        let cri = &self.runtime.cri;
         for pod in pods {
             let Some(id) = pod.sandbox.take() else { continue };
             self.runtime.drive(async {

@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use smolet::model::Wall;
+use smolet::model::{ContainerState, SandboxItem, SandboxState, Wall};
 
 use crate::runtime::{Runtime, wait_for};
 
@@ -120,7 +120,7 @@ impl<'r> Subject<'r> {
             let all = self.runtime.containers();
             let of = |name: &String| {
                 all.iter().find(|c| {
-                    c.state == smolet::model::ContainerState::Running
+                    c.state == ContainerState::Running
                         && c.pod.as_ref().is_some_and(|pod| *pod.name == **name)
                 })
             };
@@ -129,14 +129,20 @@ impl<'r> Subject<'r> {
         ids.iter().map(|id| self.runtime.container_status(id).started_at.expect("it started")).collect()
     }
 
-    /// Removes all manifests and waits until the runtime holds no sandbox of ours.
+    /// Removes all manifests and waits until the pods have ended. smolet then removes their sandboxes at once; a
+    /// kubelet comes back to them with its garbage collection, once a minute, which is not waited for.
     pub fn end_pods(&self) {
         for entry in fs::read_dir(self.dir.join("manifests")).expect("the manifest directory").flatten() {
             fs::remove_file(entry.path()).expect("a manifest can be removed");
         }
         let suffix = format!("-{}", self.node());
+        let counts = |sandbox: &SandboxItem| match self.kind {
+            Kind::Smolet(_) => true,
+            Kind::Kubelet(_) => sandbox.state == SandboxState::Ready,
+        };
         wait_for("all pods are gone", PATIENCE, || {
-            let left = self.runtime.sandboxes().iter().any(|sandbox| sandbox.pod.name.ends_with(&suffix));
+            let all = self.runtime.sandboxes();
+            let left = all.iter().any(|sandbox| sandbox.pod.name.ends_with(&suffix) && counts(sandbox));
             (!left).then_some(())
         });
     }

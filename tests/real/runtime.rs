@@ -20,7 +20,8 @@ pub struct Runtime {
     /// As `--cgroup-root` wants it.
     pub cgroup_root: String,
     executor: Rc<LocalExecutor<'static>>,
-    cri: GrpcRuntime,
+    /// The calls themselves, to be driven by [`Self::drive`].
+    pub cri: GrpcRuntime,
 }
 
 fn script() -> PathBuf {
@@ -60,11 +61,6 @@ impl Runtime {
 
     pub fn start(&self) {
         run(&self.dir, "start");
-    }
-
-    /// The calls themselves, to be driven by [`Self::drive`].
-    pub fn cri(&self) -> &GrpcRuntime {
-        &self.cri
     }
 
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
