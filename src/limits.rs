@@ -236,7 +236,7 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 /// Events waiting for the loop. Full: the tasks that bring more wait; one of the runtime's own is dropped and a relist
 /// requested.
 pub const EVENTS_QUEUED_MAX: usize = 128;
-/// Calls that make a sandbox, or create and start a container, at once. Full: further pods wait their turn; pulls and
+/// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls and
 /// stops take none.
 pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.

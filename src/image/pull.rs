@@ -161,12 +161,14 @@ impl ImagePuller {
         failures.messages.retain(|(known, _)| *known != key);
     }
 
-    /// `EnsureImageExists`. `note` is told what happens while it happens: pulls take minutes.
+    /// `EnsureImageExists`. `note` is told what happens while it happens: pulls take minutes. `before_pull` is called
+    /// when one is needed.
     pub async fn ensure<R: Runtime>(
         &self,
         runtime: &R,
         request: &ImageRequest<'_>,
         note: &dyn Fn(EventKind, &'static str, &str),
+        before_pull: &mut dyn FnMut(),
     ) -> Result<ReadyImage, ImageError> {
         let fail = |problem, reason, message: String| {
             note(EventKind::Warning, reason, &message);
@@ -204,6 +206,7 @@ impl ImagePuller {
             }
             // On the heap: most starts find their image, and need no room for a pull.
             PullPolicy::Always | PullPolicy::IfNotPresent => {
+                before_pull();
                 Box::pin(self.pull(runtime, request, &name, note)).await
             }
         }

@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::LifecycleHandler;
 use smol::channel::{Receiver, Sender};
-use smol::lock::Semaphore;
+use smol::lock::{Semaphore, SemaphoreGuard};
 
 use super::KillReason;
 use super::kill::{Victim, kill_container, kill_pod, remove_container};
@@ -73,7 +73,7 @@ pub struct ActContext<R> {
     pub hosts_file: Rc<Path>,
     /// Turns on the blocking pool.
     pub blocking: Rc<Semaphore>,
-    /// Turns for making sandboxes and starting containers (`limits::STARTS_AT_ONCE_MAX`).
+    /// Turns of the acts that make a sandbox or start containers (`limits::STARTS_AT_ONCE_MAX`).
     pub starts: Rc<Semaphore>,
     /// Of this act alone.
     pub give_up: GiveUp,
@@ -218,6 +218,13 @@ pub async fn act<R: Runtime>(
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
+    // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
+    // and takes no memory for it.
+    let mut turn = Turn::new(&ctx.starts);
+    turn.take().await;
+    if ctx.give_up.is_asked() {
+        return outcome;
+    }
     let config = match configure_sandbox(ctx, pod, attempt) {
         Ok(config) => config,
         Err(error) => {
@@ -238,8 +245,32 @@ pub async fn act<R: Runtime>(
             None => return outcome,
         },
     };
-    start_all(ctx, pod, observed, &sandbox, plan.starts(), &mut outcome).await;
+    start_all(ctx, pod, observed, &sandbox, plan.starts(), &mut turn, &mut outcome).await;
     outcome
+}
+
+/// An act's turn to make sandboxes and start containers. A pull, which may hang, takes none.
+pub(super) struct Turn<'a> {
+    starts: &'a Semaphore,
+    held: Option<SemaphoreGuard<'a>>,
+}
+
+impl<'a> Turn<'a> {
+    fn new(starts: &'a Semaphore) -> Self {
+        Self { starts, held: None }
+    }
+
+    /// Waits for a turn, unless it is held already.
+    pub(super) async fn take(&mut self) {
+        if self.held.is_none() {
+            self.held = Some(self.starts.acquire().await);
+        }
+    }
+
+    /// Gives the turn to whoever waits.
+    pub(super) fn pause(&mut self) {
+        self.held = None;
+    }
 }
 
 /// Steps 2 and 3: stops what is to stop. False when that failed and the sync is over.
@@ -373,7 +404,6 @@ async fn make_sandbox<'a, R: Runtime>(
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let run = match runtime_handler(pod) {
         Ok(handler) => {
-            let _turn = ctx.starts.acquire().await;
             let overtaken = &ctx.give_up.overtaken;
             if !overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
                 return None;
@@ -442,6 +472,7 @@ async fn start_all<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     starts: &[Start],
+    turn: &mut Turn<'_>,
     outcome: &mut Outcome,
 ) {
     for start in starts {
@@ -470,7 +501,7 @@ async fn start_all<R: Runtime>(
                 if let StartWhen::Again(crash) = start.when {
                     outcome.attempts.push(Attempt { crash, at: ctx.clock.now().mono });
                 }
-                match start_container(ctx, pod, observed, sandbox, start).await {
+                match start_container(ctx, pod, observed, sandbox, start, turn).await {
                     Ok(Started::Runs) => None,
                     Ok(Started::GivenUp) => return,
                     Err(failure) => Some(failure),

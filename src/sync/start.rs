@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use super::act::{ActContext, PodSandbox};
+use super::act::{ActContext, PodSandbox, Turn};
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use crate::cri::Runtime;
@@ -29,6 +29,7 @@ pub(super) async fn start_container<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     start: &Start,
+    turn: &mut Turn<'_>,
 ) -> Result<Started, Failure> {
     let spec = Spec::of(pod, start);
     let name = spec.name;
@@ -45,7 +46,8 @@ pub(super) async fn start_container<R: Runtime>(
         sandbox: sandbox.config,
     };
     let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
-    let pull = async { Some(ctx.images.ensure(&*ctx.runtime, &request, &note).await) };
+    let mut before_pull = || turn.pause();
+    let pull = async { Some(ctx.images.ensure(&*ctx.runtime, &request, &note, &mut before_pull).await) };
     let given_up = async {
         ctx.give_up.asked().await;
         None
@@ -58,6 +60,7 @@ pub(super) async fn start_container<R: Runtime>(
             return Err(Failure { retry_at: error.retry_at, ..failure });
         }
     };
+    turn.take().await;
     let restart_count = match observed.container(name) {
         Some(status) => status.meta.restart_count.saturating_add(1),
         None => {
@@ -75,7 +78,6 @@ pub(super) async fn start_container<R: Runtime>(
     let made = Made { restart_count, image: &image, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
-    let turn = ctx.starts.acquire().await;
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let overtaken = &ctx.give_up.overtaken;
     if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
@@ -85,7 +87,6 @@ pub(super) async fn start_container<R: Runtime>(
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));
     let started = ctx.runtime.start_container(&id).await;
-    drop(turn);
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);
