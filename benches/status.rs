@@ -5,11 +5,14 @@
 use divan::{Bencher, black_box};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
+use smolet::limits::STATUS_STORE_BYTES;
 use smolet::model::{
     ContainerMeta, ContainerState, ContainerStatus, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus,
     Wall,
 };
 use smolet::status::{NoFacts, StatusInput, merge, pod_status};
+use smolet::store::codec::{decode, encode};
+use smolet::store::statuses::StatusStore;
 
 fn main() {
     divan::main();
@@ -104,4 +107,37 @@ fn three_containers_unchanged(bencher: Bencher<'_, '_>) {
         let changed = merge::update(&pod, Some(&shown), pod_status(black_box(&again)), NOW).unwrap();
         assert!(changed.is_none());
     });
+}
+
+/// The same through the store: the record is decoded, a status made and found to be the same.
+#[divan::bench]
+fn three_containers_unchanged_in_the_store(bencher: Bencher<'_, '_>) {
+    let (pod, observed) = pod();
+    let first = pod_status(&input(&pod, &observed));
+    let shown = merge::update(&pod, None, first, NOW).unwrap().unwrap();
+    let mut store = StatusStore::new(STATUS_STORE_BYTES);
+    let uid = "u".into();
+    assert!(store.put(&uid, shown));
+    bencher.bench_local(|| {
+        let shown = store.status(&uid);
+        let again = StatusInput { previous: shown.as_ref(), ..input(&pod, &observed) };
+        let changed = merge::update(&pod, shown.as_ref(), pod_status(black_box(&again)), NOW).unwrap();
+        assert!(changed.is_none());
+    });
+}
+
+/// One record written.
+#[divan::bench]
+fn encode_three_containers(bencher: Bencher<'_, '_>) {
+    let (pod, observed) = pod();
+    let status = pod_status(&input(&pod, &observed));
+    bencher.bench_local(|| encode(black_box(&status)));
+}
+
+/// One record read.
+#[divan::bench]
+fn decode_three_containers(bencher: Bencher<'_, '_>) {
+    let (pod, observed) = pod();
+    let record = encode(&pod_status(&input(&pod, &observed)));
+    bencher.bench_local(|| decode(black_box(&record)).unwrap());
 }

@@ -21,6 +21,9 @@ pub const MANIFEST_BYTES_MAX: usize = MIB;
 /// further pod is refused with a message.
 pub const PODS_BYTES_MAX: usize = 6 * MIB;
 
+/// What one container adds to that at least: its typed object. It bounds how many containers all pods have.
+pub const CONTAINER_BYTES: usize = 2304;
+
 /// Values of one pod (scalars, lists and maps): each may become some 360 bytes once typed. More: the pod is refused.
 pub const POD_NODES_MAX: usize = 8 * KIB;
 
@@ -103,6 +106,9 @@ pub const BACKOFF_RESET: Duration = Duration::from_mins(10);
 pub const STOPS_AT_ONCE_MAX: usize = 64;
 /// Least time between the stop signal and SIGKILL, in seconds (kubelet `minimumGracePeriodInSeconds`).
 pub const GRACE_SECONDS_MIN: i64 = 2;
+/// Containers of one pod whose last failed start is kept: all it can have. Full: a further one is not kept, its status
+/// shows no cause.
+pub const START_FAILURES_MAX: usize = 3 * CONTAINERS_PER_LIST_MAX;
 /// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
 pub const LOG_NAMES_READ_MAX: usize = 4096;
 /// Bytes read of the node's own hosts file for pods on its network. More: the rest is left out.
@@ -212,6 +218,38 @@ pub const ADOPTED_MAX: usize = 4 * PODS_MAX;
 pub const IDENTITY_FILE_BYTES_MAX: usize = 64 * KIB;
 // A UID is 36 bytes or less where anyone makes them; the longest list fits with room for the name.
 const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
+
+/// Memory for the pods' statuses unless configured (`--status-store-bytes`): an ordinary pod's record has a kilobyte.
+/// Full: messages are cut, then records bared to what is necessary, those of ended pods first
+/// (`store::statuses`).
+pub const STATUS_STORE_BYTES: usize = 2 * MIB;
+/// The least that may be configured: the statuses of all pods fit when they are cut to what is necessary.
+pub const STATUS_STORE_BYTES_MIN: usize = MIB;
+/// The most that may be configured.
+pub const STATUS_STORE_BYTES_MAX: usize = 16 * MIB;
+/// What a record counts beside its bytes, for its place in the table.
+pub const STATUS_ENTRY_BYTES: usize = 128;
+/// Bytes of a record that is cut to what is necessary, with [`STATUS_ENTRY_BYTES`] and without its containers.
+pub const STATUS_BARE_POD_BYTES: usize = 768;
+/// Bytes of one container in it.
+pub const STATUS_BARE_CONTAINER_BYTES: usize = 352;
+/// Bytes of a message in a status that is cut. Longer: cut.
+pub const STATUS_MESSAGE_BYTES_CUT: usize = 128;
+/// Bytes of a reason in a status that is cut to what is necessary. Longer: cut.
+pub const STATUS_REASON_BYTES_CUT: usize = 48;
+/// Bytes of a container's id, with the runtime's name before it, in a status that is cut to what is necessary. Longer:
+/// left out. (Runtimes' ids have 64 digits.)
+pub const STATUS_ID_BYTES_CUT: usize = 96;
+/// Pods that are gone and remembered as gone, for readers who ask what changed. Full: the oldest goes; who asks for
+/// longer ago reads everything.
+pub const STATUS_GONE_MAX: usize = 128;
+// Every container of a pod was paid for in its manifest's cost, so there are only so many.
+const _: () = assert!(
+    PODS_MAX * STATUS_BARE_POD_BYTES + PODS_BYTES_MAX / CONTAINER_BYTES * STATUS_BARE_CONTAINER_BYTES
+        <= STATUS_STORE_BYTES_MIN
+);
+const _: () =
+    assert!(STATUS_STORE_BYTES_MIN <= STATUS_STORE_BYTES && STATUS_STORE_BYTES <= STATUS_STORE_BYTES_MAX);
 
 /// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
 /// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.

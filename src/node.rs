@@ -39,7 +39,7 @@ use crate::render::{NoSources, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName};
 use crate::store::identity::Identity;
-use crate::sync::act::{ActContext, GiveUp, NoHooks};
+use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
 use agent::{Agent, Event};
 
 /// How the agent ended.
@@ -229,9 +229,7 @@ impl Parts<'_> {
         let ctx = context(config, runtime, node, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
-        let longest_wait = config.max_container_restart_period;
-        let mut agent =
-            Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, longest_wait);
+        let mut agent = Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, config);
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         loop {
             agent.turn();
@@ -326,6 +324,7 @@ fn context<R>(
         blocking: Rc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
         starts: Rc::new(Semaphore::new(STARTS_AT_ONCE_MAX)),
         give_up: GiveUp::default(),
+        least_counts: LeastCounts::default(),
         node,
     }
 }

@@ -72,6 +72,7 @@ impl World {
             blocking: Rc::new(smol::lock::Semaphore::new(1)),
             starts: Rc::new(smol::lock::Semaphore::new(1)),
             give_up: smolet::sync::act::GiveUp::default(),
+            least_counts: smolet::sync::act::LeastCounts::default(),
         };
         let backoff = RefCell::new(Backoff::new(clock.now().mono, CRASH_BACKOFF_MAX));
         Self { fake, clock, executor, ctx, backoff, notes, dir }

@@ -33,7 +33,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the agent
-    Run(run::Args),
+    Run(Box<run::Args>),
     /// Check manifests without an agent
     Check(check::Args),
     /// List the pods of this node

@@ -57,6 +57,9 @@ pub struct Flags {
     /// cgroupfs or systemd [default: cgroupfs]
     #[arg(long, value_name = "DRIVER", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: Option<String>,
+    /// Memory for the pods' statuses, in bytes [default: 2097152]
+    #[arg(long, value_name = "BYTES")]
+    pub status_store_bytes: Option<usize>,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -105,6 +108,8 @@ pub struct Config {
     pub max_container_restart_period: Duration,
     /// One image pull at a time.
     pub serialize_image_pulls: bool,
+    /// Memory for the pods' statuses.
+    pub status_store_bytes: usize,
 }
 
 /// Why there is no Config: one sentence that names the flag or field and the mend.
@@ -174,6 +179,7 @@ impl Config {
                 limits::CRASH_BACKOFF_MAX,
             ),
             serialize_image_pulls: file.serialize_image_pulls.unwrap_or(true),
+            status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
         };
         config.check()?;
         Ok(config)
@@ -211,6 +217,13 @@ impl Config {
             limits::CRASH_BACKOFF_MAX,
         )?;
         within("cpuCFSQuotaPeriod", self.cpu_cfs_quota_period, Duration::from_millis(1), second)?;
+        let (bytes, least, most) =
+            (self.status_store_bytes, limits::STATUS_STORE_BYTES_MIN, limits::STATUS_STORE_BYTES_MAX);
+        if !(least..=most).contains(&bytes) {
+            return Err(ConfigError(format!(
+                "--status-store-bytes: {bytes}: must be between {least} and {most}"
+            )));
+        }
         if self.cluster_dns.len() > limits::DNS_SERVERS_MAX {
             return Err(ConfigError(format!("clusterDNS: at most {} servers", limits::DNS_SERVERS_MAX)));
         }
@@ -304,6 +317,13 @@ mod tests {
             let settings = file(fields).expect("of the right type");
             let error = Config::join(&Flags::default(), None, settings).expect_err("must be refused");
             assert!(error.0.starts_with(said), "{error}");
+        }
+        for (bytes, fits) in [(0, false), ((1 << 20) - 1, false), (1 << 20, true), ((16 << 20) + 1, false)] {
+            let flags = Flags { status_store_bytes: Some(bytes), ..Flags::default() };
+            let error = Config::join(&flags, None, FileSettings::default()).err();
+            assert_eq!(error.is_none(), fits, "{bytes}: {error:?}");
+            let named = error.is_none_or(|error| error.0.starts_with("--status-store-bytes: "));
+            assert!(named, "{bytes}");
         }
         let none = file("resolvConf: \"\"\n").expect("of the right type");
         assert!(Config::join(&Flags::default(), None, none).is_ok(), "no resolver configuration at all");

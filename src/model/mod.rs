@@ -7,6 +7,7 @@ pub mod hash;
 pub mod ids;
 pub mod observed;
 pub mod time;
+pub mod usage;
 
 pub use desired::{ContainerKind, DesiredPod};
 pub use hash::container_hash;
@@ -16,3 +17,4 @@ pub use observed::{
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
 pub use time::{Mono, NanoFixed, Now, Seconds, Wall};
+pub use usage::Usage;

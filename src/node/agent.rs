@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use smol::LocalExecutor;
 use smol::channel::Sender;
@@ -24,6 +23,7 @@ use super::events::RuntimeEvents;
 use super::record::Record;
 use super::relist::Relisting;
 use crate::cgroup::Cgroups;
+use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::EventRing;
@@ -32,6 +32,7 @@ use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{Relist, RelistPod};
 use crate::source::SourceUpdate;
 use crate::store::identity::Identity;
+use crate::store::statuses::StatusStore;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::Backoff;
 use crate::sync::outcome::Outcome;
@@ -83,6 +84,7 @@ pub(super) struct Agent<R> {
     pub(super) records: BTreeMap<PodUid, Record>,
     pub(super) ring: Rc<RefCell<EventRing>>,
     pub(super) backoff: Backoff,
+    pub(super) statuses: StatusStore,
     pub(super) relist: Option<Relist>,
     /// Waits for the first relist: of two manifests that name one pod, the running one stays.
     pub(super) early_update: Option<SourceUpdate>,
@@ -103,7 +105,7 @@ impl<R: Runtime + 'static> Agent<R> {
         identity: Identity,
         runtime_name: Box<str>,
         ring: Rc<RefCell<EventRing>>,
-        longest_wait: Duration,
+        config: &Config,
     ) -> Self {
         let now = ctx.clock.now();
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
@@ -119,7 +121,8 @@ impl<R: Runtime + 'static> Agent<R> {
             desired: Desired::new(&[crate::source::file::NAME]),
             records: BTreeMap::new(),
             ring,
-            backoff: Backoff::new(now.mono, longest_wait),
+            backoff: Backoff::new(now.mono, config.max_container_restart_period),
+            statuses: StatusStore::new(config.status_store_bytes),
             relist: None,
             early_update: None,
             relisting: Relisting::new(now.mono),
@@ -221,6 +224,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let pod = Rc::new(pod);
         if let Some(record) = self.records.get_mut(&uid) {
             record.worker.want(pod);
+            self.statuses.set_wanted(&uid, true);
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
             record.give_up = None;
@@ -271,6 +275,7 @@ impl<R: Runtime + 'static> Agent<R> {
     fn unwant(&mut self, uid: &PodUid, now: Now) {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.unwant();
+            self.statuses.set_wanted(uid, false);
             record.unwanted_at.get_or_insert(now.wall);
             // As the kubelet cancels the sync of a pod that is to end. What a call does later all the same goes
             // with the sandbox, or is found as an orphan.

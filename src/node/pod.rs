@@ -17,9 +17,10 @@ use crate::gc::{GcPlan, collect_pod};
 use crate::limits::{NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, STATUS_PASSES_MAX, SYNC_RETRY};
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
-use crate::status::{self, StatusInput, merge};
+use crate::status::restarts::next_restart_counts;
+use crate::status::{self, StatusInput, merge, time};
 use crate::sync::Probes;
-use crate::sync::act::GiveUp;
+use crate::sync::act::{GiveUp, LeastCounts};
 use crate::sync::backoff::BackoffKey;
 use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Failure, Outcome, SyncError};
@@ -67,14 +68,10 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let record = self.records.get_mut(uid)?;
         let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
-        let status = record.status.as_ref();
-        if matches!(status.and_then(|s| s.phase.as_deref()), Some("Succeeded" | "Failed")) {
+        if self.statuses.has_ended(uid) {
             record.worker.finished();
             return None;
         }
-        let restart_all = status.and_then(|s| s.conditions.as_ref()).is_some_and(|conditions| {
-            conditions.iter().any(|c| c.type_ == "AllContainersRestarting" && c.status == "True")
-        });
         let input = PlanInput {
             pod: &pod,
             observed: &observed,
@@ -82,7 +79,7 @@ impl<R: Runtime + 'static> Agent<R> {
             probes: &Probes::default(),
             backoff: &self.backoff,
             now,
-            restart_all,
+            restart_all: self.statuses.is_restarting(uid),
         };
         let plan = plan(&input);
         let deadline = deadline.filter(|at| *at > now.mono);
@@ -130,6 +127,11 @@ impl<R: Runtime + 'static> Agent<R> {
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let (mut ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        if job == Job::Act
+            && let Some(status) = self.statuses.status(uid)
+        {
+            ctx.least_counts = LeastCounts::new(next_restart_counts(&status));
+        }
         let (give_up, asked) = GiveUp::new();
         record.overtaken = asked.overtaken.clone();
         ctx.give_up = asked;
@@ -168,8 +170,12 @@ impl<R: Runtime + 'static> Agent<R> {
         match result {
             JobResult::Read(Ok(mut observed)) => {
                 pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
-                if record.worker.observed().is_none() {
-                    record.found_running(&observed, now);
+                if record.worker.observed().is_none()
+                    && let Some(oldest) = record.found_running(&observed, now)
+                    && let Some(mut status) = self.statuses.status(uid)
+                {
+                    status.start_time = time(oldest);
+                    self.statuses.put(uid, status);
                 }
                 record.agreement.at = record.job_began;
                 record.worker.read(Rc::new(observed), now.mono);
@@ -210,6 +216,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
+        self.statuses.forget(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
@@ -251,10 +258,11 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(pod) = record.worker.pod().cloned() else { return false };
         let nothing = ObservedPod::default();
         let observed = record.worker.observed().cloned();
+        let previous = self.statuses.status(uid);
         let input = StatusInput {
             pod: &pod.pod,
             observed: observed.as_deref().unwrap_or(&nothing),
-            previous: record.status.as_ref(),
+            previous: previous.as_ref(),
             facts: &record.failures,
             is_terminal: !matches!(record.worker.life(), Life::Waiting | Life::Syncing),
             active_for: record.active_since.map(|since| now.mono.since(since)),
@@ -266,14 +274,13 @@ impl<R: Runtime + 'static> Agent<R> {
             recursive_read_only: false,
         };
         let fresh = status::pod_status(&input);
-        match merge::update(&pod.pod, record.status.as_ref(), fresh, now.wall) {
+        match merge::update(&pod.pod, previous.as_ref(), fresh, now.wall) {
             Ok(None) => false,
             Ok(Some(status)) => {
                 if status.start_time.is_some() {
                     record.active_since.get_or_insert(now.mono);
                 }
-                record.status = Some(status);
-                true
+                self.statuses.put(uid, status)
             }
             Err(error) => {
                 log::error!("pod {}: status not shown: {error}", pod.key);
@@ -283,10 +290,9 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     fn show_ended(&mut self, uid: &PodUid, now: Now) {
-        let Some(record) = self.records.get_mut(uid) else { return };
-        let Some(pod) = record.worker.pod().cloned() else { return };
-        if let Ok(status) = merge::terminate(&pod.pod, record.status.as_ref(), now.wall) {
-            record.status = Some(status);
+        let Some(pod) = self.records.get(uid).and_then(|record| record.worker.pod().cloned()) else { return };
+        if let Ok(status) = merge::terminate(&pod.pod, self.statuses.status(uid).as_ref(), now.wall) {
+            self.statuses.put(uid, status);
         }
     }
 }

@@ -1,17 +1,19 @@
-//! What the loop keeps of one pod.
+//! What the loop keeps of one pod, but for its status (`store::statuses`).
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::Pod;
 use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
+use crate::limits::START_FAILURES_MAX;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::status::{StatusFacts, StatusProbe, time};
+use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
 use crate::sync::worker::Worker;
@@ -21,8 +23,6 @@ pub(super) struct Record {
     pub(super) worker: Worker,
     /// The manifest, for people.
     pub(super) file: Option<Arc<str>>,
-    /// As shown last.
-    pub(super) status: Option<PodStatus>,
     /// When the status got its start time: `activeDeadlineSeconds` counts from here.
     pub(super) active_since: Option<Mono>,
     /// When the manifest went away, to be shown as the deletion time.
@@ -66,7 +66,6 @@ impl Record {
         Self {
             worker,
             file,
-            status: None,
             active_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
@@ -80,18 +79,18 @@ impl Record {
         }
     }
 
-    /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox.
-    pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) {
+    /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
+    /// time this answers.
+    pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
         let oldest = observed.sandboxes.iter().map(|sandbox| sandbox.created_at).min();
-        let Some(oldest) = oldest.filter(|oldest| *oldest < now.wall) else { return };
+        let oldest = oldest.filter(|oldest| *oldest < now.wall)?;
         self.active_since = Some(now.mono_of(oldest));
-        if let Some(status) = &mut self.status {
-            status.start_time = time(oldest);
-        }
+        Some(oldest)
     }
 
-    /// The pod as the API would show it; one that only the runtime knows has a name and nothing else.
-    pub(super) fn shown(&self) -> Pod {
+    /// The pod with its status and that one's revision, as the API would show it; one that only the runtime knows has
+    /// a name and nothing else.
+    pub(super) fn shown(&self, statuses: &StatusStore) -> Pod {
         let mut pod = match self.worker.pod() {
             Some(pod) => (*pod.pod).clone(),
             None => named(self.worker.key()),
@@ -101,7 +100,9 @@ impl Record {
             annotations.insert(SOURCE_FILE_ANNOTATION.to_owned(), file.to_string());
         }
         pod.metadata.deletion_timestamp = self.unwanted_at.and_then(time);
-        pod.status.clone_from(&self.status);
+        let uid = &self.worker.key().uid;
+        pod.status = statuses.status(uid);
+        pod.metadata.resource_version = pod.status.is_some().then(|| statuses.revision_of(uid).to_string());
         pod
     }
 }
@@ -114,7 +115,7 @@ fn named(key: &PodKey) -> Pod {
     pod
 }
 
-/// Why containers did not start (kubelet `ReasonCache`), by container name. Bounded by the pod's own containers.
+/// Why containers did not start (kubelet `ReasonCache`), by container name; at most `START_FAILURES_MAX`.
 #[derive(Debug, Default)]
 pub(super) struct StartFailures(BTreeMap<Rc<str>, (String, String)>);
 
@@ -132,7 +133,9 @@ impl StartFailures {
     }
 
     pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: String) {
-        self.0.insert(container.clone(), (reason, message));
+        if self.0.len() < START_FAILURES_MAX || self.0.contains_key(container) {
+            self.0.insert(container.clone(), (reason, message));
+        }
     }
 }
 

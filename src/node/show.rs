@@ -1,6 +1,6 @@
 //! Answers for the local socket and the verdict of `--once`, read from the loop's state.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
 
 use super::Ending;
 use super::agent::Agent;
@@ -43,7 +43,8 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn show_pods(&self, format: PodsFormat, namespace: Option<&str>, now: Wall, style: Style) -> String {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
-        let pods: Vec<Pod> = self.records.values().filter(of_namespace).map(Record::shown).collect();
+        let pods: Vec<Pod> =
+            self.records.values().filter(of_namespace).map(|r| r.shown(&self.statuses)).collect();
         let mut out = table::pods(&pods, format, now, style);
         if matches!(format, PodsFormat::Table | PodsFormat::Wide) {
             for (index, problem) in self.desired.problems().enumerate() {
@@ -92,7 +93,7 @@ impl<R: Runtime + 'static> Agent<R> {
             message,
             count: 1,
         }));
-        Answer::Found(describe(&record.shown(), &decisions, now, style))
+        Answer::Found(describe(&record.shown(&self.statuses), &decisions, now, style))
     }
 
     /// A pod that is not here, with what the manifests have to do with it.
@@ -120,7 +121,8 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let (mut lines, mut all_well) = (Vec::new(), true);
         for record in self.records.values() {
-            let state = match verdict(record) {
+            let status = self.statuses.status(&record.worker.key().uid);
+            let state = match verdict(record, status.as_ref()) {
                 Verdict::Coming if !patience_is_over => return None,
                 Verdict::Well(state) => state.to_owned(),
                 Verdict::Coming => {
@@ -157,8 +159,8 @@ const STUCK: [&str; 10] = [
     "RegistryUnavailable",
 ];
 
-fn verdict(record: &Record) -> Verdict {
-    let Some(status) = &record.status else { return Verdict::Coming };
+fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
+    let Some(status) = status else { return Verdict::Coming };
     let init = status.init_container_statuses.iter().flatten();
     let app = status.container_statuses.as_deref().unwrap_or_default();
     match status.phase.as_deref() {

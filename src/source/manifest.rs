@@ -54,7 +54,6 @@ pub struct ParsedFile {
 /// Memory a pod takes once it is typed, estimated from its tree: in bytes, rather too many than too few.
 pub fn cost(pod: &Node) -> usize {
     const POD: usize = 3 * 1024;
-    const CONTAINER: usize = 2304;
     const VOLUME: usize = 3328;
     const MAP: usize = 512;
     const OTHER: usize = 32;
@@ -71,7 +70,7 @@ pub fn cost(pod: &Node) -> usize {
     let items =
         |field| pod.field("spec").and_then(|spec| spec.field(field)).map_or(0, |list| list.items().len());
     let containers = items("containers") + items("initContainers") + items("ephemeralContainers");
-    POD + containers * CONTAINER + items("volumes") * VOLUME + values(pod)
+    POD + containers * limits::CONTAINER_BYTES + items("volumes") * VOLUME + values(pod)
 }
 
 /// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. The pods may

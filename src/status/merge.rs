@@ -25,7 +25,7 @@ use crate::model::Wall;
 use crate::render::resources::is_sidecar;
 
 /// The condition others and the node agent both write.
-const SHARED_CONDITION: &str = "DisruptionTarget";
+pub(super) const SHARED_CONDITION: &str = "DisruptionTarget";
 
 /// The conditions whose `lastTransitionTime` is set here; foreign ones keep theirs.
 const TIMED_CONDITIONS: [&str; 7] = [
@@ -113,6 +113,15 @@ pub fn terminate(pod: &Pod, cached: Option<&PodStatus>, now: Wall) -> Result<Pod
     }
     complete(pod, cached, &mut status, now)?;
     Ok(status)
+}
+
+/// A status that was kept belongs to the pod as it is now: its init containers are the spec's, in their order. (A
+/// manifest with a UID of its own may have changed in any way while no agent ran.)
+pub fn is_of(pod: &Pod, kept: &PodStatus) -> bool {
+    let shown = kept.init_container_statuses.as_deref().unwrap_or_default();
+    let wanted = pod.spec.as_ref().map(rules::init_containers).unwrap_or_default();
+    shown.len() <= wanted.len()
+        && shown.iter().zip(wanted).all(|(status, container)| status.name == container.name)
 }
 
 /// Joins our `new` status with the API server's `old` one: foreign conditions are the API's, and the pod does not

@@ -15,6 +15,7 @@ mod phase;
 mod probes;
 mod quantity;
 mod resources;
+pub mod restarts;
 mod rules;
 
 use std::net::IpAddr;
@@ -98,6 +99,16 @@ pub struct StatusInput<'a> {
     pub runtime_name: &'a str,
     /// The runtime handler of this pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
+}
+
+/// A condition that the node agent itself writes, or shares with others.
+pub(crate) fn is_known_condition(kind: &str) -> bool {
+    rules::is_own_condition(kind) || kind == merge::SHARED_CONDITION
+}
+
+/// The condition of that kind is true.
+pub(crate) fn condition_holds(status: &PodStatus, kind: &str) -> bool {
+    rules::holds(rules::conditions(status), kind)
 }
 
 /// A wall time in an API object; `None` for what RFC 3339 cannot write.

@@ -30,7 +30,7 @@ impl Phase {
     }
 
     /// A terminal phase from its text; `None` for every other.
-    pub(super) fn terminal(text: Option<&str>) -> Option<Self> {
+    pub fn terminal(text: Option<&str>) -> Option<Self> {
         match text {
             Some("Succeeded") => Some(Self::Succeeded),
             Some("Failed") => Some(Self::Failed),

@@ -1,3 +1,15 @@
-//! What the agent keeps on disk: its identity file. See [`identity`].
+//! What the agent remembers: the pods' statuses, compact and bounded, and who it is.
+//!
+//! ```text
+//!     v1.PodStatus ──► [codec] ──► [statuses]: one record a pod, a budget of bytes, revisions
+//!                      [cut]: what goes of a status when the budget is short
+//! ```
+//!
+//! [`identity`] is a file of its own: it is needed before all else.
 
+pub mod codec;
+pub mod cut;
 pub mod identity;
+pub mod statuses;
+#[cfg(test)]
+mod tests;

@@ -77,6 +77,8 @@ pub struct ActContext<R> {
     pub starts: Rc<Semaphore>,
     /// Of this act alone.
     pub give_up: GiveUp,
+    /// Of this act alone.
+    pub least_counts: LeastCounts,
 }
 
 /// Asks an act to end before its next step, because the wish behind it changed.
@@ -111,6 +113,21 @@ impl GiveUp {
     }
 }
 
+/// Restart counts that containers have at least when they start, by name: what the runtime has forgotten.
+#[derive(Clone, Debug, Default)]
+pub struct LeastCounts(Rc<[(Box<str>, u32)]>);
+
+impl LeastCounts {
+    /// Of a pod's kept status (`status::restarts`).
+    pub fn new<'a>(counts: impl Iterator<Item = (&'a str, u32)>) -> Self {
+        Self(counts.map(|(name, count)| (Box::from(name), count)).collect())
+    }
+
+    pub(super) fn of(&self, container: &str) -> u32 {
+        self.0.iter().find(|(name, _)| **name == *container).map_or(0, |(_, count)| *count)
+    }
+}
+
 impl<R> Clone for ActContext<R> {
     fn clone(&self) -> Self {
         Self {
@@ -127,6 +144,7 @@ impl<R> Clone for ActContext<R> {
             blocking: self.blocking.clone(),
             starts: self.starts.clone(),
             give_up: self.give_up.clone(),
+            least_counts: self.least_counts.clone(),
         }
     }
 }

@@ -61,12 +61,14 @@ pub(super) async fn start_container<R: Runtime>(
         }
     };
     turn.take().await;
-    let restart_count = match observed.container(name) {
+    let counted = match observed.container(name) {
         Some(status) => status.meta.restart_count.saturating_add(1),
         None => {
             restart_count_of_logs(Path::new(&format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key))))
         }
     };
+    // Differs from the kubelet, whose counts begin again when the runtime and the logs have lost theirs.
+    let restart_count = counted.max(ctx.least_counts.of(name));
     let target = match spec.target.map(|target| (target, observed.container(target))) {
         None => None,
         Some((_, Some(status))) => Some(&status.id),

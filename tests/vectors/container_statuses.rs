@@ -15,6 +15,7 @@ use smolet::model::{
 use smolet::status::{
     ActualResources, PodCgroup, StatusFacts, StatusInput, StatusProbe, phase_from_containers, pod_status,
 };
+use smolet::store::codec::{decode, encode};
 
 use crate::run_set;
 
@@ -189,6 +190,11 @@ fn container_statuses() {
             runtime_name: "containerd",
             recursive_read_only: false,
         };
-        json!({"phaseFromContainers": phase_from_containers(&input).as_str(), "status": pod_status(&input)})
+        let status = pod_status(&input);
+        for status in [Some(&status), input.previous].into_iter().flatten() {
+            let kept = decode(&encode(status)).expect("a record");
+            assert_eq!(kept, *status, "case {}: what is stored reads back equal", case.number);
+        }
+        json!({"phaseFromContainers": phase_from_containers(&input).as_str(), "status": status})
     });
 }

@@ -104,6 +104,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         blocking: Rc::new(smol::lock::Semaphore::new(1)),
         starts: Rc::new(smol::lock::Semaphore::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
+        least_counts: smolet::sync::act::LeastCounts::default(),
     }
 }
 

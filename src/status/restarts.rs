@@ -1,0 +1,70 @@
+//! Restart counts that a status remembers when the runtime does not (a reboot, `crictl rm`).
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
+
+use super::rules::{is_running, last_terminated, terminated};
+
+/// The restart counts that the containers' next generations have at least, by container name; containers that never
+/// ran are left out.
+///
+/// The kubelet goes by the runtime's record and the names of the logs alone (`startContainer`): when both are gone,
+/// its counts begin again.
+pub fn next_restart_counts(status: &PodStatus) -> impl Iterator<Item = (&str, u32)> {
+    let lists =
+        [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
+    let containers = lists.into_iter().flat_map(|list| list.iter().flatten());
+    containers
+        .map(|container| (container.name.as_str(), next_count(container)))
+        .filter(|(_, count)| *count > 0)
+}
+
+/// ```text
+///     runs                                          the shown count is its own: one more
+///     ended, or waits after an end, of a container  the shown count is that one's: one more
+///     ended unseen (no container's end is known)    the shown count was raised when the end was inferred: that
+///     never ran                                     the shown count
+/// ```
+fn next_count(container: &ContainerStatus) -> u32 {
+    let end = terminated(container).or_else(|| last_terminated(container));
+    let ran = is_running(container) || end.is_some_and(|end| end.container_id.is_some());
+    let shown = u32::try_from(container.restart_count).unwrap_or(0);
+    // The API's counts have 31 bits.
+    shown.saturating_add(u32::from(ran)).min(i32::MAX.unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn the_next_count_is_above_that_of_whatever_ran() {
+        let end = |id: Value| json!({"terminated": {"exitCode": 1, "containerID": id}});
+        let wait = json!({"waiting": {}});
+        for (state, last, count, next) in [
+            (json!({"running": {}}), json!({}), 3, Some(4)),
+            (end(json!("c://x")), json!({}), 3, Some(4)),
+            (end(Value::Null), json!({}), 3, Some(3)),
+            (wait.clone(), end(json!("c://x")), 3, Some(4)),
+            (wait.clone(), end(Value::Null), 3, Some(3)),
+            // Its id was cut for want of room.
+            (wait.clone(), end(json!("")), 3, Some(4)),
+            (wait.clone(), json!({}), 3, Some(3)),
+            (wait, json!({}), 0, None),
+            (json!({"running": {}}), json!({}), i64::from(i32::MAX), Some(i32::MAX.unsigned_abs())),
+            (json!({"running": {}}), json!({}), -7, Some(1)),
+        ] {
+            let container = json!({"name": "c", "image": "", "imageID": "", "ready": false,
+                "restartCount": count, "state": state, "lastState": last});
+            for list in ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"] {
+                let status: PodStatus = serde_json::from_value(json!({list: [container]})).unwrap();
+                let found: Vec<_> = next_restart_counts(&status).collect();
+                assert_eq!(
+                    found,
+                    next.map(|next| ("c", next)).into_iter().collect::<Vec<_>>(),
+                    "{container}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! PURE: the pods' statuses, one compact record each, within a fixed number of bytes.
+//!
+//! When the budget is short, in this order and the largest record first, until all fits:
+//!
+//! ```text
+//!     1. messages are cut              of pods that have ended, then of all others
+//!     2. records are bared (`cut`)     of pods that have ended, then of all others
+//!     3. records go                    of pods that nothing wants any more
+//!     4. the new status is refused     `limits.rs` proves that bared records of all wanted pods fit
+//! ```
+//!
+//! A record that was cut stays so until an eighth of the budget is free again: pods do not push each other out in
+//! turns. Each real change has a revision of its own, so that a reader sees it once.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::codec;
+use super::cut::{Cut, cut};
+use crate::limits::{STATUS_ENTRY_BYTES, STATUS_GONE_MAX};
+use crate::model::{PodUid, Usage};
+use crate::status::Phase;
+
+/// One pod's status.
+#[derive(Debug)]
+struct Entry {
+    record: Box<[u8]>,
+    revision: u64,
+    cut: Cut,
+    /// A source wants the pod; else it ends, or nobody knows it yet.
+    wanted: bool,
+    /// The phase is terminal.
+    ended: bool,
+    /// The condition `AllContainersRestarting` holds.
+    restarting: bool,
+}
+
+const _: () = assert!(size_of::<Entry>() + size_of::<PodUid>() <= STATUS_ENTRY_BYTES);
+
+impl Entry {
+    fn new(status: &PodStatus, cut: Cut) -> Self {
+        let holds = |kind| crate::status::condition_holds(status, kind);
+        Self {
+            record: codec::encode(status).into_boxed_slice(),
+            revision: 0,
+            cut,
+            wanted: true,
+            ended: Phase::terminal(status.phase.as_deref()).is_some(),
+            restarting: holds("AllContainersRestarting"),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.record.len() + STATUS_ENTRY_BYTES
+    }
+}
+
+/// How full the store is, and what became of statuses for want of room, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreUsage {
+    /// Of the budget.
+    pub bytes: Usage,
+    /// Pods with a status.
+    pub records: usize,
+    /// Records whose messages were cut.
+    pub messages_cut: u64,
+    /// Records cut to what is necessary.
+    pub bared: u64,
+    /// Records of unwanted pods that went.
+    pub evicted: u64,
+    /// Statuses that were not taken.
+    pub refused: u64,
+}
+
+/// What changed after a revision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changes {
+    /// Pods whose status is new, the oldest change first.
+    pub changed: Vec<PodUid>,
+    /// Pods that are gone.
+    pub gone: Vec<PodUid>,
+}
+
+/// The store; the loop owns it.
+#[derive(Debug)]
+pub struct StatusStore {
+    entries: BTreeMap<PodUid, Entry>,
+    /// What is gone and when, oldest first.
+    gone: VecDeque<(PodUid, u64)>,
+    /// The revision up to which `gone` has forgotten something.
+    gone_forgotten: u64,
+    revision: u64,
+    used: usize,
+    counts: StoreUsage,
+}
+
+impl StatusStore {
+    /// An empty store for so many bytes (`limits::STATUS_STORE_BYTES_MIN` at least, or pods may be refused).
+    pub fn new(bytes_max: usize) -> Self {
+        let counts = StoreUsage { bytes: Usage::new(0, bytes_max), ..StoreUsage::default() };
+        Self {
+            entries: BTreeMap::new(),
+            gone: VecDeque::new(),
+            gone_forgotten: 0,
+            revision: 0,
+            used: 0,
+            counts,
+        }
+    }
+
+    /// Takes the pod's status. True when what is kept of it differs from before, and with it the revision.
+    pub fn put(&mut self, uid: &PodUid, mut status: PodStatus) -> bool {
+        let known = self.entries.get(uid);
+        let (old_cut, old_bytes) = known.map_or((Cut::Whole, 0), |entry| (entry.cut, entry.bytes()));
+        let wanted = known.is_none_or(|entry| entry.wanted);
+        let mut fresh = Entry::new(&status, Cut::Whole);
+        let spare = self.limit() - self.limit() / 8;
+        if old_cut != Cut::Whole && self.used - old_bytes + fresh.bytes() > spare {
+            cut(&mut status, old_cut);
+            fresh = Entry::new(&status, old_cut);
+        }
+        if known.is_some_and(|entry| entry.record == fresh.record) {
+            return false;
+        }
+        self.revision += 1;
+        fresh.revision = self.revision;
+        fresh.wanted = wanted;
+        self.used = self.used - old_bytes + fresh.bytes();
+        let before = self.entries.insert(uid.clone(), fresh);
+        self.make_room();
+        if self.used <= self.limit() {
+            return true;
+        }
+        // Refused: what was there stays.
+        self.counts.refused += 1;
+        self.take_out(uid);
+        if let Some(before) = before {
+            self.used += before.bytes();
+            self.entries.insert(uid.clone(), before);
+        }
+        false
+    }
+
+    /// The pod's status, if it has one.
+    pub fn status(&self, uid: &PodUid) -> Option<PodStatus> {
+        // What is kept was written by `codec::encode`, or read by `codec::decode` before it was taken.
+        codec::decode(&self.entries.get(uid)?.record).ok()
+    }
+
+    /// The pod has a status.
+    pub fn contains(&self, uid: &PodUid) -> bool {
+        self.entries.contains_key(uid)
+    }
+
+    /// The pod's phase is Succeeded or Failed.
+    pub fn has_ended(&self, uid: &PodUid) -> bool {
+        self.entries.get(uid).is_some_and(|entry| entry.ended)
+    }
+
+    /// The pod's containers are all restarting in place (its condition `AllContainersRestarting`).
+    pub fn is_restarting(&self, uid: &PodUid) -> bool {
+        self.entries.get(uid).is_some_and(|entry| entry.restarting)
+    }
+
+    /// A source wants the pod, or does so no more: then its record goes first when room is short.
+    pub fn set_wanted(&mut self, uid: &PodUid, wanted: bool) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.wanted = wanted;
+        }
+    }
+
+    /// Forgets a pod that is gone.
+    pub fn forget(&mut self, uid: &PodUid) {
+        if self.take_out(uid).is_none() {
+            return;
+        }
+        self.revision += 1;
+        if self.gone.len() == STATUS_GONE_MAX
+            && let Some((_, forgotten)) = self.gone.pop_front()
+        {
+            self.gone_forgotten = forgotten;
+        }
+        self.gone.push_back((uid.clone(), self.revision));
+    }
+
+    /// The number of the last change of any status; 0 before the first.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// The number of the last change of the pod's status; 0 without one.
+    pub fn revision_of(&self, uid: &PodUid) -> u64 {
+        self.entries.get(uid).map_or(0, |entry| entry.revision)
+    }
+
+    /// What changed after `revision`; `None` when that is too long ago to say what is gone since: read everything.
+    pub fn changed_since(&self, revision: u64) -> Option<Changes> {
+        if revision < self.gone_forgotten {
+            return None;
+        }
+        let mut changed: Vec<(&PodUid, u64)> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.revision > revision)
+            .map(|(uid, entry)| (uid, entry.revision))
+            .collect();
+        changed.sort_by_key(|(_, revision)| *revision);
+        let gone = self.gone.iter().filter(|(uid, at)| *at > revision && !self.contains(uid));
+        Some(Changes {
+            changed: changed.into_iter().map(|(uid, _)| uid.clone()).collect(),
+            gone: gone.map(|(uid, _)| uid.clone()).collect(),
+        })
+    }
+
+    /// The records as they are kept, for the checkpoint.
+    pub fn records(&self) -> impl Iterator<Item = (&PodUid, &[u8])> {
+        self.entries.iter().map(|(uid, entry)| (uid, &*entry.record))
+    }
+
+    /// How full it is.
+    pub fn usage(&self) -> StoreUsage {
+        StoreUsage { bytes: Usage::new(self.used, self.limit()), records: self.entries.len(), ..self.counts }
+    }
+
+    fn limit(&self) -> usize {
+        self.counts.bytes.limit
+    }
+
+    fn take_out(&mut self, uid: &PodUid) -> Option<Entry> {
+        let entry = self.entries.remove(uid)?;
+        self.used -= entry.bytes();
+        Some(entry)
+    }
+
+    fn make_room(&mut self) {
+        while self.used > self.limit() && (self.cut_one(Cut::Messages) || self.cut_one(Cut::Bare)) {}
+        while self.used > self.limit() {
+            let unwanted = self.entries.iter().filter(|(_, entry)| !entry.wanted);
+            let Some(uid) = unwanted.max_by_key(|(_, entry)| entry.bytes()).map(|(uid, _)| uid.clone())
+            else {
+                return;
+            };
+            self.counts.evicted += 1;
+            self.forget(&uid);
+        }
+    }
+
+    /// Cuts the record whose turn it is. False when none is left that is not cut so far.
+    fn cut_one(&mut self, how: Cut) -> bool {
+        let left = self.entries.iter_mut().filter(|(_, entry)| entry.cut < how);
+        let Some((_, entry)) = left.max_by_key(|(_, entry)| (entry.ended, entry.bytes())) else {
+            return false;
+        };
+        // Cut it is from here on, whether that made it smaller or not: the next one has its turn.
+        entry.cut = how;
+        let Ok(mut status) = codec::decode(&entry.record) else { return true };
+        cut(&mut status, how);
+        let record = codec::encode(&status).into_boxed_slice();
+        if record != entry.record {
+            self.used = self.used + record.len() - entry.record.len();
+            entry.record = record;
+            self.revision += 1;
+            entry.revision = self.revision;
+            match how {
+                Cut::Whole => {}
+                Cut::Messages => self.counts.messages_cut += 1,
+                Cut::Bare => self.counts.bared += 1,
+            }
+        }
+        true
+    }
+}
