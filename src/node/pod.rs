@@ -194,6 +194,9 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
                 record.failures.learn(&outcome);
+                if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
+                    self.runtime_events.watch.started_something(now.mono);
+                }
                 let key = record.worker.key().clone();
                 record.worker.ended(retry(&outcome, now));
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {

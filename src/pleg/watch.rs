@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A stream that is open may be one on which nothing ever comes (CRI-O sends nothing unless it is told to), and a quiet
-//! one of containerd's does not even answer before its first event: only an event shows that events come. Unlike the
+//! one of containerd's does not even answer before its first event: only an event shows that events come, and only what
+//! we start ourselves shows that they do not. Unlike the
 //! kubelet's `EventedPLEG`, which gives up its stream after some failures, nothing here is for ever.
 
 use std::collections::BTreeSet;
@@ -36,6 +37,8 @@ pub struct Watch {
     /// Pods that a relist found changed without an event, which may be on its way. As many as there are pods.
     suspects: BTreeSet<PodUid>,
     judged_at: Option<Mono>,
+    /// When the first event is overdue: something was started while the stream was open.
+    overdue_at: Option<Mono>,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,7 @@ impl Watch {
             missed: 0,
             suspects: BTreeSet::new(),
             judged_at: None,
+            overdue_at: None,
         }
     }
 
@@ -82,7 +86,7 @@ impl Watch {
             State::Closed(at) => Some(at),
             State::Fresh(..) | State::Trusted(_) => None,
         };
-        open.into_iter().chain(self.judged_at).min()
+        [open, self.judged_at, self.overdue_at].into_iter().flatten().min()
     }
 
     /// The service to open a stream of now, if one is due.
@@ -96,11 +100,6 @@ impl Watch {
         }
     }
 
-    /// Whose stream is open.
-    pub fn is_open(&self) -> bool {
-        !matches!(self.state, State::Closed(_))
-    }
-
     /// Its service tells after the runtime's status shows the change, not before.
     pub fn tells_after_the_status(&self) -> bool {
         self.service == EventService::Cri
@@ -109,6 +108,7 @@ impl Watch {
     /// An event came.
     pub fn delivered(&mut self) -> Option<Said> {
         self.failures = 0;
+        self.overdue_at = None;
         match self.state {
             State::Closed(_) | State::Trusted(_) => None,
             State::Fresh(since, _) => {
@@ -125,6 +125,7 @@ impl Watch {
         let service = self.service;
         let was_trusted = matches!(self.state, State::Trusted(_));
         self.judged_at = None;
+        self.overdue_at = None;
         self.suspects.clear();
         if unsupported {
             self.service = service.other();
@@ -175,6 +176,13 @@ impl Watch {
         }
     }
 
+    /// A job of ours made or started something: where nothing came yet, an event has to come now.
+    pub fn started_something(&mut self, now: Mono) {
+        if matches!(self.state, State::Fresh(..)) {
+            self.overdue_at.get_or_insert(now + EVENT_LATE_MAX);
+        }
+    }
+
     /// An event about this pod came.
     pub fn told(&mut self, pod: &PodUid) {
         self.suspects.remove(pod);
@@ -182,11 +190,18 @@ impl Watch {
 
     /// Ends the stream when events missed something: another one is opened.
     pub fn judge(&mut self, now: Mono) -> Option<Said> {
-        self.judged_at.take_if(|at| *at <= now)?;
-        let missed = std::mem::take(&mut self.suspects).len();
+        let overdue = self.overdue_at.take_if(|at| *at <= now).is_some();
+        let suspects = match self.judged_at.take_if(|at| *at <= now) {
+            Some(_) => std::mem::take(&mut self.suspects).len(),
+            None => 0,
+        };
+        let missed = suspects.max(usize::from(overdue));
         if missed == 0 {
             return None;
         }
+        self.judged_at = None;
+        self.overdue_at = None;
+        self.suspects.clear();
         self.missed = self.missed.saturating_add(missed as u64);
         self.doubted = true;
         let service = self.service;
@@ -301,6 +316,24 @@ mod tests {
         watch.suspect(&pod, after(2), after(10));
         watch.ended(false, after(10));
         assert_eq!(watch.judge(after(19)), None, "the stream ended: a relist looks anyway");
+    }
+
+    #[test]
+    fn a_stream_that_says_nothing_of_what_we_start_is_found_out() {
+        let mut watch = Watch::new(NOW);
+        watch.started_something(NOW);
+        watch.open(NOW);
+        assert_eq!(watch.due(), None, "no stream was open");
+        watch.started_something(after(5));
+        watch.started_something(after(6));
+        assert_eq!(watch.due(), Some(after(5) + EVENT_LATE_MAX));
+        assert_eq!(watch.judge(after(6)), Some(Said::Missed(Cri, 1, 1)));
+        watch.open(after(9));
+        watch.started_something(after(10));
+        watch.delivered();
+        assert_eq!(watch.judge(after(60)), None, "it came");
+        watch.started_something(after(70));
+        assert_eq!(watch.due(), None, "events come");
     }
 
     #[test]
