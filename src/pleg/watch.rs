@@ -62,6 +62,8 @@ pub enum Said {
     Ended(EventService),
     /// Events of this service missed so many changes, so many since the start.
     Missed(EventService, usize, u64),
+    /// So did another stream before any event came: so many since the start.
+    MissedAgain(EventService, u64),
 }
 
 impl Watch {
@@ -203,12 +205,16 @@ impl Watch {
         self.overdue_at = None;
         self.suspects.clear();
         self.missed = self.missed.saturating_add(missed as u64);
-        self.doubted = true;
+        let doubted = std::mem::replace(&mut self.doubted, true);
         let service = self.service;
         // containerd 1.7 gives each event of the CRI's to one of its listeners only; its own go to all.
         self.service = service.other();
         self.state = State::Closed(now + self.wait());
-        Some(Said::Missed(service, missed, self.missed))
+        Some(if doubted {
+            Said::MissedAgain(service, self.missed)
+        } else {
+            Said::Missed(service, missed, self.missed)
+        })
     }
 
     fn wait(&mut self) -> Duration {
@@ -329,7 +335,10 @@ mod tests {
         assert_eq!(watch.due(), Some(after(5) + EVENT_LATE_MAX));
         assert_eq!(watch.judge(after(6)), Some(Said::Missed(Cri, 1, 1)));
         watch.open(after(9));
-        watch.started_something(after(10));
+        watch.started_something(after(9));
+        assert_eq!(watch.judge(after(10)), Some(Said::MissedAgain(Containerd, 2)), "told once");
+        watch.open(after(12));
+        watch.started_something(after(12));
         watch.delivered();
         assert_eq!(watch.judge(after(60)), None, "it came");
         watch.started_something(after(70));
