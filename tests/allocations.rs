@@ -28,10 +28,8 @@ const PODS: u64 = 10;
 /// Of one relist: what the calls themselves allocate, and what each pod's sandbox and container add.
 const RELIST_MAX: u64 = 240;
 const RELIST_MAX_PER_POD: u64 = 60;
-/// Of all relists together: fewer than one each.
-const KEPT_MAX: u64 = 50;
 /// How long anything may take in real time, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 /// Nobody woke the agent for so long in real time: it waits for virtual time alone.
 const CALM: Duration = Duration::from_millis(5);
 
@@ -62,6 +60,11 @@ impl<F: Future> Life<F> {
     fn pass(&mut self, clock: &VirtualClock, time: Duration) {
         self.spent += allocation_counter::measure(|| clock.advance(time));
         self.rest();
+    }
+
+    /// As [`Self::rest`], until nothing can be under way any more.
+    fn rest_well(&mut self) {
+        (0..50).for_each(|_| self.rest());
     }
 
     /// Polls until nobody has woken it for a while.
@@ -131,19 +134,19 @@ fn an_idle_agent_allocates_for_its_relists_alone() {
     }
 
     let relists = || u64::try_from(fake.state().relists).unwrap();
+    life.rest_well();
     let (had, spent) = (relists(), life.spent);
-    // In steps so short that nothing is due at every other one.
-    for _ in 0..240 {
-        life.pass(&clock, Duration::from_millis(500));
+    // Relists come once a minute where events are told.
+    for _ in 0..480 {
+        life.pass(&clock, Duration::from_secs(30));
     }
+    life.rest_well();
     let relists = relists() - had;
     let each = (life.spent.count_total - spent.count_total) / relists;
     // May be fewer than before.
     let kept = u64::try_from(life.spent.count_current - spent.count_current).unwrap_or(0);
-    println!("{relists} relists of {PODS} pods in two minutes: {each} allocations each, {kept} of all kept");
+    println!("{relists} relists of {PODS} pods in four hours: {each} allocations each, {kept} of all kept");
     assert!(each <= RELIST_MAX + PODS * RELIST_MAX_PER_POD, "{each} allocations a relist");
-    assert!(
-        kept <= RELIST_MAX + PODS * RELIST_MAX_PER_POD,
-        "{kept} allocations are kept after {relists} relists"
-    );
+    // A relist that the end falls into keeps something; one allocation of each is too much.
+    assert!(kept <= relists / 2 + 10, "{kept} allocations are kept after {relists} relists");
 }

@@ -59,7 +59,7 @@ struct Effort {
 }
 
 const FULL: Effort = Effort {
-    idle: Duration::from_secs(60),
+    idle: Duration::from_mins(1),
     settle: Duration::from_secs(10),
     starts: 25,
     restarts: 25,
@@ -83,7 +83,7 @@ fn main() -> ExitCode {
     let (smolet, raw) = {
         let subject = Subject::start(&runtime, Kind::Smolet(binary.clone()));
         let idle = idle(&subject, &effort);
-        let (start, raw_start) = starts(&runtime, &subject, Some(&floor), &effort);
+        let (start, raw_start) = starts(&subject, Some(&floor), &effort);
         let (restart, raw_restart) = restarts(&runtime, &subject, Some(&floor), &effort);
         let (burst, raw_burst) = bursts(&subject, Some(&floor), &effort);
         (
@@ -94,7 +94,7 @@ fn main() -> ExitCode {
     let kubelet = kubelet.map(|kubelet| {
         let subject = Subject::start(&runtime, Kind::Kubelet(kubelet));
         let idle = idle(&subject, &effort);
-        let (start, _) = starts(&runtime, &subject, None, &effort);
+        let (start, _) = starts(&subject, None, &effort);
         let (restart, _) = restarts(&runtime, &subject, None, &effort);
         let (burst, _) = bursts(&subject, None, &effort);
         Figures { idle, start, restart, burst }
@@ -177,12 +177,7 @@ fn idle(subject: &Subject<'_>, effort: &Effort) -> Vec<Idle> {
 }
 
 /// Manifest → running, one pod after another.
-fn starts(
-    runtime: &Runtime,
-    subject: &Subject<'_>,
-    floor: Option<&Floor<'_>>,
-    effort: &Effort,
-) -> (report::Starts, Times) {
+fn starts(subject: &Subject<'_>, floor: Option<&Floor<'_>>, effort: &Effort) -> (report::Starts, Times) {
     say("one pod at a time");
     let (mut figures, mut raw) = (report::Starts::default(), Times::default());
     for n in 0..effort.starts {
