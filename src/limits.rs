@@ -275,7 +275,7 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 /// requested.
 pub const EVENTS_QUEUED_MAX: usize = 128;
 /// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls and
-/// stops take none.
+/// stops take none. 30 pods by the raw calls on two busy cores (`make bench`): 1 at once 10.9 s, 2 7.1, 4 5.9, 8 5.4, 30 4.9.
 pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
