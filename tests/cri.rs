@@ -231,6 +231,72 @@ fn an_item_too_large_is_skipped_in_the_whole_list_and_an_error_in_the_pods() {
 }
 
 #[test]
+fn lists_are_streamed_where_the_runtime_can() {
+    let world = World::new();
+    for pod in ["a", "b", "c"] {
+        let sandbox = world.pod(pod);
+        world.container(&sandbox, pod, "app", 0);
+    }
+    let lists = || {
+        world.run(async {
+            let (mut sandboxes, mut containers, mut images) = (Vec::new(), Vec::new(), 0);
+            world.runtime.list_pod_sandboxes(None, &mut |item| sandboxes.push(item.id)).await.unwrap();
+            world.runtime.list_containers(None, &mut |item| containers.push(item.id)).await.unwrap();
+            world.runtime.list_images(&mut |_| images += 1).await.unwrap();
+            let (uid, mut one) = (PodUid::from("uid-b"), 0);
+            world.runtime.list_containers(Some(&uid), &mut |_| one += 1).await.unwrap();
+            let nobody = PodUid::from("nobody");
+            world.runtime.list_containers(Some(&nobody), &mut |_| one += 100).await.unwrap();
+            assert_eq!((images, one), (1, 1));
+            (sandboxes, containers)
+        })
+    };
+    let listed = || {
+        let calls = ["List", "Stream"].map(|kind| {
+            let of_kind = |call: &&String| call.starts_with(kind);
+            world.fake.calls().iter().filter(of_kind).count()
+        });
+        world.fake.clear_calls();
+        calls
+    };
+    listed();
+    let whole = lists();
+    assert_eq!((whole.0.len(), whole.1.len()), (3, 3));
+    assert_eq!(listed(), [5, 3], "each streaming call is tried once");
+    assert_eq!(lists(), whole);
+    assert_eq!(listed(), [5, 0], "and not again over this connection");
+
+    // The runtime is upgraded: it comes back with streaming.
+    world.fake.state().streams_lists = true;
+    assert_eq!(lists(), whole);
+    assert_eq!(listed(), [5, 0]);
+    world.fake.drop_connections();
+    while world.run(world.runtime.version()).is_err() {}
+    listed();
+    assert_eq!(lists(), whole);
+    assert_eq!(listed(), [0, 5], "another connection may lead to another runtime");
+    assert_eq!(lists(), whole);
+    assert_eq!(listed(), [0, 5]);
+
+    // Any other error is the list's own.
+    world.fake.fail("StreamContainers", 1, 8, "too much");
+    let failed = world.run(world.runtime.list_containers(None, &mut |_| panic!("no item")));
+    assert!(matches!(&failed, Err(RuntimeError::Failed { code: 8, .. })), "{failed:?}");
+    world.fake.lose_answer("StreamContainers", 1);
+    let lost = world.run(world.runtime.list_containers(None, &mut |_| panic!("no item")));
+    assert!(matches!(&lost, Err(RuntimeError::Unavailable(_))), "{lost:?}");
+    // A stream that never ends has the deadline of a list.
+    while world.run(world.runtime.version()).is_err() {}
+    world.fake.hang("StreamContainers");
+    let hung = world.run_while_time_passes(
+        "StreamContainers",
+        Duration::from_secs(10),
+        world.runtime.list_containers(None, &mut |_| panic!("no item")),
+    );
+    assert!(matches!(&hung, Err(RuntimeError::DeadlineExceeded(_))), "{hung:?}");
+}
+
+#[test]
 fn images_come_and_go() {
     let world = World::new();
     world.fake.missing_image("nothing:1");

@@ -98,19 +98,37 @@ fn the_methods_we_call_are_upstreams() {
     let upstream = upstream();
     let client = include_str!("../src/cri/client.rs");
     let mut called = BTreeSet::new();
+    // Number, type and label of a message's fields, in order: all that is on the wire.
+    let wire = |message: &str| -> BTreeSet<_> {
+        upstream.iter().filter(|((owner, _), _)| owner == message).map(|(_, field)| field.clone()).collect()
+    };
+    let mut before = "";
     for call in client.split("method!(\"").skip(1) {
         let (service, rest) = call.split_once("\", \"").expect("method!(service, name)");
         let (name, _) = rest.split_once('"').unwrap();
         let (_, request, answer) = upstream
             .get(&(format!("{service}Service"), name.to_owned()))
             .unwrap_or_else(|| panic!("upstream has no {service}Service/{name}"));
-        assert_eq!((request, answer), (&format!("{name}Request"), &format!("{name}Response")));
+        let many = if name.starts_with("Stream") { "stream " } else { "" };
+        assert_eq!((request, answer), (&format!("{name}Request"), &format!("{many}{name}Response")));
+        if name.starts_with("Stream") {
+            // The streamed form of the list before it: the same request, and answers of the same items.
+            assert!(before.starts_with("List"), "{name} after {before}");
+            for part in ["Request", "Response"] {
+                let streamed = wire(&format!("{name}{part}"));
+                assert_eq!(streamed, wire(&format!("{before}{part}")), "{name}{part}");
+                assert_eq!(streamed.len(), 1, "{name}{part}");
+            }
+            called.insert(name);
+            continue;
+        }
+        before = name;
         assert!(
             client.contains(&format!("cri::{request} {{")) || client.contains(&format!("cri::{request}::"))
         );
         called.insert(name);
     }
-    assert!(called.len() >= 19, "{called:?}");
+    assert!(called.len() >= 22, "{called:?}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! [`GrpcRuntime`]: the [`Runtime`] trait over gRPC, with the kubelet's deadlines
 //! (`cri-client/pkg/remote_runtime.go`, `remote_image.go`).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
@@ -33,6 +33,17 @@ pub struct GrpcRuntime {
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
     /// are list calls.
     skipped: Rc<RefCell<BTreeMap<&'static str, u64>>>,
+    /// Streaming list calls that the runtime does not have, and on which connection it said so: after an upgrade it
+    /// may have them. As many entries as there are list calls.
+    unimplemented: Rc<RefCell<BTreeMap<&'static str, u64>>>,
+}
+
+/// A list call in both its forms (KEP-5825): the items are field 1 of the answer, or of every answer of the stream, and
+/// the requests are alike. The stream has no limit on the answer's size on the runtime's side.
+#[derive(Clone, Copy)]
+struct List {
+    whole: &'static str,
+    streamed: &'static str,
 }
 
 macro_rules! method {
@@ -45,7 +56,8 @@ impl GrpcRuntime {
     /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
     pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
         let channel = Channel::new(socket, executor, clock);
-        Self { channel, timeout: RUNTIME_REQUEST_TIMEOUT, skipped: Rc::default() }
+        let (skipped, unimplemented) = Default::default();
+        Self { channel, timeout: RUNTIME_REQUEST_TIMEOUT, skipped, unimplemented }
     }
 
     /// The same with another `runtimeRequestTimeout`.
@@ -87,20 +99,25 @@ impl GrpcRuntime {
         Box::pin(async move { call.await.map_err(|error| blame(method, error)) })
     }
 
-    /// A list whose items are field 1 of the answer. An item over `limits::CRI_ITEM_BYTES_MAX` or without an id is
-    /// skipped and counted in the log when `all` things are listed: a foreign container must not blind the agent.
-    /// In the list of one pod it is an error, so that nothing of ours is taken for gone.
+    /// Lists by streaming where the runtime can (as the kubelet with `CRIListStreaming`), else in one answer. An item
+    /// over `limits::CRI_ITEM_BYTES_MAX` or without an id is skipped and counted in the log when `all` things are
+    /// listed: a foreign container must not blind the agent. In the list of one pod it is an error, so that nothing
+    /// of ours is taken for gone.
+    ///
+    /// # Errors
+    /// The runtime's, or that the list broke off: what `each` got by then is a part of it and counts for nothing.
     async fn list<M: Message + Default, T>(
         &self,
-        method: &'static str,
+        list: List,
         request: &impl Message,
         all: bool,
         convert: fn(M) -> Option<T>,
         each: &mut dyn FnMut(T),
     ) -> RuntimeResult<()> {
-        let mut skipped = 0_u64;
+        let (mut skipped, handed_out) = (0_u64, Cell::new(false));
         let mut item = |field: Field<'_>| {
             let Field { number: 1, value: Value::Bytes { kept, length } } = field else { return Ok(()) };
+            handed_out.set(true);
             let whole = kept.len() as u64 == length;
             match M::decode(kept).ok().filter(|_| whole).and_then(convert) {
                 Some(item) => each(item),
@@ -112,14 +129,41 @@ impl GrpcRuntime {
             }
             Ok(())
         };
-        let listed = self
-            .channel
-            .unary_fields(method, request, Some(self.timeout), CRI_ITEM_BYTES_MAX, &mut item)
-            .await;
-        if all && self.skipped.borrow_mut().insert(method, skipped).unwrap_or(0) != skipped {
-            log::warn!("{}: {skipped} items skipped: broken or too large", name(method));
+        let listed = match self.stream(list.streamed, request, &mut item).await {
+            // Never after a part of a list: the items would come twice.
+            None if !handed_out.get() => {
+                let (timeout, cap) = (Some(self.timeout), CRI_ITEM_BYTES_MAX);
+                let listed = self.channel.unary_fields(list.whole, request, timeout, cap, &mut item).await;
+                listed.map_err(|error| blame(list.whole, error))
+            }
+            None => Err(RuntimeError::Protocol(format!("{}: it broke off", name(list.streamed)))),
+            Some(listed) => listed.map_err(|error| blame(list.streamed, error)),
+        };
+        if all && self.skipped.borrow_mut().insert(list.whole, skipped).unwrap_or(0) != skipped {
+            log::warn!("{}: {skipped} items skipped: broken or too large", name(list.whole));
         }
-        listed.map_err(|error| blame(method, error))
+        listed
+    }
+
+    /// A streaming list; nothing when this runtime has none (the kubelet's fallback at the first `UNIMPLEMENTED`).
+    async fn stream(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        item: &mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
+    ) -> Option<Result<(), GrpcError>> {
+        let connection = self.channel.connection();
+        if self.unimplemented.borrow().get(method) == Some(&connection) {
+            return None;
+        }
+        let (timeout, cap) = (Some(self.timeout), CRI_ITEM_BYTES_MAX);
+        let listed = self.channel.stream_fields(method, request, timeout, cap, item).await;
+        if let Err(GrpcError::Status { code: Code::UNIMPLEMENTED, .. }) = listed {
+            // It came over this connection or a later one; wrong only until the next connection.
+            self.unimplemented.borrow_mut().insert(method, self.channel.connection());
+            return None;
+        }
+        Some(listed)
     }
 }
 
@@ -185,7 +229,11 @@ impl Runtime for GrpcRuntime {
             pod.map(|uid| cri::PodSandboxFilter { label_selector: of_pod(uid), ..Default::default() });
         let request = cri::ListPodSandboxRequest { filter };
         let convert = convert::sandbox_item;
-        self.list(method!("Runtime", "ListPodSandbox"), &request, pod.is_none(), convert, each).await
+        let list = List {
+            whole: method!("Runtime", "ListPodSandbox"),
+            streamed: method!("Runtime", "StreamPodSandboxes"),
+        };
+        self.list(list, &request, pod.is_none(), convert, each).await
     }
 
     async fn create_container(
@@ -256,7 +304,11 @@ impl Runtime for GrpcRuntime {
             pod.map(|uid| cri::ContainerFilter { label_selector: of_pod(uid), ..Default::default() });
         let request = cri::ListContainersRequest { filter };
         let convert = convert::container_item;
-        self.list(method!("Runtime", "ListContainers"), &request, pod.is_none(), convert, each).await
+        let list = List {
+            whole: method!("Runtime", "ListContainers"),
+            streamed: method!("Runtime", "StreamContainers"),
+        };
+        self.list(list, &request, pod.is_none(), convert, each).await
     }
 
     async fn exec_sync(
@@ -309,7 +361,8 @@ impl Runtime for GrpcRuntime {
 
     async fn list_images(&self, each: &mut dyn FnMut(Image)) -> RuntimeResult<()> {
         let request = cri::ListImagesRequest::default();
-        self.list(method!("Image", "ListImages"), &request, true, convert::image, each).await
+        let list = List { whole: method!("Image", "ListImages"), streamed: method!("Image", "StreamImages") };
+        self.list(list, &request, true, convert::image, each).await
     }
 
     async fn pull_image(

@@ -1,5 +1,6 @@
 //! Calls over the one connection: request out, answer in, deadline beside them.
 
+use std::cell::Cell;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -36,6 +37,7 @@ struct Shared {
     clock: SharedClock,
     spawner: Spawner,
     link: Mutex<Link>,
+    connection: Cell<u64>,
     calls: std::sync::Arc<Semaphore>,
 }
 
@@ -48,6 +50,7 @@ impl Channel {
             clock,
             spawner: Spawner::new(executor),
             link: Mutex::default(),
+            connection: Cell::new(0),
             calls: std::sync::Arc::new(Semaphore::new(GRPC_CALLS_MAX)),
         }))
     }
@@ -80,7 +83,7 @@ impl Channel {
         deadline: Option<Duration>,
     ) -> Result<Vec<u8>, GrpcError> {
         let mut whole = Whole::default();
-        self.exchange(method, message, deadline, &mut whole).await?;
+        self.exchange(method, message, deadline, &mut whole, Messages::One).await?;
         Ok(whole.take().unwrap_or_default())
     }
 
@@ -94,7 +97,29 @@ impl Channel {
         cap: usize,
         each: &mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
     ) -> Result<(), GrpcError> {
-        Box::pin(self.exchange(method, framed(request)?, deadline, &mut Fields::new(cap, each))).await
+        let mut fields = Fields::new(cap, each);
+        Box::pin(self.exchange(method, framed(request)?, deadline, &mut fields, Messages::One)).await
+    }
+
+    /// One request, any number of answers, taken apart as [`Channel::unary_fields`] does: the fields of all of them one
+    /// after another. Ends without an error only when the server ended the stream with OK: the deadline covers all of it,
+    /// and what `each` got before an error is a part of the answer at most.
+    pub async fn stream_fields(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        deadline: Option<Duration>,
+        cap: usize,
+        each: &mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
+    ) -> Result<(), GrpcError> {
+        let mut fields = Fields::new(cap, each);
+        Box::pin(self.exchange(method, framed(request)?, deadline, &mut fields, Messages::Any)).await
+    }
+
+    /// Which connection calls use now: counts up with each new one, 0 before the first. What a server cannot do is
+    /// worth remembering as long as it is the same server.
+    pub fn connection(&self) -> u64 {
+        self.0.connection.get()
     }
 
     /// One request, many answers. Returns when the request is on its way, without waiting for the server's headers: a
@@ -150,11 +175,12 @@ impl Channel {
         message: Bytes,
         deadline: Option<Duration>,
         sink: &mut dyn Sink,
+        messages: Messages,
     ) -> Result<(), GrpcError> {
         let work = async {
             let _permit = self.0.calls.acquire().await;
             let response = self.respond(method, &message, deadline).await?;
-            read_one(response, sink).await
+            read(response, sink, messages).await
         };
         self.within(method, deadline, work).await
     }
@@ -194,7 +220,9 @@ impl Channel {
 
     async fn connected(&self) -> Result<super::link::Connected, GrpcError> {
         let shared = &*self.0;
-        shared.link.lock().await.connected(&shared.path, &shared.clock, &shared.spawner).await
+        let up = shared.link.lock().await.connected(&shared.path, &shared.clock, &shared.spawner).await?;
+        shared.connection.set(up.number);
+        Ok(up)
     }
 
     /// Ends `work` when the deadline passes; dropping it resets the call's stream.
@@ -254,24 +282,38 @@ fn timeout_header(deadline: Duration) -> String {
     }
 }
 
-/// Reads an answer of exactly one message into `sink`, then the trailers.
-async fn read_one(response: Response<Incoming>, sink: &mut dyn Sink) -> Result<(), GrpcError> {
+/// How many messages an answer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Messages {
+    One,
+    Any,
+}
+
+/// Reads an answer of that many messages into `sink`, then the trailers.
+async fn read(
+    response: Response<Incoming>,
+    sink: &mut dyn Sink,
+    expected: Messages,
+) -> Result<(), GrpcError> {
     let (head, mut body) = response.into_parts();
     if of_head(head.status, &head.headers)? {
-        return Err(GrpcError::Protocol("the server answered OK without a message".to_owned()));
+        return match expected {
+            Messages::Any => Ok(()),
+            Messages::One => Err(GrpcError::Protocol("the server answered OK without a message".to_owned())),
+        };
     }
     let mut deframer = Deframer::default();
-    let mut messages = 0;
+    let mut messages = 0_u64;
     while let Some(frame) = body.frame().await {
         let frame = match frame.map_err(|e| blame(&e))?.into_data() {
             Ok(data) => {
                 let mut rest = &data[..];
                 while !rest.is_empty() {
-                    if messages > 0 {
+                    if messages > 0 && expected == Messages::One {
                         return Err(GrpcError::Protocol("the server answered with two messages".to_owned()));
                     }
                     let (taken, ended) = deframer.feed(rest, sink)?;
-                    messages += u32::from(ended);
+                    messages += u64::from(ended);
                     rest = &rest[taken..];
                 }
                 continue;
@@ -280,7 +322,7 @@ async fn read_one(response: Response<Incoming>, sink: &mut dyn Sink) -> Result<(
         };
         if let Some(status) = frame.trailers_ref().and_then(of_headers) {
             status?;
-            return if messages == 1 {
+            return if deframer.between_messages() && (messages > 0 || expected == Messages::Any) {
                 Ok(())
             } else {
                 Err(GrpcError::Protocol("the server answered OK without a whole message".to_owned()))

@@ -48,6 +48,8 @@ where
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) requests: SendRequest<RequestBody>,
+    /// Which connection of this channel it is, from 1.
+    pub(super) number: u64,
     /// What became of it.
     pub(super) fate: Rc<Fate>,
 }
@@ -64,6 +66,8 @@ pub(super) struct Fate {
 #[derive(Default)]
 pub(super) struct Link {
     up: Option<Connected>,
+    /// Connections made so far.
+    made: u64,
     failures: u32,
     /// No attempt before this instant, because of this; calls fail at once until then.
     wait: Option<(Mono, GrpcError)>,
@@ -113,8 +117,11 @@ impl Link {
             clock.sleep(GRPC_CONNECT_TIMEOUT).await;
             Err("nobody accepted the connection in time".to_owned())
         };
-        match smol::future::or(connect(path, spawner), timeout).await {
-            Ok(up) => Ok(self.up.insert(up).clone()),
+        match smol::future::or(connect(path, spawner, self.made + 1), timeout).await {
+            Ok(up) => {
+                self.made = up.number;
+                Ok(self.up.insert(up).clone())
+            }
             Err(reason) => {
                 let error = GrpcError::Unavailable(format!("cannot connect to {}: {reason}", path.display()));
                 self.failed(clock, error.clone());
@@ -131,7 +138,7 @@ impl Link {
     }
 }
 
-async fn connect(path: &Path, spawner: &Spawner) -> Result<Connected, String> {
+async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connected, String> {
     let socket = Async::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
     let (requests, connection) = Builder::new(spawner.clone())
         .initial_stream_window_size(GRPC_WINDOW_STREAM_BYTES)
@@ -152,7 +159,7 @@ async fn connect(path: &Path, spawner: &Spawner) -> Result<Connected, String> {
             record.error.replace(Some(blame(&error)));
         }
     });
-    Ok(Connected { requests, fate })
+    Ok(Connected { requests, number, fate })
 }
 
 /// hyper's error as ours: who is to blame, and whether the call may be made again.

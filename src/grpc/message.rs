@@ -34,6 +34,8 @@ pub(super) fn framed(message: &impl Message) -> Result<Bytes, GrpcError> {
 
 /// Takes a message's bytes as they come.
 pub trait Sink {
+    /// A message begins that says it has so many bytes.
+    fn begin(&mut self, _length: usize) {}
     /// The next piece; pieces end where HTTP/2 frames do.
     fn piece(&mut self, bytes: &[u8]) -> Result<(), GrpcError>;
     /// The message is complete.
@@ -71,6 +73,7 @@ impl Deframer {
             }
             // Lossless: usize has 32 bits or more on every target.
             self.left = u32::from_be_bytes(length) as usize;
+            sink.begin(self.left);
         }
         let piece = bytes.len().saturating_sub(taken).min(self.left);
         if piece > 0 {
@@ -108,6 +111,12 @@ impl Whole {
 }
 
 impl Sink for Whole {
+    fn begin(&mut self, length: usize) {
+        // At once and not by doubling, which would take up to three times the message. Pages become resident only as
+        // bytes come, whatever the length says.
+        self.bytes.reserve_exact(length.min(GRPC_ANSWER_BYTES_MAX));
+    }
+
     fn piece(&mut self, bytes: &[u8]) -> Result<(), GrpcError> {
         if self.bytes.len() + bytes.len() > GRPC_ANSWER_BYTES_MAX {
             return Err(GrpcError::Protocol(format!("the answer is over {GRPC_ANSWER_BYTES_MAX} bytes")));

@@ -5,6 +5,7 @@
 //!        │
 //!        ├─ unary         request → one message
 //!        ├─ unary_fields  request → one message, taken apart field by field while it arrives
+//!        ├─ stream_fields request → messages, taken apart in the same way
 //!        ├─ server_stream request → Streaming
 //!        └─ bidirectional (Sender, Streaming)
 //! ```

@@ -8,6 +8,7 @@
 //! Methods are named as in the CRI (`RunPodSandbox`); containers as `app`, `web/app` (pod, container) or by id: the
 //! newest that matches counts. Pods as `web` or by sandbox id.
 
+mod crowd;
 mod events;
 mod server;
 mod state;
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use smolet::proto::runtime::v1 as cri;
 
+#[allow(unused_imports, reason = "each test binary names other ones")]
+pub use crowd::Crowd;
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use events::EventFaults;
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
@@ -265,6 +268,11 @@ impl Fake {
     pub fn reboot(&self) {
         let now = self.shared.clock.now();
         self.state().reboot(now.wall);
+    }
+
+    /// What other agents run here from now on.
+    pub fn crowd(&self, crowd: Crowd) {
+        self.state().crowd = crowd;
     }
 
     /// An image that is already there.

@@ -1,5 +1,6 @@
 //! The fake's socket: hyper's HTTP/2 server on a single-threaded executor.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::Future;
 use std::net::Shutdown;
@@ -144,13 +145,17 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     }
 
     if let Some(told) = shared.settled().teller.follow(method) {
-        let mut response =
-            Response::new(Answer { told: Some(told), data: None, trailers: Some(trailers(0, "")) });
+        let mut response = Response::new(Answer {
+            told: Some(told),
+            data: VecDeque::new(),
+            trailers: Some(trailers(0, "")),
+        });
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         return response;
     }
+    let list = shared.settled().list_of(method);
     let reply = loop {
-        let reply = shared.settled().handle(method, message, shared.clock.now());
+        let reply = shared.settled().handle(list.unwrap_or(method), message, shared.clock.now());
         match reply {
             // The program ignores SIGTERM: its grace period has to pass first.
             Reply::After(wait) => {
@@ -169,13 +174,57 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     }
     match reply {
         Ok(message) => {
-            let data = Some(framed(&message));
+            let crowd = |method| {
+                if target.is_empty() { shared.settled().crowd.items(method) } else { Vec::new() }
+            };
+            let data = match list {
+                None => {
+                    let foreign = crowd(method);
+                    let length = message.len() + foreign.iter().flatten().map(Bytes::len).sum::<usize>();
+                    let own = [prefix(length), message.into()];
+                    // Without empty pieces: an empty frame is nothing a gRPC server sends.
+                    let all = own.into_iter().chain(foreign.into_iter().flatten());
+                    all.filter(|piece| !piece.is_empty()).collect()
+                }
+                // Two items a message; none at all when there are no items.
+                Some(list) => {
+                    let mut data: VecDeque<_> = items(&message).map(|item| [item, Bytes::new()]).collect();
+                    data.extend(crowd(list));
+                    let mut frames = VecDeque::new();
+                    while !data.is_empty() {
+                        let some: Vec<_> = data.drain(..data.len().min(2)).flatten().collect();
+                        frames.push_back(prefix(some.iter().map(Bytes::len).sum()));
+                        frames.extend(some.into_iter().filter(|piece| !piece.is_empty()));
+                    }
+                    frames
+                }
+            };
             let mut response = Response::new(Answer { told: None, data, trailers: Some(trailers(0, "")) });
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             response
         }
         Err((code, message)) => status(code, &message),
     }
+}
+
+/// What stands before a message on the wire.
+fn prefix(length: usize) -> Bytes {
+    let mut prefix = vec![0];
+    prefix.extend_from_slice(&u32::try_from(length).unwrap().to_be_bytes());
+    prefix.into()
+}
+
+/// The items of a list's answer, each with its field's key and length.
+fn items(answer: &[u8]) -> impl Iterator<Item = Bytes> {
+    let mut rest = answer;
+    std::iter::from_fn(move || {
+        let mut body = rest.strip_prefix(&[0x0a])?;
+        let length = prost::encoding::decode_varint(&mut body).unwrap();
+        let end = rest.len() - body.len() + usize::try_from(length).unwrap();
+        let (item, after) = rest.split_at(end);
+        rest = after;
+        Some(Bytes::copy_from_slice(item))
+    })
 }
 
 /// Counts a call as being answered, until dropped.
@@ -211,7 +260,7 @@ impl Drop for Active {
 
 /// A trailers-only answer, as grpc-go sends errors.
 fn status(code: i32, message: &str) -> Response<Answer> {
-    let mut response = Response::new(Answer { told: None, data: None, trailers: None });
+    let mut response = Response::new(Answer { told: None, data: VecDeque::new(), trailers: None });
     *response.headers_mut() = trailers(code, message);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -245,7 +294,7 @@ fn framed(message: &[u8]) -> Bytes {
 struct Answer {
     /// The messages of a stream, before the trailers.
     told: Option<Told>,
-    data: Option<Bytes>,
+    data: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
 }
 
@@ -264,13 +313,13 @@ impl Body for Answer {
                 Poll::Pending => return Poll::Pending,
             }
         }
-        if let Some(data) = self.data.take() {
+        if let Some(data) = self.data.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.told.is_none() && self.data.is_none() && self.trailers.is_none()
+        self.told.is_none() && self.data.is_empty() && self.trailers.is_none()
     }
 }

@@ -10,6 +10,7 @@ use smolet::model::{Mono, Now, Wall};
 use smolet::proto::runtime::v1 as cri;
 use smolet::proto::runtime::v1::{ContainerState, PodSandboxState};
 
+use super::crowd::Crowd;
 use super::events::Teller;
 
 /// gRPC codes as containerd uses them.
@@ -29,6 +30,10 @@ pub struct State {
     pub connections: u64,
     /// Which gRPC services are there.
     pub services: Services,
+    /// What others run here; in lists of everything only.
+    pub crowd: Crowd,
+    /// It has the streaming list calls (KEP-5825).
+    pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,
     pub(super) programs: Vec<(String, Program)>,
     pub(super) execs: Vec<(String, Exec)>,
@@ -145,7 +150,10 @@ impl Call {
     pub fn changes(&self) -> bool {
         let reads =
             ["Version", "Status", "ImageFsInfo", "GetContainerEvents", "Subscribe"].contains(&&*self.method);
-        !(reads || self.method.starts_with("List") || self.method.ends_with("Status"))
+        !(reads
+            || self.method.starts_with("List")
+            || self.method.starts_with("Stream")
+            || self.method.ends_with("Status"))
     }
 }
 
@@ -444,6 +452,11 @@ impl State {
         Some(fault)
     }
 
+    /// No fault of `method` is left.
+    pub fn healthy(&self, method: &str) -> bool {
+        self.rules.iter().all(|(of, ..)| of != method)
+    }
+
     pub(super) fn hangs(&self, method: &str, target: &str) -> bool {
         let hang = |(of, what, rule): &(String, String, Rule)| {
             of == method && target.contains(what.as_str()) && matches!(rule, Rule::Hang)
@@ -462,7 +475,8 @@ impl State {
         now: Now,
     ) -> String {
         let target = self.target(method, message).unwrap_or_default();
-        self.relists += usize::from(method == "ListContainers" && target.is_empty());
+        let lists = method == "ListContainers" || method == "StreamContainers" && self.streams_lists;
+        self.relists += usize::from(lists && target.is_empty());
         self.calls.push(Call {
             method: method.to_owned(),
             target: target.clone(),
@@ -497,7 +511,7 @@ impl State {
             "StopPodSandbox" => pod(&decode::<cri::StopPodSandboxRequest>(m)?.pod_sandbox_id),
             "RemovePodSandbox" => pod(&decode::<cri::RemovePodSandboxRequest>(m)?.pod_sandbox_id),
             "PodSandboxStatus" => pod(&decode::<cri::PodSandboxStatusRequest>(m)?.pod_sandbox_id),
-            "ListPodSandbox" => {
+            "ListPodSandbox" | "StreamPodSandboxes" => {
                 selector(&decode::<cri::ListPodSandboxRequest>(m)?.filter.unwrap_or_default().label_selector)
             }
             "CreateContainer" => {
@@ -513,7 +527,7 @@ impl State {
             }
             "RemoveContainer" => container(&decode::<cri::RemoveContainerRequest>(m)?.container_id),
             "ContainerStatus" => container(&decode::<cri::ContainerStatusRequest>(m)?.container_id),
-            "ListContainers" => {
+            "ListContainers" | "StreamContainers" => {
                 selector(&decode::<cri::ListContainersRequest>(m)?.filter.unwrap_or_default().label_selector)
             }
             "ExecSync" => {
@@ -531,6 +545,17 @@ impl State {
     /// True when the fake has that gRPC service.
     pub(super) fn has(&self, service: &str) -> bool {
         self.services.has(service) || self.teller.has(service)
+    }
+
+    /// The list call that says in one message what a streaming one says in many; a runtime without streaming has none.
+    pub(super) fn list_of(&self, streaming: &str) -> Option<&'static str> {
+        let list = match streaming {
+            "StreamPodSandboxes" => "ListPodSandbox",
+            "StreamContainers" => "ListContainers",
+            "StreamImages" => "ListImages",
+            _ => return None,
+        };
+        self.streams_lists.then_some(list)
     }
 
     /// Does what the method does.

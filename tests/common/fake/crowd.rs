@@ -1,0 +1,70 @@
+//! What other agents run in the same runtime: thousands of items that exist in list answers only, made as they are
+//! sent, so that a list of hundreds of megabytes costs the fake one item's memory.
+
+use std::collections::BTreeMap;
+
+use hyper::body::Bytes;
+use prost::Message;
+use smolet::proto::runtime::v1 as cri;
+
+/// How many foreign sandboxes and containers a list of everything holds beside what the fake runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Crowd {
+    pub sandboxes: usize,
+    pub containers: usize,
+    /// Bytes of the one label each of them has.
+    pub label_bytes: usize,
+}
+
+impl Crowd {
+    /// Bytes of one such list answer, but for the few that each item's id takes.
+    pub fn answer_bytes(&self, method: &str) -> usize {
+        self.count(method) * self.label_bytes
+    }
+
+    fn count(&self, method: &str) -> usize {
+        match method {
+            "ListPodSandbox" => self.sandboxes,
+            "ListContainers" => self.containers,
+            _ => 0,
+        }
+    }
+
+    /// The items of the answer to `method`, each as field 1 in pieces that follow one another.
+    pub(super) fn items(&self, method: &str) -> Vec<[Bytes; 2]> {
+        let noise = BTreeMap::from([("noise".to_owned(), "x".repeat(self.label_bytes))]);
+        let sandboxes = method == "ListPodSandbox";
+        // A message's fields may come in any order, so the label, the same for all, stands behind what differs.
+        let shared = Bytes::from(if sandboxes {
+            cri::PodSandbox { labels: noise, ..Default::default() }.encode_to_vec()
+        } else {
+            cri::Container { labels: noise, ..Default::default() }.encode_to_vec()
+        });
+        let item = |number| {
+            let own = if sandboxes {
+                let metadata = cri::PodSandboxMetadata {
+                    name: format!("foreign-{number}"),
+                    uid: format!("foreign-uid-{number}"),
+                    namespace: "elsewhere".into(),
+                    attempt: 0,
+                };
+                let id = format!("foreign-sandbox-{number}");
+                cri::PodSandbox { id, metadata: Some(metadata), ..Default::default() }.encode_to_vec()
+            } else {
+                cri::Container {
+                    id: format!("foreign-container-{number}"),
+                    pod_sandbox_id: format!("foreign-sandbox-{number}"),
+                    metadata: Some(cri::ContainerMetadata { name: "noise".into(), attempt: 0 }),
+                    state: cri::ContainerState::ContainerRunning.into(),
+                    ..Default::default()
+                }
+                .encode_to_vec()
+            };
+            let mut head = vec![0x0a];
+            prost::encoding::encode_varint((own.len() + shared.len()) as u64, &mut head);
+            head.extend(own);
+            [head.into(), shared.clone()]
+        };
+        (0..self.count(method)).map(item).collect()
+    }
+}
