@@ -18,8 +18,8 @@ pub const PODS_MAX: usize = 110;
 pub const MANIFEST_BYTES_MAX: usize = MIB;
 
 /// Memory all pods of one source may take, as `manifest::cost` estimates it (an ordinary pod: 5 to 15 KiB). Full: a
-/// further pod is refused with a message.
-pub const PODS_BYTES_MAX: usize = 6 * MIB;
+/// further pod is refused with a message. While pods start, what goes to the runtime is there twice more.
+pub const PODS_BYTES_MAX: usize = 2 * MIB;
 
 /// What one container adds to that at least: its typed object. It bounds how many containers all pods have.
 pub const CONTAINER_BYTES: usize = 2304;
@@ -28,7 +28,7 @@ pub const CONTAINER_BYTES: usize = 2304;
 pub const POD_NODES_MAX: usize = 8 * KIB;
 
 /// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
-pub const MANIFEST_FILES_MAX: usize = 512;
+pub const MANIFEST_FILES_MAX: usize = 256;
 
 /// Directory entries of any name read in one look. Full: the directory is refused; it holds something else.
 pub const MANIFEST_DIR_ENTRIES_MAX: usize = 4096;
@@ -336,6 +336,9 @@ pub const SERVER_CONNECTIONS_MAX: usize = 8;
 pub const SERVER_BACKLOG: i32 = 128;
 /// Bytes of a request's head. Longer: refused.
 pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
+/// Bytes of an answer of which every connection may hold one. Longer: one is held at a time, the others wait for
+/// their turn and are made anew then.
+pub const SERVER_ANSWER_BYTES: usize = 128 * KIB;
 /// How long one connection may last. Longer: closed.
 pub const SERVER_CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// Bytes a command reads of the agent's answer. Longer: refused.
@@ -375,6 +378,8 @@ pub const MANIFEST_WRITE_QUIET: Duration = Duration::from_secs(2);
 /// are told all the same, and removals wait.
 pub const MANIFEST_UNSETTLED_MAX: Duration = Duration::from_secs(5);
 
+// The most that pods, ordinary ones in every place, may take leaves room for what is made of them.
+const _: () = assert!(PODS_MAX * 15 * KIB <= PODS_BYTES_MAX && MANIFEST_BYTES_MAX <= PODS_BYTES_MAX);
 const _: () = assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && POD_NODES_MAX <= MANIFEST_NODES_MAX);
 const _: () =
     assert!(MANIFEST_FILES_MAX <= MANIFEST_DIR_ENTRIES_MAX && PROBLEMS_PER_FILE_MAX <= PROBLEMS_MAX);

@@ -439,7 +439,7 @@ fn each_hostile_manifest_gives_one_clear_line_and_costs_little() {
     }
     let huge = look(&warm.0, &dir.0);
     assert_eq!(huge.pods.len() + huge.problems.len(), limits::PODS_MAX + 1);
-    assert!(huge.pods.len() > 5, "{} pods", huge.pods.len());
+    assert!(huge.pods.len() > 2, "{} pods", huge.pods.len());
     assert!(huge.problems.iter().all(|(_, line)| line.contains("does not fit")));
 
     for (what, found) in [("together", &all), ("valid but huge", &huge)] {

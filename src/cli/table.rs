@@ -2,10 +2,11 @@
 //!
 //! STATUS, READY, RESTARTS and AGE are what `kubectl get pods` prints (its `printPod`).
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::style::{Style, status_tone};
 use super::text::{Cell, NONE, age, columns, harmless, is_hostile};
@@ -46,32 +47,61 @@ impl PodsFormat {
     }
 }
 
-/// The pods in that format, sorted by namespace and name; tables show ages at `now`.
-pub fn pods(pods: &[Pod], format: PodsFormat, now: Wall, style: Style) -> String {
-    let mut sorted: Vec<&Pod> = pods.iter().collect();
-    sorted.sort_by(|a, b| key(a).cmp(&key(b)));
+/// The pods in that format, in their order; tables show ages at `now`. Each pod is taken when its turn comes and
+/// dropped then, so that memory is that of the text and one pod.
+pub fn pods(
+    pods: &mut dyn Iterator<Item = Cow<'_, Pod>>,
+    format: PodsFormat,
+    now: Wall,
+    style: Style,
+) -> String {
     match format {
-        PodsFormat::Table => table(&sorted, false, now, style),
-        PodsFormat::Wide => table(&sorted, true, now, style),
+        PodsFormat::Table => table(pods, false, now, style),
+        PodsFormat::Wide => table(pods, true, now, style),
         PodsFormat::Name => {
             let mut out = String::new();
-            for pod in sorted {
-                let _ = writeln!(out, "pod/{}", harmless(key(pod).1));
+            for pod in pods {
+                let _ = writeln!(out, "pod/{}", harmless(key(&pod).1));
             }
             out
         }
-        PodsFormat::Json => to_json(&list(&sorted)),
-        PodsFormat::Yaml => to_yaml(&list(&sorted)),
+        PodsFormat::Json => {
+            let mut out = String::from("{\n    \"apiVersion\": \"v1\",\n    \"items\": [");
+            let mut empty = true;
+            for pod in pods {
+                out.push_str(if std::mem::take(&mut empty) { "\n" } else { ",\n" });
+                json(&mut out, &value(&pod), 8);
+            }
+            out.push_str(if empty { "]" } else { "\n    ]" });
+            out.push_str(",\n    \"kind\": \"PodList\",\n    \"metadata\": {}\n}\n");
+            out
+        }
+        PodsFormat::Yaml => {
+            let mut out = String::from("apiVersion: v1\nitems:");
+            let mut empty = true;
+            for pod in pods {
+                out.push_str(if std::mem::take(&mut empty) { "\n" } else { "" });
+                out.push_str(&to_yaml(&Value::Array(vec![value(&pod)])));
+            }
+            out.push_str(if empty { " []\n" } else { "" });
+            out.push_str("kind: PodList\nmetadata: {}\n");
+            out
+        }
     }
 }
 
 /// One pod as JSON or YAML, else as a table of one row.
 pub fn pod(pod: &Pod, format: PodsFormat, now: Wall, style: Style) -> String {
     match format {
-        PodsFormat::Json => to_json(&value(pod)),
+        PodsFormat::Json => {
+            let mut out = String::new();
+            json(&mut out, &value(pod), 0);
+            out.push('\n');
+            out
+        }
         PodsFormat::Yaml => to_yaml(&value(pod)),
         PodsFormat::Table | PodsFormat::Wide | PodsFormat::Name => {
-            pods(std::slice::from_ref(pod), format, now, style)
+            pods(&mut std::iter::once(Cow::Borrowed(pod)), format, now, style)
         }
     }
 }
@@ -86,22 +116,21 @@ fn value(pod: &Pod) -> Value {
     serde_json::to_value(pod).unwrap_or_default()
 }
 
-fn list(pods: &[&Pod]) -> Value {
-    let items: Vec<Value> = pods.iter().map(|pod| value(pod)).collect();
-    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {}, "items": items})
-}
-
 /// Indented by four, as kubectl does. JSON leaves some control and all reordering characters as they are; they
 /// can only stand inside strings, where an escape means the same.
-fn to_json(value: &Value) -> String {
-    let plain = format!("{value:#}\n");
-    let mut out = String::with_capacity(plain.len());
-    for line in plain.split_inclusive('\n') {
+///
+/// Written at `indent`, without a newline at the end.
+fn json(out: &mut String, value: &Value, indent: usize) {
+    let plain = format!("{value:#}");
+    for (number, line) in plain.split('\n').enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
         let body = line.trim_start_matches(' ');
-        let indent = (line.len() - body.len()) * 2;
+        let indent = indent + (line.len() - body.len()) * 2;
         let _ = write!(out, "{:indent$}", "");
         for c in body.chars() {
-            if c != '\n' && is_hostile(c) {
+            if is_hostile(c) {
                 let mut units = [0; 2];
                 for unit in c.encode_utf16(&mut units) {
                     let _ = write!(out, "\\u{unit:04x}");
@@ -111,15 +140,15 @@ fn to_json(value: &Value) -> String {
             }
         }
     }
-    out
 }
 
-fn table(pods: &[&Pod], wide: bool, now: Wall, style: Style) -> String {
+fn table(pods: &mut dyn Iterator<Item = Cow<'_, Pod>>, wide: bool, now: Wall, style: Style) -> String {
     const NARROW: [&str; 6] = ["NAMESPACE", "NAME", "READY", "STATUS", "RESTARTS", "AGE"];
     const WIDE: [&str; 4] = ["IP", "NODE", "UID", "SOURCE"];
     let shown = NARROW.iter().chain(WIDE.iter().filter(|_| wide));
     let mut rows: Vec<Vec<Cell>> = vec![shown.map(|header| Cell::from(*header)).collect()];
     for pod in pods {
+        let pod = &*pod;
         let summary = summarise(pod);
         let restarts = match summary.last_restart {
             Some(at) if summary.restarts > 0 => format!("{} ({} ago)", summary.restarts, age(Some(at), now)),
@@ -281,6 +310,8 @@ impl Restarts {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     /// 2026-01-01T01:00:00Z
@@ -502,6 +533,11 @@ mod tests {
     fn two_pods() -> Vec<Pod> {
         vec![
             pod_of(json!({
+                "metadata": {"name": "evil\u{1b}[2J\n", "namespace": "a"},
+                "spec": {"containers": [{"name": "x"}]},
+                "status": {"phase": "Pending", "reason": "\u{202e}x"},
+            })),
+            pod_of(json!({
                 "metadata": {
                     "name": "web-gateway",
                     "namespace": "default",
@@ -521,18 +557,17 @@ mod tests {
                     }))],
                 },
             })),
-            pod_of(json!({
-                "metadata": {"name": "evil\u{1b}[2J\n", "namespace": "a"},
-                "spec": {"containers": [{"name": "x"}]},
-                "status": {"phase": "Pending", "reason": "\u{202e}x"},
-            })),
         ]
+    }
+
+    fn shown(all: &[Pod], format: PodsFormat, style: Style) -> String {
+        pods(&mut all.iter().map(Cow::Borrowed), format, NOW, style)
     }
 
     #[test]
     fn tables_are_golden() {
         assert_eq!(
-            pods(&two_pods(), PodsFormat::Table, NOW, Style::PLAIN),
+            shown(&two_pods(), PodsFormat::Table, Style::PLAIN),
             "\
 NAMESPACE   NAME              READY   STATUS      RESTARTS     AGE
 a           evil\\u{1b}[2J\\n   0/1     \\u{202e}x   0            <unknown>
@@ -540,26 +575,26 @@ default     web-gateway       1/1     Running     2 (2m ago)   3m
 "
         );
         assert_eq!(
-            pods(&two_pods()[..1], PodsFormat::Table, NOW, Style::PLAIN.with_tabs()),
+            shown(&two_pods()[1..], PodsFormat::Table, Style::PLAIN.with_tabs()),
             "NAMESPACE\tNAME\tREADY\tSTATUS\tRESTARTS\tAGE\ndefault\tweb-gateway\t1/1\tRunning\t2 (2m ago)\t3m\n",
             "for another program"
         );
         assert_eq!(
-            pods(&two_pods()[..1], PodsFormat::Wide, NOW, Style::PLAIN),
+            shown(&two_pods()[1..], PodsFormat::Wide, Style::PLAIN),
             "\
 NAMESPACE   NAME          READY   STATUS    RESTARTS     AGE   IP          NODE      UID    SOURCE
 default     web-gateway   1/1     Running   2 (2m ago)   3m    10.42.0.5   gateway   f2b5   /etc/m/web.yaml
 "
         );
         assert_eq!(
-            pods(&two_pods()[..1], PodsFormat::Table, NOW, Style::for_output(true, None)),
+            shown(&two_pods()[1..], PodsFormat::Table, Style::for_output(true, None)),
             "\
 NAMESPACE   NAME          READY   STATUS    RESTARTS     AGE
 default     web-gateway   1/1     \u{1b}[32mRunning\u{1b}[0m   2 (2m ago)   3m
 "
         );
         assert_eq!(
-            pods(&[], PodsFormat::Table, NOW, Style::PLAIN),
+            shown(&[], PodsFormat::Table, Style::PLAIN),
             "NAMESPACE   NAME   READY   STATUS   RESTARTS   AGE\n"
         );
     }
@@ -567,12 +602,9 @@ default     web-gateway   1/1     \u{1b}[32mRunning\u{1b}[0m   2 (2m ago)   3m
     #[test]
     fn machine_formats_read_back_and_stay_harmless() {
         let all = two_pods();
-        assert_eq!(
-            pods(&all, PodsFormat::Name, NOW, Style::PLAIN),
-            "pod/evil\\u{1b}[2J\\n\npod/web-gateway\n"
-        );
-        let json_text = pods(&all, PodsFormat::Json, NOW, Style::PLAIN);
-        let yaml_text = pods(&all, PodsFormat::Yaml, NOW, Style::PLAIN);
+        assert_eq!(shown(&all, PodsFormat::Name, Style::PLAIN), "pod/evil\\u{1b}[2J\\n\npod/web-gateway\n");
+        let json_text = shown(&all, PodsFormat::Json, Style::PLAIN);
+        let yaml_text = shown(&all, PodsFormat::Yaml, Style::PLAIN);
         for text in [&json_text, &yaml_text] {
             assert!(!text.contains(|c| c != '\n' && is_hostile(c)), "{text}");
         }
@@ -580,7 +612,7 @@ default     web-gateway   1/1     \u{1b}[32mRunning\u{1b}[0m   2 (2m ago)   3m
         let from_yaml: Value = serde_saphyr::from_str(&yaml_text).unwrap();
         assert_eq!(from_json, from_yaml);
         assert_eq!(from_json["items"][0]["metadata"]["name"], "evil\u{1b}[2J\n");
-        assert_eq!(from_json["items"][1], serde_json::to_value(&all[0]).unwrap());
+        assert_eq!(from_json["items"][1], serde_json::to_value(&all[1]).unwrap());
         assert!(
             json_text.starts_with("{\n    \"apiVersion\": \"v1\",\n    \"items\": [\n        {\n"),
             "{json_text}"
@@ -588,8 +620,13 @@ default     web-gateway   1/1     \u{1b}[32mRunning\u{1b}[0m   2 (2m ago)   3m
         assert!(
             yaml_text.starts_with("apiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Pod\n  metadata:\n")
         );
+        let none = json!({"apiVersion": "v1", "items": [], "kind": "PodList", "metadata": {}});
+        let text = shown(&[], PodsFormat::Json, Style::PLAIN);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), none);
+        let text = shown(&[], PodsFormat::Yaml, Style::PLAIN);
+        assert_eq!(serde_saphyr::from_str::<Value>(&text).unwrap(), none);
         let one = pod(&all[0], PodsFormat::Yaml, NOW, Style::PLAIN);
-        assert_eq!(serde_saphyr::from_str::<Value>(&one).unwrap(), from_json["items"][1]);
+        assert_eq!(serde_saphyr::from_str::<Value>(&one).unwrap(), from_json["items"][0]);
     }
 
     #[test]

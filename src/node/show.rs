@@ -1,6 +1,8 @@
 //! Answers for the local socket and the verdict of `--once`, read from the loop's state.
 
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus};
+use std::borrow::Cow;
+
+use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::Ending;
 use super::agent::Agent;
@@ -43,9 +45,13 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn show_pods(&self, format: PodsFormat, namespace: Option<&str>, now: Wall, style: Style) -> String {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
-        let pods: Vec<Pod> =
-            self.records.values().filter(of_namespace).map(|r| r.shown(&self.statuses)).collect();
-        let mut out = table::pods(&pods, format, now, style);
+        let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
+        records.sort_by_key(|record| {
+            let key = record.worker.key();
+            (key.namespace.clone(), key.name.clone())
+        });
+        let mut pods = records.into_iter().map(|record| Cow::Owned(record.shown(&self.statuses)));
+        let mut out = table::pods(&mut pods, format, now, style);
         if matches!(format, PodsFormat::Table | PodsFormat::Wide) {
             for (index, problem) in self.desired.problems().enumerate() {
                 if index == 0 {

@@ -6,10 +6,12 @@
 //!
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body.
 
+use std::cell::RefCell;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
@@ -18,13 +20,16 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use smol::channel::Sender;
-use smol::lock::Semaphore;
+use smol::io::{AsyncRead, AsyncWrite};
+use smol::lock::{Semaphore, SemaphoreGuardArc};
 use smol_hyper::rt::FuturesIo;
 
 use crate::cli::style::Style;
 use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
-use crate::limits::{SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX};
+use crate::limits::{
+    SERVER_ANSWER_BYTES, SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX,
+};
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +63,14 @@ pub enum Answer {
     Found(String),
     /// What was asked for is not here; a sentence.
     NotFound(String),
+}
+
+impl Answer {
+    fn text(&self) -> &str {
+        match self {
+            Self::Found(text) | Self::NotFound(text) => text,
+        }
+    }
 }
 
 /// A question with the way back for its answer.
@@ -120,7 +133,8 @@ impl Server {
         clock: SharedClock,
         queries: Sender<Query>,
     ) {
-        let slots = std::sync::Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
+        let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
+        let large = Arc::new(Semaphore::new(1));
         let mut told = None;
         loop {
             let slot = slots.acquire_arc().await;
@@ -138,18 +152,15 @@ impl Server {
                     continue;
                 }
             };
-            let (queries, time_is_up) = (queries.clone(), clock.sleep(SERVER_CONNECTION_TIME));
+            let (asker, time_is_up) = (
+                Asker { queries: queries.clone(), large: large.clone() },
+                clock.sleep(SERVER_CONNECTION_TIME),
+            );
             executor
                 .spawn(async move {
-                    let service = hyper::service::service_fn(move |request| answer(request, queries.clone()));
-                    let connection = hyper::server::conn::http1::Builder::new()
-                        .keep_alive(false)
-                        .max_buf_size(SERVER_BUFFER_BYTES)
-                        .serve_connection(FuturesIo::new(stream), service);
                     // A broken or slow client is its own trouble.
-                    let _ = smol::future::or(async { connection.await.is_ok() }, async {
+                    smol::future::or(asker.serve(stream), async {
                         time_is_up.await;
-                        false
                     })
                     .await;
                     drop(slot);
@@ -188,27 +199,72 @@ impl Drop for Server {
     }
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    queries: Sender<Query>,
-) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
-    let (question, content_type) = match question(request.uri().path(), request.uri().query().unwrap_or("")) {
-        Ok(known) => known,
-        Err(what) => return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned())),
-    };
-    if request.method() != Method::GET {
-        let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned());
-        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
-        return Ok(response);
+/// What answers a connection's request with the loop's help.
+#[derive(Clone)]
+pub struct Asker {
+    /// Where the loop takes its questions.
+    pub queries: Sender<Query>,
+    /// The right to hold an answer over `limits::SERVER_ANSWER_BYTES`; shared by all connections, so that clients that
+    /// never read cost the memory of one of them.
+    pub large: Arc<Semaphore>,
+}
+
+impl Asker {
+    /// Serves one connection with one request to its end.
+    pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
+        // Given back when the connection has ended: until then its answer is there.
+        let held = Rc::new(RefCell::new(None));
+        let service = hyper::service::service_fn(|request| self.clone().respond(request, held.clone()));
+        let connection = hyper::server::conn::http1::Builder::new()
+            .keep_alive(false)
+            .max_buf_size(SERVER_BUFFER_BYTES)
+            .serve_connection(FuturesIo::new(stream), service);
+        if let Err(error) = connection.await {
+            log::trace!("local socket: {error}");
+        }
     }
-    let (tx, rx) = smol::channel::bounded(1);
-    let asked = queries.send(Query { question, answer: tx }).await.is_ok();
-    let answer = if asked { rx.recv().await.ok() } else { None };
-    Ok(match answer {
-        Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
-        Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
-        None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the agent is stopping\n".to_owned()),
-    })
+
+    async fn respond(
+        self,
+        request: Request<Incoming>,
+        held: Rc<RefCell<Option<SemaphoreGuardArc>>>,
+    ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
+        let uri = request.uri();
+        let (question, content_type) = match question(uri.path(), uri.query().unwrap_or("")) {
+            Ok(known) => known,
+            Err(what) => return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned())),
+        };
+        if request.method() != Method::GET {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned());
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+            return Ok(response);
+        }
+        let mut answer = self.ask(&question).await;
+        if answer.as_ref().is_some_and(|answer| answer.text().len() > SERVER_ANSWER_BYTES) {
+            let right = if let Some(right) = self.large.try_acquire_arc() {
+                right
+            } else {
+                // Not kept while it waits.
+                drop(answer);
+                let right = self.large.acquire_arc().await;
+                answer = self.ask(&question).await;
+                right
+            };
+            held.replace(Some(right));
+        }
+        Ok(match answer {
+            Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
+            Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
+            None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the agent is stopping\n".to_owned()),
+        })
+    }
+
+    /// The loop's answer; `None` when it has ended.
+    async fn ask(&self, question: &Question) -> Option<Answer> {
+        let (tx, rx) = smol::channel::bounded(1);
+        self.queries.send(Query { question: question.clone(), answer: tx }).await.ok()?;
+        rx.recv().await.ok()
+    }
 }
 
 const TEXT: &str = "text/plain; charset=utf-8";

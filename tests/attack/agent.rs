@@ -1,0 +1,164 @@
+//! The agent under attack: the built binary as a process of its own beside the fake runtime, with all its paths in a
+//! temporary folder.
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::common::TempDir;
+use crate::common::fake::Fake;
+
+/// The promise: resident memory under hostile input, text and all.
+const MEMORY_KIB_MAX: u64 = 16 * 1024;
+/// What the shipped binary takes of it while it is quiet, with some room. The debug build takes far more, most of it text,
+/// so that there only the growth above its own quiet level can be held to the promise.
+const QUIET_KIB: u64 = 5_300;
+/// How long any one step may take on a slow machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+pub struct Agent {
+    pub fake: Fake,
+    folder: TempDir,
+    child: Child,
+    /// Resident memory, in KiB, with one pod running and nothing hostile yet.
+    quiet_kib: u64,
+    others: usize,
+}
+
+impl Agent {
+    /// An agent with one good pod that runs.
+    pub fn start() -> Self {
+        Self::beside(Fake::start_on_real_time())
+    }
+
+    /// The same in a runtime that has been prepared.
+    pub fn beside(fake: Fake) -> Self {
+        let folder = TempDir::new();
+        fs::create_dir(folder.path().join("manifests")).expect("a directory");
+        let log = File::create(folder.path().join("agent.log")).expect("a log file");
+        let path = |name: &str| folder.path().join(name).into_os_string();
+        let binary = std::env::var_os("SMOLET_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_smolet").into());
+        let child = Command::new(binary)
+            .args(["run", "--node-name", "gw", "--cgroup-root", "/smolet-test-of-attacks"])
+            .arg("--runtime-endpoint")
+            .arg(format!("unix://{}", fake.socket().display()))
+            .arg("--manifests")
+            .arg(path("manifests"))
+            .arg("--root-dir")
+            .arg(path("root"))
+            .arg("--socket")
+            .arg(path("sock"))
+            .arg("--pod-logs-dir")
+            .arg(path("logs"))
+            .arg("--container-logs-dir")
+            .arg(path("links"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .expect("the agent starts");
+        let mut agent = Self { fake, folder, child, quiet_kib: 0, others: 0 };
+        agent.everything_goes_on();
+        agent.quiet_kib = agent.memory_kib("VmHWM:");
+        agent
+    }
+
+    pub fn manifest(&self, name: &str) -> PathBuf {
+        self.folder.path().join("manifests").join(format!("{name}.yaml"))
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes a manifest as a careful editor does: whole or not at all.
+    pub fn apply(&self, name: &str, text: impl AsRef<[u8]>) {
+        let unfinished = self.path("unfinished");
+        fs::write(&unfinished, text).expect("a file");
+        fs::rename(unfinished, self.manifest(name)).expect("its place");
+    }
+
+    pub fn socket(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.path("sock")).expect("the socket is there");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
+        stream.set_write_timeout(Some(PATIENCE)).expect("a time limit");
+        stream
+    }
+
+    /// What the local socket answers.
+    pub fn ask(&self, what: &str) -> String {
+        let mut stream = self.socket();
+        write!(stream, "GET {what} HTTP/1.1\r\nhost: x\r\n\r\n").expect("the request goes out");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the socket answers");
+        answer
+    }
+
+    /// What the agent has logged.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.path("agent.log")).expect("the log")).into_owned()
+    }
+
+    /// Waits until `holds`; the log tells what was there instead.
+    pub fn wait(&mut self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            let ended = self.child.try_wait().expect("our own child");
+            assert_eq!(ended, None, "the agent ended while waiting for {what}; its log:\n{}", self.log());
+            assert!(begun.elapsed() < PATIENCE, "waited for {what}; the log:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// A further pod comes, runs, and the socket tells of it.
+    pub fn everything_goes_on(&mut self) {
+        self.others += 1;
+        let name = format!("other-{}", self.others);
+        self.apply(&name, pod(&name, ""));
+        let running = format!("{name}-gw/app#0");
+        self.wait("a further pod", |agent| agent.fake.state().running().contains(&running));
+        let line = format!("{name}-gw");
+        self.wait("the socket's word of it", |agent| {
+            let table = agent.ask("/pods?output=table");
+            table.lines().any(|row| row.contains(&line) && row.contains("Running"))
+        });
+    }
+
+    fn memory_kib(&self, field: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");
+        value.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
+    }
+
+    /// The end of an attack: everything goes on, and memory stayed within the promise all the time.
+    pub fn withstood(mut self, what: &str) {
+        self.everything_goes_on();
+        let peak = self.memory_kib("VmHWM:");
+        let release = std::env::var_os("SMOLET_BIN").is_some();
+        let (build, held) = if release {
+            ("release build", peak)
+        } else {
+            ("debug build", peak - self.quiet_kib + QUIET_KIB)
+        };
+        println!("{what}: peak {peak} KiB, quiet {} KiB ({build})", self.quiet_kib);
+        assert!(held <= MEMORY_KIB_MAX, "{what}: {held} KiB count; the log:\n{}", self.log());
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A pod with one container `app` that runs for ever; `more` goes into the container.
+pub fn pod(name: &str, more: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  terminationGracePeriodSeconds: 0\n  \
+         containers:\n  - {{name: app, image: x, {more}}}\n"
+    )
+}

@@ -1,0 +1,258 @@
+//! Memory under attack: the whole agent, as a process, stays within its promise of 16 MiB whatever manifests, the
+//! runtime, containers and local clients do, and everything else goes on meanwhile.
+//!
+//! The figure is `VmHWM` of the process: the most that was ever resident, the program's own text included. `SMOLET_BIN`
+//! names the release binary, which is held to the promise itself; without it the debug build's growth is.
+
+#![allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::pedantic
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod agent;
+
+use std::fs::{self, File};
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::time::Duration;
+
+use agent::{Agent, pod};
+use common::fake::{Crowd, Fake};
+use smolet::limits;
+
+/// Like [`pod`], with `more` in its metadata.
+fn pod_with_metadata(name: &str, more: &str) -> String {
+    pod(name, "").replace(&format!("{{name: {name}}}"), &format!("{{name: {name}, {more}}}"))
+}
+
+// ---- manifests -----------------------------------------------------------------------------------------------
+
+#[test]
+fn ten_thousand_manifests() {
+    let mut agent = Agent::start();
+    // In one step, as an unpacked archive or a bad mount would bring them.
+    for number in 0..10_000 {
+        fs::write(agent.manifest(&format!("z-{number}")), pod(&format!("z-{number}"), "")).unwrap();
+    }
+    agent.wait("a word on the directory", |agent| agent.log().contains("has more than 4096 entries"));
+    assert!(agent.fake.state().running().contains(&"other-1-gw/app#0".to_owned()), "what ran runs on");
+    assert!(agent.ask("/pods?output=table").contains("other-1-gw"));
+    for number in 0..10_000 {
+        fs::remove_file(agent.manifest(&format!("z-{number}"))).unwrap();
+    }
+    agent.withstood("10,000 manifests");
+}
+
+#[test]
+fn four_thousand_manifests_that_are_all_read_by_name() {
+    let mut agent = Agent::start();
+    for number in 0..4_000 {
+        fs::write(agent.manifest(&format!("z-{number:04}")), pod(&format!("z-{number}"), "")).unwrap();
+    }
+    let all = limits::PODS_MAX;
+    agent.wait("as many pods as a node may have", |agent| agent.fake.state().running().len() == all);
+    assert!(agent.ask("/pods").contains("z-0-gw"));
+    for number in 0..4_000 {
+        fs::remove_file(agent.manifest(&format!("z-{number:04}"))).unwrap();
+    }
+    agent.wait("their end", |agent| agent.fake.state().running().len() == 1);
+    agent.withstood("4,000 manifests, 110 pods");
+}
+
+#[test]
+fn a_manifest_of_a_gigabyte() {
+    let mut agent = Agent::start();
+    File::create(agent.manifest("giant")).and_then(|file| file.set_len(1 << 30)).unwrap();
+    agent.wait("a word on it", |agent| agent.log().contains("is too large: 1073741824 bytes"));
+    agent.everything_goes_on();
+    // The same behind a manifest's usual beginning, and growing while it is read.
+    let file = File::create(agent.manifest("growing")).unwrap();
+    for megabyte in 0..64_u64 {
+        file.write_all_at(pod("growing", "").as_bytes(), megabyte << 20).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    agent.withstood("a manifest of a gigabyte");
+}
+
+#[test]
+fn annotations_of_megabytes() {
+    let mut agent = Agent::start();
+    // More than a manifest may have, more than annotations may have, and just what they may have.
+    for (name, bytes) in [("four", 4 << 20), ("most", 1_000_000), ("over", 262_144)] {
+        let annotation = format!("annotations: {{a: \"{}\"}}", "x".repeat(bytes));
+        agent.apply(name, pod_with_metadata(name, &annotation));
+    }
+    for number in 0..20 {
+        let name = format!("fits-{number}");
+        let annotation = format!("annotations: {{a: \"{}\"}}", "x".repeat(250_000));
+        agent.apply(&name, pod_with_metadata(&name, &annotation));
+    }
+    agent.wait("a word on each", |agent| {
+        let log = agent.log();
+        ["four.yaml", "most.yaml", "over.yaml"].iter().all(|file| log.contains(file))
+    });
+    agent.wait("those that fit", |agent| agent.fake.state().running().len() >= 6);
+    agent.withstood("annotations of megabytes");
+}
+
+#[test]
+fn many_valid_manifests_as_large_as_they_may_be() {
+    let mut agent = Agent::start();
+    let env = |n: usize| format!("{{name: A{n}, value: \"{}\"}},", "v".repeat(50));
+    let env: String = (0..1_000).map(env).collect();
+    for number in 0..limits::PODS_MAX {
+        let name = format!("huge-{number}");
+        agent.apply(&name, pod(&name, &format!("env: [{env}]")));
+    }
+    agent.wait("a word on those that do not fit", |agent| agent.log().contains("does not fit"));
+    agent.wait("those that fit", |agent| agent.fake.state().running().len() > 2);
+    agent.ask("/pods");
+    for number in 0..limits::PODS_MAX {
+        fs::remove_file(agent.manifest(&format!("huge-{number}"))).unwrap();
+    }
+    agent.wait("their end", |agent| agent.fake.state().running().len() == 1);
+    agent.withstood("110 valid manifests of 70 kB");
+}
+
+// ---- the runtime ---------------------------------------------------------------------------------------------
+
+#[test]
+fn five_thousand_foreign_containers() {
+    for streams_lists in [false, true] {
+        foreign_containers(streams_lists);
+    }
+}
+
+fn foreign_containers(streams_lists: bool) {
+    let fake = Fake::start_on_real_time();
+    fake.state().streams_lists = streams_lists;
+    let crowd = Crowd { sandboxes: 5_000, containers: 5_000, label_bytes: 20_000 };
+    fake.crowd(crowd);
+    let mut agent = Agent::beside(fake);
+    let before = agent.fake.state().relists;
+    agent.wait("three looks at them", |agent| agent.fake.state().relists >= before + 3);
+    assert!(crowd.answer_bytes("ListContainers") >= 100_000_000);
+    // Fewer and larger: each at the size an item may have, and over it.
+    for label_bytes in [200_000, limits::CRI_ITEM_BYTES_MAX + 1] {
+        agent.fake.crowd(Crowd { sandboxes: 200, containers: 200, label_bytes });
+        let before = agent.fake.state().relists;
+        agent.wait("a look at them", |agent| agent.fake.state().relists >= before + 2);
+        agent.everything_goes_on();
+    }
+    let what = if streams_lists { "streamed lists" } else { "lists" };
+    agent.withstood(&format!("5,000 foreign sandboxes and containers, {what} of 100 MB"));
+}
+
+#[test]
+fn giant_error_messages() {
+    let mut agent = Agent::start();
+    for (number, length) in [4_000, 60_000, 1_000_000, 30_000_000].into_iter().enumerate() {
+        let methods = ["RunPodSandbox", "CreateContainer", "ListContainers"];
+        for method in methods {
+            agent.fake.fail(method, 1, 2, &"no way! ".repeat(length / 8));
+        }
+        for name in ["a", "b"].map(|letter| format!("bad-{number}{letter}")) {
+            agent.apply(&name, pod(&name, ""));
+        }
+        agent.wait("the errors", |agent| methods.iter().all(|method| agent.fake.state().healthy(method)));
+    }
+    agent.withstood("error messages of 30 MB");
+}
+
+// ---- containers ----------------------------------------------------------------------------------------------
+
+#[test]
+fn termination_messages_and_logs_of_a_hundred_megabytes() {
+    let mut agent = Agent::start();
+    for (name, policy) in
+        [("file", "File"), ("logs", "FallbackToLogsOnError"), ("line", "FallbackToLogsOnError")]
+    {
+        agent.apply(name, pod(name, &format!("terminationMessagePolicy: {policy}")));
+        let app = format!("{name}-gw/app");
+        let running = format!("{app}#0");
+        agent.wait("the pod", |agent| agent.fake.state().running().contains(&running));
+        let (written, log) = {
+            let state = agent.fake.state();
+            let container = state.container(&app).unwrap();
+            let mount = container.config.mounts.iter().find(|m| m.container_path == "/dev/termination-log");
+            let folder = state.sandbox(&format!("{name}-gw")).unwrap().config.log_directory.clone();
+            (mount.unwrap().host_path.clone(), format!("{folder}/{}", container.config.log_path))
+        };
+        let giant = |path: &str, piece: &[u8]| {
+            let mut file =
+                File::options().create(true).append(true).open(path).expect("the agent made its directory");
+            let block = piece.repeat((1 << 20) / piece.len());
+            (0..100).for_each(|_| file.write_all(&block).unwrap());
+            file.write_all(b"\n2026-01-01T00:00:00Z stderr F the very end\n").unwrap();
+        };
+        match name {
+            "file" => giant(&written, b"all is lost. "),
+            "logs" => giant(&log, b"2026-01-01T00:00:00Z stderr F a line of the log\n"),
+            _ => giant(&log, b"one line without an end "),
+        }
+        agent.fake.exit(&app, 1, "", "");
+        agent.wait("its last word", |agent| agent.ask("/pods").contains("the very end"));
+        fs::remove_file(&written).unwrap();
+        let _ = fs::remove_file(&log);
+        fs::remove_file(agent.manifest(name)).unwrap();
+    }
+    agent.withstood("termination messages and logs of 100 MB");
+}
+
+// ---- the local socket ----------------------------------------------------------------------------------------
+
+#[test]
+fn hostile_clients() {
+    let mut agent = Agent::start();
+    // Huge heads of every kind, each refused or read within its bound; none is answered with success.
+    let long = "x".repeat(100_000);
+    let many: String = (0..20_000).map(|number| format!("h{number}: 1\r\n")).collect();
+    for (what, head) in [
+        ("a long path", format!("GET /{long} HTTP/1.1\r\n\r\n")),
+        ("a long header", format!("GET /pods HTTP/1.1\r\na: {long}\r\n\r\n")),
+        ("many headers", format!("GET /pods HTTP/1.1\r\n{many}\r\n")),
+        ("no end", format!("GET /pods HTTP/1.1\r\na: {long}")),
+        ("no HTTP", "\0\u{1}\u{2}\r\n\r\n".to_owned()),
+        ("HTTP/2", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned()),
+        (
+            "a huge chunk",
+            format!("POST /pods HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nfffffffff\r\n{long}"),
+        ),
+    ] {
+        for _ in 0..20 {
+            let mut stream = agent.socket();
+            // The agent may hang up before all is written.
+            let _ = stream.write_all(head.as_bytes());
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            assert!(!answer.starts_with(b"HTTP/1.1 200"), "{what}: {}", String::from_utf8_lossy(&answer));
+            assert!(answer.len() < 4096, "{what}");
+        }
+    }
+    // Readers that never read their answer, and hundreds that say nothing. Full: the others wait in the kernel's queue
+    // until the first ones' time is up or they go.
+    let idle: Vec<_> = (0..limits::SERVER_CONNECTIONS_MAX + 100).map(|_| agent.socket()).collect();
+    for stream in &idle {
+        let mut stream = stream;
+        let _ = stream.write_all(b"GET /pods HTTP/1.1\r\n");
+    }
+    let name = "meanwhile";
+    agent.apply(name, pod(name, ""));
+    agent.wait("a pod meanwhile", |agent| {
+        agent.fake.state().running().contains(&"meanwhile-gw/app#0".to_owned())
+    });
+    for stream in &idle {
+        let mut stream = stream;
+        let _ = stream.write_all(b"host: x\r\n\r\n");
+    }
+    drop(idle);
+    agent.withstood("hostile clients");
+}
