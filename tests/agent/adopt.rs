@@ -214,7 +214,7 @@ fn an_agent_that_dies_in_any_call_leaves_nothing_doubled() {
                 world.fake.hang(method);
             }
             world.put("web", APP);
-            for _ in 0..5 {
+            for _ in 0..20 {
                 world.silent(true);
                 world.step();
                 if world.count(method) > 0 || world.fake.count(method) > 0 {
