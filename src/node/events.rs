@@ -227,7 +227,7 @@ fn say(said: Said, error: Option<RuntimeError>) {
         Said::Absent => log::info!("events: the runtime has none; everything is looked at every second"),
         Said::Ended(service) => log::warn!("events: the stream of {service} is lost: {why}; opened again"),
         Said::MissedAgain(service, total) => {
-            log::debug!("events: none of {service} came ({total} missed so far)")
+            log::debug!("events: none of {service} came ({total} missed so far)");
         }
         Said::Missed(service, pods, total) => log::warn!(
             "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at every \
