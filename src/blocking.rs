@@ -5,7 +5,51 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smol::lock::Semaphore;
+
+use crate::limits::BLOCKING_JOBS_MAX;
+
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Turns for blocking work, at most `limits::BLOCKING_JOBS_MAX` at once.
+#[derive(Debug)]
+pub struct Blocking {
+    turns: Semaphore,
+    place: Place,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    OwnThread,
+    Here,
+}
+
+impl Blocking {
+    /// Each on a thread of its own.
+    pub fn on_threads() -> Self {
+        Self { turns: Semaphore::new(BLOCKING_JOBS_MAX), place: Place::OwnThread }
+    }
+
+    /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
+    /// the same each time.
+    pub fn on_this_thread() -> Self {
+        Self { turns: Semaphore::new(BLOCKING_JOBS_MAX), place: Place::Here }
+    }
+
+    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let _turn = self.turns.acquire().await;
+        match self.place {
+            Place::OwnThread => unblock(work).await,
+            Place::Here => {
+                smol::future::yield_now().await;
+                let done = work();
+                smol::future::yield_now().await;
+                done
+            }
+        }
+    }
+}
 
 /// Runs `work` on a thread of its own. The caller bounds how many run at once (`limits::BLOCKING_JOBS_MAX`). Dropping the
 /// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.

@@ -22,7 +22,7 @@
 //! `pleg::news`, `pleg::watch`, `store::codec`, `store::cut`, `store::statuses`, of `grpc` `message` and `status`, of
 //! `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
 
-mod blocking;
+pub mod blocking;
 pub mod cgroup;
 pub mod cli;
 pub mod clock;

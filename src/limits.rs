@@ -111,6 +111,8 @@ pub const GRACE_SECONDS_MIN: i64 = 2;
 pub const START_FAILURES_MAX: usize = 3 * CONTAINERS_PER_LIST_MAX;
 /// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
 pub const LOG_NAMES_READ_MAX: usize = 4096;
+/// Links to container logs looked at when a pod's logs are removed. More: the rest may stay as links to nothing.
+pub const LOG_LINKS_READ_MAX: usize = 16 * KIB;
 /// Bytes read of the node's own hosts file for pods on its network. More: the rest is left out.
 pub const HOSTS_FILE_BYTES_MAX: usize = 64 * KIB;
 /// Results one sync keeps: every container and sandbox of a pod fits. Full: a further one is logged only.

@@ -23,6 +23,7 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 use smol::stream::StreamExt as _;
 
+use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
@@ -31,13 +32,13 @@ use crate::events::{EventKind, EventRing};
 use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
-    BLOCKING_JOBS_MAX, EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX,
-    RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX,
+    EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
+    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX,
 };
 use crate::model::{Mono, PodKey};
 use crate::render::{NoSources, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
-use crate::source::{FileSource, NodeName};
+use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
 use agent::{Agent, Event};
@@ -106,7 +107,14 @@ pub async fn run_until(
     let found = smol::future::or(stop, smol::future::or(found, answer_meanwhile(&asked, &why))).await;
     let ended = match found {
         Ok(Some((runtime, name))) => {
-            let parts = Parts { config, identity, node, executor: executor.clone(), clock, once };
+            let node_name = NodeName::new(identity.node_name());
+            let manifests =
+                FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency);
+            let (updates, source) = smol::channel::bounded(1);
+            executor.spawn(manifests.run(updates)).detach();
+            let blocking = Rc::new(Blocking::on_threads());
+            let executor = executor.clone();
+            let parts = Parts { config, identity, node, executor, clock, blocking, source, once };
             parts.run_loop(runtime, name, asked, stopped).await
         }
         Ok(None) => Ok(Ending::Stopped),
@@ -201,6 +209,10 @@ pub struct Parts<'a> {
     pub executor: Rc<LocalExecutor<'static>>,
     /// The machine's clock, or a test's.
     pub clock: SharedClock,
+    /// Where blocking work is done.
+    pub blocking: Rc<Blocking>,
+    /// What the source wants, each time all of it.
+    pub source: Receiver<SourceUpdate>,
     /// End when every pod runs or has failed.
     pub once: bool,
 }
@@ -217,16 +229,14 @@ impl Parts<'_> {
         asked: Receiver<Query>,
         stopped: Receiver<()>,
     ) -> Result<Ending, String> {
-        let Parts { config, identity, node, executor, clock, once } = self;
+        let Parts { config, identity, node, executor, clock, blocking, source, once } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
-        let name = NodeName::new(identity.node_name());
-        let source = FileSource::new(&config.manifests, name, clock.clone(), config.file_check_frequency);
-        executor.spawn(feed(source, events.clone())).detach();
+        executor.spawn(forward(source, events.clone(), Event::Source)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
         executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
 
         let ring = Rc::new(RefCell::new(EventRing::default()));
-        let ctx = context(config, runtime, node, &clock, &ring);
+        let ctx = context(config, runtime, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
         let mut agent = Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, config);
@@ -296,6 +306,7 @@ fn context<R>(
     config: &Config,
     runtime: R,
     node: Rc<NodeSettings>,
+    blocking: Rc<Blocking>,
     clock: &SharedClock,
     ring: &Rc<RefCell<EventRing>>,
 ) -> ActContext<R> {
@@ -321,16 +332,12 @@ fn context<R>(
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),
-        blocking: Rc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+        blocking,
         starts: Rc::new(Semaphore::new(STARTS_AT_ONCE_MAX)),
         give_up: GiveUp::default(),
         least_counts: LeastCounts::default(),
         node,
     }
-}
-
-async fn feed(mut source: FileSource, events: Sender<Event>) {
-    while events.send(Event::Source(source.next().await)).await.is_ok() {}
 }
 
 async fn forward<T>(from: Receiver<T>, events: Sender<Event>, wrap: impl Fn(T) -> Event) {

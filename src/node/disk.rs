@@ -40,9 +40,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let (pending, events) = (self.identity.pending(), self.events.clone());
         let blocking = self.ctx.blocking.clone();
         self.disk.write = Some(self.executor.spawn(async move {
-            let turn = blocking.acquire().await;
-            let written = crate::blocking::unblock(move || pending.write()).await;
-            drop(turn);
+            let written = blocking.run(move || pending.write()).await;
             // The loop is gone only when the process ends.
             let _ = events.send(Event::IdentityWritten(written)).await;
         }));

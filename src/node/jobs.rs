@@ -12,6 +12,7 @@ use crate::model::{ContainerKind, DesiredPod, ObservedPod, PodKey, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::{NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
+use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::VolumeMounts;
@@ -42,9 +43,7 @@ pub(super) async fn sync<R: Runtime>(
     if !plan.starts().is_empty() {
         let steps = volume::pod_volumes(pod, &paths::pod_dir(&ctx.node, &pod.key));
         if !steps.is_empty() {
-            let turn = ctx.blocking.acquire().await;
-            let made = crate::blocking::unblock(move || volume::make(&steps)).await;
-            drop(turn);
+            let made = ctx.blocking.run(move || volume::make(&steps)).await;
             if let Err(error) = made {
                 (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
                 return Outcome { sync_error: Some(error.0), ..Outcome::default() };
@@ -64,10 +63,7 @@ pub(super) async fn remove<R: Runtime>(
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
     let (cgroups, node, uid) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node), key.uid.to_string());
-    let turn = ctx.blocking.acquire().await;
-    let removed = crate::blocking::unblock(move || remove_from_disk(&cgroups, &node, &uid)).await;
-    drop(turn);
-    removed
+    ctx.blocking.run(move || remove_from_disk(&cgroups, &node, &uid)).await
 }
 
 fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result<(), String> {
@@ -91,8 +87,7 @@ pub(super) async fn sweep<R: Runtime>(
     };
     ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
     let (cgroups, node) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node));
-    let turn = ctx.blocking.acquire().await;
-    let swept = crate::blocking::unblock(move || {
+    let swept = ctx.blocking.run(move || {
         let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
             .filter(|uid| !known.contains(uid.as_str()))
             .take(ORPHAN_DIRS_MAX)
@@ -101,8 +96,8 @@ pub(super) async fn sweep<R: Runtime>(
         let mut first = Ok(left.len());
         for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
             let path = logs.join(name);
-            if let Err(error) = std::fs::remove_dir_all(&path) {
-                first = first.and(Err(format!("{}: {error}", path.display())));
+            if let Err(error) = remove_pod_logs(Path::new(&*node.container_logs_dir), &path) {
+                first = first.and(Err(error));
             }
         }
         for uid in &left {
@@ -112,9 +107,7 @@ pub(super) async fn sweep<R: Runtime>(
         }
         first
     });
-    let swept = swept.await;
-    drop(turn);
-    swept
+    swept.await
 }
 
 /// The names in a directory that are text; none when it cannot be read.

@@ -28,6 +28,7 @@ use super::overtaken::Overtaken;
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::start::{Started, VolumeMounts, create_dir, start_container};
+use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -71,8 +72,8 @@ pub struct ActContext<R> {
     pub container_logs_dir: Rc<Path>,
     /// The node's own hosts file, for pods on its network.
     pub hosts_file: Rc<Path>,
-    /// Turns on the blocking pool.
-    pub blocking: Rc<Semaphore>,
+    /// Where blocking work is done.
+    pub blocking: Rc<Blocking>,
     /// Turns of the acts that make a sandbox or start containers (`limits::STARTS_AT_ONCE_MAX`).
     pub starts: Rc<Semaphore>,
     /// Of this act alone.
@@ -219,6 +220,17 @@ pub async fn act<R: Runtime>(
     for id in &plan.prunes {
         let Some(status) = record(observed, id) else { continue };
         if let Err(error) = remove_container(ctx, &pod.key, status, false).await {
+            // Here the kubelet goes on too. But if this sync is cut off once the sandbox is made, the record that
+            // stayed says to the next one that this init container has run.
+            if matches!(
+                plan.action,
+                PodAction::Recreate { .. }
+                    | PodAction::RestartAll { sandbox: SandboxStep::Recreate { .. }, .. }
+            ) {
+                let failure = Failure::new(SyncError::RemoveContainer, error.to_string());
+                outcome.add(SyncAction::RemoveContainer, &status.name, Some(failure));
+                return outcome;
+            }
             // As in the kubelet: garbage collection comes back to it.
             log::warn!("{}: init container {} ({id}) was not removed: {error}", pod.key, status.name);
         }

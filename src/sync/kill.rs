@@ -25,7 +25,7 @@ use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
 use crate::gc::GcPlan;
-use crate::limits::{GRACE_SECONDS_MIN, STOPS_AT_ONCE_MAX};
+use crate::limits::{GRACE_SECONDS_MIN, LOG_LINKS_READ_MAX, STOPS_AT_ONCE_MAX};
 use crate::model::{ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds};
 use crate::render::{labels, paths};
 
@@ -245,18 +245,32 @@ pub async fn remove_pod<R: Runtime>(
         keep(removed.map_err(|error| format!("pod {key}: sandbox {} was not removed: {error}", sandbox.id)));
     }
     let logs = paths::pod_logs_dir(&ctx.node, key);
-    let turn = ctx.blocking.acquire().await;
+    let links = ctx.container_logs_dir.to_path_buf();
     // Off the loop's thread: a pod's logs may be large.
-    let removed = crate::blocking::unblock(move || match std::fs::remove_dir_all(&logs) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(format!("{logs} was not removed: {error}"))
-        }
-        Ok(()) | Err(_) => Ok(()),
-    });
-    let removed = removed.await;
-    drop(turn);
+    let removed = ctx.blocking.run(move || remove_pod_logs(&links, Path::new(&logs))).await;
     keep(removed.map_err(|error| format!("pod {key}: {error}")));
     first
+}
+
+/// Removes a pod's log directory, and first the links into it: those of containers that the runtime has forgotten are
+/// found in no other way. (The kubelet removes every link without a log, whoever made it.) Blocking.
+///
+/// # Errors
+/// What stayed; a directory that is not there is no error.
+pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
+    for link in std::fs::read_dir(links).into_iter().flatten().take(LOG_LINKS_READ_MAX).flatten() {
+        let path = link.path();
+        if std::fs::read_link(&path).is_ok_and(|log| log.starts_with(logs)) {
+            std::fs::remove_file(&path)
+                .map_err(|error| format!("{} was not removed: {error}", path.display()))?;
+        }
+    }
+    match std::fs::remove_dir_all(logs) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("{} was not removed: {error}", logs.display()))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
 }
 
 /// Removes what garbage collection chose of a pod that goes on (`evictContainers`, `evictSandboxes`).

@@ -101,7 +101,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),
         container_logs_dir: Rc::from(dir.join("containers")),
         hosts_file: Rc::from(dir.join("hosts")),
-        blocking: Rc::new(smol::lock::Semaphore::new(1)),
+        blocking: Rc::new(smolet::blocking::Blocking::on_threads()),
         starts: Rc::new(smol::lock::Semaphore::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
         least_counts: smolet::sync::act::LeastCounts::default(),

@@ -28,7 +28,7 @@ pub use events::EventFaults;
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
 use smolet::cri::EventService;
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use state::{Call, Container, Exec, Image, Program, Rule, Sandbox, Services, State};
+pub use state::{Call, Container, Exec, Image, Program, Reply, Rule, Sandbox, Services, State};
 
 use super::TempDir;
 

@@ -35,7 +35,7 @@ pub struct State {
     /// It has the streaming list calls (KEP-5825).
     pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,
-    pub(super) programs: Vec<(String, Program)>,
+    pub programs: Vec<(String, Program)>,
     pub(super) execs: Vec<(String, Exec)>,
     /// The connections that are served, by the number of their arrival.
     pub(super) streams: BTreeMap<u64, UnixStream>,
@@ -50,6 +50,8 @@ pub struct State {
     /// How long a container that ended by itself is still shown running.
     pub(super) exit_lag: Duration,
     now: Mono,
+    /// A container that starts gets its log file, as in a real runtime.
+    pub writes_logs: bool,
     /// What no agent may ever do, seen after a call: see [`State::check`].
     pub violations: Vec<String>,
 }
@@ -182,7 +184,7 @@ pub(super) enum Fault {
 
 type Result<T> = std::result::Result<T, (i32, String)>;
 
-pub(super) enum Reply {
+pub enum Reply {
     Done(Result<Vec<u8>>),
     /// Ask again after this time.
     After(Duration),
@@ -278,7 +280,7 @@ impl State {
         self.containers.get_mut(&id).unwrap()
     }
 
-    pub(super) fn exit(&mut self, container: &str, at: Wall, code: i32, reason: &str, message: &str) {
+    pub fn exit(&mut self, container: &str, at: Wall, code: i32, reason: &str, message: &str) {
         let shown_at = Some(self.now + self.exit_lag);
         let container = self.found(container);
         container.finish(at, code, reason, message);
@@ -295,32 +297,32 @@ impl State {
         self.start_container(&id, now).expect("the container starts");
     }
 
-    pub(super) fn forget(&mut self, container: &str) {
+    pub fn forget(&mut self, container: &str) {
         let id = self.found(container).id.clone();
         self.containers.remove(&id);
     }
 
-    pub(super) fn report_unknown(&mut self, container: &str) {
+    pub fn report_unknown(&mut self, container: &str) {
         let container = self.found(container);
         container.state = ContainerState::ContainerUnknown;
         container.ends = None;
     }
 
-    pub(super) fn kill_sandbox(&mut self, pod: &str) {
+    pub fn kill_sandbox(&mut self, pod: &str) {
         let id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
         let sandbox = self.sandboxes.get_mut(&id).unwrap();
         sandbox.ready = false;
         sandbox.ip.clear();
     }
 
-    pub(super) fn forget_sandbox(&mut self, pod: &str) {
+    pub fn forget_sandbox(&mut self, pod: &str) {
         let id = self.sandbox(pod).unwrap_or_else(|| panic!("no sandbox of {pod}")).id.clone();
         self.sandboxes.remove(&id);
         self.containers.retain(|_, container| container.sandbox_id != id);
     }
 
     /// A running pod that some other agent made.
-    pub(super) fn run_pod(
+    pub fn run_pod(
         &mut self,
         sandbox: cri::PodSandboxConfig,
         containers: Vec<cri::ContainerConfig>,
@@ -347,7 +349,7 @@ impl State {
 
     /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
     /// running pods of one name.
-    pub(super) fn check(&mut self, method: &str, target: &str) {
+    pub fn check(&mut self, method: &str, target: &str) {
         let mut running = BTreeSet::new();
         let mut uids: BTreeMap<(String, String), String> = BTreeMap::new();
         let mut wrong = Vec::new();
@@ -377,7 +379,7 @@ impl State {
         self.violations.extend(wrong.into_iter().map(|what| format!("{what} after {method} {target}")));
     }
 
-    pub(super) fn reboot(&mut self, at: Wall) {
+    pub fn reboot(&mut self, at: Wall) {
         for sandbox in self.sandboxes.values_mut() {
             sandbox.ready = false;
             sandbox.ip.clear();
@@ -389,7 +391,7 @@ impl State {
         }
     }
 
-    pub(super) fn add_image(&mut self, name: &str) -> String {
+    pub fn add_image(&mut self, name: &str) -> String {
         let tag = full_name(name);
         let hash = tag.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -419,7 +421,7 @@ impl State {
 
     // ---- time and faults -----------------------------------------------------------------------------
 
-    pub(super) fn settle(&mut self, now: Now) {
+    pub fn settle(&mut self, now: Now) {
         self.now = now.mono;
         for container in self.containers.values_mut() {
             let Some(at) = container.ends.filter(|at| *at <= now.mono) else { continue };
@@ -467,13 +469,7 @@ impl State {
     // ---- calls ---------------------------------------------------------------------------------------
 
     /// Writes the call down; returns its target.
-    pub(super) fn record(
-        &mut self,
-        method: &str,
-        message: &[u8],
-        timeout: Option<String>,
-        now: Now,
-    ) -> String {
+    pub fn record(&mut self, method: &str, message: &[u8], timeout: Option<String>, now: Now) -> String {
         let target = self.target(method, message).unwrap_or_default();
         let lists = method == "ListContainers" || method == "StreamContainers" && self.streams_lists;
         self.relists += usize::from(lists && target.is_empty());
@@ -559,7 +555,7 @@ impl State {
     }
 
     /// Does what the method does.
-    pub(super) fn handle(&mut self, method: &str, m: &[u8], now: Now) -> Reply {
+    pub fn handle(&mut self, method: &str, m: &[u8], now: Now) -> Reply {
         if method == "StopContainer"
             && let Ok(request) = decode::<cri::StopContainerRequest>(m)
             && let Some(container) = self.containers.get_mut(&request.container_id)
@@ -796,6 +792,11 @@ impl State {
         container.state = ContainerState::ContainerRunning;
         container.started_at = now.wall;
         container.ends = container.program.ends.map(|(after, _)| now.mono + after);
+        if self.writes_logs {
+            let log = self.log_path(&self.containers[id]);
+            // A folder that was removed meanwhile gets none.
+            let _ = std::fs::write(log, "");
+        }
         self.settle(now);
         encode(&cri::StartContainerResponse {})
     }

@@ -1,0 +1,46 @@
+//! Deterministic simulation: the real loop on virtual time and an in-memory runtime, with seeded trouble of every kind.
+//!
+//! One thread, no socket: the same seed does the same, call for call. A failure prints its seed;
+//! `SMOLET_TEST_SEEDS=1000..2000` runs other ones, `SMOLET_TEST_LOG=1` shows the agent's log.
+
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::print_stdout, reason = "the seed, and what was simulated")]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod rules;
+mod runtime;
+mod scenario;
+mod world;
+
+use std::time::Duration;
+
+use scenario::Scenario;
+
+/// Seeds of an ordinary run.
+const SEEDS: std::ops::Range<u64> = 0..24;
+
+#[test]
+fn after_any_trouble_exactly_what_is_wanted_runs() {
+    let seeds = std::env::var("SMOLET_TEST_SEEDS").ok().and_then(|text| {
+        let (from, to) = text.split_once("..")?;
+        Some(from.parse().ok()?..to.parse().ok()?)
+    });
+    let (mut lived, mut calls, mut lives) = (Duration::ZERO, 0, 0);
+    for seed in seeds.unwrap_or(SEEDS) {
+        let ended = Scenario::run(seed);
+        lived += ended.lived;
+        calls += ended.calls;
+        lives += ended.lives;
+    }
+    println!("{} node-hours, {lives} lives of the agent, {calls} calls", lived.as_secs() / 3600);
+}
+
+#[test]
+fn the_same_seed_does_the_same() {
+    for seed in [7, 8] {
+        let (first, second) = (Scenario::run(seed), Scenario::run(seed));
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_ne!(first.digest, Scenario::run(seed + 100).digest, "another seed does something else");
+    }
+}
