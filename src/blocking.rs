@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use smol::lock::Semaphore;
 
 use crate::limits::BLOCKING_JOBS_MAX;
+use crate::store::poison;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -39,8 +40,16 @@ impl Blocking {
     /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let _turn = self.turns.acquire().await;
+        let mark = poison::handled();
         match self.place {
-            Place::OwnThread => unblock(work).await,
+            Place::OwnThread => {
+                // A panic on that thread is put down to the pod too.
+                let work = move || {
+                    let _handling = poison::handling(mark);
+                    work()
+                };
+                unblock(work).await
+            }
             Place::Here => {
                 smol::future::yield_now().await;
                 let done = work();

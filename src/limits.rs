@@ -253,6 +253,15 @@ const _: () = assert!(
 const _: () =
     assert!(STATUS_STORE_BYTES_MIN <= STATUS_STORE_BYTES && STATUS_STORE_BYTES <= STATUS_STORE_BYTES_MAX);
 
+/// Panics while one pod or manifest file was handled, after which it is set aside.
+pub const PANICS_TO_SET_ASIDE: u32 = 2;
+/// Panics remembered. More: the oldest are forgotten at the next start.
+pub const PANICS_KEPT_MAX: usize = 64;
+/// Bytes of their list. Full: a further panic is not written down until the next start cuts the list.
+pub const PANICS_FILE_BYTES_MAX: u64 = 256 * 1024;
+// A path has at most 4096 bytes.
+const _: () = assert!(PANICS_KEPT_MAX as u64 * (3 * 1024) < PANICS_FILE_BYTES_MAX);
+
 /// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
 /// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
 pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;

@@ -40,6 +40,7 @@ use crate::render::{NoSources, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
+use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
 use agent::{Agent, Event};
 
@@ -70,6 +71,7 @@ pub async fn run(
     let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
     let (stop, stopped) = smol::channel::bounded(1);
     executor.spawn(wait_for_signal(signals, stop)).detach();
+    poison::watch_panics(&config.root_dir);
     run_until(config, once, executor, clock, stopped).await
 }
 
@@ -109,7 +111,8 @@ pub async fn run_until(
         Ok(Some((runtime, name))) => {
             let node_name = NodeName::new(identity.node_name());
             let manifests =
-                FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency);
+                FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency)
+                    .setting_aside(SetAside::read(&config.root_dir));
             let (updates, source) = smol::channel::bounded(1);
             executor.spawn(manifests.run(updates)).detach();
             let blocking = Rc::new(Blocking::on_threads());
@@ -239,7 +242,9 @@ impl Parts<'_> {
         let ctx = context(config, runtime, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
-        let mut agent = Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, config);
+        let set_aside = SetAside::read(&config.root_dir);
+        let mut agent =
+            Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, config, set_aside);
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         loop {
             agent.turn();

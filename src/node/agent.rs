@@ -26,12 +26,13 @@ use crate::cgroup::Cgroups;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
-use crate::events::EventRing;
+use crate::events::{EventKind, EventRing};
 use crate::limits::HELD_PODS_TOLD_MAX;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{Relist, RelistPod};
 use crate::source::SourceUpdate;
 use crate::store::identity::Identity;
+use crate::store::poison::SetAside;
 use crate::store::statuses::StatusStore;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::Backoff;
@@ -92,6 +93,7 @@ pub(super) struct Agent<R> {
     pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
     pub(super) told_held: BTreeSet<PodUid>,
+    set_aside: SetAside,
     pub(super) disk: Disk,
 }
 
@@ -106,6 +108,7 @@ impl<R: Runtime + 'static> Agent<R> {
         runtime_name: Box<str>,
         ring: Rc<RefCell<EventRing>>,
         config: &Config,
+        set_aside: SetAside,
     ) -> Self {
         let now = ctx.clock.now();
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
@@ -129,13 +132,14 @@ impl<R: Runtime + 'static> Agent<R> {
             runtime_events: RuntimeEvents::new(now.mono),
             jobs: 0,
             told_held: BTreeSet::new(),
+            set_aside,
             disk: Disk::default(),
         }
     }
 
     /// The next instant at which something is to be done without an event.
     pub(super) fn due(&self) -> Option<Mono> {
-        let of_pods = self.records.values().filter_map(|record| record.worker.due());
+        let of_pods = self.records.values().filter(|r| !r.set_aside).filter_map(|record| record.worker.due());
         let others = [self.relisting.due(), self.runtime_events_due(), self.disk.due()];
         of_pods.chain(others.into_iter().flatten()).min()
     }
@@ -228,6 +232,8 @@ impl<R: Runtime + 'static> Agent<R> {
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
             record.give_up = None;
+            record.changed();
+            self.judge(&uid);
         } else {
             self.insert(pod, file);
         }
@@ -237,8 +243,21 @@ impl<R: Runtime + 'static> Agent<R> {
         let uid = pod.key.uid.clone();
         let waits = self.must_wait(&pod.key);
         self.records.insert(uid.clone(), Record::new(Worker::wanted(pod, waits), file));
-        let now = self.ctx.clock.now();
-        self.refresh_status(&uid, now);
+        if !self.judge(&uid) {
+            let now = self.ctx.clock.now();
+            self.refresh_status(&uid, now);
+        }
+    }
+
+    /// Sets a pod aside whose handling ended the process too often. True when it is.
+    fn judge(&mut self, uid: &PodUid) -> bool {
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        let Some(panics) = self.set_aside.panics(&record.mark) else { return false };
+        let status = record.set_aside(panics);
+        let message = status.message.as_deref().unwrap_or_default();
+        (self.ctx.notes)(record.worker.key(), EventKind::Warning, "SetAside", message);
+        self.statuses.put(uid, status);
+        true
     }
 
     /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
@@ -276,6 +295,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.unwant();
             self.statuses.set_wanted(uid, false);
+            record.unwanted();
             record.unwanted_at.get_or_insert(now.wall);
             // As the kubelet cancels the sync of a pod that is to end. What a call does later all the same goes
             // with the sandbox, or is found as an orphan.
@@ -284,6 +304,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.worker.cancelled();
             }
         }
+        self.judge(uid);
     }
 
     /// Pods of ours in the runtime that nothing wants any more.
@@ -301,6 +322,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);
                 self.records.insert(key.uid.clone(), record);
+                self.judge(&key.uid);
                 touched.insert(key.uid);
             } else if self.desired.pod(&key.uid).is_none() && !self.told_held.contains(&key.uid) {
                 if self.told_held.len() == HELD_PODS_TOLD_MAX {

@@ -19,6 +19,7 @@ use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
 use crate::status::restarts::next_restart_counts;
 use crate::status::{self, StatusInput, merge, time};
+use crate::store::poison;
 use crate::sync::Probes;
 use crate::sync::act::{GiveUp, LeastCounts};
 use crate::sync::backoff::BackoffKey;
@@ -38,7 +39,8 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn drive(&mut self, uid: &PodUid) {
         loop {
             let now = self.ctx.clock.now();
-            let Some(record) = self.records.get_mut(uid) else { return };
+            let Some(record) = self.records.get_mut(uid).filter(|record| !record.set_aside) else { return };
+            let _handling = poison::handling(Some(record.mark.clone()));
             match record.worker.next(now.mono) {
                 None => {
                     if record.worker.life() == Life::Ended {
@@ -158,7 +160,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.job = number;
         record.job_began = self.ctx.clock.now().mono;
         record.worker.started(job);
-        record.task = Some(self.executor.spawn(task));
+        record.task = Some(self.executor.spawn(poison::scoped(record.mark.clone(), task)));
     }
 
     pub(super) fn job_ended(&mut self, uid: &PodUid, job: u64, result: JobResult) {
@@ -167,6 +169,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
         record.give_up = None;
+        let _handling = poison::handling(Some(record.mark.clone()));
         match result {
             JobResult::Read(Ok(mut observed)) => {
                 pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);

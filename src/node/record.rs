@@ -5,14 +5,16 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::limits::START_FAILURES_MAX;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
 use crate::pleg::news::{Instance, Until};
+use crate::source::identity::CONFIG_HASH;
 use crate::status::{StatusFacts, StatusProbe, time};
+use crate::store::poison::{Mark, pod_mark};
 use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
@@ -37,6 +39,10 @@ pub(super) struct Record {
     pub(super) agreement: Agreement,
     /// What events told, by the id, that the runtime's status does not show yet. At most `CHANGES_AWAITED_MAX`.
     pub(super) awaited: BTreeMap<Box<str>, Awaited>,
+    /// What a panic is put down to while this pod is handled.
+    pub(super) mark: Mark,
+    /// Handling it ended the process too often: nothing is done to it until its manifest changes.
+    pub(super) set_aside: bool,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
@@ -63,6 +69,7 @@ pub(super) struct Awaited {
 
 impl Record {
     pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
+        let mark = mark_of(&worker);
         Self {
             worker,
             file,
@@ -74,8 +81,42 @@ impl Record {
             overtaken: Overtaken::default(),
             agreement: Agreement::default(),
             awaited: BTreeMap::new(),
+            mark,
+            set_aside: false,
             job: 0,
             job_began: Mono(0),
+        }
+    }
+
+    /// The manifest changed: it is tried (again).
+    pub(super) fn changed(&mut self) {
+        self.mark = mark_of(&self.worker);
+        self.try_again();
+    }
+
+    /// The manifest is gone: ending the pod is another thing than keeping it.
+    pub(super) fn unwanted(&mut self) {
+        self.mark = pod_mark(&self.worker.key().uid, "");
+        self.try_again();
+    }
+
+    fn try_again(&mut self) {
+        self.set_aside = false;
+    }
+
+    /// From now on nothing is done to the pod, and this is its status: handling it ended the process so often.
+    pub(super) fn set_aside(&mut self, panics: u32) -> PodStatus {
+        let message = format!(
+            "handling it ended the agent {panics} times; it is left as it is until its manifest changes or another \
+             version of smolet runs (to try it all the same, remove the file panics in the state directory and \
+             restart the agent)"
+        );
+        self.set_aside = true;
+        PodStatus {
+            phase: Some("Unknown".to_owned()),
+            reason: Some("SetAside".to_owned()),
+            message: Some(message),
+            ..PodStatus::default()
         }
     }
 
@@ -105,6 +146,12 @@ impl Record {
         pod.metadata.resource_version = pod.status.is_some().then(|| statuses.revision_of(uid).to_string());
         pod
     }
+}
+
+fn mark_of(worker: &Worker) -> Mark {
+    let annotations = worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
+    let hash = annotations.and_then(|all| all.get(CONFIG_HASH)).map_or("", String::as_str);
+    pod_mark(&worker.key().uid, hash)
 }
 
 fn named(key: &PodKey) -> Pod {

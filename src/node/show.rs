@@ -175,6 +175,10 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
             let why = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("");
             return Verdict::Failed(format!("Failed {why}").trim_end().to_owned());
         }
+        Some("Unknown") => {
+            let why = status.message.as_deref().unwrap_or("");
+            return Verdict::Failed(format!("is set aside: {why}"));
+        }
         _ => {}
     }
     let stuck = |container: &ContainerStatus| {

@@ -118,5 +118,6 @@ fn look(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::Found, String> 
         force: BTreeSet::new(),
         skip: BTreeSet::new(),
         watch: scan::Watch::Without,
+        set_aside: Arc::default(),
     })
 }

@@ -28,6 +28,7 @@ use super::{Origin, Problem, SourceUpdate, SourcedPod, shown_file};
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
+use crate::store::poison::SetAside;
 
 /// The name of this source in `SourceUpdate::source`.
 pub const NAME: &str = "file";
@@ -62,6 +63,7 @@ pub struct FileSource {
     told_unsettled: bool,
     look_at: Mono,
     first: bool,
+    set_aside: Arc<SetAside>,
 }
 
 /// What a file said when last it counted.
@@ -117,7 +119,15 @@ impl FileSource {
             told_unsettled: false,
             look_at,
             first: true,
+            set_aside: Arc::default(),
         }
+    }
+
+    /// The same, leaving the files unread whose reading ended the process too often.
+    #[must_use]
+    pub fn setting_aside(mut self, set_aside: SetAside) -> Self {
+        self.set_aside = Arc::new(set_aside);
+        self
     }
 
     /// Waits for the next change and returns everything this source wants then; the first call returns after the
@@ -262,6 +272,7 @@ impl FileSource {
             force,
             skip,
             watch: self.watched.map_or(Watch::Wanted, Watch::Has),
+            set_aside: self.set_aside.clone(),
         };
         let outcome = crate::blocking::unblock(move || scan::look(&request)).await;
         // From here on without an await: a dropped `next` leaves either all of this look or none of it.

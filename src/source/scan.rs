@@ -16,10 +16,12 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
+use super::Problem;
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
 use crate::limits;
 use crate::model::Wall;
+use crate::store::poison::{self, SetAside};
 
 /// What tells that a file changed, without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +65,8 @@ pub struct Look {
     pub skip: BTreeSet<OsString>,
     /// Whether to watch the directory.
     pub watch: Watch,
+    /// What is not to be decoded any more.
+    pub set_aside: Arc<SetAside>,
 }
 
 /// Whether a look makes an inotify watch.
@@ -183,8 +187,22 @@ fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, ro
             let unstable = file.metadata().is_ok_and(|after| Stamp::of(&after) != stamp);
             drop(file);
             let name: Arc<str> = Arc::from(path.to_string_lossy());
+            let mark = poison::file_mark(&name, &bytes);
+            if let Some(panics) = look.set_aside.panics(&mark) {
+                let problem = Problem::of_file(
+                    &name,
+                    format!(
+                        "reading it ended the agent {panics} times; it is not read until it changes or another version \
+                         of smolet runs"
+                    ),
+                );
+                let parsed = ParsedFile { problems: vec![problem], ..ParsedFile::default() };
+                return FoundFile::Read { stamp, unstable, parsed };
+            }
+            let handling = poison::handling(Some(mark));
             let own = known.map_or(0, |(_, bytes)| *bytes);
             let parsed = parse(&name, &bytes, &look.node, look.seen, *room + own);
+            drop(handling);
             *room = (*room + own).saturating_sub(parsed.bytes.max(own));
             FoundFile::Read { stamp, unstable, parsed }
         }
@@ -286,6 +304,39 @@ fn watch(dir: &Path) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_ended_the_process_twice_is_not_decoded() {
+        let root = std::env::temp_dir().join(format!("smolet-scan-{}", std::process::id()));
+        let manifest = root.join("m/a.yaml");
+        fs::create_dir_all(root.join("m")).expect("a folder");
+        fs::write(&manifest, "kind: Pod").expect("a manifest");
+        let line = format!(
+            "{} {}\n",
+            env!("CARGO_PKG_VERSION"),
+            poison::file_mark(&manifest.to_string_lossy(), b"kind: Pod")
+        );
+        fs::write(root.join("panics"), [&*line, &*line].concat()).expect("the list");
+        let problems = || {
+            let looked = look(&Look {
+                dir: root.join("m"),
+                node: NodeName::new("n"),
+                seen: Wall(0),
+                known: BTreeMap::new(),
+                force: BTreeSet::new(),
+                skip: BTreeSet::new(),
+                watch: Watch::Without,
+                set_aside: Arc::new(SetAside::read(&root)),
+            });
+            let file = looked.expect("a directory").files.remove(OsStr::new("a.yaml"));
+            let Some(FoundFile::Read { parsed, .. }) = file else { panic!("the file is read") };
+            parsed.problems.iter().map(ToString::to_string).collect::<String>()
+        };
+        assert!(problems().contains("reading it ended the agent 2 times"), "{}", problems());
+        fs::write(&manifest, "kind: Pot").expect("another manifest");
+        assert!(!problems().contains("reading it ended the agent"), "{}", problems());
+        fs::remove_dir_all(&root).expect("removed");
+    }
 
     #[test]
     fn names_of_manifests() {

@@ -5,11 +5,12 @@
 //!                      [cut]: what goes of a status when the budget is short
 //! ```
 //!
-//! [`identity`] is a file of its own: it is needed before all else.
+//! [`identity`] is a file of its own: it is needed before all else; so is what panics are put down to ([`poison`]).
 
 pub mod codec;
 pub mod cut;
 pub mod identity;
+pub mod poison;
 pub mod statuses;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod poison;
 mod rules;
 mod runtime;
 mod scenario;

@@ -50,6 +50,8 @@ struct Inner {
     cut: Cell<u64>,
     healed: Cell<u64>,
     waiting: RefCell<Vec<Waker>>,
+    /// Calls of this method whose target contains this panic in the caller's task, as a fault of the agent would.
+    panics_on: RefCell<Option<(&'static str, String)>>,
     late: RefCell<VecDeque<(Mono, &'static str, Vec<u8>)>>,
     digest: Cell<u64>,
     calls: Cell<u64>,
@@ -79,6 +81,7 @@ impl SimRuntime {
             cut: Cell::new(0),
             healed: Cell::new(0),
             waiting: RefCell::default(),
+            panics_on: RefCell::default(),
             late: RefCell::default(),
             digest: Cell::new(0xcbf2_9ce4_8422_2325),
             calls: Cell::new(0),
@@ -120,6 +123,11 @@ impl SimRuntime {
     pub fn frozen(&self, frozen: bool) {
         self.0.frozen.set(frozen);
         self.wake();
+    }
+
+    /// The agent has a fault that shows in this call, or none.
+    pub fn panics_on(&self, call: Option<(&'static str, &str)>) {
+        self.0.panics_on.replace(call.map(|(method, target)| (method, target.to_owned())));
     }
 
     /// The machine boots: calls are cut, nothing runs, and the monotonic clock is another.
@@ -178,6 +186,13 @@ impl SimRuntime {
     ) -> RuntimeResult<A> {
         let bytes = request.encode_to_vec();
         let target = self.note(method, &bytes);
+        let faulty = self
+            .0
+            .panics_on
+            .borrow()
+            .as_ref()
+            .is_some_and(|(of, what)| *of == method && target.contains(what));
+        assert!(!faulty, "the agent's fault, for the test");
         if self.0.down.get() {
             return Err(unavailable(method));
         }
