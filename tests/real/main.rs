@@ -10,6 +10,7 @@
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 
 mod agent;
+mod crash;
 mod events;
 mod finding;
 mod life;
@@ -49,6 +50,8 @@ const TESTS: &[Test] = tests![
     recovery::pods_and_agent_outlive_containerd,
     recovery::a_sandbox_stopped_from_outside_is_replaced,
     recovery::a_container_removed_from_outside_is_replaced,
+    crash::thirty_kills_during_churn_double_nothing,
+    crash::a_full_or_read_only_disk_is_survived,
     refusal::a_second_agent_on_the_same_state_is_refused,
     refusal::an_invalid_manifest_keeps_the_pod,
     refusal::hostile_manifests_do_not_end_the_agent,

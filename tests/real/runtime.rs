@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use smol::LocalExecutor;
 use smolet::clock::SystemClock;
 use smolet::cri::client::GrpcRuntime;
@@ -66,6 +67,13 @@ impl Runtime {
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
     pub fn drive<T>(&self, work: impl Future<Output = T>) -> T {
         async_io::block_on(self.executor.run(work))
+    }
+
+    /// SIGSTOP for containerd: it takes connections and does not answer; or SIGCONT.
+    pub fn freeze(&self, frozen: bool) {
+        let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).expect("containerd runs");
+        let pid = Pid::from_raw(pid.trim().parse().expect("a PID")).expect("a PID");
+        kill_process(pid, if frozen { Signal::STOP } else { Signal::CONT }).expect("our own containerd");
     }
 
     fn block<T>(&self, call: impl Future<Output = RuntimeResult<T>>) -> T {
@@ -130,6 +138,10 @@ impl Runtime {
 
     pub fn stop_sandbox(&self, id: &SandboxId) {
         self.block(self.cri.stop_pod_sandbox(id));
+    }
+
+    pub fn remove_sandbox(&self, id: &SandboxId) {
+        self.block(self.cri.remove_pod_sandbox(id));
     }
 
     /// Stops and removes a container behind the agent's back.
