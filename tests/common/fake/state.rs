@@ -385,6 +385,8 @@ impl State {
             sandbox.ip.clear();
         }
         for container in self.containers.values_mut() {
+            // An instant of the clock before the boot.
+            container.shown_at = None;
             if container.state != ContainerState::ContainerExited {
                 container.finish(at, 255, "Unknown", "");
             }
