@@ -172,6 +172,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let _handling = poison::handling(Some(record.mark.clone()));
         match result {
             JobResult::Read(Ok(mut observed)) => {
+                self.relisting.runtime_answered(now.mono);
                 pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
                 if record.worker.observed().is_none()
                     && let Some(oldest) = record.found_running(&observed, now)

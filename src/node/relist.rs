@@ -36,6 +36,13 @@ impl Relisting {
             self.at = self.at.min(by);
         }
     }
+
+    /// The runtime answered a pod's read: after relists that failed, the next one need not wait.
+    pub(super) fn runtime_answered(&mut self, now: Mono) {
+        if self.failures > 0 {
+            self.at = self.at.min(now);
+        }
+    }
 }
 
 impl<R: Runtime + 'static> Agent<R> {
