@@ -23,6 +23,9 @@ pub trait Clock {
     /// Ends at `at`, at once when that is past.
     fn sleep_until(&self, at: Mono) -> Sleep;
 
+    /// Which boot the monotonic instants belong to; empty = unknown.
+    fn boot_id(&self) -> Box<str>;
+
     /// Ends after `duration`.
     fn sleep(&self, duration: Duration) -> Sleep {
         self.sleep_until(self.now().mono + duration)
@@ -54,6 +57,10 @@ impl Clock for SystemClock {
             async_io::Timer::after(after).await;
         })
     }
+
+    fn boot_id(&self) -> Box<str> {
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().into()
+    }
 }
 
 /// A clock that moves only when [`VirtualClock::advance`] says so. Clones share one time; a test's thread may
@@ -63,6 +70,7 @@ pub struct VirtualClock(Arc<Mutex<VirtualState>>);
 
 struct VirtualState {
     now: Now,
+    boots: u32,
     sleepers: Vec<(Mono, Waker)>,
 }
 
@@ -70,7 +78,7 @@ impl VirtualClock {
     /// Starts at the given wall time, a minute after boot.
     pub fn new(wall: Wall) -> Self {
         let now = Now { mono: Mono(60_000_000_000), wall };
-        Self(Arc::new(Mutex::new(VirtualState { now, sleepers: Vec::new() })))
+        Self(Arc::new(Mutex::new(VirtualState { now, boots: 1, sleepers: Vec::new() })))
     }
 
     /// Moves both clocks on and wakes whoever slept until then.
@@ -98,6 +106,13 @@ impl VirtualClock {
         state.now.wall = Wall(state.now.wall.0 + by_seconds * 1_000_000_000);
     }
 
+    /// The machine boots anew; the agent is down meanwhile. The boot has a new id and is a minute old.
+    pub fn reboot(&self) {
+        let mut state = self.state();
+        state.boots += 1;
+        state.now.mono = Mono(60_000_000_000);
+    }
+
     /// The earliest instant anyone sleeps until.
     pub fn next_sleeper(&self) -> Option<Mono> {
         self.state().sleepers.iter().map(|(at, _)| *at).min()
@@ -111,6 +126,10 @@ impl VirtualClock {
 impl Clock for VirtualClock {
     fn now(&self) -> Now {
         self.state().now
+    }
+
+    fn boot_id(&self) -> Box<str> {
+        format!("boot {}", self.state().boots).into()
     }
 
     fn sleep_until(&self, at: Mono) -> Sleep {

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use crate::limits::GC_MIN_AGE;
 use crate::model::{
-    ContainerId, ContainerState, Now, ObservedPod, PodKey, PodUid, SandboxId, SandboxState, Wall,
+    ContainerId, ContainerState, ContainerStatus, Now, ObservedPod, PodKey, PodUid, SandboxId, SandboxState,
+    Wall,
 };
 use crate::render::paths::uid_of_logs_dir;
 
@@ -179,6 +180,16 @@ pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
     plan
 }
 
+/// Removing what `goes` says takes away the runtime's last record of some container's newest restart count.
+pub fn loses_counts(observed: &ObservedPod, goes: impl Fn(&ContainerStatus) -> bool) -> bool {
+    observed.containers.iter().filter(|container| goes(container)).any(|gone| {
+        let as_new = |other: &&ContainerStatus| {
+            other.name == gone.name && other.meta.restart_count >= gone.meta.restart_count
+        };
+        !observed.containers.iter().filter(as_new).any(|other| !goes(other))
+    })
+}
+
 /// `containerGC.GarbageCollect`.
 pub fn collect(input: &GcInput<'_>) -> GcPlan {
     let containers = containers_to_remove(input);
@@ -278,7 +289,7 @@ fn records_go(input: &GcInput<'_>, pod: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ContainerMeta, ContainerStatus, Mono};
+    use crate::model::{ContainerMeta, Mono};
 
     fn dead(id: &str, attempt: u32, age: u64) -> GcContainer {
         GcContainer {
@@ -333,6 +344,9 @@ mod tests {
         let key = PodKey::new("default", "web", "u");
         let goes = GcRemoval { id: "old".into(), stop: true };
         assert_eq!(collect_pod(&key, &observed, now).containers, [goes]);
+        let loses = |goes: &[&str]| loses_counts(&observed, |c| goes.contains(&c.id.as_str()));
+        assert!(!loses(&["old"]) && !loses(&[]), "the newer one knows more");
+        assert!(loses(&["new"]) && loses(&["old", "new"]) && loses(&["old", "other"]));
         observed.containers.remove(1);
         assert!(collect_pod(&key, &observed, now).is_empty());
     }

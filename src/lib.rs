@@ -19,8 +19,8 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `store::codec`, `store::cut`, `store::statuses`, of `grpc` `message` and `status`, of
-//! `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
+//! `pleg::news`, `pleg::watch`, `image::seen`, of `store` all but `file`, `identity` and `poison`, of `grpc` `message` and
+//! `status`, of `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
 
 pub mod blocking;
 pub mod cgroup;

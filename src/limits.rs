@@ -196,6 +196,10 @@ pub const PULL_MESSAGES_MAX: usize = 128;
 /// Bytes of such a message. Longer: cut.
 pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
 
+/// Images whose first and last use is remembered. Full: the one not used for the longest time goes; when all are in
+/// use, a further one is not remembered.
+pub const IMAGES_SEEN_MAX: usize = 512;
+
 // ---- render ----------------------------------------------------------------------------------------------
 
 /// A container's annotation that holds a path or a word, read back. Longer: it counts as absent; no file has such
@@ -261,6 +265,31 @@ pub const PANICS_KEPT_MAX: usize = 64;
 pub const PANICS_FILE_BYTES_MAX: u64 = 256 * 1024;
 // A path has at most 4096 bytes.
 const _: () = assert!(PANICS_KEPT_MAX as u64 * (3 * 1024) < PANICS_FILE_BYTES_MAX);
+
+/// How long a change waits for others before the checkpoint is written.
+pub const CHECKPOINT_SETTLE: Duration = Duration::from_secs(1);
+/// Least time between two writes of the checkpoint, because flash wears out; a removal that needs one does not wait.
+pub const CHECKPOINT_PERIOD: Duration = Duration::from_secs(10);
+/// How long the agent's end waits for the last write. Longer: it ends without, and the next start goes by the one
+/// before.
+pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
+/// Pods in the checkpoint: those that are wanted, those that end, and those that nobody knows any more. Full: the
+/// rest is left out; the runtime still knows them.
+pub const CHECKPOINT_PODS_MAX: usize = 4 * PODS_MAX;
+/// Bytes of an id, a name or an image in the checkpoint. Longer: left out.
+pub const CHECKPOINT_TEXT_BYTES_MAX: usize = KIB;
+/// Bytes of the checkpoint. Larger: damaged.
+pub const CHECKPOINT_BYTES_MAX: usize = STATUS_STORE_BYTES_MAX + 4 * MIB;
+/// The highest restart count that is believed of a checkpoint: one restart a second for 34 years. Higher: cut down.
+pub const RESTORED_RESTART_COUNT_MAX: i32 = 1 << 30;
+const _: () = assert!(
+    STATUS_STORE_BYTES_MAX
+        + CHECKPOINT_PODS_MAX * (3 * CHECKPOINT_TEXT_BYTES_MAX + 64)
+        + 2 * BACKOFF_ENTRIES_MAX * 40
+        + IMAGES_SEEN_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 40)
+        + KIB
+        <= CHECKPOINT_BYTES_MAX
+);
 
 /// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
 /// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.

@@ -4,6 +4,7 @@
 //! next instant something is due. No other place spawns tasks, but for a connection's own in `server` and `grpc`.
 
 mod agent;
+mod checkpoint;
 mod disk;
 mod events;
 mod jobs;
@@ -252,11 +253,15 @@ impl Parts<'_> {
             if let Some(judge) = &mut judge
                 && let Some(ending) = judge.ending(agent.once_ending(now >= judge.patience), now)
             {
+                agent.save_at_end().await;
                 return Ok(ending);
             }
             let due = agent.due().into_iter().chain(judge.as_ref().map(Judge::due)).min();
             match next_event(&inbox, due, &clock).await {
-                Some(Event::Stop) => return Ok(Ending::Stopped),
+                Some(Event::Stop) => {
+                    agent.save_at_end().await;
+                    return Ok(Ending::Stopped);
+                }
                 Some(event) => agent.take(event),
                 None => {}
             }

@@ -2,3 +2,4 @@
 
 pub mod name;
 pub mod pull;
+pub mod seen;

@@ -15,6 +15,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::pin::pin;
+use std::time::Duration;
 
 use smol::lock::Semaphore;
 
@@ -156,6 +157,21 @@ impl ImagePuller {
     /// Waits after failed pulls, of the most there may be.
     pub fn usage(&self) -> Usage {
         self.failures.borrow().backoff.usage()
+    }
+
+    /// The waits after failed pulls, for a checkpoint (`Backoff::waits`).
+    pub fn waits(&self, now: Mono) -> Vec<(BackoffKey, Duration, Duration)> {
+        self.failures.borrow().backoff.waits(now).collect()
+    }
+
+    /// Restores a wait (`Backoff::restore`); its cause is not known any more.
+    pub fn restore(&self, key: BackoffKey, wait: Duration, at: Mono) {
+        self.failures.borrow_mut().backoff.restore(key, wait, at);
+    }
+
+    /// Rises with each change of the waits.
+    pub fn changes(&self) -> u64 {
+        self.failures.borrow().backoff.changes()
     }
 
     /// Forgets that the image could not be pulled for that pod: it begins afresh.

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 
+use super::checkpoint::Saving;
 use super::disk::Disk;
 use super::events::RuntimeEvents;
 use super::record::Record;
@@ -27,10 +28,12 @@ use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
+use crate::image::seen::ImagesSeen;
 use crate::limits::HELD_PODS_TOLD_MAX;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{Relist, RelistPod};
 use crate::source::SourceUpdate;
+use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
 use crate::store::poison::SetAside;
 use crate::store::statuses::StatusStore;
@@ -57,6 +60,8 @@ pub(super) enum Event {
     Swept,
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
+    /// A write of the checkpoint ended.
+    CheckpointWritten(std::io::Result<()>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// SIGTERM or SIGINT.
@@ -95,6 +100,8 @@ pub(super) struct Agent<R> {
     pub(super) told_held: BTreeSet<PodUid>,
     set_aside: SetAside,
     pub(super) disk: Disk,
+    pub(super) saving: Saving,
+    pub(super) images_seen: ImagesSeen,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -111,8 +118,9 @@ impl<R: Runtime + 'static> Agent<R> {
         set_aside: SetAside,
     ) -> Self {
         let now = ctx.clock.now();
+        let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
-        Self {
+        let mut agent = Self {
             ctx,
             executor,
             events,
@@ -134,13 +142,17 @@ impl<R: Runtime + 'static> Agent<R> {
             told_held: BTreeSet::new(),
             set_aside,
             disk: Disk::default(),
-        }
+            saving,
+            images_seen: ImagesSeen::default(),
+        };
+        agent.restore(now);
+        agent
     }
 
     /// The next instant at which something is to be done without an event.
     pub(super) fn due(&self) -> Option<Mono> {
         let of_pods = self.records.values().filter(|r| !r.set_aside).filter_map(|record| record.worker.due());
-        let others = [self.relisting.due(), self.runtime_events_due(), self.disk.due()];
+        let others = [self.relisting.due(), self.runtime_events_due(), self.disk.due(), self.save_due()];
         of_pods.chain(others.into_iter().flatten()).min()
     }
 
@@ -161,6 +173,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in due {
             self.drive(&uid);
         }
+        self.save_when_due(now.mono);
     }
 
     /// Takes one event; queries and the stop are the loop's own.
@@ -174,6 +187,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Job { uid, job, result } => self.job_ended(&uid, job, result),
             Event::Query(query) => self.answer(&query),
             Event::IdentityWritten(result) => self.identity_written(result),
+            Event::CheckpointWritten(result) => self.checkpoint_written(result),
             Event::Swept => self.sweep_ended(),
             Event::Stop => {}
         }
@@ -242,7 +256,11 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>) {
         let uid = pod.key.uid.clone();
         let waits = self.must_wait(&pod.key);
-        self.records.insert(uid.clone(), Record::new(Worker::wanted(pod, waits), file));
+        let restored = self.claim(&pod);
+        let mut record = Record::new(Worker::wanted(pod, waits), file);
+        record.restored = restored.is_some();
+        record.active_since = restored.and_then(|restored| restored.active_since);
+        self.records.insert(uid.clone(), record);
         if !self.judge(&uid) {
             let now = self.ctx.clock.now();
             self.refresh_status(&uid, now);
@@ -253,7 +271,9 @@ impl<R: Runtime + 'static> Agent<R> {
     fn judge(&mut self, uid: &PodUid) -> bool {
         let Some(record) = self.records.get_mut(uid) else { return false };
         let Some(panics) = self.set_aside.panics(&record.mark) else { return false };
-        let status = record.set_aside(panics);
+        // What is known of its containers stays.
+        let mut status = self.statuses.status(uid).unwrap_or_default();
+        record.set_aside(panics, &mut status);
         let message = status.message.as_deref().unwrap_or_default();
         (self.ctx.notes)(record.worker.key(), EventKind::Warning, "SetAside", message);
         self.statuses.put(uid, status);

@@ -74,6 +74,7 @@ impl<R: Runtime + 'static> Agent<R> {
             relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
         // What was adopted and went while no agent ran is nobody's any more.
         self.disk.changed |= self.identity.release_all_but(|uid| known.contains(uid));
+        self.forget_restored_but(&known);
         let spared = known.iter().map(ToString::to_string).collect();
         self.disk.spared = Some(known);
         self.write_identity();

@@ -13,11 +13,11 @@ use super::agent::{Agent, Event, JobResult};
 use super::jobs;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
-use crate::gc::{GcPlan, collect_pod};
+use crate::gc::{self, GcPlan, collect_pod};
 use crate::limits::{NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, STATUS_PASSES_MAX, SYNC_RETRY};
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
-use crate::status::restarts::next_restart_counts;
+use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, StatusInput, merge, time};
 use crate::store::poison;
 use crate::sync::Probes;
@@ -29,9 +29,28 @@ use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
 use crate::sync::worker::{Job, Life, Step};
 
 /// What a job carries out.
-enum Work {
+pub(super) enum Work {
     Act(Plan),
     Collect(GcPlan),
+}
+
+impl Work {
+    /// It removes the runtime's last record of some container's restart count, while the pod goes on.
+    pub(super) fn loses_counts(&self, observed: &ObservedPod) -> bool {
+        gc::loses_counts(observed, |container| match self {
+            Self::Act(plan) => {
+                let resets = match &plan.action {
+                    PodAction::RestartAll { resets, .. } => resets.as_slice(),
+                    PodAction::Keep { .. } | PodAction::Recreate { .. } | PodAction::End { .. } => &[],
+                };
+                plan.prunes.contains(&container.id) || resets.iter().any(|reset| reset.id == container.id)
+            }
+            Self::Collect(garbage) => {
+                garbage.sandboxes.contains(&container.sandbox_id)
+                    || garbage.containers.iter().any(|removal| removal.id == container.id)
+            }
+        })
+    }
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -52,6 +71,9 @@ impl<R: Runtime + 'static> Agent<R> {
                 Some(Step::Forget) => return self.forget(uid),
                 Some(Step::Plan) => {
                     if let Some(work) = self.plan(uid, now) {
+                        if self.must_save_first(uid, &work) {
+                            return;
+                        }
                         let job = if matches!(work, Work::Act(_)) { Job::Act } else { Job::Collect };
                         return self.start(uid, job, Some(work));
                     }
@@ -183,6 +205,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
                 record.agreement.at = record.job_began;
                 record.worker.read(Rc::new(observed), now.mono);
+                self.saving.images_stale = true;
                 self.compare_with_events(uid);
                 self.refresh_status(uid, now);
             }
@@ -223,7 +246,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
-        self.statuses.forget(uid);
+        self.forget_status(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
@@ -265,6 +288,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(pod) = record.worker.pod().cloned() else { return false };
         let nothing = ObservedPod::default();
         let observed = record.worker.observed().cloned();
+        if observed.is_none() && record.restored {
+            // That the runtime has nothing of it is not known yet, and would count as the end of what ran.
+            return false;
+        }
         let previous = self.statuses.status(uid);
         let input = StatusInput {
             pod: &pod.pod,
@@ -280,7 +307,10 @@ impl<R: Runtime + 'static> Agent<R> {
             runtime_name: &self.runtime_name,
             recursive_read_only: false,
         };
-        let fresh = status::pod_status(&input);
+        let mut fresh = status::pod_status(&input);
+        if let Some(previous) = &previous {
+            count_lost_again(previous, &mut fresh);
+        }
         match merge::update(&pod.pod, previous.as_ref(), fresh, now.wall) {
             Ok(None) => false,
             Ok(Some(status)) => {

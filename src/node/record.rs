@@ -27,6 +27,8 @@ pub(super) struct Record {
     pub(super) file: Option<Arc<str>>,
     /// When the status got its start time: `activeDeadlineSeconds` counts from here.
     pub(super) active_since: Option<Mono>,
+    /// The checkpoint knew it: its status and its age are not guessed from what the runtime has.
+    pub(super) restored: bool,
     /// When the manifest went away, to be shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
@@ -74,6 +76,7 @@ impl Record {
             worker,
             file,
             active_since: None,
+            restored: false,
             unwanted_at: None,
             failures: StartFailures::default(),
             task: None,
@@ -104,25 +107,25 @@ impl Record {
         self.set_aside = false;
     }
 
-    /// From now on nothing is done to the pod, and this is its status: handling it ended the process so often.
-    pub(super) fn set_aside(&mut self, panics: u32) -> PodStatus {
+    /// From now on nothing is done to the pod, and its status says why: handling it ended the process so often.
+    pub(super) fn set_aside(&mut self, panics: u32, status: &mut PodStatus) {
         let message = format!(
             "handling it ended the agent {panics} times; it is left as it is until its manifest changes or another \
              version of smolet runs (to try it all the same, remove the file panics in the state directory and \
              restart the agent)"
         );
         self.set_aside = true;
-        PodStatus {
-            phase: Some("Unknown".to_owned()),
-            reason: Some("SetAside".to_owned()),
-            message: Some(message),
-            ..PodStatus::default()
-        }
+        status.phase = Some("Unknown".to_owned());
+        status.reason = Some("SetAside".to_owned());
+        status.message = Some(message);
     }
 
     /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
     /// time this answers.
     pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
+        if self.restored {
+            return None;
+        }
         let oldest = observed.sandboxes.iter().map(|sandbox| sandbox.created_at).min();
         let oldest = oldest.filter(|oldest| *oldest < now.wall)?;
         self.active_since = Some(now.mono_of(oldest));

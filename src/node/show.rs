@@ -166,7 +166,8 @@ const STUCK: [&str; 10] = [
 ];
 
 fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
-    let Some(status) = status else { return Verdict::Coming };
+    // A restored status speaks of another time until the runtime has been asked.
+    let Some(status) = status.filter(|_| record.worker.observed().is_some()) else { return Verdict::Coming };
     let init = status.init_container_statuses.iter().flatten();
     let app = status.container_statuses.as_deref().unwrap_or_default();
     match status.phase.as_deref() {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
-use super::rules::{is_running, last_terminated, terminated};
+use super::rules::{is_running, is_waiting, last_terminated, terminated};
 
 /// The restart counts that the containers' next generations have at least, by container name; containers that never
 /// ran are left out.
@@ -30,6 +30,29 @@ fn next_count(container: &ContainerStatus) -> u32 {
     let shown = u32::try_from(container.restart_count).unwrap_or(0);
     // The API's counts have 31 bits.
     shown.saturating_add(u32::from(ran)).min(i32::MAX.unsigned_abs())
+}
+
+/// Counts the containers that ran and of which the runtime knows nothing any more, for the second time in a row.
+///
+/// The kubelet (`convertToAPIContainerStatuses`) counts such a container only when no earlier end is shown, so that one
+/// lost twice keeps its count, and its next generation would have the number of the one before.
+pub fn count_lost_again(previous: &PodStatus, fresh: &mut PodStatus) {
+    let lists = [
+        (&previous.container_statuses, &mut fresh.container_statuses),
+        (&previous.init_container_statuses, &mut fresh.init_container_statuses),
+    ];
+    for (before, now) in lists {
+        for container in now.iter_mut().flatten() {
+            let ran = |old: &ContainerStatus| {
+                old.name == container.name && is_running(old) && old.restart_count == container.restart_count
+            };
+            let lost = is_waiting(container)
+                && last_terminated(container).is_some_and(|end| end.container_id.is_none());
+            if lost && before.iter().flatten().any(ran) {
+                container.restart_count = container.restart_count.saturating_add(1);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -65,6 +88,31 @@ mod tests {
                     "{container}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn what_is_lost_twice_in_a_row_counts_twice() {
+        let status = |state: &Value, id: Value, count: i32| -> PodStatus {
+            let container = json!({"name": "c", "image": "", "imageID": "", "ready": false, "restartCount": count,
+                "state": state, "lastState": {"terminated": {"exitCode": 137, "containerID": id}}});
+            serde_json::from_value(json!({"containerStatuses": [container]})).unwrap()
+        };
+        let (runs, waits) = (json!({"running": {}}), json!({"waiting": {}}));
+        for (before, now, expected) in [
+            // Lost before, ran, and is lost again.
+            (status(&runs, Value::Null, 1), status(&waits, Value::Null, 1), 2),
+            // Counted where the loss was seen.
+            (status(&runs, Value::Null, 1), status(&waits, Value::Null, 2), 2),
+            // Its earlier end is that of a container: the next count is above it anyway.
+            (status(&runs, json!("c://x"), 1), status(&waits, json!("c://x"), 1), 1),
+            (status(&waits, Value::Null, 1), status(&waits, Value::Null, 1), 1),
+            (status(&runs, Value::Null, 1), status(&runs, Value::Null, 1), 1),
+        ] {
+            let mut fresh = now;
+            count_lost_again(&before, &mut fresh);
+            let counted = fresh.container_statuses.as_ref().unwrap()[0].restart_count;
+            assert_eq!(counted, expected, "{fresh:?}");
         }
     }
 }

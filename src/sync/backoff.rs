@@ -41,6 +41,18 @@ impl BackoffKey {
     }
 }
 
+impl BackoffKey {
+    /// As a checkpoint keeps it: the hashes are the same in every version.
+    pub fn kept(self) -> u64 {
+        self.0
+    }
+
+    /// Out of a checkpoint.
+    pub fn from_kept(kept: u64) -> Self {
+        Self(kept)
+    }
+}
+
 /// One wait. `packed` holds the last update in milliseconds since the table's start (upper 40 bits: 34 years) and
 /// the wait in milliseconds (lower 24 bits: 4.6 hours).
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +100,7 @@ pub struct Backoff {
     initial_ms: u64,
     max_ms: u64,
     reset: Duration,
+    changes: u64,
 }
 
 impl Backoff {
@@ -108,10 +121,12 @@ impl Backoff {
         let ms = |wait: Duration| u64::try_from(wait.as_millis()).unwrap_or(u64::MAX).min(WAIT_MS_MAX);
         Self {
             entries: Vec::with_capacity(BACKOFF_ENTRIES_MAX),
-            epoch,
+            // Entries that are restored were updated before; one older than this has expired long ago.
+            epoch: epoch - 2 * reset,
             initial_ms: ms(initial),
             max_ms: ms(longest),
             reset,
+            changes: 0,
         }
     }
 
@@ -162,6 +177,7 @@ impl Backoff {
     pub fn forget(&mut self, key: BackoffKey) {
         if let Ok(index) = self.index(key) {
             self.entries.remove(index);
+            self.changes += 1;
         }
     }
 
@@ -169,6 +185,19 @@ impl Backoff {
     pub fn collect(&mut self, now: Mono) {
         let (epoch, reset) = (self.epoch, self.reset);
         self.entries.retain(|entry| now.since(epoch + Duration::from_millis(entry.updated_ms())) <= reset);
+    }
+
+    /// Key, wait, and time since its last update of every entry: what a checkpoint keeps.
+    pub fn waits(&self, now: Mono) -> impl Iterator<Item = (BackoffKey, Duration, Duration)> {
+        self.entries.iter().map(move |entry| {
+            let wait = Duration::from_millis(entry.wait_ms());
+            (BackoffKey(entry.key), wait, now.since(self.updated(*entry)))
+        })
+    }
+
+    /// Rises with each change but time's: an entry that expires is none.
+    pub fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// How many waits are known.
@@ -204,6 +233,7 @@ impl Backoff {
     }
 
     fn put(&mut self, key: BackoffKey, wait_ms: u64, now: Mono) {
+        self.changes += 1;
         let updated_ms = u64::try_from(now.since(self.epoch).as_millis()).unwrap_or(u64::MAX);
         let entry = Entry::new(key, updated_ms, wait_ms);
         match self.index(key) {
@@ -356,6 +386,27 @@ mod tests {
         assert_eq!(table.wait(key(1)), 4 * S);
         table.restore(key(2), 100 * S, at(0));
         assert_eq!(table.wait(key(2)), 4 * S, "a restored wait obeys it too");
+    }
+
+    #[test]
+    fn what_is_kept_is_restored_with_its_age() {
+        let mut table = Backoff::for_images(at(1000));
+        table.next(key(1), None, at(1000));
+        table.next(key(1), None, at(1010));
+        let kept: Vec<_> = table.waits(at(1013)).collect();
+        assert_eq!(kept, [(key(1), 20 * S, 3 * S)]);
+        assert_eq!(BackoffKey::from_kept(kept[0].0.kept()), key(1));
+        let changes = table.changes();
+        assert!(table.held_since_update(key(1), at(1029)).is_some());
+        assert_eq!(table.changes(), changes, "looking is no change");
+        // Another table, whose clock begins 5 s later.
+        let mut table = Backoff::for_images(at(8));
+        table.restore(kept[0].0, kept[0].1, at(8) - kept[0].2 - 5 * S);
+        assert_eq!(table.held_since_update(key(1), at(9)), Some(Hold { until: at(20), wait: 20 * S }));
+        assert_eq!(table.held_since_update(key(1), at(20)), None);
+        table.restore(key(2), 20 * S, at(8) - 601 * S);
+        table.collect(at(8));
+        assert_eq!(table.len(), 1, "what had expired goes");
     }
 
     #[test]

@@ -293,6 +293,11 @@ impl Worker {
         self.wake_at = wake_at;
     }
 
+    /// What held a plan back is over.
+    pub fn plan_again(&mut self) {
+        self.replan = true;
+    }
+
     /// A job other than a read ended, well or to be tried again at the given time.
     pub fn ended(&mut self, result: Result<(), Mono>) {
         let job = self.in_flight.take();

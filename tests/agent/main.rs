@@ -7,6 +7,7 @@
 mod adopt;
 mod change;
 mod chaos;
+mod checkpoint;
 #[path = "../common/mod.rs"]
 mod common;
 mod events;

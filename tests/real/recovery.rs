@@ -175,3 +175,29 @@ pub fn a_container_removed_from_outside_is_replaced(runtime: &Runtime) {
     assert_eq!(ip_of(&after), ip_of(&before), "the sandbox was kept");
     agent.end_pods();
 }
+
+pub fn a_restart_count_survives_the_loss_of_record_and_log(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "counts");
+    agent.apply_pod("app", PLAIN);
+    let before = agent.running("app");
+    let end = shim_child(&id_of(&before, "app"));
+    rustix::process::kill_process(end, rustix::process::Signal::KILL).expect("the container can be killed");
+    agent.wait_pod("app", "restarted once", |status| {
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
+    });
+    let status = agent.stop();
+    assert!(status.success(), "SIGTERM is an orderly end: {status}");
+    for container in runtime.containers_of(&agent.full("app")) {
+        runtime.remove_container(&container.id);
+    }
+    let logs = agent.log_dir("app").expect("the pod has logs");
+    std::fs::remove_dir_all(logs).expect("they can be removed");
+    agent.start();
+    let after = agent.wait_pod("app", "restarted twice", |status| {
+        is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 2)
+    });
+    assert_eq!(after.metadata.uid, before.metadata.uid);
+    let status = after.status.as_ref().expect("a status");
+    assert_eq!(status.start_time, before.status.as_ref().expect("a status").start_time);
+    agent.end_pods();
+}

@@ -1,0 +1,308 @@
+//! What of the loop's state survives the process and the boot: when it is written, what waits for that, and what is
+//! taken over at the start.
+//!
+//! ```text
+//!     a change ─► a second to settle, ten since the last write ─► written in a blocking job ─► saved
+//!     a removal that takes the runtime's last word ─► at once; the removal begins when it is saved
+//!     the agent's end ─► at once, waited for
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::agent::{Agent, Event};
+use super::pod::Work;
+use super::record::Record;
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::limits::{
+    CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD, CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE,
+    CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
+};
+use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid};
+use crate::status::merge;
+use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
+use crate::store::file::CheckpointFile;
+use crate::sync::backoff::BackoffKey;
+
+/// How far the file is behind the state.
+pub(super) struct Saving {
+    file: CheckpointFile,
+    boot: Box<str>,
+    /// The state in the file; `None` = not of this boot.
+    saved: Option<Mark>,
+    /// The write in flight, and the state that it writes.
+    write: Option<(smol::Task<()>, Mark)>,
+    /// Numbers the writes.
+    writes: u64,
+    /// When the next one begins.
+    due: Option<Mono>,
+    not_before: Mono,
+    /// The last write failed, which was told.
+    failing: bool,
+    /// Pods whose removals wait for a write.
+    waiting: BTreeSet<PodUid>,
+    /// Containers came or went since the images were looked through.
+    pub(super) images_stale: bool,
+    /// What the file says of pods that nobody has asked for yet. Bounded by the file.
+    restored: BTreeMap<PodUid, Restored>,
+}
+
+/// Counters of changes: equal marks are equal states. Time is no change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Mark {
+    statuses: u64,
+    crashes: u64,
+    pulls: u64,
+    images: u64,
+}
+
+/// A pod of the checkpoint, but for its status, which is in the store.
+pub(super) struct Restored {
+    key: PodKey,
+    pub(super) active_since: Option<Mono>,
+}
+
+impl Saving {
+    pub(super) fn new(file: CheckpointFile, boot: Box<str>, now: Mono) -> Self {
+        Self {
+            file,
+            boot,
+            saved: None,
+            write: None,
+            writes: 0,
+            due: None,
+            not_before: now,
+            failing: false,
+            waiting: BTreeSet::new(),
+            images_stale: false,
+            restored: BTreeMap::new(),
+        }
+    }
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    // ---- the start -----------------------------------------------------------------------------------------
+
+    /// Takes over what an earlier agent left. What the runtime reports counts for more; this only adds what the
+    /// runtime forgets.
+    pub(super) fn restore(&mut self, now: Now) {
+        let Some(kept) = self.saving.file.load() else {
+            self.saving.saved = Some(self.mark());
+            return;
+        };
+        let elapsed = kept.elapsed(&self.saving.boot, now.mono);
+        let ago = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
+        for pod in &kept.pods {
+            let Some(status) = restored_status(pod) else { continue };
+            let key = PodKey::new(&pod.namespace, &pod.name, &pod.uid);
+            let uid = key.uid.clone();
+            self.statuses.put(&uid, status);
+            self.statuses.set_wanted(&uid, false);
+            self.saving.restored.insert(uid, Restored { key, active_since: pod.active_ms.map(ago) });
+        }
+        for wait in &kept.crashes {
+            let key = BackoffKey::from_kept(wait.key);
+            self.backoff.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+        }
+        for wait in &kept.pulls {
+            let key = BackoffKey::from_kept(wait.key);
+            self.ctx.images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+        }
+        for image in &kept.images {
+            self.images_seen.restore(&image.image, ago(image.first_ms), ago(image.last_ms));
+        }
+        // Ages count from a write of this boot: after a reboot there has to be one.
+        self.saving.saved = (kept.boot == *self.saving.boot).then(|| self.mark());
+    }
+
+    /// What the checkpoint says of a pod that a source wants now, if it is the same pod.
+    pub(super) fn claim(&mut self, pod: &DesiredPod) -> Option<Restored> {
+        let uid = &pod.key.uid;
+        let restored = self.saving.restored.remove(uid)?;
+        let fits = |status| restored.key == pod.key && merge::is_of(&pod.pod, &status);
+        if self.statuses.status(uid).is_some_and(fits) {
+            self.statuses.set_wanted(uid, true);
+            return Some(restored);
+        }
+        self.statuses.forget(uid);
+        None
+    }
+
+    /// Every source and the runtime have been read: pods of the checkpoint that are nowhere are forgotten.
+    pub(super) fn forget_restored_but(&mut self, known: &BTreeSet<PodUid>) {
+        let (statuses, restored) = (&mut self.statuses, &mut self.saving.restored);
+        restored.retain(|uid, _| {
+            let stays = known.contains(uid);
+            if !stays {
+                statuses.forget(uid);
+            }
+            stays
+        });
+    }
+
+    /// A pod is gone.
+    pub(super) fn forget_status(&mut self, uid: &PodUid) {
+        self.statuses.forget(uid);
+        self.saving.restored.remove(uid);
+        self.saving.waiting.remove(uid);
+        self.saving.images_stale = true;
+    }
+
+    // ---- writing -------------------------------------------------------------------------------------------
+
+    /// When the next write is to begin.
+    pub(super) fn save_due(&self) -> Option<Mono> {
+        self.saving.due.filter(|_| self.saving.write.is_none())
+    }
+
+    /// Begins a write that is due. Called at the end of every turn; does nothing when nothing has changed.
+    pub(super) fn save_when_due(&mut self, now: Mono) {
+        if std::mem::take(&mut self.saving.images_stale) {
+            let observed = self.records.values().filter_map(|record| record.worker.observed());
+            let containers = observed.flat_map(|observed| &observed.containers);
+            self.images_seen.observe(containers.map(|container| &*container.image_ref), now);
+        }
+        let mark = self.mark();
+        if self.saving.saved == Some(mark) {
+            self.saving.due = None;
+            return;
+        }
+        if self.saving.write.is_some() {
+            return;
+        }
+        let settled = (now + CHECKPOINT_SETTLE).max(self.saving.not_before);
+        let due = *self.saving.due.get_or_insert(settled);
+        let urgent = !self.saving.waiting.is_empty() && !self.saving.failing;
+        if due > now && !urgent {
+            return;
+        }
+        self.saving.due = None;
+        self.saving.writes += 1;
+        let (number, bytes) = (self.saving.writes, to_bytes(&self.kept(now)));
+        let (file, events, blocking) =
+            (self.saving.file.clone(), self.events.clone(), self.ctx.blocking.clone());
+        let task = self.executor.spawn(async move {
+            let written = blocking.run(move || file.write(number, &bytes)).await;
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::CheckpointWritten(written)).await;
+        });
+        self.saving.write = Some((task, mark));
+    }
+
+    pub(super) fn checkpoint_written(&mut self, result: std::io::Result<()>) {
+        let Some((_, mark)) = self.saving.write.take() else { return };
+        let now = self.ctx.clock.now().mono;
+        if let Err(error) = result {
+            if !std::mem::replace(&mut self.saving.failing, true) {
+                log::warn!(
+                    "the checkpoint was not written: {error}; tried again until it is, and containers whose restart \
+                     count would be lost stay until then"
+                );
+            }
+            self.saving.not_before = now + SYNC_RETRY;
+            return;
+        }
+        if std::mem::take(&mut self.saving.failing) {
+            log::info!("the checkpoint is written again");
+        }
+        self.saving.saved = Some(mark);
+        self.saving.not_before = now + CHECKPOINT_PERIOD;
+        for uid in std::mem::take(&mut self.saving.waiting) {
+            if let Some(record) = self.records.get_mut(&uid) {
+                record.worker.plan_again();
+                self.drive(&uid);
+            }
+        }
+    }
+
+    /// The work takes away the runtime's last word on a restart count, and the file does not have it yet: it waits,
+    /// and is planned anew when the file is written.
+    pub(super) fn must_save_first(&mut self, uid: &PodUid, work: &Work) -> bool {
+        let Some(record) = self.records.get(uid) else { return false };
+        let loses = record.worker.observed().is_some_and(|observed| work.loses_counts(observed));
+        let saved = self.saving.saved.map_or(0, |mark| mark.statuses);
+        if !loses || self.statuses.revision_of(uid) <= saved {
+            return false;
+        }
+        if self.saving.failing {
+            let message = "its containers' records are not removed until the checkpoint can be written";
+            (self.ctx.notes)(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
+        }
+        self.saving.waiting.insert(uid.clone());
+        true
+    }
+
+    /// Before the agent ends by itself: ages too are written, which count on from there after a reboot. Waits for the
+    /// disk, but not for ever.
+    pub(super) async fn save_at_end(&mut self) {
+        let now = self.ctx.clock.now().mono;
+        let kept = self.kept(now);
+        if kept.pods.is_empty() && self.saving.saved == Some(self.mark()) {
+            return;
+        }
+        // A write in flight goes on in its thread; numbers keep their order.
+        self.saving.write = None;
+        let (number, bytes, file) = (self.saving.writes + 1, to_bytes(&kept), self.saving.file.clone());
+        let write = async {
+            self.ctx.blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
+        };
+        let patience = async {
+            self.ctx.clock.sleep(CHECKPOINT_END_PATIENCE).await;
+            Err("the disk does not answer".to_owned())
+        };
+        if let Err(error) = smol::future::or(write, patience).await {
+            log::warn!("the checkpoint was not written: {error}; the next start goes by an older one");
+        }
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            statuses: self.statuses.revision(),
+            crashes: self.backoff.changes(),
+            pulls: self.ctx.images.changes(),
+            images: self.images_seen.changes(),
+        }
+    }
+
+    fn kept(&self, now: Mono) -> Checkpoint {
+        let pods = self.statuses.records().filter_map(|(uid, status)| {
+            let of_record = |record: &Record| (record.worker.key().clone(), record.active_since);
+            let of_restored = |restored: &Restored| (restored.key.clone(), restored.active_since);
+            let (key, active_since) = self
+                .records
+                .get(uid)
+                .map(of_record)
+                .or_else(|| self.saving.restored.get(uid).map(of_restored))?;
+            // A pod of no such name is started by no source; its record would make the file unreadable.
+            let fits = [uid.as_str(), &key.namespace, &key.name]
+                .into_iter()
+                .all(|text| text.len() <= CHECKPOINT_TEXT_BYTES_MAX);
+            fits.then(|| KeptPod {
+                uid: uid.to_string(),
+                namespace: key.namespace.to_string(),
+                name: key.name.to_string(),
+                status: status.to_vec(),
+                active_ms: active_since.map(|since| millis(now.since(since))),
+            })
+        });
+        let wait = |(key, wait, age): (BackoffKey, Duration, Duration)| KeptWait {
+            key: key.kept(),
+            wait_ms: millis(wait),
+            age_ms: millis(age),
+        };
+        let image = |(image, first, last): (&str, Duration, Duration)| KeptImage {
+            image: image.to_owned(),
+            first_ms: millis(first),
+            last_ms: millis(last),
+        };
+        Checkpoint {
+            boot: self.saving.boot.to_string(),
+            written_ms: millis(now.since(Mono(0))),
+            pods: pods.take(CHECKPOINT_PODS_MAX).collect(),
+            crashes: self.backoff.waits(now).map(wait).collect(),
+            pulls: self.ctx.images.waits(now).into_iter().map(wait).collect(),
+            images: self.images_seen.ages(now).map(image).collect(),
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! PURE: the checkpoint's content and its bytes. What the runtime forgets stands in it, and nothing else.
+//!
+//! ```text
+//!     "smolet" │ version │ CRC-32 of the body, little endian │ body (minicbor)
+//!     boot, instant of the write                     in which boot, and when in it
+//!     pods:   uid, key, status record, active for    restart counts, last ends, phase, conditions
+//!     crashes, pulls: key, wait, age                 back-offs
+//!     images: reference, first seen, last used       for garbage collection
+//! ```
+//!
+//! No wall-clock time decides anything: ages and remaining durations are kept. Read in the boot it was written in,
+//! the time since then has passed; read in another one it has not: what is left counts from the agent's start.
+
+use std::time::Duration;
+
+use minicbor::{Decode, Encode};
+
+use super::codec;
+use crate::limits::{
+    BACKOFF_ENTRIES_MAX, CHECKPOINT_BYTES_MAX, CHECKPOINT_PODS_MAX, CHECKPOINT_TEXT_BYTES_MAX,
+    IMAGES_SEEN_MAX, RESTORED_RESTART_COUNT_MAX,
+};
+use crate::model::Mono;
+
+/// What the file begins with.
+const MAGIC: &[u8; 6] = b"smolet";
+/// The format. Fields are numbered and may be added without a new version; it changes with their meaning.
+const VERSION: u8 = 1;
+const HEAD_BYTES: usize = MAGIC.len() + 1 + 4;
+
+/// Everything that is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct Checkpoint {
+    /// The boot it was written in (`/proc/sys/kernel/random/boot_id`).
+    #[n(0)]
+    pub boot: String,
+    /// When in that boot, in milliseconds.
+    #[n(1)]
+    pub written_ms: u64,
+    /// The pods that have a status.
+    #[n(2)]
+    pub pods: Vec<KeptPod>,
+    /// Crash-loop back-offs.
+    #[n(3)]
+    pub crashes: Vec<KeptWait>,
+    /// Back-offs of image pulls.
+    #[n(4)]
+    pub pulls: Vec<KeptWait>,
+    /// Images that containers were seen with.
+    #[n(5)]
+    pub images: Vec<KeptImage>,
+}
+
+/// One pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeptPod {
+    /// `metadata.uid`.
+    #[n(0)]
+    pub uid: String,
+    /// `metadata.namespace`.
+    #[n(1)]
+    pub namespace: String,
+    /// `metadata.name`.
+    #[n(2)]
+    pub name: String,
+    /// Its status ([`codec`]).
+    #[cbor(n(3), with = "minicbor::bytes")]
+    pub status: Vec<u8>,
+    /// How long it has been active, in milliseconds.
+    #[n(4)]
+    pub active_ms: Option<u64>,
+}
+
+/// One entry of a back-off table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeptWait {
+    /// The table's key.
+    #[n(0)]
+    pub key: u64,
+    /// The wait, in milliseconds.
+    #[n(1)]
+    pub wait_ms: u64,
+    /// Since its last update, in milliseconds.
+    #[n(2)]
+    pub age_ms: u64,
+}
+
+/// One image.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeptImage {
+    /// As containers name it (`imageRef`).
+    #[n(0)]
+    pub image: String,
+    /// Since it was seen first, in milliseconds.
+    #[n(1)]
+    pub first_ms: u64,
+    /// Since it was used last, in milliseconds.
+    #[n(2)]
+    pub last_ms: u64,
+}
+
+/// Why bytes are no checkpoint of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// Of a later version of this agent.
+    Newer,
+    /// Torn, flipped, or never one.
+    Damaged,
+}
+
+/// The file's bytes.
+pub fn to_bytes(checkpoint: &Checkpoint) -> Vec<u8> {
+    // `Infallible`: a vector takes what it is given.
+    let body = minicbor::to_vec(checkpoint).unwrap_or_default();
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
+    bytes.extend_from_slice(MAGIC);
+    bytes.push(VERSION);
+    bytes.extend_from_slice(&crc32(&body).to_le_bytes());
+    bytes.extend_from_slice(&body);
+    bytes
+}
+
+/// What the file says; all of it or nothing.
+///
+/// # Errors
+/// When it is not whole, of a later version, or beyond a limit that it was written under.
+pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint, Unreadable> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Damaged)?;
+    let (version, rest) = rest.split_first().ok_or(Unreadable::Damaged)?;
+    if *version > VERSION {
+        return Err(Unreadable::Newer);
+    }
+    let (sum, body) = rest.split_first_chunk::<4>().ok_or(Unreadable::Damaged)?;
+    if *version != VERSION || bytes.len() > CHECKPOINT_BYTES_MAX || crc32(body) != u32::from_le_bytes(*sum) {
+        return Err(Unreadable::Damaged);
+    }
+    let mut decoder = minicbor::Decoder::new(body);
+    let checkpoint: Checkpoint = decoder.decode().map_err(|_| Unreadable::Damaged)?;
+    if decoder.position() < body.len() || !checkpoint.is_within_limits() {
+        return Err(Unreadable::Damaged);
+    }
+    Ok(checkpoint)
+}
+
+impl Checkpoint {
+    fn is_within_limits(&self) -> bool {
+        let short = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
+        let pod = |pod: &KeptPod| {
+            [&pod.uid, &pod.namespace, &pod.name].into_iter().all(|text| short(text))
+                && codec::decode(&pod.status).is_ok()
+        };
+        self.pods.len() <= CHECKPOINT_PODS_MAX
+            && self.crashes.len() <= BACKOFF_ENTRIES_MAX
+            && self.pulls.len() <= BACKOFF_ENTRIES_MAX
+            && self.images.len() <= IMAGES_SEEN_MAX
+            && short(&self.boot)
+            && self.images.iter().all(|image| short(&image.image))
+            && self.pods.iter().all(pod)
+    }
+
+    /// How much time has passed since the write that counts: none after a reboot.
+    pub fn elapsed(&self, boot: &str, now: Mono) -> Duration {
+        if boot.is_empty() || self.boot != boot {
+            return Duration::ZERO;
+        }
+        now.since(Mono(0)).saturating_sub(Duration::from_millis(self.written_ms))
+    }
+}
+
+/// A status as it is restored: counts that no container reaches are cut down, so that they still can rise.
+pub fn restored_status(pod: &KeptPod) -> Option<k8s_openapi::api::core::v1::PodStatus> {
+    let mut status = codec::decode(&pod.status).ok()?;
+    let lists = [
+        &mut status.container_statuses,
+        &mut status.init_container_statuses,
+        &mut status.ephemeral_container_statuses,
+    ];
+    for container in lists.into_iter().flatten().flatten() {
+        container.restart_count = container.restart_count.clamp(0, RESTORED_RESTART_COUNT_MAX);
+    }
+    Some(status)
+}
+
+/// Whole milliseconds of a duration, as kept.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// CRC-32 (IEEE 802.3), four bits at a time: sixteen words of table.
+fn crc32(bytes: &[u8]) -> u32 {
+    const TABLE: [u32; 16] = [
+        0x0000_0000,
+        0x1db7_1064,
+        0x3b6e_20c8,
+        0x26d9_30ac,
+        0x76dc_4190,
+        0x6b6b_51f4,
+        0x4db2_6158,
+        0x5005_713c,
+        0xedb8_8320,
+        0xf00f_9344,
+        0xd6d6_a3e8,
+        0xcb61_b38c,
+        0x9b64_c2b0,
+        0x86d3_d2d4,
+        0xa00a_e278,
+        0xbdbd_f21c,
+    ];
+    let step = |crc: u32, bits: u8| TABLE[usize::from((crc.to_le_bytes()[0] ^ bits) & 0xf)] ^ (crc >> 4);
+    !bytes.iter().fold(u32::MAX, |crc, byte| step(step(crc, *byte), *byte >> 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::PodStatus;
+
+    fn kept() -> Checkpoint {
+        let status: PodStatus = serde_json::from_value(serde_json::json!({
+            "phase": "Running",
+            "startTime": "2026-01-01T00:00:00Z",
+            "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady",
+                "lastTransitionTime": "2026-01-01T00:00:05Z"}],
+            "containerStatuses": [{
+                "name": "app", "image": "busybox:1", "imageID": "sha256:abc", "ready": false, "restartCount": 3,
+                "state": {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 40s"}},
+                "lastState": {"terminated": {"exitCode": 7, "reason": "Error", "message": "no disk",
+                    "finishedAt": "2026-01-01T00:00:05Z", "containerID": "containerd://0123"}},
+            }],
+        }))
+        .unwrap();
+        Checkpoint {
+            boot: "5f9dbe1c-8a0c-4a0e-a3a5-0a4b6bb7f7a1".to_owned(),
+            written_ms: 86_400_000,
+            pods: vec![KeptPod {
+                uid: "u1".to_owned(),
+                namespace: "default".to_owned(),
+                name: "web-gw".to_owned(),
+                status: codec::encode(&status),
+                active_ms: Some(90_000),
+            }],
+            crashes: vec![KeptWait { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
+            pulls: vec![KeptWait { key: 7, wait_ms: 10_000, age_ms: 0 }],
+            images: vec![KeptImage { image: "sha256:abc".to_owned(), first_ms: 95_000, last_ms: 0 }],
+        }
+    }
+
+    /// The file of version 1 as it is on devices: it is read for ever, and written so until the version changes.
+    #[test]
+    fn the_format_is_the_golden_file() {
+        let golden = include_bytes!("../../tests/golden/checkpoint-v1");
+        assert_eq!(from_bytes(golden), Ok(kept()));
+        assert_eq!(to_bytes(&kept()), golden);
+        let restored = restored_status(&kept().pods[0]).unwrap();
+        assert_eq!(restored.container_statuses.unwrap()[0].restart_count, 3);
+    }
+
+    #[test]
+    fn a_torn_or_flipped_file_is_refused_at_every_byte_and_bit() {
+        let bytes = to_bytes(&kept());
+        for end in 0..bytes.len() {
+            assert_eq!(from_bytes(&bytes[..end]), Err(Unreadable::Damaged), "cut at {end}");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(from_bytes(&flipped).is_err(), "bit {bit}");
+        }
+        for start in 1..bytes.len() {
+            let mut zeroed = bytes.clone();
+            zeroed[start..].fill(0);
+            assert!(from_bytes(&zeroed).is_err() || zeroed == bytes, "zeroes from {start}");
+        }
+        let mut newer = bytes.clone();
+        newer[MAGIC.len()] = VERSION + 1;
+        assert_eq!(from_bytes(&newer), Err(Unreadable::Newer));
+        let mut longer = bytes;
+        longer.push(0);
+        assert_eq!(from_bytes(&longer), Err(Unreadable::Damaged));
+    }
+
+    #[test]
+    fn a_sound_file_beyond_a_limit_is_refused_whole() {
+        let refused = |change: &dyn Fn(&mut Checkpoint)| {
+            let mut checkpoint = kept();
+            change(&mut checkpoint);
+            assert_eq!(from_bytes(&to_bytes(&checkpoint)), Err(Unreadable::Damaged));
+        };
+        refused(&|c| c.pods = vec![c.pods[0].clone(); CHECKPOINT_PODS_MAX + 1]);
+        refused(&|c| c.crashes = vec![c.crashes[0]; BACKOFF_ENTRIES_MAX + 1]);
+        refused(&|c| c.images = vec![c.images[0].clone(); IMAGES_SEEN_MAX + 1]);
+        refused(&|c| c.pods[0].name = "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
+        refused(&|c| c.pods[0].status.truncate(5));
+    }
+
+    #[test]
+    fn a_poisoned_count_is_cut_down_and_can_rise() {
+        let mut pod = kept().pods.remove(0);
+        for (count, kept) in [(i32::MAX, RESTORED_RESTART_COUNT_MAX), (-5, 0), (12, 12)] {
+            let mut status = codec::decode(&pod.status).unwrap();
+            status.container_statuses.as_mut().unwrap()[0].restart_count = count;
+            pod.status = codec::encode(&status);
+            let restored = restored_status(&pod).unwrap();
+            assert_eq!(restored.container_statuses.unwrap()[0].restart_count, kept);
+        }
+    }
+
+    #[test]
+    fn time_passes_in_the_boot_of_the_write_alone() {
+        let (kept, day) = (kept(), 86_400_000_000_000);
+        assert_eq!(kept.elapsed(&kept.boot, Mono(day + 5_000_000_000)), Duration::from_secs(5));
+        assert_eq!(kept.elapsed(&kept.boot, Mono(day / 2)), Duration::ZERO);
+        assert_eq!(kept.elapsed("another", Mono(2 * day)), Duration::ZERO);
+        assert_eq!(
+            Checkpoint::default().elapsed("", Mono(day)),
+            Duration::ZERO,
+            "an unknown boot is another"
+        );
+    }
+
+    #[test]
+    fn the_checksum_is_the_usual_one() {
+        assert_eq!((crc32(b""), crc32(b"123456789")), (0, 0xcbf4_3926));
+    }
+}

@@ -1,0 +1,332 @@
+//! What survives the agent's end, a reboot, and a runtime that forgets.
+
+use std::time::Duration;
+
+use smolet::status::restarts::next_restart_counts;
+use smolet::store::checkpoint::{Checkpoint, from_bytes, restored_status, to_bytes};
+
+use crate::common::fake::Program;
+use crate::world::{World, full, names};
+
+const SECOND: Duration = Duration::from_secs(1);
+const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+const STARTED: &str = "StartContainer web/app";
+
+fn checkpoint(world: &World) -> Option<Checkpoint> {
+    let bytes = std::fs::read(world.path("root/checkpoint")).ok()?;
+    Some(from_bytes(&bytes).expect("what is on the disk is always whole"))
+}
+
+/// When the last checkpoint was written, in seconds since boot.
+fn written(world: &World) -> Option<u64> {
+    checkpoint(world).map(|kept| kept.written_ms / 1000)
+}
+
+/// Waits until all that changed so far is in the file: the second change within ten seconds waits for them to pass.
+fn pass_until_saved(world: &World) {
+    let from = u64::try_from(world.seconds()).unwrap();
+    world.pass(11);
+    world.wait("the checkpoint", |world| written(world) >= Some(from));
+}
+
+/// The power goes, and the runtime forgets everything; the logs were on a disk of RAM.
+fn power_cut(world: &World) {
+    {
+        let mut state = world.fake.state();
+        state.sandboxes.clear();
+        state.containers.clear();
+    }
+    for name in names(&world.path("logs")) {
+        std::fs::remove_dir_all(world.path("logs").join(name)).unwrap();
+    }
+    world.clock.reboot();
+}
+
+#[test]
+fn restart_counts_and_last_ends_survive_a_reboot_in_which_the_runtime_forgets_everything() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(3, SECOND));
+    world.put("web", APP);
+    world.start();
+    world.until("the third start", |world| world.times(STARTED).len() == 3);
+    pass_until_saved(&world);
+    let before = world.pod("web").unwrap().status.unwrap();
+    assert_eq!(before.container_statuses.as_ref().unwrap()[0].restart_count, 2);
+    world.kill();
+    power_cut(&world);
+    world.fake.program("app", Program::FOREVER);
+    world.start();
+    world.until("it runs", |world| world.phase("web") == "Running" && !world.running().is_empty());
+    let after = world.pod("web").unwrap().status.unwrap();
+    assert_eq!((world.running(), world.count("CreateContainer")), (vec!["web/app#3".to_owned()], 1));
+    let status = &after.container_statuses.as_ref().unwrap()[0];
+    assert_eq!(status.restart_count, 3);
+    let end = status.last_state.as_ref().and_then(|last| last.terminated.as_ref()).expect("an end");
+    assert_eq!(end.exit_code, 3);
+    assert_eq!(after.start_time, before.start_time);
+}
+
+#[test]
+fn a_container_that_ran_when_the_power_went_counts_on_and_so_does_one_removed_from_outside() {
+    let world = World::new();
+    world.run("web", APP);
+    for (restarts, reboot) in [(1, true), (2, false), (3, true)] {
+        world.stop();
+        if reboot {
+            power_cut(&world);
+        } else {
+            world.fake.state().containers.clear();
+            std::fs::remove_dir_all(world.logs("web")).unwrap();
+        }
+        world.start();
+        world.until("it runs", |world| world.running() == [format!("web/app#{restarts}")]);
+        // Until the agent has seen it run, it may have been in vain.
+        let runs = |world: &World| world.status_of("web", "app")?.state?.running;
+        world.until("its status", |world| runs(world).is_some());
+        let status = world.status_of("web", "app").unwrap();
+        assert_eq!(status.restart_count, restarts, "{status:?}");
+    }
+}
+
+#[test]
+fn a_restart_of_the_agent_alone_counts_nothing() {
+    let world = World::new();
+    world.run("web", APP);
+    let before = world.pod("web").unwrap().status.unwrap();
+    for ending in [World::stop, World::kill] {
+        pass_until_saved_if_needed(&world);
+        ending(&world);
+        world.start();
+        world.pass(3);
+        assert_eq!(world.actions(), [""; 0]);
+        assert_eq!(world.pod("web").unwrap().status.unwrap(), before);
+    }
+}
+
+/// The pod's start may be saved already.
+fn pass_until_saved_if_needed(world: &World) {
+    world.pass(12);
+    world.wait("the checkpoint", |world| checkpoint(world).is_some_and(|kept| !kept.pods.is_empty()));
+}
+
+#[test]
+fn a_pod_that_has_ended_does_not_run_again() {
+    for (code, phase) in [(0, "Succeeded"), (7, "Failed")] {
+        let world = World::without_agent();
+        world.fake.program("app", Program::exits(code, SECOND));
+        world.put("web", &format!("restartPolicy: Never, {APP}"));
+        world.start();
+        world.until("its end", |world| world.phase("web") == phase);
+        pass_until_saved(&world);
+        world.kill();
+        for _ in 0..2 {
+            power_cut(&world);
+            world.start();
+            world.pass(15);
+            assert_eq!(world.actions(), [""; 0]);
+            assert_eq!(world.phase("web"), phase);
+            let ended = world.status_of("web", "app").unwrap().state.unwrap().terminated.unwrap();
+            assert_eq!(ended.exit_code, code);
+            world.stop();
+        }
+        // Its manifest comes again after it went: a new pod.
+        world.start();
+        world.remove("web");
+        world.until("nothing left", |world| world.pods().is_empty());
+        world.put("web", &format!("restartPolicy: Never, {APP}"));
+        world.until("its start", |world| world.count(STARTED) == 1);
+    }
+}
+
+#[test]
+fn a_crash_loop_waits_on_across_a_restart_of_the_agent() {
+    for ending in [World::stop, World::kill] {
+        let world = World::without_agent();
+        world.fake.program("app", Program::exits(1, SECOND));
+        world.put("web", APP);
+        world.start();
+        world.until("the fourth start", |world| world.times(STARTED).len() == 4);
+        let end = world.times(STARTED)[3] + 1;
+        pass_until_saved(&world);
+        ending(&world);
+        world.start();
+        world.until("a restart", |world| world.times(STARTED).len() == 1);
+        let wait = world.times(STARTED)[0] - end;
+        assert!((40..=43).contains(&wait), "{wait} s");
+        let end = world.times(STARTED)[0] + 1;
+        world.until("another", |world| world.times(STARTED).len() == 2);
+        let wait = world.times(STARTED)[1] - end;
+        assert!((80..=83).contains(&wait), "{wait} s");
+    }
+}
+
+#[test]
+fn the_active_deadline_counts_on_after_a_reboot() {
+    let world = World::new();
+    world.run("web", &format!("activeDeadlineSeconds: 60, {APP}"));
+    world.pass(40);
+    world.stop();
+    power_cut(&world);
+    world.start();
+    let from = world.seconds();
+    world.until("its failure", |world| world.phase("web") == "Failed");
+    let left = world.seconds() - from;
+    assert!((14..=22).contains(&left), "{left} s");
+    assert_eq!(world.pod("web").unwrap().status.unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+}
+
+#[test]
+fn a_failed_pull_waits_on_across_a_restart_of_the_agent() {
+    let world = World::without_agent();
+    world.fake.missing_image("gone:1");
+    world.put("web", "containers: [{name: app, image: 'gone:1'}]");
+    world.start();
+    let pulls =
+        |world: &World| world.fake.calls().iter().filter(|call| call.starts_with("PullImage")).count();
+    world.until("three pulls", |world| pulls(world) == 3);
+    world.stop();
+    world.start();
+    world.pass(35);
+    assert_eq!(pulls(&world), 0, "40 s have to pass");
+    world.until("a pull", |world| pulls(world) == 1);
+}
+
+#[test]
+fn changes_are_gathered_for_ten_seconds_and_nothing_is_written_while_nothing_changes() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(1, SECOND));
+    for name in ["a", "b", "c", "d"] {
+        world.put(name, APP);
+    }
+    world.start();
+    let mut writes = Vec::new();
+    for _ in 0..60 {
+        world.step();
+        writes.extend(written(&world).filter(|at| writes.last() != Some(at)));
+    }
+    assert!(writes.len() >= 3, "{writes:?}");
+    assert!(writes.windows(2).all(|pair| pair[1] - pair[0] >= 10), "{writes:?}");
+
+    world.fake.program("app", Program::FOREVER);
+    world.until("all run", |world| world.running().len() == 4);
+    world.pass(25);
+    let last = written(&world);
+    world.pass(20);
+    world.leap(3600);
+    world.pass(20);
+    assert_eq!(written(&world), last);
+}
+
+#[test]
+fn the_agents_end_writes_at_once_and_with_nothing_to_keep_not_at_all() {
+    let world = World::new();
+    world.stop();
+    assert!(checkpoint(&world).is_none());
+    world.start();
+    world.run("web", APP);
+    world.stop();
+    let kept = checkpoint(&world).expect("written");
+    assert_eq!(kept.pods.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), [full("web")]);
+    let status = restored_status(&kept.pods[0]).unwrap();
+    assert_eq!(status.phase.as_deref(), Some("Running"));
+    assert_eq!(next_restart_counts(&status).collect::<Vec<_>>(), [("app", 1)]);
+    assert_eq!(kept.images.len(), 1);
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_set_aside_and_the_pods_run_on() {
+    let world = World::new();
+    world.run("web", APP);
+    for aside in ["checkpoint.damaged", "checkpoint.newer"] {
+        world.stop();
+        let mut bytes = std::fs::read(world.path("root/checkpoint")).unwrap();
+        let at = if aside.ends_with("newer") { 6 } else { bytes.len() / 2 };
+        bytes[at] ^= 0x10;
+        std::fs::write(world.path("root/checkpoint"), &bytes).unwrap();
+        world.start();
+        world.pass(3);
+        assert_eq!(std::fs::read(world.path("root").join(aside)).unwrap(), bytes);
+        assert_eq!((world.actions(), world.phase("web")), (Vec::new(), "Running".to_owned()));
+    }
+}
+
+#[test]
+fn pods_that_nobody_knows_any_more_are_forgotten() {
+    let world = World::new();
+    world.run("web", APP);
+    world.run("other", APP);
+    world.stop();
+    assert_eq!(checkpoint(&world).unwrap().pods.len(), 2);
+    power_cut(&world);
+    world.remove("web");
+    world.start();
+    world.until("other runs", |world| world.running() == ["other/app#1"]);
+    pass_until_saved(&world);
+    assert_eq!(checkpoint(&world).unwrap().pods.len(), 1);
+}
+
+#[test]
+fn a_status_of_another_shape_is_not_believed() {
+    let world = World::new();
+    let manifest = |init: &str| {
+        format!(
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: web, uid: u-1}}\nspec: {{initContainers: [{{name: {init}, image: 'busybox:1'}}], {APP}}}\n"
+        )
+    };
+    for name in ["one", "two"] {
+        world.fake.program(name, Program::exits(0, SECOND));
+    }
+    world.put_text("web", &manifest("one"));
+    world.until("it runs", |world| world.phase("web") == "Running");
+    world.stop();
+    power_cut(&world);
+    world.put_text("web", &manifest("two"));
+    world.start();
+    world.until("it runs", |world| world.phase("web") == "Running");
+    assert!(world.status_of("web", "two").is_some());
+}
+
+#[test]
+fn a_count_that_nobody_reaches_is_not_believed() {
+    let world = World::new();
+    world.run("web", APP);
+    world.stop();
+    let mut kept = checkpoint(&world).unwrap();
+    let mut status = restored_status(&kept.pods[0]).unwrap();
+    status.container_statuses.as_mut().unwrap()[0].restart_count = i32::MAX;
+    kept.pods[0].status = smolet::store::codec::encode(&status);
+    std::fs::write(world.path("root/checkpoint"), to_bytes(&kept)).unwrap();
+    power_cut(&world);
+    world.start();
+    world.until("it runs", |world| !world.running().is_empty() && world.phase("web") == "Running");
+    assert_eq!(world.status_of("web", "app").unwrap().restart_count, (1 << 30) + 1);
+}
+
+#[test]
+fn the_last_record_of_a_restart_count_goes_when_the_count_is_saved_and_not_before() {
+    let world = World::new();
+    // As far as the agent sees: a disk that takes nothing.
+    let obstacle = world.path("root/checkpoint.new");
+    std::fs::create_dir(&obstacle).unwrap();
+    let all = "restartPolicy: Never, restartPolicyRules: [{action: RestartAllContainers, exitCodes: {operator: In, values: [42]}}]";
+    world.fake.program("app", Program::exits(42, 20 * SECOND));
+    world.run(
+        "web",
+        &format!(
+            "containers: [{{name: app, image: 'busybox:1', {all}}}, {{name: other, image: 'busybox:1'}}]"
+        ),
+    );
+    world.pass(45);
+    assert_eq!((world.count("RemoveContainer"), checkpoint(&world)), (0, None), "{}", world.trace());
+    assert!(world.describe("web").contains("CheckpointNotWritten"), "{}", world.describe("web"));
+    assert_eq!(world.running(), ["web/other#0"], "the agent goes on otherwise");
+
+    world.fake.program("app", Program::FOREVER);
+    std::fs::remove_dir(&obstacle).unwrap();
+    world.until("the removal", |world| world.count("RemoveContainer") > 0);
+    let kept = checkpoint(&world).expect("written before");
+    let status = restored_status(&kept.pods[0]).unwrap();
+    assert!(next_restart_counts(&status).all(|(_, count)| count >= 1), "{status:?}");
+    world.until("both run", |world| world.running().len() == 2);
+    assert_eq!(world.running(), ["web/app#1", "web/other#1"]);
+}
