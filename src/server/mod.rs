@@ -217,6 +217,8 @@ impl Asker {
         let service = hyper::service::service_fn(|request| self.clone().respond(request, held.clone()));
         let connection = hyper::server::conn::http1::Builder::new()
             .keep_alive(false)
+            // The standard library's wall clock panics after 2038 where a C time has 32 bits.
+            .auto_date_header(false)
             .max_buf_size(SERVER_BUFFER_BYTES)
             .serve_connection(FuturesIo::new(stream), service);
         if let Err(error) = connection.await {

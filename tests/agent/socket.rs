@@ -1,6 +1,6 @@
 //! The local socket, `--once`, and two agents in one place.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -77,6 +77,20 @@ fn connections_that_say_nothing_are_bounded_in_number_and_time() {
     assert_eq!(asked.join().unwrap(), (200, "ok".to_owned()));
     world.silent(false);
     world.run("web", APP);
+}
+
+#[test]
+fn answers_carry_no_date() {
+    // It would be the standard library's, which has 32 bits for it on some targets and panics after 2038.
+    let world = World::new();
+    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: smolet\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK\r\n") && !answer.to_lowercase().contains("\ndate:"),
+        "{answer}"
+    );
 }
 
 #[test]

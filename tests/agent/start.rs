@@ -5,7 +5,7 @@ use std::time::Duration;
 use smolet::model::container_hash;
 
 use crate::common::fake::Program;
-use crate::world::{NODE, World};
+use crate::world::{NODE, START, World};
 
 #[test]
 fn a_pod_starts_with_the_kubelets_arguments() {
@@ -127,6 +127,26 @@ fn thirty_pods_at_once_each_run_once() {
     let pods = world.pods();
     assert_eq!(pods.len(), 30);
     assert!(pods.iter().all(|pod| pod.status.as_ref().unwrap().phase.as_deref() == Some("Running")));
+}
+
+#[test]
+fn times_after_2038_are_shown_and_counted_as_before() {
+    let world = World::without_agent();
+    // 2040-01-01T00:00:00Z: more seconds than 31 bits hold.
+    world.clock.step_wall(2_208_988_800 - START.0 / 1_000_000_000);
+    world.fake.program("crash", Program::exits(1, Duration::ZERO));
+    world.start();
+    world.run("web", "containers: [{name: app, image: 'busybox:1'}]");
+    world.put("bad", "containers: [{name: crash, image: 'busybox:1'}]");
+    world.until("the back-off", |world| world.waiting("bad", "crash").0 == "CrashLoopBackOff");
+    let status = world.pod("web").unwrap().status.unwrap();
+    let started = status.start_time.unwrap().0.to_string();
+    assert!(started.starts_with("2040-01-01T00:0"), "{started}");
+    world.until("two restarts", |world| world.status_of("bad", "crash").is_some_and(|s| s.restart_count > 1));
+    let starts = world.times("StartContainer bad/crash");
+    // The first restart comes at once, the second waits.
+    assert!(starts[2] - starts[1] >= 10, "back-off counts as ever: {starts:?}");
+    assert_eq!(world.running(), ["web/app#0"]);
 }
 
 #[test]
