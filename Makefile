@@ -16,12 +16,15 @@ CARGO := cargo
 RELEASE := target/release/smolet
 # The promise of README.md, "Size".
 SIZE_MAX := 4194304
-ARM_TARGET ?= armv7-unknown-linux-musleabihf
+# One of 64 bits and one of 32; `make arm-all` has them all.
+ARM_TARGETS ?= aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf
+ARM_TARGETS_ALL := aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf \
+	x86_64-unknown-linux-musl
 DEMO_DIR := .cache/demo
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help demo test lint deny unit vectors real size leftovers arm bench clean setup setup-rust release
+.PHONY: help demo test lint deny unit vectors real size leftovers arm arm-all bench clean setup setup-rust release
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -65,12 +68,12 @@ leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	@tests/env/runtime.sh leftovers target/tmp/real
 	@tests/env/runtime.sh leftovers && echo none
 
-arm:  ## builds for 32-bit ARM and runs the unit tests under qemu. ARM_TARGET=… for another target
-	$(call step,$(ARM_TARGET))
-	@cross/arm.sh setup $(ARM_TARGET)
-	@cross/arm.sh cargo $(ARM_TARGET) build --release --locked --quiet
-	@cross/arm.sh cargo $(ARM_TARGET) test --locked --quiet --lib
-	@ls -l $$(cross/arm.sh path $(ARM_TARGET))/release/smolet
+arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
+	$(call step,$(ARM_TARGETS))
+	@SIZE_MAX=$(SIZE_MAX) cross/arm.sh check $(ARM_TARGETS)
+
+arm-all:  ## the same for armv6 and x86-64 with musl too
+	@$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.
 bench: setup release  ## benchmarks, and the promises on a real containerd. KUBELET=FILE: that kubelet too. PICTURE=FILE: a chart

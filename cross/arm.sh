@@ -4,23 +4,28 @@
 # with its std sources, std is built once per target, zig (ziglang on PyPI) links musl, qemu-user runs the tests.
 # The machine's own cargo drives it, with RUSTC set. With the public `cross` tool instead: see cross/Cross.toml.
 #
+#   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
 #   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, 45 s for each other)
 #   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
 #   arm.sh env TARGET             prints the exports, for: eval "$(cross/arm.sh env TARGET)"
 #   arm.sh path TARGET            prints the target's build folder
-#   arm.sh all                    release build and unit tests for every target
 #
 # Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
-#          aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
+#          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
-# ARM_BINFMT=1: tests may start ARM programs (binfmt in a user namespace of their own; Linux 6.7 or later).
+# SIZE_MAX: bytes a release binary may have, for check.
+# Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ARM_HOME=$(realpath -m "${ARM_HOME:-$repo/.cache/arm}")
 STD_OPT=${STD_OPT:-z}
 ZIG_VERSION=0.15.2
 TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
-    aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
+    x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
+# Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space (walks a
+# pure function's whole space: minutes under an emulator), grpc_memory (measures what would be the emulator's memory),
+# real (a machine of the target with containerd).
+TESTS=(agent act cri grpc source vectors hostile_manifests binary)
 
 # apt_packages TARGET...: only what those targets need.
 apt_packages() {
@@ -76,6 +81,7 @@ case $t in
 aarch64-unknown-linux-musl) z="-target aarch64-linux-musl" ;;
 armv7-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=generic+v7a+vfp3d16+thumb2" ;;
 arm-unknown-linux-musleabihf) z="-target arm-linux-musleabihf -mcpu=arm1176jzf_s" ;;
+x86_64-unknown-linux-musl) z="-target x86_64-linux-musl" ;;
 *) echo "zig-cc: unknown target $t" >&2; exit 1 ;;
 esac
 n=$#
@@ -94,15 +100,6 @@ E
     for t in "${TARGETS[@]}"; do
         case $t in *musl*) printf '#!/bin/sh\nexec %s/bin/zig-cc %s %s "$@"\n' "$ARM_HOME" "$ARM_HOME" "$t" >"$ARM_HOME/bin/cc-$t" ;; esac
     done
-    # Programs that start ARM programs: binfmt_misc in a user namespace (Linux 6.7 and later); the machine's own is not touched.
-    cat >"$ARM_HOME/bin/binfmt-run" <<'E'
-#!/bin/sh
-exec unshare -Urm sh -c '
-mount -t binfmt_misc none /proc/sys/fs/binfmt_misc &&
-printf "%s" ":arm64:M::\\x7fELF\\x02\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\xb7\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:/usr/bin/qemu-aarch64-static:F" >/proc/sys/fs/binfmt_misc/register &&
-printf "%s" ":arm:M::\\x7fELF\\x01\\x01\\x01\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x00\\x02\\x00\\x28\\x00:\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\x00\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xff\\xfe\\xff\\xff\\xff:/usr/bin/qemu-arm-static:F" >/proc/sys/fs/binfmt_misc/register || exit 1
-exec "$@"' binfmt-run "$@"
-E
     printf '#!/bin/sh\nexec %s/zig/ziglang/zig ar "$@"\n' "$ARM_HOME" >"$ARM_HOME/bin/zig-ar"
     chmod +x "$ARM_HOME"/bin/*
 }
@@ -137,7 +134,7 @@ E
 }
 
 exports() {
-    local t=$1 U u cc ar run flags=
+    local t=$1 U u cc ar run= flags=
     U=$(tr a-z- A-Z_ <<<"$t"); u=${t//-/_}
     case $t in
     aarch64-*-gnu) cc=aarch64-linux-gnu-gcc ar=aarch64-linux-gnu-ar ;;
@@ -149,20 +146,14 @@ exports() {
     armv7-*) run="qemu-arm-static -cpu cortex-a7" ;;
     arm-*) run="qemu-arm-static -cpu arm1176" ;;
     esac
-    if [ "${ARM_BINFMT:-}" = 1 ]; then
-        case $t in
-        armv7-*) run="$ARM_HOME/bin/binfmt-run env QEMU_CPU=cortex-a7" ;;
-        arm-*) run="$ARM_HOME/bin/binfmt-run env QEMU_CPU=arm1176" ;;
-        *) run="$ARM_HOME/bin/binfmt-run" ;;
-        esac
-    fi
     case $t in # the dynamic loader and libraries, for binaries that are not static
     aarch64-*-gnu) echo "export QEMU_LD_PREFIX=/usr/aarch64-linux-gnu" ;;
     armv7-*-gnueabihf) echo "export QEMU_LD_PREFIX=/usr/arm-linux-gnueabihf" ;;
     esac
     echo "export RUSTC='$ARM_HOME/bin/rustc' RUSTDOC='$ARM_HOME/bin/rustdoc' CARGO_BUILD_TARGET=$t"
     echo "export CARGO_TARGET_${U}_LINKER='$cc' CC_$u='$cc' AR_$u='$ar'"
-    echo "export CARGO_TARGET_${U}_RUNNER='$run' CARGO_TARGET_${U}_RUSTFLAGS='$flags'"
+    echo "export CARGO_TARGET_${U}_RUSTFLAGS='$flags'"
+    if [ -n "$run" ]; then echo "export CARGO_TARGET_${U}_RUNNER='$run' SMOLET_TEST_RUNNER='$run'"; fi
     # The compiler differs from rustup's: a target folder of its own keeps the two from rebuilding each other's work
     echo "export CARGO_TARGET_DIR='${ARM_TARGET_DIR:-$ARM_HOME/target}'"
 }
@@ -176,24 +167,55 @@ setup() {
     for t in "$@"; do echo "std for $t"; std "$t"; done
 }
 
+# check_one TARGET: release build within SIZE_MAX, then the tests on it; a line of the table into $ARM_HOME/table.
+check_one() {
+    local t=$1 start=$SECONDS binary size built log test tests t_arguments=()
+    eval "$(exports "$t")"
+    cd "$repo"
+    cargo build --release --locked --quiet
+    binary=$CARGO_TARGET_DIR/$t/release/smolet
+    size=$(stat -c %s "$binary")
+    if [ "$size" -gt "${SIZE_MAX:-$size}" ]; then
+        echo "arm.sh: $binary: $size bytes, more than $SIZE_MAX" >&2
+        return 1
+    fi
+    built=$SECONDS
+    # Some optimisation, since the emulator pays for each instruction; nothing for a debugger or a second build.
+    export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
+    log=$ARM_HOME/test-$t.log
+    for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
+    if ! SMOLET_BIN=$binary cargo test --locked --quiet --lib "${t_arguments[@]}" >"$log" 2>&1; then
+        cat "$log" >&2
+        return 1
+    fi
+    tests=$(awk '/^test result: ok/ { n += $4 } END { print n }' "$log")
+    # shellcheck disable=SC2059
+    printf "$ROW" "$t" "$size" "$tests" $((built - start)) $((SECONDS - built)) >>"$ARM_HOME/table"
+}
+
+ROW='%-32s %9s %13s %8s %8s\n'
+
+check() {
+    setup "$@"
+    local t
+    : >"$ARM_HOME/table"
+    for t in "$@"; do
+        echo "check of $t"
+        # A shell of its own: one target's exports are not the next one's.
+        (check_one "$t")
+    done
+    # shellcheck disable=SC2059
+    printf "$ROW" TARGET BYTES 'TESTS PASSED' 'BUILD s' 'TEST s'
+    cat "$ARM_HOME/table"
+}
+
 cmd=${1:-}; shift || true
 case $cmd in
-setup) if [ $# -eq 0 ]; then set -- "${TARGETS[@]}"; fi; setup "$@" ;;
+check) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; check "$@" ;;
+setup) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@" ;;
 env) exports "$1" ;;
 cargo) t=$1; shift; eval "$(exports "$t")"; exec cargo "$@" ;;
 path) echo "${ARM_TARGET_DIR:-$ARM_HOME/target}/$1" ;;
-all)
-    setup "${TARGETS[@]}"
-    cd "$repo"
-    for t in "${TARGETS[@]}"; do
-        echo "== $t"
-        (
-            eval "$(exports "$t")"
-            cargo build --release --locked
-            cargo test --locked --lib
-        )
-    done
-    ;;
 *)
     sed -n '2,/^set /{/^set /!s/^# \{0,1\}//p}' "$0"
     exit 2

@@ -11,12 +11,15 @@
     clippy::print_stdout
 )]
 
+#[allow(unreachable_pub, dead_code)]
+#[path = "common/runner.rs"]
+mod runner;
+
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -300,8 +303,8 @@ impl Drop for Dir {
 fn read(dir: &Path) -> SourceUpdate {
     let mut source = FileSource::new(dir, NodeName::new("gw"), Rc::new(SystemClock), Duration::from_secs(20));
     smol::block_on(smol::future::or(source.next(), async {
-        SystemClock.sleep(Duration::from_secs(30)).await;
-        panic!("no answer within 30 s: {}", dir.display())
+        SystemClock.sleep(Duration::from_mins(2)).await;
+        panic!("no answer within 2 min: {}", dir.display())
     }))
 }
 
@@ -334,7 +337,7 @@ const WARM: &str = "SMOLET_HOSTILE_WARM";
 
 /// Looks at `dir` in a fresh process, so that nothing an earlier case left in the allocator hides what this one takes.
 fn look(warm: &Path, dir: &Path) -> Look {
-    let output = Command::new(std::env::current_exe().expect("this test"))
+    let output = runner::command(std::env::current_exe().expect("this test"))
         .args(["--exact", "each_hostile_manifest_gives_one_clear_line_and_costs_little", "--nocapture"])
         .env(DIR, dir)
         .env(WARM, warm)
@@ -359,6 +362,11 @@ fn look(warm: &Path, dir: &Path) -> Look {
         }
     }
     look
+}
+
+/// An emulator's memory grows with the code that it translates, so that it says nothing of the program's.
+fn grew_too_far(growth_kib: u64) -> bool {
+    growth_kib > GROWTH_KIB_MAX && !runner::is_emulated()
 }
 
 /// The other side of [`look`].
@@ -410,7 +418,7 @@ fn each_hostile_manifest_gives_one_clear_line_and_costs_little() {
             wrong.push(format!("{}: pods {:?}, complete {}", case.name, found.pods, found.complete));
         }
         judge(case, &found.lines_of(&file), &mut wrong);
-        if found.growth_kib > GROWTH_KIB_MAX {
+        if grew_too_far(found.growth_kib) {
             wrong.push(format!("{}: memory grew by {} KiB", case.name, found.growth_kib));
         }
         largest = largest.max((found.growth_kib, case.name));
@@ -443,7 +451,7 @@ fn each_hostile_manifest_gives_one_clear_line_and_costs_little() {
     assert!(huge.problems.iter().all(|(_, line)| line.contains("does not fit")));
 
     for (what, found) in [("together", &all), ("valid but huge", &huge)] {
-        if found.growth_kib > GROWTH_KIB_MAX {
+        if grew_too_far(found.growth_kib) {
             wrong.push(format!("{what}: memory grew by {} KiB", found.growth_kib));
         }
     }

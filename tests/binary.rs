@@ -1,0 +1,157 @@
+//! The program itself, as a process of the target (under an emulator where that is another one) on the fake runtime:
+//! its commands, `run --once`, and a life from start to SIGTERM.
+
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
+
+mod common;
+#[allow(unreachable_pub, dead_code)]
+#[path = "common/runner.rs"]
+mod runner;
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use common::TempDir;
+use common::fake::Fake;
+use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long any one step may take, emulated on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(2);
+/// 2040-01-01, which a time of 32 bits cannot hold.
+const AFTER_2038: i64 = 2_208_988_800;
+
+/// One agent's directory beside its runtime.
+struct Node {
+    fake: Fake,
+    dir: TempDir,
+}
+
+impl Node {
+    /// A manifest of two containers, last written in 2040.
+    fn new() -> Self {
+        let node = Self { fake: Fake::start_on_real_time(), dir: TempDir::new() };
+        node.fake.add_image("busybox:1");
+        let manifests = node.dir.path().join("manifests");
+        std::fs::create_dir(&manifests).unwrap();
+        let file = manifests.join("web.yaml");
+        std::fs::write(
+            &file,
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  volumes: [{name: v, emptyDir: {}}]\n  containers:\n  \
+             - {name: app, image: 'busybox:1', volumeMounts: [{name: v, mountPath: /v}]}\n  \
+             - {name: side, image: 'busybox:1', resources: {limits: {memory: 5Gi}}}\n",
+        )
+        .unwrap();
+        let at = Timespec { tv_sec: AFTER_2038, tv_nsec: 0 };
+        let times = Timestamps { last_access: at, last_modification: at };
+        utimensat(CWD, &file, &times, AtFlags::empty()).unwrap();
+        node
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.dir.path().join(name).display().to_string()
+    }
+
+    fn run(&self) -> Command {
+        let mut command = runner::smolet();
+        command
+            .args(["run", "--node-name", "gw", "--cgroup-root", "/smolet-test-of-the-binary"])
+            .args(["--runtime-endpoint", &format!("unix://{}", self.fake.socket().display())])
+            .args(["--manifests", &self.path("manifests"), "--root-dir", &self.path("root")])
+            .args(["--socket", &self.path("sock"), "--pod-logs-dir", &self.path("logs")])
+            .args(["--container-logs-dir", &self.path("links")])
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        runner::smolet().args(words).args(["--socket", &self.path("sock")]).output().unwrap()
+    }
+
+    fn both_run(&self) {
+        self.fake.wait_for("both containers", PATIENCE, |state| state.running().len() == 2);
+    }
+}
+
+/// An agent's process; does not outlive the test.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stderr(Stdio::null()).spawn().expect("the agent starts"))
+    }
+
+    /// SIGTERM; true when it ended well.
+    fn stop(&mut self) -> bool {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).expect("our own child can be signalled");
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            if let Some(status) = self.0.try_wait().expect("our own child") {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        false
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Ended already, as a rule.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn text(output: &Output) -> (bool, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn it_shows_its_version_and_judges_manifests() {
+    let version = text(&runner::smolet().arg("version").output().unwrap());
+    assert_eq!(version, (true, format!("smolet {}\n", env!("CARGO_PKG_VERSION")), String::new()));
+
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/manifests");
+    let (good, said, errors) = text(&runner::smolet().arg("check").arg(&demo).output().unwrap());
+    assert!(good && errors.is_empty(), "{said}{errors}");
+    let (good, said, _) = text(&runner::smolet().arg("check").arg("/proc/self/status").output().unwrap());
+    assert!(!good, "{said}");
+}
+
+#[test]
+fn once_brings_a_pod_up_and_ends() {
+    let node = Node::new();
+    let (all_well, said, log) = text(&node.run().arg("--once").output().unwrap());
+    assert!(all_well && said.contains("default/web-gw: Running"), "{said}{log}");
+    node.both_run();
+    // 5 GiB are more than a 32-bit size holds.
+    let limits: Vec<i64> = (node.fake.state().containers.values())
+        .filter_map(|container| container.config.linux.as_ref()?.resources.as_ref())
+        .map(|resources| resources.memory_limit_in_bytes)
+        .collect();
+    assert!(limits.contains(&(5 * 1024 * 1024 * 1024)), "{limits:?}");
+}
+
+#[test]
+fn it_answers_its_socket_and_leaves_the_containers_when_it_is_ended() {
+    let node = Node::new();
+    let mut agent = Process::start(&mut node.run());
+    node.both_run();
+    let start = Instant::now();
+    let table = loop {
+        let (answered, said, why) = text(&node.ask(&["pods"]));
+        if answered && said.contains("2/2") {
+            break said;
+        }
+        assert!(start.elapsed() < PATIENCE, "{said}{why}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert!(table.contains("web"), "{table}");
+    let (answered, said, why) = text(&node.ask(&["describe", "web"]));
+    assert!(answered && said.contains("busybox:1"), "{said}{why}");
+    assert!(agent.stop(), "SIGTERM ends the agent with exit code 0");
+    node.both_run();
+}
