@@ -347,6 +347,7 @@ mod tests {
             pods: pods.iter().map(|text| pod(text)).collect(),
             problems: if complete { Vec::new() } else { vec![problem] },
             complete,
+            held: crate::source::Held::default(),
         }
     }
 

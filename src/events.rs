@@ -95,6 +95,12 @@ impl EventRing {
         Usage::new(self.len(), EVENTS_MAX)
     }
 
+    /// Memory of the entries, the pods' names included, which most share with others.
+    pub fn bytes(&self) -> usize {
+        let of = |e: &Event| size_of::<Event>() + e.message.len() + e.pod.bytes();
+        self.entries.iter().map(of).sum()
+    }
+
     /// True before the first event.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()

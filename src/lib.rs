@@ -20,7 +20,8 @@
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::news`, `pleg::watch`, `image::seen`, of `store` all but `file`, `identity` and `poison`, of `grpc` `message` and
-//! `status`, of `cli` what makes text, and of `source` all but `file`, `scan` and `check`.
+//! `status`, of `metrics` all but the counters, of `cli` what makes text, and of `source` all but `file`, `scan` and
+//! `check`.
 
 pub mod blocking;
 pub mod cgroup;
@@ -35,6 +36,7 @@ pub mod gc;
 pub mod grpc;
 pub mod image;
 pub mod limits;
+pub mod metrics;
 pub mod model;
 pub mod node;
 pub mod pleg;

@@ -64,6 +64,12 @@ pub const PROBLEMS_MAX: usize = 256;
 /// Errors found in one pod. Full: further ones are dropped, there is enough to repair.
 pub const FIELD_ERRORS_MAX: usize = 64;
 
+/// Problems kept file by file. Full: of each further file only the first is kept, the others are counted.
+pub const PROBLEMS_OF_FILES_MAX: usize = PROBLEMS_MAX + MANIFEST_FILES_MAX;
+
+/// Memory one problem takes at most: its parts are cut as the limits below say, four bytes a character.
+pub const PROBLEM_BYTES_MAX: usize = KIB;
+
 /// Characters of an offending value shown in a problem. Longer: cut, with the length behind it.
 pub const PROBLEM_VALUE_CHARS_MAX: usize = 32;
 
@@ -106,9 +112,6 @@ pub const BACKOFF_RESET: Duration = Duration::from_mins(10);
 pub const STOPS_AT_ONCE_MAX: usize = 64;
 /// Least time between the stop signal and SIGKILL, in seconds (kubelet `minimumGracePeriodInSeconds`).
 pub const GRACE_SECONDS_MIN: i64 = 2;
-/// Containers of one pod whose last failed start is kept: all it can have. Full: a further one is not kept, its status
-/// shows no cause.
-pub const START_FAILURES_MAX: usize = 3 * CONTAINERS_PER_LIST_MAX;
 /// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
 pub const LOG_NAMES_READ_MAX: usize = 4096;
 /// Links to container logs looked at when a pod's logs are removed. More: the rest may stay as links to nothing.
@@ -119,6 +122,12 @@ pub const HOSTS_FILE_BYTES_MAX: usize = 64 * KIB;
 pub const SYNC_RESULTS_MAX: usize = 1024;
 
 const _: () = assert!(BACKOFF_ENTRIES_MAX >= 9 * PODS_MAX);
+
+/// Containers of all pods of which it is kept why they did not start (kubelet `maxReasonCacheEntries`).
+/// Full: a further one's reason is not kept; its container is shown as being created.
+pub const START_FAILURES_MAX: usize = 1000;
+/// Bytes of such a reason's sentence. Longer: cut.
+pub const START_FAILURE_BYTES_MAX: usize = KIB;
 
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
@@ -314,6 +323,8 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 /// Events waiting for the loop. Full: the tasks that bring more wait; one of the runtime's own is dropped and a relist
 /// requested.
 pub const EVENTS_QUEUED_MAX: usize = 128;
+/// Bytes of a waiting event, without what it points to.
+pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
 /// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls and
 /// stops take none. 30 pods by the raw calls on two busy cores (`make bench`): 1 at once 10.9 s, 2 7.1, 4 5.9, 8 5.4, 30 4.9.
 pub const STARTS_AT_ONCE_MAX: usize = 8;
@@ -360,6 +371,16 @@ pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
 pub const ORPHAN_DIRS_MAX: usize = 1024;
 /// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
 pub const HELD_PODS_TOLD_MAX: usize = 512;
+/// Pods in the runtime a relist keeps besides those that are wanted, in hand or adopted: what this node made and nothing
+/// wants any more. Full: a further one is left where it is until others are gone.
+pub const RELIST_ORPHANS_MAX: usize = PODS_MAX;
+/// Pods a relist keeps: those, the adopted ones, and the wanted ones.
+pub const RELIST_PODS_MAX: usize = RELIST_ORPHANS_MAX + ADOPTED_MAX + PODS_MAX;
+/// Bytes of a pod's namespace, name and UID (63, 253 and 36 where Kubernetes makes them). Longer: not a pod of ours,
+/// whatever its annotation says.
+pub const POD_KEY_BYTES_MAX: usize = 512;
+/// Memory one pod of a relist takes: its key and what holds it.
+pub const RELIST_POD_BYTES_MAX: usize = POD_KEY_BYTES_MAX + 256;
 /// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.
 pub const EVENTS_MAX: usize = 512;
 /// Bytes of one entry's message. Longer: cut.
@@ -427,3 +448,62 @@ const _: () = assert!(CONTAINERS_PER_LIST_MAX <= LIST_ITEMS_MAX && VOLUMES_PER_P
 const _: () = assert!(MANIFEST_DEBOUNCE.as_millis() < MANIFEST_GRACE.as_millis());
 const _: () = assert!(MANIFEST_GRACE.as_millis() < MANIFEST_WRITE_QUIET.as_millis());
 const _: () = assert!(MANIFEST_WRITE_QUIET.as_millis() < MANIFEST_UNSETTLED_MAX.as_millis());
+
+// ---- memory ----------------------------------------------------------------------------------------------
+
+/// A structure that is kept, with its limits: what `smolet top --self` and `/metrics` show a use beside.
+#[derive(Debug)]
+pub struct Bound {
+    /// Its name there.
+    pub name: &'static str,
+    /// The most entries.
+    pub entries_max: usize,
+    /// The most bytes all of them take.
+    pub bytes_max: usize,
+}
+
+impl Bound {
+    const fn of(name: &'static str, entries_max: usize, entry_bytes_max: usize) -> Self {
+        Self { name, entries_max, bytes_max: entries_max * entry_bytes_max }
+    }
+}
+
+/// Everything that is kept; `node::show` measures them in this order.
+pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
+/// How many there are.
+pub const BOUNDED: usize = 13;
+
+/// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
+/// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
+/// decoded.
+pub const fn memory_ceiling(status_store_bytes: usize) -> usize {
+    let (mut sum, mut index) = (status_store_bytes, 0);
+    while index < BOUNDED {
+        sum += BOUNDS_TABLE[index].bytes_max;
+        index += 1;
+    }
+    sum
+}
+const _: () = assert!(memory_ceiling(STATUS_STORE_BYTES) <= 16 * MIB);
+
+const BOUNDS_TABLE: [Bound; BOUNDED] = [
+    Bound { name: "manifests", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
+    // Those of the files, what was said last, and what is merged.
+    Bound::of("manifest_problems", PROBLEMS_OF_FILES_MAX + 3 * PROBLEMS_MAX, PROBLEM_BYTES_MAX),
+    Bound::of("events", EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX + RELIST_POD_BYTES_MAX),
+    Bound::of("start_failures", START_FAILURES_MAX, START_FAILURE_BYTES_MAX + 128),
+    Bound::of("container_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
+    Bound::of("image_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
+    Bound::of("pull_messages", PULL_MESSAGES_MAX, PULL_MESSAGE_BYTES_MAX + 32),
+    // While one is made, the one before is still there.
+    Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
+    Bound::of("adopted_pods", ADOPTED_MAX, 128),
+    Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
+    Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX),
+    Bound {
+        name: "runtime_calls",
+        entries_max: GRPC_CALLS_MAX,
+        bytes_max: GRPC_WINDOW_CONNECTION_BYTES as usize,
+    },
+    Bound::of("socket_connections", SERVER_CONNECTIONS_MAX, SERVER_BUFFER_BYTES),
+];

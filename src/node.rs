@@ -28,14 +28,15 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{Runtime, endpoint};
+use crate::cri::{GrpcRuntime, Runtime, endpoint};
 use crate::events::{EventKind, EventRing};
 use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
-    EVENTS_QUEUED_MAX, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
-    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX,
+    EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
+    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX, memory_ceiling,
 };
+use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
 use crate::render::{NoSources, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
@@ -99,7 +100,13 @@ pub async fn run_until(
 
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
-    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries));
+    let metrics = Rc::new(Metrics::default());
+    log::info!(
+        "memory ceiling {} KiB for all that is kept; smolet top --self shows its parts",
+        memory_ceiling(config.status_store_bytes) / KIB
+    );
+    let connections = metrics.connections.clone();
+    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries, connections));
 
     let why = RefCell::new("the agent looks for its container runtime".to_owned());
     let found = async { find_runtime(config, once, executor, &clock, &why).await.map(Some) };
@@ -118,7 +125,8 @@ pub async fn run_until(
             executor.spawn(manifests.run(updates)).detach();
             let blocking = Rc::new(Blocking::on_threads());
             let executor = executor.clone();
-            let parts = Parts { config, identity, node, executor, clock, blocking, source, once };
+            let runtime = runtime.counted_by(metrics.operations.clone());
+            let parts = Parts { config, identity, node, executor, clock, blocking, source, once, metrics };
             parts.run_loop(runtime, name, asked, stopped).await
         }
         Ok(None) => Ok(Ending::Stopped),
@@ -134,7 +142,7 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     while let Ok(query) = asked.recv().await {
         let answer = match query.question {
             Question::Health => Answer::Found("ok".to_owned()),
-            Question::Pods { .. } | Question::Describe { .. } => {
+            Question::Pods { .. } | Question::Describe { .. } | Question::Metrics | Question::Top => {
                 Answer::NotFound(format!("{}\n", why.borrow()))
             }
         };
@@ -152,7 +160,7 @@ async fn find_runtime(
     executor: &Rc<LocalExecutor<'static>>,
     clock: &SharedClock,
     said: &RefCell<String>,
-) -> Result<(impl Runtime + 'static, Box<str>), String> {
+) -> Result<(GrpcRuntime, Box<str>), String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
     let mut wait = Duration::from_secs(1);
@@ -219,6 +227,8 @@ pub struct Parts<'a> {
     pub source: Receiver<SourceUpdate>,
     /// End when every pod runs or has failed.
     pub once: bool,
+    /// What is counted; the server and the runtime's client count there too.
+    pub metrics: Rc<Metrics>,
 }
 
 impl Parts<'_> {
@@ -233,7 +243,7 @@ impl Parts<'_> {
         asked: Receiver<Query>,
         stopped: Receiver<()>,
     ) -> Result<Ending, String> {
-        let Parts { config, identity, node, executor, clock, blocking, source, once } = self;
+        let Parts { config, identity, node, executor, clock, blocking, source, once, metrics } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
         executor.spawn(forward(source, events.clone(), Event::Source)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
@@ -244,8 +254,18 @@ impl Parts<'_> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
         let set_aside = SetAside::read(&config.root_dir);
-        let mut agent =
-            Agent::new(ctx, executor, events, cgroups, identity, runtime_name, ring, config, set_aside);
+        let mut agent = Agent::new(
+            ctx,
+            executor,
+            events,
+            cgroups,
+            identity,
+            runtime_name,
+            ring,
+            config,
+            set_aside,
+            metrics,
+        );
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         loop {
             agent.turn();

@@ -9,6 +9,7 @@ pub mod describe_text;
 mod logger;
 mod pods;
 mod run;
+mod top;
 mod version;
 
 pub mod style;
@@ -40,6 +41,8 @@ enum Command {
     Pods(pods::Args),
     /// Show all that is known of a pod, and why it is not running
     Describe(describe::Args),
+    /// Show what the agent itself holds, and how much of each it may
+    Top(top::Args),
     /// Show the version
     Version(version::Args),
 }
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),
+        Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
     }
 }

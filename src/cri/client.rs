@@ -18,8 +18,9 @@ use super::{
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
+use crate::metrics::Operations;
 use crate::model::{
-    ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
+    ContainerId, ContainerItem, ContainerStatus, Mono, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
 };
 use crate::proto::runtime::v1 as cri;
 use crate::render::labels::POD_UID;
@@ -28,6 +29,8 @@ use crate::render::labels::POD_UID;
 #[derive(Clone)]
 pub struct GrpcRuntime {
     channel: Channel,
+    clock: SharedClock,
+    operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
@@ -55,15 +58,22 @@ macro_rules! method {
 impl GrpcRuntime {
     /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
     pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
-        let channel = Channel::new(socket, executor, clock);
-        let (skipped, unimplemented) = Default::default();
-        Self { channel, timeout: RUNTIME_REQUEST_TIMEOUT, skipped, unimplemented }
+        let channel = Channel::new(socket, executor, clock.clone());
+        let (operations, skipped, unimplemented) = Default::default();
+        Self { channel, clock, operations, timeout: RUNTIME_REQUEST_TIMEOUT, skipped, unimplemented }
     }
 
     /// The same with another `runtimeRequestTimeout`.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// The same with its calls counted there.
+    #[must_use]
+    pub fn counted_by(mut self, operations: Rc<Operations>) -> Self {
+        self.operations = operations;
         self
     }
 
@@ -94,9 +104,20 @@ impl GrpcRuntime {
         request: impl Message,
         deadline: Option<Duration>,
     ) -> Call<'s, A, RuntimeError> {
+        let (under_way, begun) = (self.operations.under_way.enter(), self.clock.now().mono);
         let call = self.channel.unary(method, &request, deadline);
         drop(request);
-        Box::pin(async move { call.await.map_err(|error| blame(method, error)) })
+        Box::pin(async move {
+            let answer = call.await;
+            drop(under_way);
+            self.count(method, begun, answer.is_err());
+            answer.map_err(|error| blame(method, error))
+        })
+    }
+
+    /// Counts a call that has ended. One that was cancelled is not counted.
+    fn count(&self, method: &'static str, begun: Mono, failed: bool) {
+        self.operations.note(name(method), self.clock.now().mono.since(begun), failed);
     }
 
     /// Lists by streaming where the runtime can (as the kubelet with `CRIListStreaming`), else in one answer. An item
@@ -114,6 +135,8 @@ impl GrpcRuntime {
         convert: fn(M) -> Option<T>,
         each: &mut dyn FnMut(T),
     ) -> RuntimeResult<()> {
+        let _under_way = self.operations.under_way.enter();
+        let begun = self.clock.now().mono;
         let (mut skipped, handed_out) = (0_u64, Cell::new(false));
         let mut item = |field: Field<'_>| {
             let Field { number: 1, value: Value::Bytes { kept, length } } = field else { return Ok(()) };
@@ -139,6 +162,8 @@ impl GrpcRuntime {
             None => Err(RuntimeError::Protocol(format!("{}: it broke off", name(list.streamed)))),
             Some(listed) => listed.map_err(|error| blame(list.streamed, error)),
         };
+        // However it was listed: one call, as in the kubelet.
+        self.count(list.whole, begun, listed.is_err());
         if all && self.skipped.borrow_mut().insert(list.whole, skipped).unwrap_or(0) != skipped {
             log::warn!("{}: {skipped} items skipped: broken or too large", name(list.whole));
         }
@@ -339,8 +364,11 @@ impl Runtime for GrpcRuntime {
             }
             Ok(())
         };
+        let _under_way = self.operations.under_way.enter();
+        let begun = self.clock.now().mono;
         let done =
             self.channel.unary_fields(METHOD, &request, deadline, EXEC_OUTPUT_BYTES_MAX, &mut field).await;
+        self.count(METHOD, begun, done.is_err());
         done.map_err(|error| blame(METHOD, error))?;
         Ok(output)
     }

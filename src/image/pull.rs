@@ -174,6 +174,14 @@ impl ImagePuller {
         self.failures.borrow().backoff.changes()
     }
 
+    /// Waits known, errors kept, and these errors' bytes.
+    pub fn held(&self) -> (usize, usize, usize) {
+        let failures = self.failures.borrow();
+        let bytes =
+            |(_, message): &(BackoffKey, Box<str>)| size_of::<(BackoffKey, Box<str>)>() + message.len();
+        (failures.backoff.len(), failures.messages.len(), failures.messages.iter().map(bytes).sum())
+    }
+
     /// Forgets that the image could not be pulled for that pod: it begins afresh.
     pub fn forget(&self, pod: &PodUid, image: &str) {
         let key = BackoffKey::image(pod, image);
@@ -243,7 +251,7 @@ impl ImagePuller {
     ) -> Result<ReadyImage, ImageError> {
         let wanted = quoted(request.image);
         let key = BackoffKey::image(request.pod, request.image);
-        if let Some((until, cause)) = self.held(key, self.clock.now()) {
+        if let Some((until, cause)) = self.wait_of(key, self.clock.now()) {
             let message = format!("Back-off pulling image {wanted}");
             note(EventKind::Normal, "BackOff", &message);
             let message = cause.map_or(message.clone(), |cause| format!("{message}: {cause}"));
@@ -293,7 +301,7 @@ impl ImagePuller {
     }
 
     /// The wait the image is in; without one its old message is forgotten.
-    fn held(&self, key: BackoffKey, now: Now) -> Option<(Mono, Option<Box<str>>)> {
+    fn wait_of(&self, key: BackoffKey, now: Now) -> Option<(Mono, Option<Box<str>>)> {
         let failures = &mut *self.failures.borrow_mut();
         let at = failures.messages.iter().position(|(known, _)| *known == key);
         if let Some(hold) = failures.backoff.held_since_update(key, now.mono) {

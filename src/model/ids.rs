@@ -92,6 +92,11 @@ impl PodKey {
         safe(self.uid.as_str()) && safe(&self.namespace) && safe(&self.name)
     }
 
+    /// Bytes of its three parts.
+    pub fn bytes(&self) -> usize {
+        self.uid.as_str().len() + self.namespace.len() + self.name.len()
+    }
+
     /// `NAME_NAMESPACE(UID)`: the kubelet's `format.Pod`, used in its messages.
     pub fn kubelet_format(&self) -> String {
         format!("{}_{}({})", self.name, self.namespace, self.uid)

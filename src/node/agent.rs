@@ -29,10 +29,11 @@ use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
 use crate::image::seen::ImagesSeen;
-use crate::limits::HELD_PODS_TOLD_MAX;
+use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX};
+use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{Relist, RelistPod};
-use crate::source::SourceUpdate;
+use crate::source::{Held, SourceUpdate};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
 use crate::store::poison::SetAside;
@@ -41,6 +42,9 @@ use crate::sync::act::ActContext;
 use crate::sync::backoff::Backoff;
 use crate::sync::outcome::Outcome;
 use crate::sync::worker::{Job, Life, Worker};
+
+/// What a waiting event takes in the queue; what it points to is in nobody else's hands for a moment only.
+const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
 
 /// What a task brings to the loop.
 pub(super) enum Event {
@@ -102,6 +106,9 @@ pub(super) struct Agent<R> {
     pub(super) disk: Disk,
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,
+    pub(super) metrics: Rc<Metrics>,
+    /// What the source holds.
+    pub(super) held: Held,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -116,6 +123,7 @@ impl<R: Runtime + 'static> Agent<R> {
         ring: Rc<RefCell<EventRing>>,
         config: &Config,
         set_aside: SetAside,
+        metrics: Rc<Metrics>,
     ) -> Self {
         let now = ctx.clock.now();
         let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
@@ -144,6 +152,8 @@ impl<R: Runtime + 'static> Agent<R> {
             disk: Disk::default(),
             saving,
             images_seen: ImagesSeen::default(),
+            metrics,
+            held: Held::default(),
         };
         agent.restore(now);
         agent
@@ -159,6 +169,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Does what is due. Called after every event and timer.
     pub(super) fn turn(&mut self) {
         let now = self.ctx.clock.now();
+        self.metrics.turns.inc();
         self.turn_runtime_events(now.mono);
         self.start_relist_when_due(now.mono);
         if self.disk.due().is_some_and(|at| at <= now.mono) {
@@ -207,6 +218,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     pub(super) fn apply(&mut self, update: SourceUpdate) {
+        self.held = update.held;
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
@@ -256,13 +268,14 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>) {
         let uid = pod.key.uid.clone();
         let waits = self.must_wait(&pod.key);
+        let now = self.ctx.clock.now();
         let restored = self.claim(&pod);
         let mut record = Record::new(Worker::wanted(pod, waits), file);
         record.restored = restored.is_some();
         record.active_since = restored.and_then(|restored| restored.active_since);
+        record.wanted_since = Some(now.mono);
         self.records.insert(uid.clone(), record);
         if !self.judge(&uid) {
-            let now = self.ctx.clock.now();
             self.refresh_status(&uid, now);
         }
     }

@@ -49,7 +49,10 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn identity_written(&mut self, result: std::io::Result<()>) {
         self.disk.write = None;
         match result {
-            Ok(()) => self.disk.write_at = None,
+            Ok(()) => {
+                self.metrics.state_writes.inc();
+                self.disk.write_at = None;
+            }
             Err(error) => {
                 if self.disk.write_at.is_none() {
                     log::warn!("the identity file was not written: {error}; tried again until it is");

@@ -117,6 +117,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Takes one event.
     pub(super) fn runtime_event(&mut self, event: RuntimeEvent) {
+        self.metrics.runtime_events.inc();
         let now = self.ctx.clock.now().mono;
         if let Some(said) = self.runtime_events.watch.delivered() {
             say(said, None);

@@ -9,13 +9,17 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::PodStatus;
+
 use super::agent::{Agent, Event, JobResult};
 use super::jobs;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{self, GcPlan, collect_pod};
-use crate::limits::{NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, STATUS_PASSES_MAX, SYNC_RETRY};
-use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
+use crate::limits::{
+    NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
+};
+use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, StatusInput, merge, time};
@@ -124,6 +128,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Every start of the plan is held in its back-off: the status says so, and nothing is called.
     fn show_waits(&mut self, uid: &PodUid, plan: &Plan, now: Now) {
+        let mut room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(pod) = record.worker.pod().cloned() else { return };
         for start in plan.starts() {
@@ -132,7 +137,8 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.failures.set(
                     &Rc::from(name),
                     SyncError::CrashLoopBackOff.to_string(),
-                    message.clone(),
+                    message,
+                    &mut room,
                 );
                 let shown = format!(
                     "Back-off restarting failed container {name} in pod {}",
@@ -185,8 +191,32 @@ impl<R: Runtime + 'static> Agent<R> {
         record.task = Some(self.executor.spawn(poison::scoped(record.mark.clone(), task)));
     }
 
+    /// Containers whose failure to start can still be kept.
+    fn start_failures_room(&self) -> usize {
+        let kept: usize = self.records.values().map(|record| record.failures.len()).sum();
+        START_FAILURES_MAX.saturating_sub(kept)
+    }
+
+    /// Counts the starts of a sync, but for those that wait out a back-off (`kubelet_started_containers_total`).
+    fn count_starts(&self, pod: &DesiredPod, outcome: &Outcome) {
+        for (name, failure) in outcome.starts() {
+            if failure.is_some_and(|failure| failure.error == SyncError::CrashLoopBackOff) {
+                continue;
+            }
+            let kind = if pod.init_containers().iter().any(|container| container.name == **name) {
+                ContainerKind::Init
+            } else if pod.containers().iter().any(|container| container.name == **name) {
+                ContainerKind::App
+            } else {
+                ContainerKind::Ephemeral
+            };
+            self.metrics.start(kind, failure.is_some());
+        }
+    }
+
     pub(super) fn job_ended(&mut self, uid: &PodUid, job: u64, result: JobResult) {
         let now = self.ctx.clock.now();
+        let room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
@@ -220,12 +250,15 @@ impl<R: Runtime + 'static> Agent<R> {
                 for attempt in &outcome.attempts {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
-                record.failures.learn(&outcome);
+                record.failures.learn(&outcome, room);
                 if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
                     self.runtime_events.watch.started_something(now.mono);
                 }
-                let key = record.worker.key().clone();
+                let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
                 record.worker.ended(retry(&outcome, now));
+                if let Some(pod) = pod {
+                    self.count_starts(&pod, &outcome);
+                }
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
                     (self.ctx.notes)(&key, EventKind::Warning, "FailedKillPod", &error);
                 }
@@ -314,6 +347,13 @@ impl<R: Runtime + 'static> Agent<R> {
         match merge::update(&pod.pod, previous.as_ref(), fresh, now.wall) {
             Ok(None) => false,
             Ok(Some(status)) => {
+                let is_running = |status: &PodStatus| status.phase.as_deref() == Some("Running");
+                if is_running(&status)
+                    && !previous.as_ref().is_some_and(is_running)
+                    && let Some(since) = record.wanted_since.take()
+                {
+                    self.metrics.pod_starts.add(now.mono.since(since));
+                }
                 if status.start_time.is_some() {
                     record.active_since.get_or_insert(now.mono);
                 }

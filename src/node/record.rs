@@ -9,7 +9,8 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
-use crate::limits::START_FAILURES_MAX;
+use crate::events::cut;
+use crate::limits::START_FAILURE_BYTES_MAX;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::source::identity::CONFIG_HASH;
@@ -29,6 +30,8 @@ pub(super) struct Record {
     pub(super) active_since: Option<Mono>,
     /// The checkpoint knew it: its status and its age are not guessed from what the runtime has.
     pub(super) restored: bool,
+    /// When the pod was first wanted, until it runs; nothing for one that was found running.
+    pub(super) wanted_since: Option<Mono>,
     /// When the manifest went away, to be shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
@@ -77,6 +80,7 @@ impl Record {
             file,
             active_since: None,
             restored: false,
+            wanted_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
             task: None,
@@ -123,6 +127,9 @@ impl Record {
     /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
     /// time this answers.
     pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
+        if !observed.sandboxes.is_empty() {
+            self.wanted_since = None;
+        }
         if self.restored {
             return None;
         }
@@ -165,16 +172,18 @@ fn named(key: &PodKey) -> Pod {
     pod
 }
 
-/// Why containers did not start (kubelet `ReasonCache`), by container name; at most `START_FAILURES_MAX`.
+/// Why containers did not start (kubelet `ReasonCache`), by container name; at most `START_FAILURES_MAX` of all pods.
 #[derive(Debug, Default)]
 pub(super) struct StartFailures(BTreeMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
-    /// Takes in how the starts of a sync went.
-    pub(super) fn learn(&mut self, outcome: &Outcome) {
+    /// Takes in how the starts of a sync went; at most `room` further containers.
+    pub(super) fn learn(&mut self, outcome: &Outcome, mut room: usize) {
         for (container, failure) in outcome.starts() {
             match failure {
-                Some(failure) => self.set(container, failure.error.to_string(), failure.message.clone()),
+                Some(failure) => {
+                    self.set(container, failure.error.to_string(), &failure.message, &mut room);
+                }
                 None => {
                     self.0.remove(container);
                 }
@@ -182,10 +191,25 @@ impl StartFailures {
         }
     }
 
-    pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: String) {
-        if self.0.len() < START_FAILURES_MAX || self.0.contains_key(container) {
-            self.0.insert(container.clone(), (reason, message));
+    /// Keeps why a container did not start. Full: a reason for one more container is not kept.
+    pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: &str, room: &mut usize) {
+        let kept = (reason, cut(message, START_FAILURE_BYTES_MAX).to_owned());
+        if let Some(known) = self.0.get_mut(container) {
+            *known = kept;
+        } else if *room > 0 {
+            *room -= 1;
+            self.0.insert(container.clone(), kept);
         }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let of =
+            |(reason, message): &(String, String)| reason.len() + message.len() + 2 * size_of::<String>();
+        self.0.iter().map(|(name, why)| name.len() + of(why)).sum()
     }
 }
 

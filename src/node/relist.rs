@@ -16,13 +16,15 @@ pub(super) struct Relisting {
     in_flight: bool,
     /// When the last one began.
     pub(super) begun: Mono,
+    /// When the last one ended well.
+    ended: Option<Mono>,
     /// In a row.
     pub(super) failures: u32,
 }
 
 impl Relisting {
     pub(super) fn new(now: Mono) -> Self {
-        Self { at: now, in_flight: false, begun: now, failures: 0 }
+        Self { at: now, in_flight: false, begun: now, ended: None, failures: 0 }
     }
 
     pub(super) fn due(&self) -> Option<Mono> {
@@ -56,7 +58,8 @@ impl<R: Runtime + 'static> Agent<R> {
         self.relisting.at = Mono(i64::MAX);
         let mut uids: BTreeSet<PodUid> = self.records.keys().cloned().collect();
         uids.extend(self.identity.adopted().iter().cloned());
-        let interest = Interest { node: Rc::from(self.identity.node_name()), uids };
+        let orphans = self.records.keys().filter(|uid| self.desired.pod(uid).is_none()).count();
+        let interest = Interest { node: Rc::from(self.identity.node_name()), uids, orphans };
         let (runtime, events) = (self.ctx.runtime.clone(), self.events.clone());
         let task = async move {
             let result = pleg::relist(&*runtime, &interest).await;
@@ -85,6 +88,10 @@ impl<R: Runtime + 'static> Agent<R> {
         relisting.at = relisting.at.min(now.mono + self.runtime_events.watch.relist_wait());
         let failed_before = std::mem::take(&mut relisting.failures) > 0;
         let begun = relisting.begun;
+        self.metrics.relists.add(now.mono.since(begun));
+        if let Some(before) = relisting.ended.replace(now.mono) {
+            self.metrics.relist_intervals.add(now.mono.since(before));
+        }
         self.runtime_events.strangers.looked(begun);
         // As the kubelet with each `HandlePodCleanups`.
         self.backoff.collect(now.mono);

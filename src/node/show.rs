@@ -1,18 +1,25 @@
 //! Answers for the local socket and the verdict of `--once`, read from the loop's state.
 
 use std::borrow::Cow;
+use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::Ending;
-use super::agent::Agent;
-use super::record::Record;
+use super::agent::{Agent, Event};
+use super::record::{Record, StartFailures};
 use crate::cli::describe_text::{Decision, describe};
 use crate::cli::style::Style;
 use crate::cli::table::{self, PodsFormat};
 use crate::cli::text::harmless;
 use crate::cri::Runtime;
-use crate::model::Wall;
+use crate::limits::{
+    BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
+    GRPC_WINDOW_STREAM_BYTES, RELIST_PODS_MAX, SERVER_BUFFER_BYTES,
+};
+use crate::metrics::{self, Process, Shown, Usage};
+use crate::model::{ObservedPod, PodUid, SandboxState, Wall};
+use crate::pleg::Relist;
 use crate::server::{Answer, Query, Question};
 use crate::sync::worker::Life;
 
@@ -32,6 +39,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = self.ctx.clock.now().wall;
         let answer = match &query.question {
             Question::Health => Answer::Found("ok".to_owned()),
+            Question::Metrics => Answer::Found(metrics::text(&self.metrics, &self.gauges())),
+            Question::Top => Answer::Found(metrics::top(&self.gauges())),
             Question::Pods { format, namespace, style } => {
                 Answer::Found(self.show_pods(*format, namespace.as_deref(), now, *style))
             }
@@ -41,6 +50,67 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         // Full or closed: the client has hung up, or was answered already.
         let _ = query.answer.try_send(answer);
+    }
+
+    /// What the state holds at the moment, for `/metrics` and `smolet top --self`.
+    fn gauges(&self) -> Shown {
+        let observed = || self.records.values().filter_map(|record| record.worker.observed());
+        let ready = |pod: &&Rc<ObservedPod>| pod.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
+        let mut containers = [0; 4];
+        for container in observed().flat_map(|pod| &pod.containers) {
+            containers[container.state as usize] += 1;
+        }
+        let relist = self.relist.as_ref();
+        Shown {
+            running_pods: observed().filter(ready).count(),
+            containers,
+            missed_events: self.runtime_events.watch.missed(),
+            foreign_sandboxes: relist.map_or(0, |relist| relist.foreign_sandboxes),
+            usage: self.usage(),
+            started: self.started,
+            process: Process::here(),
+        }
+    }
+
+    /// The use of each of `limits::BOUNDS`, in that order, and of the status store.
+    fn usage(&self) -> Vec<Usage> {
+        let (waits, messages, message_bytes) = self.ctx.images.held();
+        let merged = self.desired.problems();
+        let (merged, merged_bytes) =
+            merged.fold((0, 0), |(n, bytes), problem| (n + 1, bytes + problem.bytes()));
+        let failures = || self.records.values().map(|record| &record.failures);
+        let relist = self.relist.as_ref();
+        let adopted = self.identity.adopted();
+        let calls = self.metrics.operations.under_way.get().min(GRPC_CALLS_MAX);
+        let window = GRPC_WINDOW_STREAM_BYTES as usize;
+        let used: [(usize, usize); BOUNDED] = [
+            (self.desired.entries().count(), self.held.pod_bytes),
+            (self.held.problems + merged, self.held.problem_bytes + merged_bytes),
+            (self.ring.borrow().len(), self.ring.borrow().bytes()),
+            (failures().map(StartFailures::len).sum(), failures().map(StartFailures::bytes).sum()),
+            (self.backoff.len(), self.backoff.len() * BACKOFF_ENTRY_BYTES),
+            (waits, waits * BACKOFF_ENTRY_BYTES),
+            (messages, message_bytes),
+            (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
+            (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
+            self.runtime_events.strangers.held(),
+            (self.events.len(), self.events.len() * size_of::<Event>()),
+            // What its buffers may hold; how full they are only the kernel and hyper know.
+            (calls, (calls * window).min(GRPC_WINDOW_CONNECTION_BYTES as usize)),
+            (self.metrics.connections.get(), self.metrics.connections.get() * SERVER_BUFFER_BYTES),
+        ];
+        let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
+        let statuses = self.statuses.usage();
+        let mut usage: Vec<Usage> = BOUNDS.iter().zip(used).map(of).collect();
+        usage.push(Usage {
+            name: "statuses",
+            entries: statuses.records,
+            entries_max: RELIST_PODS_MAX,
+            bytes: statuses.bytes.used,
+            // From the configuration.
+            bytes_max: statuses.bytes.limit,
+        });
+        usage
     }
 
     fn show_pods(&self, format: PodsFormat, namespace: Option<&str>, now: Wall, style: Style) -> String {

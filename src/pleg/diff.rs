@@ -14,6 +14,14 @@ pub struct Relist {
     pub foreign_sandboxes: usize,
 }
 
+impl Relist {
+    /// Memory it takes.
+    pub fn bytes(&self) -> usize {
+        let entry = size_of::<(PodUid, RelistPod)>();
+        self.pods.values().map(|pod| entry + pod.key.bytes()).sum()
+    }
+}
+
 /// One pod in a relist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RelistPod {

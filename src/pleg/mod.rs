@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
-use crate::limits::CONTAINERS_READ_MAX;
+use crate::limits::{CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
 use crate::model::{
     ContainerId, ContainerItem, ContainerState, Mono, Now, ObservedPod, PodKey, PodUid, SandboxId,
     SandboxItem, SandboxState,
@@ -31,6 +31,8 @@ pub struct Interest {
     pub node: Rc<str>,
     /// UIDs to keep whoever made them.
     pub uids: BTreeSet<PodUid>,
+    /// How many of these are in hand and not wanted: they leave others of their kind less room.
+    pub orphans: usize,
 }
 
 /// Lists everything once (kubelet `GenericPLEG.Relist`).
@@ -40,11 +42,17 @@ pub struct Interest {
 pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResult<Relist> {
     let mut relist = Relist::default();
     let mut ours = BTreeSet::<SandboxId>::new();
+    let mut orphans = interest.orphans;
     runtime
         .list_pod_sandboxes(None, &mut |sandbox: SandboxItem| {
             // With names that are no names it is not ours, whatever its annotation says.
-            let made_here = sandbox.node.as_deref() == Some(&*interest.node) && sandbox.pod.is_path_safe();
-            if made_here || interest.uids.contains(&sandbox.pod.uid) {
+            let made_here = sandbox.node.as_deref() == Some(&*interest.node)
+                && sandbox.pod.is_path_safe()
+                && sandbox.pod.bytes() <= POD_KEY_BYTES_MAX;
+            let known =
+                interest.uids.contains(&sandbox.pod.uid) || relist.pods.contains_key(&sandbox.pod.uid);
+            if known || made_here && orphans < RELIST_ORPHANS_MAX {
+                orphans += usize::from(!known);
                 ours.insert(sandbox.id.clone());
                 let ready = sandbox.state == SandboxState::Ready;
                 let pod = relist
@@ -53,7 +61,7 @@ pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResu
                     .or_insert_with(|| RelistPod::new(&sandbox.pod));
                 pod.made_here |= made_here;
                 pod.note_sandbox(&sandbox.id, sandbox.attempt, ready);
-            } else {
+            } else if !made_here {
                 relist.foreign_sandboxes += 1;
             }
         })

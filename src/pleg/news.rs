@@ -105,6 +105,12 @@ pub fn looks() -> impl Iterator<Item = Duration> {
 pub struct Strangers(VecDeque<(Box<str>, RuntimeEventKind, Mono)>);
 
 impl Strangers {
+    /// How many are remembered, and the bytes they take.
+    pub fn held(&self) -> (usize, usize) {
+        let entry = size_of::<(Box<str>, RuntimeEventKind, Mono)>();
+        (self.0.len(), self.0.iter().map(|(id, ..)| entry + id.len()).sum())
+    }
+
     /// Remembers one.
     pub fn note(&mut self, event: RuntimeEvent, now: Mono) {
         if self.0.len() == STRANGERS_MAX {

@@ -190,6 +190,11 @@ impl Watch {
         self.suspects.remove(pod);
     }
 
+    /// Changes that events did not tell of, since the start.
+    pub fn missed(&self) -> u64 {
+        self.missed
+    }
+
     /// Ends the stream when events missed something: another one is opened.
     pub fn judge(&mut self, now: Mono) -> Option<Said> {
         let overdue = self.overdue_at.take_if(|at| *at <= now).is_some();

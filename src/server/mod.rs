@@ -1,7 +1,8 @@
 //! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and whoever has root.
 //!
 //! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
-//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints. Text is made here, as kubectl lets
+//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/metrics` → the counters, for Prometheus;
+//! `/top` → what `smolet top --self` prints. Text is made here, as kubectl lets
 //! its server print tables: the commands stay small and show exactly what the agent knows.
 //!
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body.
@@ -30,12 +31,17 @@ use crate::clock::SharedClock;
 use crate::limits::{
     SERVER_ANSWER_BYTES, SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX,
 };
+use crate::metrics::Gauge;
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
     /// Does the loop turn?
     Health,
+    /// What is counted, for Prometheus.
+    Metrics,
+    /// What is held, and how much of it may be.
+    Top,
     /// All pods with their status.
     Pods {
         /// As what.
@@ -132,6 +138,7 @@ impl Server {
         executor: Rc<smol::LocalExecutor<'static>>,
         clock: SharedClock,
         queries: Sender<Query>,
+        connections: Gauge,
     ) {
         let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
         let large = Arc::new(Semaphore::new(1));
@@ -152,6 +159,7 @@ impl Server {
                     continue;
                 }
             };
+            let counted = connections.enter();
             let (asker, time_is_up) = (
                 Asker { queries: queries.clone(), large: large.clone() },
                 clock.sleep(SERVER_CONNECTION_TIME),
@@ -163,7 +171,7 @@ impl Server {
                         time_is_up.await;
                     })
                     .await;
-                    drop(slot);
+                    drop((slot, counted));
                 })
                 .detach();
         }
@@ -271,6 +279,8 @@ impl Asker {
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
+/// Prometheus' text format.
+const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Path and query → question and the type of its answer. PURE.
 fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'static str> {
@@ -285,6 +295,8 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
     let namespace = value("namespace");
     match path {
         "/healthz" => Ok((Question::Health, TEXT)),
+        "/metrics" => Ok((Question::Metrics, METRICS)),
+        "/top" => Ok((Question::Top, TEXT)),
         "/pods" | "/pods/" => {
             let output = value("output").unwrap_or_else(|| "json".to_owned());
             let format = match output.as_str() {
@@ -299,7 +311,7 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             let name = value("pod").ok_or("describe what? /describe?pod=NAME\n")?;
             Ok((Question::Describe { name, namespace, style }, TEXT))
         }
-        _ => Err("not found; there are /healthz /pods /describe\n"),
+        _ => Err("not found; there are /healthz /metrics /pods /describe /top\n"),
     }
 }
 
@@ -321,6 +333,8 @@ mod tests {
             question(path, query).map(|(question, _)| question)
         };
         assert_eq!(ask("/healthz"), Ok(Question::Health));
+        assert_eq!(ask("/metrics"), Ok(Question::Metrics));
+        assert_eq!(ask("/top"), Ok(Question::Top));
         let pods = |format, namespace: Option<&str>| Question::Pods {
             format,
             namespace: namespace.map(str::to_owned),

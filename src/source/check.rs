@@ -10,7 +10,7 @@ use super::file::{NAME, sourced};
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
 use super::scan::{self, FoundFile, Look};
-use super::{Problem, SourceUpdate, SourcedPod, shown_file};
+use super::{Held, Problem, SourceUpdate, SourcedPod, shown_file};
 use crate::desired::Desired;
 use crate::limits;
 use crate::model::Wall;
@@ -54,7 +54,13 @@ impl fmt::Display for CheckReport {
 /// Checks files (whatever their names), directories (as the agent reads them) and `-` (standard input), together:
 /// two of them that name one pod are a problem. Blocking.
 pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
-    let mut update = SourceUpdate { source: NAME, pods: Vec::new(), problems: Vec::new(), complete: true };
+    let mut update = SourceUpdate {
+        source: NAME,
+        pods: Vec::new(),
+        problems: Vec::new(),
+        complete: true,
+        held: Held::default(),
+    };
     let room = Cell::new(limits::PODS_BYTES_MAX);
     let mut take = |file: &Arc<str>, outcome: Result<ParsedFile, String>| match outcome {
         Err(why) => update.problems.push(Problem::of_file(file, why)),

@@ -24,7 +24,7 @@ use rustix::fs::inotify::{ReadFlags, Reader};
 use super::identity::NodeName;
 use super::manifest::{ManifestPod, ParsedFile};
 use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
-use super::{Origin, Problem, SourceUpdate, SourcedPod, shown_file};
+use super::{Held, Origin, Problem, SourceUpdate, SourcedPod, shown_file};
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
@@ -74,6 +74,8 @@ struct Record {
     /// Memory they take (`manifest::cost`).
     bytes: usize,
     problems: Vec<Problem>,
+    /// Further ones that are not kept.
+    more_problems: usize,
     /// Its new content is invalid since then; it may be half-written.
     suspect_since: Option<Mono>,
     /// It is gone since then; it may come back.
@@ -378,8 +380,11 @@ impl FileSource {
             }
             FoundFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
         };
+        let others = self.files.iter().filter(|(other, _)| **other != name);
+        let kept: usize = others.map(|(_, record)| record.problems.len()).sum();
+        let room = limits::PROBLEMS_MAX.saturating_sub(kept).max(1);
         let record = self.files.entry(name).or_default();
-        let same_problems = record.problems.len() == parsed.problems.len()
+        let same_problems = record.problems.len() + record.more_problems == parsed.problems.len()
             && record.problems.iter().zip(&parsed.problems).all(|(old, new)| old.same_as(new));
         let invalid = !parsed.problems.is_empty();
         if invalid && !same_problems && !self.first {
@@ -404,7 +409,9 @@ impl FileSource {
         if !same_pods {
             record.pods = pods;
         }
+        record.more_problems = parsed.problems.len().saturating_sub(room);
         record.problems = parsed.problems;
+        record.problems.truncate(room);
         record.bytes = parsed.bytes;
         self.changed |= !same_pods || !same_problems;
     }
@@ -419,6 +426,18 @@ impl FileSource {
         }
     }
 
+    /// What this source holds.
+    fn held(&self) -> Held {
+        let of_files = self.files.values().flat_map(|record| &record.problems);
+        let (mut held, all) = (Held::default(), of_files.chain(&self.said));
+        for problem in all {
+            held.problems += 1;
+            held.problem_bytes += problem.bytes();
+        }
+        held.pod_bytes = self.files.values().map(|record| record.bytes).sum();
+        held
+    }
+
     /// Everything this source wants and everything that is wrong.
     fn update(&mut self) -> SourceUpdate {
         let mut problems: Vec<Problem> = Vec::new();
@@ -431,7 +450,7 @@ impl FileSource {
             let message = format!("has {} manifests more than the {max} that are read", self.left_off);
             problems.push(Problem::of_file(&self.shown, message));
         }
-        let all: usize = self.files.values().map(|record| record.problems.len()).sum();
+        let all: usize = self.files.values().map(|record| record.problems.len() + record.more_problems).sum();
         let room = limits::PROBLEMS_MAX - problems.len();
         problems.extend(self.files.values().flat_map(|record| record.problems.iter().cloned()).take(room));
         if all > room {
@@ -448,7 +467,7 @@ impl FileSource {
         let complete = problems.is_empty() && self.unsettled_since.is_none();
         self.told_unsettled = self.unsettled_since.is_some();
         let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
-        SourceUpdate { source: NAME, pods, problems, complete }
+        SourceUpdate { source: NAME, pods, problems, complete, held: self.held() }
     }
 }
 

@@ -68,6 +68,19 @@ pub struct SourceUpdate {
     pub problems: Vec<Problem>,
     /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be wanted.
     pub complete: bool,
+    /// What the source holds.
+    pub held: Held,
+}
+
+/// What a source holds between two updates, to be shown beside its limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Memory of the pods (`manifest::cost`).
+    pub pod_bytes: usize,
+    /// Problems.
+    pub problems: usize,
+    /// Memory of these.
+    pub problem_bytes: usize,
 }
 
 /// One thing that is wrong with a manifest; shown as one line.
@@ -98,6 +111,12 @@ impl Problem {
             message: message.into(),
             fresh: true,
         }
+    }
+
+    /// Memory it takes; the file's name is shared.
+    pub fn bytes(&self) -> usize {
+        let text = |part: &Option<Box<str>>| part.as_ref().map_or(0, |part| part.len());
+        size_of::<Self>() + text(&self.pod) + text(&self.field) + self.message.len()
     }
 
     /// The same thing, whether reported or not.

@@ -16,7 +16,7 @@ fn map(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 /// A pod as a kubelet, or the smolet of `node`, makes it.
-fn foreign(fake: &Fake, name: &str, uid: &str, node: Option<&str>) {
+pub fn foreign(fake: &Fake, name: &str, uid: &str, node: Option<&str>) {
     let labels = map(&[
         ("io.kubernetes.pod.name", name),
         ("io.kubernetes.pod.namespace", "default"),

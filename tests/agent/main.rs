@@ -13,6 +13,7 @@ mod common;
 mod events;
 mod faults;
 mod images;
+mod metrics;
 mod restart;
 mod socket;
 mod start;

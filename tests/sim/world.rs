@@ -154,8 +154,17 @@ impl World {
         let (clock, runtime, on) = (Rc::new(self.clock.clone()), self.runtime.clone(), executor.clone());
         let main = Box::pin(async move {
             let blocking = Rc::new(Blocking::on_this_thread());
-            let parts =
-                Parts { config: &config, identity, node, executor: on, clock, blocking, source, once: false };
+            let parts = Parts {
+                config: &config,
+                identity,
+                node,
+                executor: on,
+                clock,
+                blocking,
+                source,
+                once: false,
+                metrics: Rc::default(),
+            };
             parts.run_loop(runtime, "fake".into(), queries, stopped).await
         });
         let woken = Arc::new(Flag(AtomicBool::new(true)));
@@ -293,6 +302,7 @@ impl World {
             pods: self.manifests.keys().filter_map(|name| self.pod(name)).collect(),
             problems: problems.into_iter().collect(),
             complete: !self.broken,
+            held: smolet::source::Held::default(),
         };
         // Full: the agent is behind; told with the next instant.
         self.untold = life.updates.try_send(update).is_err();

@@ -1,0 +1,504 @@
+//! What the agent counts and how much it holds, and the text of `/metrics` and `smolet top --self`.
+//!
+//! Counters are cells of the loop's thread: a count is an addition, without a lock or an allocation. Text is made when
+//! somebody asks. Names are the kubelet's (`pkg/kubelet/metrics/metrics.go`) where the thing is the same, `smolet_*`
+//! where it is our own. Where the kubelet has a histogram, here are its sum and count: enough for rates and means, and
+//! buckets would be a hundred lines of text a scrape.
+
+use std::cell::Cell;
+use std::fmt::Write as _;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::limits::{Bound, KIB};
+use crate::model::{ContainerKind, Wall};
+
+/// A number that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(Cell<u64>);
+
+impl Counter {
+    /// One more.
+    pub fn inc(&self) {
+        self.0.set(self.0.get().wrapping_add(1));
+    }
+
+    /// What it has come to.
+    pub fn get(&self) -> u64 {
+        self.0.get()
+    }
+}
+
+/// How often something was measured, and the sum.
+#[derive(Debug, Default)]
+pub struct Sum {
+    count: Counter,
+    nanos: Cell<u64>,
+}
+
+impl Sum {
+    /// One more measurement.
+    pub fn add(&self, took: Duration) {
+        self.count.inc();
+        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.nanos.set(self.nanos.get().saturating_add(nanos));
+    }
+}
+
+/// How many of something there are at the moment.
+#[derive(Clone, Debug, Default)]
+pub struct Gauge(Rc<Cell<usize>>);
+
+impl Gauge {
+    /// One more, until what is returned is dropped.
+    #[must_use]
+    pub fn enter(&self) -> Entered {
+        self.0.set(self.0.get().saturating_add(1));
+        Entered(self.clone())
+    }
+
+    /// How many there are.
+    pub fn get(&self) -> usize {
+        self.0.get()
+    }
+}
+
+/// One of what a [`Gauge`] counts.
+#[derive(Debug)]
+pub struct Entered(Gauge);
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        self.0.0.set(self.0.0.get().saturating_sub(1));
+    }
+}
+
+/// What the loop and its tasks count.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Calls to the runtime.
+    pub operations: Rc<Operations>,
+    /// Connections to the local socket that are open.
+    pub connections: Gauge,
+    /// Events of the runtime that were taken.
+    pub runtime_events: Counter,
+    /// Turns of the loop: what woke it, a timer or an event.
+    pub turns: Counter,
+    /// How long relists took.
+    pub relists: Sum,
+    /// Time between the ends of two relists.
+    pub relist_intervals: Sum,
+    /// From the first sight of a pod's manifest to the pod's running.
+    pub pod_starts: Sum,
+    /// Writes of the state directory's files.
+    pub state_writes: Counter,
+    starts: [Starts; 3],
+}
+
+#[derive(Debug, Default)]
+struct Starts {
+    all: Counter,
+    failed: Counter,
+}
+
+impl Metrics {
+    /// A container was to start, and did or did not. Waiting out a back-off is no start.
+    pub fn start(&self, kind: ContainerKind, failed: bool) {
+        let starts = &self.starts[kind as usize];
+        starts.all.inc();
+        if failed {
+            starts.failed.inc();
+        }
+    }
+}
+
+/// Calls to the runtime by method.
+#[derive(Debug, Default)]
+pub struct Operations {
+    by_method: [Operation; OPERATIONS.len()],
+    /// Calls under way, those included that wait for their turn.
+    pub under_way: Gauge,
+}
+
+#[derive(Debug, Default)]
+struct Operation {
+    sum: Sum,
+    failed: Counter,
+}
+
+/// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
+const OPERATIONS: [(&str, &str); 18] = [
+    ("Version", "version"),
+    ("Status", "status"),
+    ("RunPodSandbox", "run_podsandbox"),
+    ("StopPodSandbox", "stop_podsandbox"),
+    ("RemovePodSandbox", "remove_podsandbox"),
+    ("PodSandboxStatus", "podsandbox_status"),
+    ("ListPodSandbox", "list_podsandbox"),
+    ("CreateContainer", "create_container"),
+    ("StartContainer", "start_container"),
+    ("StopContainer", "stop_container"),
+    ("RemoveContainer", "remove_container"),
+    ("ContainerStatus", "container_status"),
+    ("ListContainers", "list_containers"),
+    ("ExecSync", "exec_sync"),
+    ("ReopenContainerLog", "reopen_container_log"),
+    ("ImageStatus", "image_status"),
+    ("PullImage", "pull_image"),
+    ("OTHER", "other"),
+];
+
+impl Operations {
+    /// A call of `method` (the CRI's name of it) has ended.
+    pub fn note(&self, method: &str, took: Duration, failed: bool) {
+        let known = OPERATIONS.iter().position(|(name, _)| *name == method);
+        let operation = &self.by_method[known.unwrap_or(OPERATIONS.len() - 1)];
+        operation.sum.add(took);
+        if failed {
+            operation.failed.inc();
+        }
+    }
+}
+
+/// What a bounded structure holds at the moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Usage {
+    /// Its name.
+    pub name: &'static str,
+    /// Entries in it.
+    pub entries: usize,
+    /// The most entries.
+    pub entries_max: usize,
+    /// Bytes they take, as the limit counts them.
+    pub bytes: usize,
+    /// The most bytes.
+    pub bytes_max: usize,
+}
+
+impl Usage {
+    /// Of a structure whose limits are fixed.
+    pub fn of(bound: &'static Bound, entries: usize, bytes: usize) -> Self {
+        let Bound { name, entries_max, bytes_max } = *bound;
+        Self { name, entries, entries_max, bytes, bytes_max }
+    }
+}
+
+/// What the loop's state shows at the moment.
+#[derive(Clone, Debug, Default)]
+pub struct Shown {
+    /// Pods with a sandbox that is ready.
+    pub running_pods: usize,
+    /// Containers in the states created, running, exited, unknown.
+    pub containers: [usize; 4],
+    /// Changes in the runtime that its events did not tell of.
+    pub missed_events: u64,
+    /// Sandboxes of others in the runtime.
+    pub foreign_sandboxes: usize,
+    /// One for each of `limits::BOUNDS`, in that order, and the status store's.
+    pub usage: Vec<Usage>,
+    /// When the agent started.
+    pub started: Wall,
+    /// What the kernel says of the process.
+    pub process: Process,
+}
+
+impl Shown {
+    /// The memory ceiling in bytes: everything full (`limits::memory_ceiling`).
+    fn ceiling(&self) -> usize {
+        self.usage.iter().map(|usage| usage.bytes_max).sum()
+    }
+}
+
+/// What the kernel says of the process; zeros where it says nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Process {
+    /// All memory in RAM, in KiB: with the code pages, which the kernel may drop and read again.
+    pub rss_kib: u64,
+    /// Of these what is the process' own, in KiB.
+    pub anonymous_kib: u64,
+    /// The most it has been, in KiB.
+    pub rss_max_kib: u64,
+    /// Threads.
+    pub threads: u64,
+    /// How often the main thread went to sleep.
+    pub sleeps: u64,
+    /// Time on a processor.
+    pub cpu: Duration,
+}
+
+impl Process {
+    /// Reads the text of `/proc/self/status`. PURE.
+    pub fn parse(status: &str, cpu: Duration) -> Self {
+        let number = |key: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        Self {
+            rss_kib: number("VmRSS"),
+            anonymous_kib: number("RssAnon"),
+            rss_max_kib: number("VmHWM"),
+            threads: number("Threads"),
+            sleeps: number("voluntary_ctxt_switches"),
+            cpu,
+        }
+    }
+
+    /// This process, now.
+    pub fn here() -> Self {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        let seconds = u64::try_from(cpu.tv_sec).unwrap_or(0);
+        Self::parse(&status, Duration::new(seconds, u32::try_from(cpu.tv_nsec).unwrap_or(0)))
+    }
+}
+
+/// The page in Prometheus' text format. PURE.
+pub fn text(metrics: &Metrics, shown: &Shown) -> String {
+    let mut page = Page { text: String::with_capacity(8 * KIB), family: "" };
+    let kinds = ["init_container", "container", "ephemeral_container"];
+    let states = ["created", "running", "exited", "unknown"];
+
+    page.family("kubelet_running_pods", "gauge", "Pods that have a running sandbox");
+    page.value("", shown.running_pods as u64);
+    page.family("kubelet_running_containers", "gauge", "Containers by state");
+    for (state, count) in states.iter().zip(shown.containers) {
+        page.labelled("container_state", state, count as u64);
+    }
+    page.family("kubelet_started_containers_total", "counter", "Containers that were to start");
+    for (kind, starts) in kinds.iter().zip(&metrics.starts) {
+        page.labelled("container_type", kind, starts.all.get());
+    }
+    page.family("kubelet_started_containers_errors_total", "counter", "Containers that did not start");
+    for (kind, starts) in kinds.iter().zip(&metrics.starts) {
+        page.labelled("container_type", kind, starts.failed.get());
+    }
+    page.family("kubelet_pod_start_duration_seconds", "summary", "From a pod's first sight to its running");
+    page.sum("", &metrics.pod_starts);
+    page.family("kubelet_pleg_relist_duration_seconds", "summary", "Duration of relists");
+    page.sum("", &metrics.relists);
+    page.family("kubelet_pleg_relist_interval_seconds", "summary", "Time between relists");
+    page.sum("", &metrics.relist_intervals);
+
+    let operations =
+        || OPERATIONS.iter().zip(&metrics.operations.by_method).filter(|(_, o)| o.sum.count.get() > 0);
+    page.family("kubelet_runtime_operations_total", "counter", "Calls to the runtime");
+    for ((_, kind), operation) in operations() {
+        page.labelled("operation_type", kind, operation.sum.count.get());
+    }
+    page.family("kubelet_runtime_operations_errors_total", "counter", "Calls to the runtime that failed");
+    for ((_, kind), operation) in operations().filter(|(_, o)| o.failed.get() > 0) {
+        page.labelled("operation_type", kind, operation.failed.get());
+    }
+    page.family("kubelet_runtime_operations_duration_seconds", "summary", "Duration of calls to the runtime");
+    for ((_, kind), operation) in operations() {
+        page.sum(&format!("{{operation_type=\"{kind}\"}}"), &operation.sum);
+    }
+
+    page.family("smolet_foreign_sandboxes", "gauge", "Sandboxes in the runtime that are not this node's");
+    page.value("", shown.foreign_sandboxes as u64);
+    page.family("smolet_runtime_events_total", "counter", "Events the runtime told");
+    page.value("", metrics.runtime_events.get());
+    page.family("smolet_runtime_events_missed_total", "counter", "Changes that no event told of");
+    page.value("", shown.missed_events);
+    page.family("smolet_loop_turns_total", "counter", "Turns of the loop: events and timers");
+    page.value("", metrics.turns.get());
+    page.family("smolet_state_writes_total", "counter", "Writes of files in the state directory");
+    page.value("", metrics.state_writes.get());
+    for (family, help, of) in [
+        (
+            "smolet_bounded_entries",
+            "Entries in a bounded structure",
+            (|u: &Usage| u.entries) as fn(&Usage) -> usize,
+        ),
+        ("smolet_bounded_entries_limit", "Most entries of a bounded structure", |u| u.entries_max),
+        ("smolet_bounded_bytes", "Bytes in a bounded structure", |u| u.bytes),
+        ("smolet_bounded_bytes_limit", "Most bytes of a bounded structure", |u| u.bytes_max),
+    ] {
+        page.family(family, "gauge", help);
+        for usage in &shown.usage {
+            page.labelled("structure", usage.name, of(usage) as u64);
+        }
+    }
+    page.family("smolet_memory_ceiling_bytes", "gauge", "Sum of smolet_bounded_bytes_limit");
+    page.value("", shown.ceiling() as u64);
+
+    let process = &shown.process;
+    page.family("process_resident_memory_bytes", "gauge", "Resident memory, code included");
+    page.value("", process.rss_kib * 1024);
+    page.family("process_cpu_seconds_total", "counter", "Time on a processor");
+    page.seconds("", process.cpu.as_nanos());
+    page.family("process_start_time_seconds", "gauge", "Start of the process");
+    page.seconds("", shown.started.0.max(0).unsigned_abs().into());
+    page.family("smolet_process_anonymous_bytes", "gauge", "Resident memory that is the process' own");
+    page.value("", process.anonymous_kib * 1024);
+    page.family("smolet_process_resident_memory_max_bytes", "gauge", "The most resident memory so far");
+    page.value("", process.rss_max_kib * 1024);
+    page.family("smolet_process_threads", "gauge", "Threads");
+    page.value("", process.threads);
+    page.family("smolet_process_sleeps_total", "counter", "How often the main thread went to sleep");
+    page.value("", process.sleeps);
+    page.text
+}
+
+/// The page being written, and the family that the next values belong to.
+struct Page {
+    text: String,
+    family: &'static str,
+}
+
+// Writing to a String does not fail.
+impl Page {
+    fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        self.family = name;
+        let _ = write!(self.text, "# HELP {name} {help}.\n# TYPE {name} {kind}\n");
+    }
+
+    fn value(&mut self, labels: &str, value: u64) {
+        let _ = writeln!(self.text, "{}{labels} {value}", self.family);
+    }
+
+    /// Label values here are words of our own: nothing to escape.
+    fn labelled(&mut self, label: &str, word: &str, value: u64) {
+        let _ = writeln!(self.text, "{}{{{label}=\"{word}\"}} {value}", self.family);
+    }
+
+    fn seconds(&mut self, labels: &str, nanos: u128) {
+        let (seconds, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
+        let _ = writeln!(self.text, "{}{labels} {seconds}.{rest:09}", self.family);
+    }
+
+    fn sum(&mut self, labels: &str, sum: &Sum) {
+        let (seconds, rest) = (sum.nanos.get() / 1_000_000_000, sum.nanos.get() % 1_000_000_000);
+        let _ = writeln!(self.text, "{}_sum{labels} {seconds}.{rest:09}", self.family);
+        let _ = writeln!(self.text, "{}_count{labels} {}", self.family, sum.count.get());
+    }
+}
+
+/// What `smolet top --self` prints: every bounded structure with its use and its limit. PURE.
+pub fn top(shown: &Shown) -> String {
+    let mut out = String::with_capacity(4 * KIB);
+    let _ = writeln!(out, "{:<22} {:>8} {:>8} {:>9} {:>9}", "STRUCTURE", "ENTRIES", "LIMIT", "KIB", "LIMIT");
+    let mut sum = 0;
+    for usage in &shown.usage {
+        sum += usage.bytes;
+        let (kib, kib_max) = (usage.bytes.div_ceil(KIB), usage.bytes_max.div_ceil(KIB));
+        let (entries, max) = (usage.entries, usage.entries_max);
+        let _ = writeln!(out, "{:<22} {entries:>8} {max:>8} {kib:>9} {kib_max:>9}", usage.name);
+    }
+    let ceiling = shown.ceiling().div_ceil(KIB);
+    let _ =
+        writeln!(out, "{:<22} {:>8} {:>8} {:>9} {ceiling:>9}", "memory ceiling", "", "", sum.div_ceil(KIB));
+    let process = &shown.process;
+    let _ = write!(
+        out,
+        "\nThe ceiling is what the agent may keep. Code ({} KiB resident now), stacks and what the allocator has not\n\
+         given back come on top.\n\
+         process: {} KiB resident ({} KiB its own), {} KiB at most so far, {} threads\n",
+        process.rss_kib.saturating_sub(process.anonymous_kib),
+        process.rss_kib,
+        process.anonymous_kib,
+        process.rss_max_kib,
+        process.threads,
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::{BOUNDS, memory_ceiling};
+
+    fn shown() -> Shown {
+        let usage = BOUNDS.iter().map(|bound| Usage::of(bound, 1, 1025)).collect();
+        let status = "Name:\tsmolet\nVmHWM:\t    4000 kB\nVmRSS:\t    3000 kB\nRssAnon:\t     500 kB\nThreads:\t2\n\
+                      voluntary_ctxt_switches:\t77\nnonvoluntary_ctxt_switches:\t5\n";
+        Shown {
+            running_pods: 2,
+            containers: [0, 3, 1, 0],
+            missed_events: 6,
+            foreign_sandboxes: 4,
+            usage,
+            started: Wall(2_208_988_800_500_000_000),
+            process: Process::parse(status, Duration::from_millis(1500)),
+        }
+    }
+
+    #[test]
+    fn the_page_says_what_was_counted() {
+        let metrics = Metrics::default();
+        metrics.operations.note("RunPodSandbox", Duration::from_millis(250), false);
+        metrics.operations.note("RunPodSandbox", Duration::from_millis(1750), true);
+        metrics.operations.note("Unheard", Duration::ZERO, false);
+        metrics.start(ContainerKind::App, false);
+        metrics.start(ContainerKind::App, true);
+        metrics.start(ContainerKind::Init, false);
+        metrics.relists.add(Duration::from_nanos(5));
+        let page = text(&metrics, &shown());
+        for line in [
+            "kubelet_running_pods 2",
+            "kubelet_running_containers{container_state=\"running\"} 3",
+            "kubelet_started_containers_total{container_type=\"container\"} 2",
+            "kubelet_started_containers_total{container_type=\"init_container\"} 1",
+            "kubelet_started_containers_errors_total{container_type=\"container\"} 1",
+            "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 2",
+            "kubelet_runtime_operations_total{operation_type=\"other\"} 1",
+            "kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"} 1",
+            "kubelet_runtime_operations_duration_seconds_sum{operation_type=\"run_podsandbox\"} 2.000000000",
+            "kubelet_runtime_operations_duration_seconds_count{operation_type=\"run_podsandbox\"} 2",
+            "kubelet_pleg_relist_duration_seconds_sum 0.000000005",
+            "process_start_time_seconds 2208988800.500000000",
+            "process_cpu_seconds_total 1.500000000",
+            "process_resident_memory_bytes 3072000",
+            "smolet_process_sleeps_total 77",
+            "smolet_bounded_bytes{structure=\"events\"} 1025",
+        ] {
+            assert!(page.lines().any(|l| l == line), "{line} in\n{page}");
+        }
+        assert!(!page.contains("pull_image"), "what was never called has no line");
+    }
+
+    /// As Prometheus' parser wants it: each value belongs to the family told of last, and none stands twice.
+    #[test]
+    fn the_page_is_well_formed() {
+        let metrics = Metrics::default();
+        for (method, _) in OPERATIONS {
+            metrics.operations.note(method, Duration::ZERO, true);
+        }
+        let page = text(&metrics, &shown());
+        let mut seen = std::collections::BTreeSet::new();
+        let mut family = "";
+        for line in page.lines() {
+            if let Some(told) = line.strip_prefix("# HELP ") {
+                family = told.split(' ').next().unwrap();
+                assert!(seen.insert(family), "{family} twice");
+                continue;
+            }
+            if let Some(told) = line.strip_prefix("# TYPE ") {
+                assert_eq!(told.split(' ').next(), Some(family));
+                continue;
+            }
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert!(value.parse::<f64>().is_ok(), "{line}");
+            let bare = name.split('{').next().unwrap();
+            let of = bare.strip_prefix(family).unwrap_or_else(|| panic!("{line} under {family}"));
+            assert!(["", "_sum", "_count"].contains(&of), "{line}");
+            assert!(name.len() == bare.len() || name.ends_with("\"}"), "{line}");
+            assert!(seen.insert(name) || name == family, "{name} twice");
+        }
+    }
+
+    #[test]
+    fn top_sums_what_is_held() {
+        let shown = top(&shown());
+        for bound in &BOUNDS {
+            assert!(shown.lines().any(|line| line.starts_with(bound.name)), "{} in\n{shown}", bound.name);
+        }
+        let ceiling = shown.lines().find(|line| line.starts_with("memory ceiling")).unwrap();
+        let numbers: Vec<usize> = ceiling.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        assert_eq!(numbers, [(BOUNDS.len() * 1025).div_ceil(KIB), memory_ceiling(0).div_ceil(KIB)]);
+        assert!(
+            shown
+                .contains("process: 3000 KiB resident (500 KiB its own), 4000 KiB at most so far, 2 threads")
+        );
+    }
+}

@@ -1,0 +1,172 @@
+//! `/metrics` and what `smolet top --self` shows: what happened is counted, and what is held stays below its limit.
+
+use std::time::Duration;
+
+use smolet::limits::{
+    BACKOFF_ENTRIES_MAX, BOUNDS, EVENTS_MAX, KIB, MANIFEST_FILES_MAX, PROBLEMS_MAX, PULL_MESSAGES_MAX,
+    RELIST_ORPHANS_MAX, START_FAILURES_MAX, STATUS_STORE_BYTES, memory_ceiling,
+};
+
+use crate::adopt::foreign;
+use crate::common::fake::Program;
+use crate::world::{NODE, World};
+
+/// A value of the page; 0 when it is not there.
+fn value(page: &str, name: &str) -> f64 {
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.map_or(0.0, |value| value.parse().unwrap())
+}
+
+fn page(world: &World) -> String {
+    let (code, page) = world.ask("/metrics");
+    assert_eq!(code, 200, "{page}");
+    page
+}
+
+fn count(world: &World, name: &str) -> usize {
+    value(&page(world), name) as usize
+}
+
+/// Entries of a bounded structure.
+fn entries(world: &World, structure: &str) -> usize {
+    count(world, &format!("smolet_bounded_entries{{structure=\"{structure}\"}}"))
+}
+
+/// Nothing holds more than it may, and both pages say the same limits as the code.
+fn within_bounds(world: &World) {
+    let page = page(world);
+    let (_, top) = world.ask("/top");
+    for bound in &BOUNDS {
+        let of = |family: &str| value(&page, &format!("{family}{{structure=\"{}\"}}", bound.name)) as usize;
+        let limits = (of("smolet_bounded_entries_limit"), of("smolet_bounded_bytes_limit"));
+        assert_eq!(limits, (bound.entries_max, bound.bytes_max), "{}", bound.name);
+        let (entries, bytes) = (of("smolet_bounded_entries"), of("smolet_bounded_bytes"));
+        assert!(entries <= bound.entries_max, "{}: {entries} of {}", bound.name, bound.entries_max);
+        assert!(bytes <= bound.bytes_max, "{}: {bytes} of {} bytes", bound.name, bound.bytes_max);
+        let line = top.lines().find(|line| line.starts_with(bound.name)).expect("a line of its own");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let shown = (words[2], words[4]);
+        let wanted = (bound.entries_max.to_string(), bound.bytes_max.div_ceil(KIB).to_string());
+        assert_eq!(shown, (&*wanted.0, &*wanted.1), "{line}");
+    }
+    assert_eq!(value(&page, "smolet_memory_ceiling_bytes") as usize, memory_ceiling(STATUS_STORE_BYTES));
+}
+
+#[test]
+fn what_happened_is_counted_under_the_kubelets_names() {
+    let world = World::new();
+    world.fake.program("first", Program::exits(0, Duration::ZERO));
+    world.fake.missing_image("nothere:1");
+    world.run(
+        "web",
+        "initContainers: [{name: first, image: 'busybox:1'}], containers: [{name: app, image: 'busybox:1'}]",
+    );
+    world.put("bad", "containers: [{name: app, image: 'nothere:1'}]");
+    world.until("the failed pull", |world| world.waiting("bad", "app").0 == "ImagePullBackOff");
+    let page = page(&world);
+    for (name, wanted) in [
+        ("kubelet_running_pods", 2),
+        ("kubelet_running_containers{container_state=\"running\"}", 1),
+        ("kubelet_running_containers{container_state=\"exited\"}", 1),
+        ("kubelet_started_containers_total{container_type=\"init_container\"}", 1),
+        ("kubelet_started_containers_errors_total{container_type=\"init_container\"}", 0),
+        ("kubelet_pod_start_duration_seconds_count", 1),
+        ("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}", 2),
+        ("kubelet_runtime_operations_total{operation_type=\"create_container\"}", 2),
+        ("kubelet_runtime_operations_total{operation_type=\"pull_image\"}", world.fake.count("PullImage")),
+        (
+            "kubelet_runtime_operations_errors_total{operation_type=\"pull_image\"}",
+            world.fake.count("PullImage"),
+        ),
+        ("kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"}", 0),
+        ("smolet_foreign_sandboxes", 0),
+        ("smolet_bounded_entries{structure=\"manifests\"}", 2),
+        ("smolet_bounded_entries{structure=\"start_failures\"}", 1),
+        ("smolet_bounded_entries{structure=\"pull_messages\"}", 1),
+        ("smolet_bounded_entries{structure=\"image_backoff\"}", 1),
+        ("smolet_bounded_entries{structure=\"socket_connections\"}", 1),
+    ] {
+        assert_eq!(value(&page, name) as usize, wanted, "{name}\n{page}");
+    }
+    let failed = value(&page, "kubelet_started_containers_errors_total{container_type=\"container\"}");
+    let all = value(&page, "kubelet_started_containers_total{container_type=\"container\"}");
+    assert!(failed >= 1.0 && all - failed == 1.0, "{failed} of {all} failed");
+    for name in [
+        "kubelet_pleg_relist_duration_seconds_count",
+        "smolet_loop_turns_total",
+        "process_resident_memory_bytes",
+        "process_cpu_seconds_total",
+        "smolet_process_threads",
+    ] {
+        assert!(value(&page, name) > 0.0, "{name}\n{page}");
+    }
+    within_bounds(&world);
+}
+
+#[test]
+fn a_running_pod_that_is_found_has_not_been_started() {
+    let world = World::new();
+    world.run("web", "containers: [{name: app, image: 'busybox:1'}]");
+    world.kill();
+    world.start();
+    world.until("the pod", |world| world.phase("web") == "Running");
+    let page = page(&world);
+    assert_eq!(value(&page, "kubelet_running_containers{container_state=\"running\"}") as usize, 1);
+    assert_eq!(value(&page, "kubelet_pod_start_duration_seconds_count") as usize, 0);
+    assert_eq!(value(&page, "kubelet_started_containers_total{container_type=\"container\"}") as usize, 0);
+}
+
+/// More of everything than fits: 1,100 containers whose images cannot be pulled, for reasons four KiB long, and
+/// manifests with thousands of faults.
+#[test]
+fn what_is_full_stays_within_its_limit() {
+    let world = World::without_agent();
+    world.fake.fail("PullImage", u32::MAX, 2, &"é".repeat(2 * KIB));
+    let containers: Vec<String> =
+        (0..11).map(|n| format!("{{name: app{n}, image: 'absent{n}:1', imagePullPolicy: Always}}")).collect();
+    for n in 0..100 {
+        world.put(&format!("web{n}"), &format!("containers: [{}]", containers.join(", ")));
+    }
+    let faults: String = (0..20).map(|n| format!("é{n}: {{}}, ")).collect();
+    for n in 0..200 {
+        world.put_text(&format!("bad{n}"), &format!("kind: Pod\napiVersion: v1\nspec: {{{faults}}}\n"));
+    }
+    world.start();
+    // Reading takes real time.
+    world.wait("the manifests", |world| entries(world, "manifests") == 100);
+    world.until("the reasons", |world| entries(world, "start_failures") == START_FAILURES_MAX);
+    world.pass(20);
+    within_bounds(&world);
+    assert_eq!(entries(&world, "start_failures"), START_FAILURES_MAX);
+    assert_eq!(entries(&world, "image_backoff"), BACKOFF_ENTRIES_MAX);
+    assert_eq!(entries(&world, "pull_messages"), PULL_MESSAGES_MAX);
+    assert_eq!(entries(&world, "events"), EVENTS_MAX);
+    let problems = entries(&world, "manifest_problems");
+    assert!((3 * PROBLEMS_MAX..3 * PROBLEMS_MAX + MANIFEST_FILES_MAX).contains(&problems), "{problems}");
+    // Those that are not kept are counted all the same.
+    let (_, table) = world.ask("/pods?output=table");
+    let more: usize = table
+        .lines()
+        .find_map(|l| l.strip_suffix(" more problems")?.rsplit(' ').next()?.parse().ok())
+        .unwrap();
+    assert!(more >= 200 * 16 - PROBLEMS_MAX, "{more}\n{table}");
+}
+
+#[test]
+fn orphans_that_a_relist_has_no_room_for_end_after_the_others() {
+    let world = World::without_agent();
+    let orphans = RELIST_ORPHANS_MAX + 20;
+    for n in 0..orphans {
+        foreign(&world.fake, &format!("old{n}"), &format!("uid-{n}"), Some(NODE));
+    }
+    world.fake.hang("StopContainer");
+    world.start();
+    world.pass(2);
+    assert_eq!(entries(&world, "relist"), RELIST_ORPHANS_MAX);
+    within_bounds(&world);
+    assert_eq!(count(&world, "smolet_foreign_sandboxes"), 0, "they are ours all the same");
+    world.kill();
+    world.fake.heal("StopContainer");
+    world.start();
+    world.until("all to end", |world| world.fake.state().sandboxes.is_empty());
+}
