@@ -53,9 +53,15 @@ pub fn message(status: &cri::ContainerStatus) -> Box<str> {
 /// The end of the container's log, without timestamps and stream names.
 fn last_lines(path: &Path) -> Box<str> {
     match end_of(path, TERMINATION_LOG_BYTES_READ) {
-        Ok((bytes, whole)) => lossy(&contents(&bytes, whole), TERMINATION_LOG_BYTES_MAX),
+        Ok((bytes, whole)) => last_words(&bytes, whole),
         Err(error) => format!("Error on reading termination message from logs: {error}").into(),
     }
+}
+
+/// PURE: the message that the end of a log makes: its last `limits::TERMINATION_LOG_LINES_MAX` lines, of them at most
+/// the last `limits::TERMINATION_LOG_BYTES_MAX` bytes. `whole` = `log` begins with the file's first line.
+pub fn last_words(log: &[u8], whole: bool) -> Box<str> {
+    lossy(&contents(log, whole), TERMINATION_LOG_BYTES_MAX)
 }
 
 /// What the last lines of a CRI log say. A line is `TIME STREAM TAGS CONTENT`; the tag `P` says that the next line goes

@@ -1,0 +1,7 @@
+//! What each fuzz target does with its bytes. The targets hand them over; tests/corpus.rs replays the corpus.
+
+pub mod checkpoint;
+pub mod grpc;
+pub mod http;
+pub mod log_lines;
+pub mod manifests;

@@ -1,0 +1,47 @@
+//! What fuzzing has found worth keeping (`fuzz/corpus`), through the fuzz targets' own code once more. `make fuzz` looks
+//! for more.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use std::path::Path;
+
+#[path = "../fuzz/src/lib.rs"]
+#[allow(unreachable_pub)]
+mod targets;
+
+/// Every input of that target's corpus; there are some.
+fn replay(target: &str, run: fn(&[u8])) {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let inputs: Vec<_> = std::fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(!inputs.is_empty());
+    for input in inputs {
+        // Shown when it fails.
+        println!("{}", input.display());
+        run(&std::fs::read(input).unwrap());
+    }
+}
+
+#[test]
+fn manifests() {
+    replay("manifests", targets::manifests::run);
+}
+
+#[test]
+fn grpc() {
+    replay("grpc", targets::grpc::run);
+}
+
+#[test]
+fn log_lines() {
+    replay("log_lines", targets::log_lines::run);
+}
+
+#[test]
+fn http() {
+    replay("http", targets::http::run);
+}
+
+#[test]
+fn checkpoint() {
+    replay("checkpoint", targets::checkpoint::run);
+}
