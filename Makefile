@@ -24,7 +24,13 @@ DEMO_DIR := .cache/demo
 
 step = @printf '\n== %s\n' '$(1)'
 
-.PHONY: help demo test lint deny unit vectors real size leftovers arm arm-all bench clean setup setup-rust release
+# How long `make fuzz` runs each target.
+FUZZ_SECONDS ?= 600
+# How often `make test` runs each.
+FUZZ_TIMES := 20000
+
+.PHONY: help demo test lint deny unit vectors real size leftovers arm arm-all bench fuzz fuzz-times fuzz-build clean setup \
+	setup-rust release
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -32,12 +38,13 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint deny unit vectors size real leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint deny unit vectors fuzz-times size real leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
 	$(call step,rustfmt)
 	@$(CARGO) fmt --all --check
+	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
 
@@ -83,6 +90,18 @@ bench: setup release  ## benchmarks, and the promises on a real containerd. KUBE
 	$(call step,the whole agent on a real containerd)
 	@trap 'tests/env/runtime.sh down target/tmp/bench' EXIT; \
 	SMOLET_BIN=$(CURDIR)/target/tmp/smolet-measured $(CARGO) bench --locked --bench node
+
+fuzz: fuzz-build  ## fuzzing, FUZZ_SECONDS (600) for each target; a finding fails it and is kept in target/fuzz/artifacts
+	$(call step,fuzzing)
+	@fuzz/run.sh for $(FUZZ_SECONDS)
+
+fuzz-times: fuzz-build
+	$(call step,fuzzing in short)
+	@fuzz/run.sh times $(FUZZ_TIMES)
+
+fuzz-build: setup-rust
+	@tests/env/setup.sh fuzz
+	@fuzz/run.sh build
 
 release: setup-rust
 	@$(CARGO) build --release --locked --quiet

@@ -3,6 +3,7 @@
 #
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
+#   setup.sh fuzz        a C++ compiler, which builds libFuzzer
 #   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
 #
 # A program that is already there, from whatever source, is kept: only missing ones are installed.
@@ -20,7 +21,13 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # install PACKAGE...: `apt-get update` only when something is to be installed.
 install() {
-    [ $# -gt 0 ] || return 0
+    fuzz() {
+    local need=()
+    has c++ || need+=(g++)
+    install "${need[@]}"
+}
+
+[ $# -gt 0 ] || return 0
     has apt-get || die "missing: $*. Without apt they have to be installed by hand"
     [ "$(id -u)" = 0 ] || die "missing: $*. Install them, or run this as root"
     echo "setup: installing $*"
@@ -88,7 +95,8 @@ for part; do
     case $part in
     runtime) runtime ;;
     rust) rust ;;
+    fuzz) fuzz ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime rust cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime rust fuzz cargo-deny" ;;
     esac
 done
