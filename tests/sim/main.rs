@@ -14,12 +14,13 @@ mod runtime;
 mod scenario;
 mod world;
 
+use std::io::Write as _;
 use std::time::Duration;
 
 use scenario::Scenario;
 
 /// Seeds of an ordinary run.
-const SEEDS: std::ops::Range<u64> = 0..24;
+const SEEDS: std::ops::Range<u64> = 0..16;
 
 #[test]
 fn after_any_trouble_exactly_what_is_wanted_runs() {
@@ -27,21 +28,29 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
         let (from, to) = text.split_once("..")?;
         Some(from.parse().ok()?..to.parse().ok()?)
     });
-    let (mut lived, mut calls, mut lives) = (Duration::ZERO, 0, 0);
-    for seed in seeds.unwrap_or(SEEDS) {
+    let seeds = seeds.unwrap_or(SEEDS);
+    let (mut lived, mut calls, mut events, mut lives) = (Duration::ZERO, 0, 0, 0);
+    for seed in seeds.clone() {
         let ended = Scenario::run(seed);
         lived += ended.lived;
         calls += ended.calls;
+        events += ended.events;
         lives += ended.lives;
     }
-    println!("{} node-hours, {lives} lives of the agent, {calls} calls", lived.as_secs() / 3600);
+    let hours = lived.as_secs() / 3600;
+    // Not `println`: it is to be seen of a test that passes, too.
+    let _ = writeln!(
+        std::io::stdout(),
+        "simulated, seeds {seeds:?}: {hours} node-hours, {lives} lives of the agent, {calls} calls, {events} events"
+    );
 }
 
 #[test]
 fn the_same_seed_does_the_same() {
-    for seed in [7, 8] {
+    let digests = [1, 2].map(|seed| {
         let (first, second) = (Scenario::run(seed), Scenario::run(seed));
         assert_eq!(first.digest, second.digest, "seed {seed}");
-        assert_ne!(first.digest, Scenario::run(seed + 100).digest, "another seed does something else");
-    }
+        first.digest
+    });
+    assert_ne!(digests[0], digests[1], "another seed does something else");
 }

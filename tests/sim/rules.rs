@@ -90,10 +90,6 @@ impl Rules {
         let count: u32 =
             container.config.annotations["io.kubernetes.container.restartCount"].parse().expect("a number");
         let key = (uid(container), container.name().to_owned());
-        // A new sandbox begins with init containers without any record (`purgeInitContainers`).
-        if ["init-a", "init-b", "side"].contains(&&*key.1) {
-            return;
-        }
         let last = self.counts.insert(key, count).unwrap_or(0);
         if count < last {
             self.violations.push(format!("{}: restart count {last} became {count}", label(container)));

@@ -17,6 +17,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use prost::Message;
 use smolet::clock::{Clock as _, VirtualClock};
+use smolet::cri::events::{of_containerd, of_cri};
 use smolet::cri::{
     EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeEvent,
     RuntimeResult, RuntimeVersion, convert,
@@ -55,6 +56,8 @@ struct Inner {
     late: RefCell<VecDeque<(Mono, &'static str, Vec<u8>)>>,
     digest: Cell<u64>,
     calls: Cell<u64>,
+    /// Events that the agent was told of.
+    events: Cell<u64>,
 }
 
 enum Trouble {
@@ -65,6 +68,15 @@ enum Trouble {
     HangsBefore,
     HangsAfter,
     AnswerLost,
+}
+
+impl Inner {
+    fn wake_later(&self, waker: &Waker) {
+        let mut waiting = self.waiting.borrow_mut();
+        if !waiting.iter().any(|other| other.will_wake(waker)) {
+            waiting.push(waker.clone());
+        }
+    }
 }
 
 impl SimRuntime {
@@ -85,6 +97,7 @@ impl SimRuntime {
             late: RefCell::default(),
             digest: Cell::new(0xcbf2_9ce4_8422_2325),
             calls: Cell::new(0),
+            events: Cell::new(0),
         }))
     }
 
@@ -111,11 +124,16 @@ impl SimRuntime {
         }
     }
 
+    pub fn troubled(&self) -> u16 {
+        self.0.trouble.get()
+    }
+
     /// Dies, which cuts every call, or comes back.
     pub fn down(&self, down: bool) {
         self.0.down.set(down);
         self.0.frozen.set(false);
         self.0.cut.set(self.0.cut.get() + 1);
+        self.state(State::cut_event_streams);
         self.wake();
     }
 
@@ -140,8 +158,10 @@ impl SimRuntime {
         self.rules(Rules::booted);
     }
 
-    /// Carries out what was left behind by callers that are gone.
+    /// What the runtime does by itself: programs end, events are told, and what callers left behind that are gone is
+    /// carried out.
     pub fn catch_up(&self) {
+        self.state(|_| ());
         let now = self.now();
         loop {
             let due = {
@@ -151,12 +171,14 @@ impl SimRuntime {
             };
             let Some((_, method, bytes)) = due else { return };
             let _ = self.effect(method, &bytes);
+            self.check(method, "late");
         }
     }
 
-    /// When the next of these is due.
-    pub fn next_late(&self) -> Option<Mono> {
-        self.0.late.borrow().iter().map(|(at, ..)| *at).min()
+    /// When the runtime does something next by itself.
+    pub fn next_change(&self) -> Option<Mono> {
+        let late = self.0.late.borrow().iter().map(|(at, ..)| *at).min();
+        late.into_iter().chain(self.0.state.borrow().next_change()).min()
     }
 
     /// Stands for every call so far: method, target and instant.
@@ -166,6 +188,10 @@ impl SimRuntime {
 
     pub fn calls(&self) -> u64 {
         self.0.calls.get()
+    }
+
+    pub fn events(&self) -> u64 {
+        self.0.events.get()
     }
 
     fn wake(&self) {
@@ -248,15 +274,18 @@ impl SimRuntime {
         if state.calls.len() > 2 * TRACE_MAX {
             state.calls.drain(..TRACE_MAX);
         }
+        let (mono, wall) = (now.mono.0.to_le_bytes(), now.wall.0.to_le_bytes());
+        self.digest_of(&[method.as_bytes(), target.as_bytes(), &mono, &wall]);
+        self.0.calls.set(self.0.calls.get() + 1);
+        target
+    }
+
+    fn digest_of(&self, words: &[&[u8]]) {
         let mut digest = self.0.digest.get();
-        let words =
-            [method.as_bytes(), target.as_bytes(), &now.mono.0.to_le_bytes(), &now.wall.0.to_le_bytes()];
-        for byte in words.into_iter().flatten() {
+        for byte in words.iter().copied().flatten() {
             digest = (digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
         self.0.digest.set(digest);
-        self.0.calls.set(self.0.calls.get() + 1);
-        target
     }
 
     fn roll(&self, method: &str) -> Trouble {
@@ -332,7 +361,7 @@ impl SimRuntime {
                 let message = format!("{method}: context deadline exceeded");
                 return Poll::Ready(Err(RuntimeError::DeadlineExceeded(message)));
             }
-            self.0.waiting.borrow_mut().push(cx.waker().clone());
+            self.0.wake_later(cx.waker());
             Poll::Pending
         })
         .await
@@ -369,9 +398,17 @@ impl Drop for Pending<'_> {
     }
 }
 
-/// Calls that may have their effect after their caller has gone.
-const LATE: [&str; 5] =
-    ["RunPodSandbox", "StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"];
+/// Calls that may have their effect after their caller has gone, be it dropped or dead. Checked after each effect, late
+/// ones too: no two live instances of a container, no two ready sandboxes of a pod.
+const LATE: [&str; 7] = [
+    "RunPodSandbox",
+    "CreateContainer",
+    "StartContainer",
+    "StopContainer",
+    "StopPodSandbox",
+    "RemoveContainer",
+    "RemovePodSandbox",
+];
 const LATE_MILLIS_MAX: u64 = 2_000;
 
 fn unavailable(method: &str) -> RuntimeError {
@@ -558,8 +595,42 @@ impl Runtime for SimRuntime {
         Ok(convert::filesystems(answer))
     }
 
-    // Nothing is told: relists alone have to do.
-    async fn follow_events(&self, _: EventService, _: &mut dyn FnMut(RuntimeEvent)) -> RuntimeResult<()> {
-        Err(RuntimeError::Unimplemented("events: unknown method".to_owned()))
+    async fn follow_events(
+        &self,
+        service: EventService,
+        each: &mut dyn FnMut(RuntimeEvent),
+    ) -> RuntimeResult<()> {
+        let method = match service {
+            EventService::Cri => "GetContainerEvents",
+            EventService::Containerd => "Subscribe",
+        };
+        self.note(method, &[]);
+        if self.0.down.get() {
+            return Err(unavailable(method));
+        }
+        if let Trouble::Fails(error) = self.roll(method) {
+            return Err(error);
+        }
+        let Some(mut told) = self.state(|state| state.follow_events(service)) else {
+            return Err(RuntimeError::Unimplemented(format!("unknown method {method}")));
+        };
+        let cut = self.0.cut.get();
+        loop {
+            let next = poll_fn(|cx| {
+                if self.0.cut.get() != cut {
+                    return Poll::Ready(Err(unavailable(method)));
+                }
+                self.0.wake_later(cx.waker());
+                if self.0.frozen.get() { Poll::Pending } else { told.poll_next(cx).map(Ok) }
+            });
+            let Some(message) = next.await? else { return Ok(()) };
+            self.digest_of(&[method.as_bytes(), &message]);
+            self.0.events.set(self.0.events.get() + 1);
+            let event = match service {
+                EventService::Cri => of_cri(&message),
+                EventService::Containerd => of_containerd(&message),
+            };
+            event.into_iter().for_each(&mut *each);
+        }
     }
 }

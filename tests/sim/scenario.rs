@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::common::fake::Program;
+use crate::common::fake::{EventFaults, Program, State};
 use crate::rules::CONVERGES_WITHIN;
 use crate::world::{World, show_log};
 
 /// Things that happen in one scenario.
 const ACTS: u32 = 80;
+/// How long nothing happens at a time.
+const QUIET_HOURS_MAX: u64 = 168;
+const QUIET_HOURS_CRASHING_MAX: u64 = 6;
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
 
 pub struct Scenario {
@@ -19,6 +22,7 @@ pub struct Scenario {
     /// The version of each manifest.
     wanted: BTreeMap<&'static str, Version>,
     down: bool,
+    event_faults: EventFaults,
     told: Vec<String>,
     seed: u64,
 }
@@ -28,6 +32,8 @@ pub struct Ended {
     pub digest: u64,
     pub lived: Duration,
     pub calls: u64,
+    /// That the agent was told of.
+    pub events: u64,
     pub lives: u32,
 }
 
@@ -111,7 +117,15 @@ impl Scenario {
             }
         });
         let rng = Rng::with_seed(seed);
-        let mut scenario = Self { world, rng, wanted: BTreeMap::new(), down: false, told: Vec::new(), seed };
+        let mut scenario = Self {
+            world,
+            rng,
+            wanted: BTreeMap::new(),
+            down: false,
+            event_faults: EventFaults::default(),
+            told: Vec::new(),
+            seed,
+        };
         scenario.world.start();
         for _ in 0..ACTS {
             scenario.act();
@@ -127,18 +141,44 @@ impl Scenario {
             digest: world.runtime.digest(),
             lived: world.lived,
             calls: world.runtime.calls(),
+            events: world.runtime.events(),
             lives: world.lives,
         }
     }
 
-    /// Mostly one trouble soon after the other, sometimes a quiet hour or more.
+    /// Mostly one trouble soon after the other, sometimes half an hour.
     fn wait(&mut self) -> Duration {
         match self.rng.u8(..10) {
             0..=2 => Duration::from_millis(self.rng.u64(..50)),
             3..=6 => Duration::from_millis(self.rng.u64(..5_000)),
             7 | 8 => Duration::from_millis(self.rng.u64(..400_000)),
-            _ => Duration::from_secs(self.rng.u64(..7_200)),
+            _ => Duration::from_secs(self.rng.u64(..1_800)),
         }
+    }
+
+    /// Days without trouble and churn, as a gateway has them; what was wrong is so again after them.
+    fn quiet(&mut self) {
+        // Without events there is a look at everything each second: an hour has to do.
+        let tells = !self.seed.is_multiple_of(4);
+        let crashes = self.wanted.values().any(|version| version.shape == Shape::Crasher);
+        let hours = match (tells, crashes) {
+            (false, _) => 1,
+            (true, true) => self.rng.u64(1..=QUIET_HOURS_CRASHING_MAX),
+            (true, false) => self.rng.u64(12..=QUIET_HOURS_MAX),
+        };
+        self.tell(format!("{hours} quiet hours"));
+        let trouble = self.world.runtime.troubled();
+        if std::mem::take(&mut self.down) {
+            self.world.runtime.down(false);
+        }
+        self.world.dies_in = None;
+        self.world.runtime.frozen(false);
+        self.world.runtime.trouble(0);
+        self.world.runtime.state(|state| state.event_faults(EventFaults::default()));
+        self.world.pass(Duration::from_hours(hours));
+        self.world.runtime.trouble(trouble);
+        let faults = self.event_faults.clone();
+        self.world.runtime.state(|state| state.event_faults(faults));
     }
 
     fn tell(&mut self, what: String) {
@@ -157,7 +197,7 @@ impl Scenario {
 
     fn act(&mut self) {
         let name = NAMES[self.rng.usize(..NAMES.len())];
-        match self.rng.u8(..24) {
+        match self.rng.u8(..29) {
             0..=4 => {
                 let version = Version::any(&mut self.rng);
                 self.tell(format!("{name} is wanted, {version:?}"));
@@ -244,6 +284,24 @@ impl Scenario {
                 self.tell(format!("the wall clock steps by {by} s"));
                 self.world.clock.step_wall(by);
             }
+            23 | 24 => {
+                let faults = EventFaults {
+                    seed: self.rng.u64(..),
+                    lost: [0, 0, 10, 50, 100][self.rng.usize(..5)],
+                    doubled: [0, 0, 30][self.rng.usize(..3)],
+                    late: [0, 0, 30][self.rng.usize(..3)],
+                    delay: Duration::from_millis([0, 0, 50, 3_000][self.rng.usize(..4)]),
+                    hang: self.rng.u8(..5) == 0,
+                };
+                self.tell(format!("events: {faults:?}"));
+                self.event_faults = faults.clone();
+                self.world.runtime.state(|state| state.event_faults(faults));
+            }
+            25 => {
+                self.tell("streams of events end".to_owned());
+                self.world.runtime.state(State::end_event_streams);
+            }
+            26 | 27 => self.quiet(),
             _ => {
                 let missing = self.rng.bool();
                 self.tell(format!("busybox:4 is missing: {missing}"));
@@ -261,6 +319,15 @@ impl Scenario {
     fn check(&mut self) {
         let mut violations = self.world.runtime.state(|state| state.violations.clone());
         violations.extend(self.world.runtime.rules(|rules| rules.violations.clone()));
+        // An agent that is to die within its next turns may do so before it answers.
+        if self.world.dies_in.is_none() {
+            let over = self.world.over_limits().into_iter().map(|line| format!("more than may be: {line}"));
+            violations.extend(over);
+        }
+        let streams = self.world.runtime.state(State::event_streams);
+        if streams > 1 {
+            violations.push(format!("{streams} streams of events"));
+        }
         assert!(violations.is_empty(), "{violations:#?}\n{}", self.story());
     }
 
@@ -277,7 +344,10 @@ impl Scenario {
         if self.down {
             self.world.runtime.down(false);
         }
-        self.world.runtime.state(|state| state.missing.clear());
+        self.world.runtime.state(|state| {
+            state.missing.clear();
+            state.event_faults(EventFaults::default());
+        });
         self.world.set_broken(false);
     }
 

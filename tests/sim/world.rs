@@ -17,6 +17,7 @@ use smolet::cli::style::Style;
 use smolet::cli::table::PodsFormat;
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::config::{Config, Flags};
+use smolet::cri::EventService;
 use smolet::facts;
 use smolet::model::{DesiredPod, Now, Wall};
 use smolet::node::{Ending, Parts};
@@ -33,6 +34,8 @@ const START: Wall = Wall(1_770_000_000_000_000_000);
 const NODE: &str = "gw";
 /// Turns of the executor within one instant. More: something turns in a circle.
 const TURNS_MAX: u32 = 200_000;
+/// How long containerd shows a container running after it told of its end.
+const EXIT_LAG: Duration = Duration::from_millis(60);
 
 pub struct World {
     pub runtime: SimRuntime,
@@ -109,6 +112,15 @@ impl World {
                 ..Default::default()
             };
             state.run_pod(sandbox, vec![container], now);
+            // A fourth of the runtimes tell nothing: relists alone have to do.
+            match seed % 4 {
+                0 => {}
+                2 => {
+                    state.tell_events(EventService::Containerd);
+                    state.exit_lag = EXIT_LAG;
+                }
+                _ => state.tell_events(EventService::Cri),
+            }
             runtime.rules(|rules| rules.note_foreign(state));
         });
         Self {
@@ -233,7 +245,7 @@ impl World {
             if now >= end {
                 return;
             }
-            let next = [self.clock.next_sleeper(), self.runtime.next_late()].into_iter().flatten().min();
+            let next = [self.clock.next_sleeper(), self.runtime.next_change()].into_iter().flatten().min();
             let next = next.map_or(end, |at| at.min(end));
             self.clock.advance(next.since(now).max(Duration::from_nanos(1)));
         }
@@ -310,9 +322,8 @@ impl World {
 
     // ---- what the agent says ---------------------------------------------------------------------------
 
-    fn ask(&mut self, format: PodsFormat) -> String {
+    fn ask(&mut self, question: Question) -> String {
         let (answer, answered) = smol::channel::bounded(1);
-        let question = Question::Pods { format, namespace: None, style: Style::default() };
         let life = self.life.as_ref().expect("an agent runs");
         life.asked.try_send(Query { question, answer }).expect("the agent takes questions");
         self.settle();
@@ -324,12 +335,12 @@ impl World {
 
     /// What `smolet pods` prints.
     pub fn table(&mut self) -> String {
-        self.ask(PodsFormat::Table)
+        self.ask(pods(PodsFormat::Table))
     }
 
     /// The phase of each pod, by manifest.
     pub fn phases(&mut self) -> BTreeMap<String, String> {
-        let list: serde_json::Value = serde_json::from_str(&self.ask(PodsFormat::Json)).expect("JSON");
+        let list: serde_json::Value = serde_json::from_str(&self.ask(pods(PodsFormat::Json))).expect("JSON");
         let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
         let pods = list["items"].as_array().expect("a list").iter();
         pods.map(|pod| {
@@ -339,6 +350,22 @@ impl World {
         .collect()
     }
 
+    /// What the agent keeps more of than it may: lines of `smolet top --self`.
+    pub fn over_limits(&mut self) -> Vec<String> {
+        let top = self.ask(Question::Top);
+        let over = |line: &&str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [.., entries, entries_max, kib, kib_max] = words[..] else { return false };
+            let more = |is: &str, may: &str| {
+                is.parse::<u64>().is_ok_and(|is| may.parse::<u64>().is_ok_and(|may| is > may))
+            };
+            more(entries, entries_max) || more(kib, kib_max)
+        };
+        let lines = top.lines().take_while(|line| !line.starts_with("memory ceiling"));
+        assert!(lines.clone().count() > 10, "{top}");
+        lines.filter(over).map(str::to_owned).collect()
+    }
+
     pub fn trace(&self) -> String {
         let calls = self.runtime.state(|state| {
             let changing = state.calls.iter().filter(|call| call.changes());
@@ -346,6 +373,10 @@ impl World {
         });
         format!("the last calls (ms since boot):\n  {}", calls.join("\n  "))
     }
+}
+
+fn pods(format: PodsFormat) -> Question {
+    Question::Pods { format, namespace: None, style: Style::default() }
 }
 
 impl Drop for World {

@@ -18,7 +18,7 @@ use smolet::model::Mono;
 use smolet::proto::containerd::events as containerd;
 use smolet::proto::runtime::v1 as cri;
 
-use super::state::{Container, Sandbox};
+use super::state::{Container, Sandbox, State};
 
 /// What becomes of events, in percent of them; seeded.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +42,7 @@ pub struct Teller {
     streams: Vec<Sender<Vec<u8>>>,
     /// Messages that are not on the wire yet.
     telling: Arc<AtomicUsize>,
-    told: BTreeMap<String, (Seen, String)>,
+    told: BTreeMap<String, Seen>,
     held: Vec<(Mono, Vec<u8>)>,
     after_next: Option<Vec<u8>>,
     rolls: u64,
@@ -91,12 +91,14 @@ impl Teller {
         containers: &BTreeMap<String, Container>,
         now: Mono,
     ) {
-        let uid = |sandbox: &Sandbox| sandbox.config.metadata.clone().unwrap_or_default().uid;
-        let mut are = BTreeMap::new();
-        for sandbox in sandboxes.values() {
-            let seen = if sandbox.ready { Seen::Running } else { Seen::Exited };
-            are.insert(sandbox.id.clone(), (seen, uid(sandbox)));
-        }
+        let uid_of = |sandbox: &Sandbox| sandbox.config.metadata.as_ref().map_or("", |m| &m.uid).to_owned();
+        let mut news = Vec::new();
+        let mut look = |id: &String, seen: Seen, uid: &dyn Fn() -> String| {
+            let before = self.told.get(id).copied();
+            if before != Some(seen) {
+                news.push((id.clone(), before, seen, uid()));
+            }
+        };
         for container in containers.values() {
             let seen = match container.state {
                 cri::ContainerState::ContainerCreated => Seen::Created,
@@ -106,26 +108,34 @@ impl Teller {
                 }
                 cri::ContainerState::ContainerExited => Seen::Exited,
             };
-            let uid = sandboxes.get(&container.sandbox_id).map(uid).unwrap_or_default();
-            are.insert(container.id.clone(), (seen, uid));
+            look(&container.id, seen, &|| {
+                sandboxes.get(&container.sandbox_id).map(uid_of).unwrap_or_default()
+            });
         }
-        let were = std::mem::replace(&mut self.told, are.clone());
-        for (id, (seen, uid)) in &are {
-            let before = were.get(id).map(|(seen, _)| *seen);
+        for sandbox in sandboxes.values() {
+            let seen = if sandbox.ready { Seen::Running } else { Seen::Exited };
+            look(&sandbox.id, seen, &|| uid_of(sandbox));
+        }
+        for (id, before, seen, uid) in news {
             let steps = [
                 (RuntimeEventKind::Created, Seen::Created),
                 (RuntimeEventKind::Started, Seen::Running),
                 (RuntimeEventKind::Exited, Seen::Exited),
             ];
             for (kind, step) in steps {
-                if step <= *seen && before.is_none_or(|before| before < step) {
-                    self.event(kind, id, uid, now);
+                if step <= seen && before.is_none_or(|before| before < step) {
+                    self.event(kind, &id, &uid, now);
                 }
             }
+            self.told.insert(id, seen);
         }
-        for id in were.keys().filter(|id| !are.contains_key(*id)) {
-            // The CRI's event of a sandbox that is gone says nothing of the pod.
-            self.event(RuntimeEventKind::Deleted, id, "", now);
+        if self.told.len() > sandboxes.len() + containers.len() {
+            let is_gone = |id: &&String| !containers.contains_key(*id) && !sandboxes.contains_key(*id);
+            for id in self.told.keys().filter(is_gone).cloned().collect::<Vec<_>>() {
+                self.told.remove(&id);
+                // The CRI's event of a sandbox that is gone says nothing of the pod.
+                self.event(RuntimeEventKind::Deleted, &id, "", now);
+            }
         }
         let due: Vec<_> = self.held.iter().filter(|(at, _)| *at <= now).map(|(_, m)| m.clone()).collect();
         self.held.retain(|(at, _)| *at > now);
@@ -162,6 +172,13 @@ impl Teller {
         }
     }
 
+    /// The streams are cut; what was on its way is lost.
+    fn cut(&mut self) {
+        self.streams.clear();
+        self.held.clear();
+        self.after_next = None;
+    }
+
     fn send(&mut self, message: &[u8]) {
         if self.faults.hang {
             return;
@@ -172,6 +189,43 @@ impl Teller {
                 self.telling.fetch_sub(1, Ordering::SeqCst);
             }
         }
+    }
+}
+
+/// What a runtime without a socket has of its events.
+#[allow(dead_code, reason = "each test binary uses other parts")]
+impl State {
+    /// From now on this service tells what happens; without this there is none.
+    pub fn tell_events(&mut self, service: EventService) {
+        self.teller.service = Some(service);
+    }
+
+    pub fn event_faults(&mut self, faults: EventFaults) {
+        self.teller.faults = faults;
+    }
+
+    /// A new stream of the service, when it is there.
+    pub fn follow_events(&mut self, service: EventService) -> Option<Told> {
+        self.teller.follow(service.method().rsplit('/').next()?)
+    }
+
+    /// Ends every stream in order.
+    pub fn end_event_streams(&mut self) {
+        self.teller.end();
+    }
+
+    /// Every connection is lost.
+    pub fn cut_event_streams(&mut self) {
+        self.teller.cut();
+    }
+
+    pub fn event_streams(&mut self) -> usize {
+        self.teller.streams()
+    }
+
+    /// When an event that is held back is told next.
+    pub fn next_held_event(&self) -> Option<Mono> {
+        self.teller.held.iter().map(|(at, _)| *at).min()
     }
 }
 
@@ -220,7 +274,7 @@ pub struct Told {
 }
 
 impl Told {
-    pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Vec<u8>>> {
         if std::mem::take(&mut self.carries) {
             self.telling.fetch_sub(1, Ordering::SeqCst);
         }

@@ -24,7 +24,7 @@ use smolet::proto::runtime::v1 as cri;
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use crowd::Crowd;
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use events::EventFaults;
+pub use events::{EventFaults, Told};
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
 use smolet::cri::EventService;
 #[allow(unused_imports, reason = "each test binary names other ones")]

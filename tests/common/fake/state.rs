@@ -48,7 +48,7 @@ pub struct State {
     /// What the fake tells by itself.
     pub(super) teller: Teller,
     /// How long a container that ended by itself is still shown running.
-    pub(super) exit_lag: Duration,
+    pub exit_lag: Duration,
     now: Mono,
     /// A container that starts gets its log file, as in a real runtime.
     pub writes_logs: bool,
@@ -433,6 +433,15 @@ impl State {
             container.shown_at = Some(at + self.exit_lag);
         }
         self.teller.tell(&self.sandboxes, &self.containers, now.mono);
+    }
+
+    /// When something happens next without a call: a program ends, or its end is shown.
+    #[allow(dead_code, reason = "each test binary uses other parts")]
+    pub fn next_change(&self) -> Option<Mono> {
+        let later = |at: &Mono| *at > self.now;
+        let ends = self.containers.values().filter_map(|container| container.ends);
+        let shown = self.containers.values().filter_map(|container| container.shown_at).filter(later);
+        ends.chain(shown).chain(self.next_held_event()).min()
     }
 
     pub(super) fn fault(&mut self, method: &str, target: &str) -> Option<Fault> {
