@@ -231,10 +231,6 @@ impl Node {
             state.containers.keys().next_back().cloned().unwrap_or_default().max(self.newest.clone());
         drop(state);
         for (uid, name, count) in made {
-            // A new sandbox begins with init containers without any record (`purgeInitContainers`).
-            if ["init", "side"].contains(&&*name) {
-                continue;
-            }
             let last = self.counts.insert((uid, name.clone()), count).unwrap_or(0);
             assert!(count >= last, "restart count of {name}: {last}, then {count}; {}", self.story());
         }
