@@ -227,3 +227,24 @@ impl StatusFacts for StartFailures {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::START_FAILURE_BYTES_MAX;
+
+    #[test]
+    fn without_room_only_known_containers_reasons_are_renewed() {
+        let (mut failures, mut room) = (StartFailures::default(), 1);
+        let mut set = |name: &str, why: &str| {
+            failures.set(&Rc::from(name), "CreateContainerError".to_owned(), why, &mut room);
+        };
+        set("a", "first");
+        set("b", "no room");
+        set("a", &"é".repeat(START_FAILURE_BYTES_MAX));
+        assert_eq!((failures.len(), room), (1, 0));
+        let (_, message) = failures.start_failure("a").expect("kept");
+        assert_eq!(message.len(), START_FAILURE_BYTES_MAX);
+        assert!(failures.start_failure("b").is_none());
+    }
+}

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use smolet::limits::{
-    BACKOFF_ENTRIES_MAX, BOUNDS, EVENTS_MAX, KIB, MANIFEST_FILES_MAX, PROBLEMS_MAX, PULL_MESSAGES_MAX,
-    RELIST_ORPHANS_MAX, START_FAILURES_MAX, STATUS_STORE_BYTES, memory_ceiling,
+    BOUNDS, EVENTS_MAX, KIB, MANIFEST_FILES_MAX, PODS_BYTES_MAX, PROBLEMS_MAX, PULL_MESSAGES_MAX,
+    RELIST_ORPHANS_MAX, STATUS_STORE_BYTES, memory_ceiling,
 };
 
 use crate::adopt::foreign;
@@ -116,7 +116,7 @@ fn a_running_pod_that_is_found_has_not_been_started() {
     assert_eq!(value(&page, "kubelet_started_containers_total{container_type=\"container\"}") as usize, 0);
 }
 
-/// More of everything than fits: 1,100 containers whose images cannot be pulled, for reasons four KiB long, and
+/// More than fits: pods until their memory is full, with images that cannot be pulled for reasons four KiB long, and
 /// manifests with thousands of faults.
 #[test]
 fn what_is_full_stays_within_its_limit() {
@@ -128,17 +128,21 @@ fn what_is_full_stays_within_its_limit() {
         world.put(&format!("web{n}"), &format!("containers: [{}]", containers.join(", ")));
     }
     let faults: String = (0..20).map(|n| format!("é{n}: {{}}, ")).collect();
-    for n in 0..200 {
+    // With the pods fewer than MANIFEST_FILES_MAX.
+    for n in 0..140 {
         world.put_text(&format!("bad{n}"), &format!("kind: Pod\napiVersion: v1\nspec: {{{faults}}}\n"));
     }
     world.start();
     // Reading takes real time.
-    world.wait("the manifests", |world| entries(world, "manifests") == 100);
-    world.until("the reasons", |world| entries(world, "start_failures") == START_FAILURES_MAX);
+    world.wait("the manifests", |world| entries(world, "manifests") > 0);
+    let pods = entries(&world, "manifests");
+    assert!((40..100).contains(&pods), "{pods} pods fit");
+    world.until("the reasons", |world| entries(world, "start_failures") == 11 * pods);
     world.pass(20);
     within_bounds(&world);
-    assert_eq!(entries(&world, "start_failures"), START_FAILURES_MAX);
-    assert_eq!(entries(&world, "image_backoff"), BACKOFF_ENTRIES_MAX);
+    let bytes = count(&world, "smolet_bounded_bytes{structure=\"manifests\"}");
+    assert!(PODS_BYTES_MAX - bytes < PODS_BYTES_MAX / pods, "no room for another: {bytes}");
+    assert_eq!(entries(&world, "image_backoff"), 11 * pods);
     assert_eq!(entries(&world, "pull_messages"), PULL_MESSAGES_MAX);
     assert_eq!(entries(&world, "events"), EVENTS_MAX);
     let problems = entries(&world, "manifest_problems");
@@ -149,7 +153,7 @@ fn what_is_full_stays_within_its_limit() {
         .lines()
         .find_map(|l| l.strip_suffix(" more problems")?.rsplit(' ').next()?.parse().ok())
         .unwrap();
-    assert!(more >= 200 * 16 - PROBLEMS_MAX, "{more}\n{table}");
+    assert!(more >= 140 * 16 - PROBLEMS_MAX, "{more}\n{table}");
 }
 
 #[test]
