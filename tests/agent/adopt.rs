@@ -200,7 +200,8 @@ fn an_agent_that_dies_between_create_and_start_leaves_nothing_doubled() {
     world.pass(5);
     assert_eq!(world.running().len(), 1);
     assert_eq!(world.count("RunPodSandbox"), 0);
-    assert_eq!(world.count("StartContainer"), 1);
+    // The runtime may yet carry out the call that was cut off.
+    assert!(world.count("StartContainer") <= 1, "{:?}", world.actions());
 }
 
 #[test]
