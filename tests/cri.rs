@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::fake::{Exec, Fake, Program, Services};
+use common::fake::{BreakOff, Exec, Fake, Program, Services};
 use smol::LocalExecutor;
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
@@ -294,6 +294,57 @@ fn lists_are_streamed_where_the_runtime_can() {
         world.runtime.list_containers(None, &mut |_| panic!("no item")),
     );
     assert!(matches!(&hung, Err(RuntimeError::DeadlineExceeded(_))), "{hung:?}");
+}
+
+#[test]
+fn a_streamed_list_that_is_cut_off_after_some_items_is_no_list() {
+    const METHOD: &str = "StreamContainers";
+    let world = World::new();
+    world.fake.state().streams_lists = true;
+    for pod in ["a", "b", "c", "d"] {
+        let sandbox = world.pod(pod);
+        world.container(&sandbox, pod, "app", 0);
+    }
+    // What the list ends with, after how many items; `cut` = the connection is lost then.
+    let list = |how: BreakOff, cut: bool| {
+        world.fake.break_off(METHOD, how);
+        let mut items = 0;
+        let mut each = |_| {
+            items += 1;
+            if cut && items == 2 {
+                world.fake.drop_connections();
+            }
+        };
+        let listing = world.runtime.list_containers(None, &mut each);
+        // Only its deadline ends a stream that became silent.
+        let silent = matches!(how, BreakOff::Silence) && !cut;
+        let listed = if silent {
+            world.run_while_time_passes(METHOD, Duration::from_secs(10), listing)
+        } else {
+            world.run(listing)
+        };
+        (items, listed.expect_err("half a list is none"))
+    };
+    let (items, error) = list(BreakOff::NoStatus, false);
+    assert!(items == 2 && matches!(&error, RuntimeError::Protocol(_)), "{items}, {error:?}");
+    let (items, error) = list(BreakOff::Status(13), false);
+    assert!(items == 2 && matches!(&error, RuntimeError::Failed { code: 13, .. }), "{items}, {error:?}");
+    let (items, error) = list(BreakOff::WithinMessage, false);
+    assert!(items == 1 && matches!(&error, RuntimeError::Protocol(_)), "{items}, {error:?}");
+    let (items, error) = list(BreakOff::Silence, false);
+    assert!(items == 2 && matches!(&error, RuntimeError::DeadlineExceeded(_)), "{items}, {error:?}");
+    let (items, error) = list(BreakOff::Silence, true);
+    assert!(items == 2 && matches!(&error, RuntimeError::Unavailable(_)), "{items}, {error:?}");
+    while world.run(world.runtime.version()).is_err() {}
+    // Not even when the runtime says, that late, that it has no such call: the items would come twice.
+    world.fake.clear_calls();
+    let (items, error) = list(BreakOff::Status(12), false);
+    assert!(items == 2 && matches!(&error, RuntimeError::Protocol(_)), "{items}, {error:?}");
+    assert_eq!(world.fake.count("ListContainers"), 0);
+
+    let mut items = 0;
+    world.run(world.runtime.list_containers(None, &mut |_| items += 1)).expect("the next list is whole");
+    assert_eq!(items, 4);
 }
 
 #[test]

@@ -71,8 +71,8 @@ impl Teller {
         Some(Told { receiver: Box::pin(receiver), telling: self.telling.clone(), carries: false })
     }
 
-    pub(super) fn is_telling(&self) -> bool {
-        self.telling.load(Ordering::SeqCst) > 0
+    pub(super) fn telling(&self) -> usize {
+        self.telling.load(Ordering::SeqCst)
     }
 
     pub(super) fn end(&mut self) {
@@ -142,7 +142,7 @@ impl Teller {
         due.into_iter().for_each(|message| self.send(&message));
     }
 
-    fn event(&mut self, kind: RuntimeEventKind, id: &str, uid: &str, now: Mono) {
+    pub(super) fn event(&mut self, kind: RuntimeEventKind, id: &str, uid: &str, now: Mono) {
         let message = match self.service {
             None => return,
             Some(EventService::Cri) => Some(cri_event(kind, id, uid)),
@@ -179,7 +179,7 @@ impl Teller {
         self.after_next = None;
     }
 
-    fn send(&mut self, message: &[u8]) {
+    pub(super) fn send(&mut self, message: &[u8]) {
         if self.faults.hang {
             return;
         }

@@ -26,9 +26,9 @@ pub use crowd::Crowd;
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use events::{EventFaults, Told};
 use smolet::clock::{SharedClock, SystemClock, VirtualClock};
-use smolet::cri::EventService;
+use smolet::cri::{EventService, RuntimeEventKind};
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use state::{Call, Container, Exec, Image, Program, Reply, Rule, Sandbox, Services, State};
+pub use state::{BreakOff, Call, Container, Exec, Image, Program, Reply, Rule, Sandbox, Services, State};
 
 use super::TempDir;
 
@@ -178,6 +178,11 @@ impl Fake {
         self.rule(method, "", Rule::LoseAnswer { times });
     }
 
+    /// The next call of the streaming list `method` ends too early.
+    pub fn break_off(&self, method: &str, how: BreakOff) {
+        self.rule(method, "", Rule::BreakOff(how));
+    }
+
     /// Takes back every fault of `method`.
     pub fn heal(&self, method: &str) {
         self.state().rules.retain(|(of, ..)| of != method);
@@ -197,6 +202,26 @@ impl Fake {
     /// What becomes of events on their way from now on.
     pub fn event_faults(&self, faults: EventFaults) {
         self.state().teller.faults = faults;
+    }
+
+    /// Tells these events, true or not: what happened, to which id, of which pod.
+    pub fn flood(&self, events: impl IntoIterator<Item = (RuntimeEventKind, String, String)>) {
+        let now = self.shared.clock.now().mono;
+        let mut state = self.state();
+        for (kind, id, pod) in events {
+            state.teller.event(kind, &id, &pod, now);
+        }
+    }
+
+    /// Sends these messages as events.
+    pub fn flood_with(&self, messages: impl IntoIterator<Item = Vec<u8>>) {
+        let mut state = self.state();
+        messages.into_iter().for_each(|message| state.teller.send(&message));
+    }
+
+    /// Events that were told and are not on the wire yet.
+    pub fn events_waiting(&self) -> usize {
+        self.state().teller.telling()
     }
 
     /// Ends every stream of events in order.

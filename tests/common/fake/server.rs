@@ -23,7 +23,7 @@ use smol_hyper::rt::FuturesIo;
 
 use super::Shared;
 use super::events::Told;
-use super::state::{Fault, Reply};
+use super::state::{BreakOff, Fault, Reply};
 
 pub enum Command {
     Listen,
@@ -127,8 +127,10 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let target = shared.settled().record(method, message, timeout, shared.clock.now());
     let fault = shared.settled().fault(method, &target);
     let lose = matches!(fault, Some(Fault::LoseAnswer));
+    let mut break_off = None;
     match fault {
         None | Some(Fault::LoseAnswer) => {}
+        Some(Fault::BreakOff(how)) => break_off = Some(how),
         Some(Fault::Fail { code, message }) => return status(code, &message),
         Some(Fault::Delay(delay)) => {
             active.pause();
@@ -149,6 +151,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
             told: Some(told),
             data: VecDeque::new(),
             trailers: Some(trailers(0, "")),
+            silent: false,
         });
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         return response;
@@ -177,7 +180,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
             let crowd = |method| {
                 if target.is_empty() { shared.settled().crowd.items(method) } else { Vec::new() }
             };
-            let data = match list {
+            let mut data: VecDeque<Bytes> = match list {
                 None => {
                     let foreign = crowd(method);
                     let length = message.len() + foreign.iter().flatten().map(Bytes::len).sum::<usize>();
@@ -199,7 +202,18 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
                     frames
                 }
             };
-            let mut response = Response::new(Answer { told: None, data, trailers: Some(trailers(0, "")) });
+            let mut ending = Some(trailers(0, ""));
+            if let Some(how) = break_off {
+                // A message: its prefix and two items.
+                data.truncate(if matches!(how, BreakOff::WithinMessage) { 2 } else { 3 });
+                ending = match how {
+                    BreakOff::Silence | BreakOff::NoStatus => None,
+                    BreakOff::Status(code) => Some(trailers(code, "that was all")),
+                    BreakOff::WithinMessage => ending,
+                };
+            }
+            let silent = matches!(break_off, Some(BreakOff::Silence));
+            let mut response = Response::new(Answer { told: None, data, trailers: ending, silent });
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             response
         }
@@ -260,7 +274,8 @@ impl Drop for Active {
 
 /// A trailers-only answer, as grpc-go sends errors.
 fn status(code: i32, message: &str) -> Response<Answer> {
-    let mut response = Response::new(Answer { told: None, data: VecDeque::new(), trailers: None });
+    let mut response =
+        Response::new(Answer { told: None, data: VecDeque::new(), trailers: None, silent: false });
     *response.headers_mut() = trailers(code, message);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -296,6 +311,8 @@ struct Answer {
     told: Option<Told>,
     data: VecDeque<Bytes>,
     trailers: Option<HeaderMap>,
+    /// It stays open after that.
+    silent: bool,
 }
 
 impl Body for Answer {
@@ -316,10 +333,13 @@ impl Body for Answer {
         if let Some(data) = self.data.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
+        if self.silent {
+            return Poll::Pending;
+        }
         Poll::Ready(self.trailers.take().map(|trailers| Ok(Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.told.is_none() && self.data.is_empty() && self.trailers.is_none()
+        self.told.is_none() && self.data.is_empty() && self.trailers.is_none() && !self.silent
     }
 }

@@ -173,6 +173,20 @@ pub enum Rule {
     Delay(Duration),
     Hang,
     LoseAnswer { times: u32 },
+    BreakOff(BreakOff),
+}
+
+/// What comes of a streamed list after its first message, of two items.
+#[derive(Clone, Copy, Debug)]
+pub enum BreakOff {
+    /// Nothing, and the connection stays.
+    Silence,
+    /// The end of the stream, without a status.
+    NoStatus,
+    /// A status: this gRPC code.
+    Status(i32),
+    /// The end with OK, but the first message lacks its second item.
+    WithinMessage,
 }
 
 pub(super) enum Fault {
@@ -180,6 +194,7 @@ pub(super) enum Fault {
     Delay(Duration),
     Hang,
     LoseAnswer,
+    BreakOff(BreakOff),
 }
 
 type Result<T> = std::result::Result<T, (i32, String)>;
@@ -344,7 +359,7 @@ impl State {
     /// A call is being answered now, or came and was not read yet.
     pub fn is_active(&self) -> bool {
         let unread = |stream: &UnixStream| rustix::io::ioctl_fionread(stream).is_ok_and(|bytes| bytes > 0);
-        self.active > 0 || self.teller.is_telling() || self.streams.values().any(unread)
+        self.active > 0 || self.teller.telling() > 0 || self.streams.values().any(unread)
     }
 
     /// Writes down what must never be: two running instances of one container, two ready sandboxes of one pod, two
@@ -458,6 +473,7 @@ impl State {
             }
             Rule::Delay(delay) => (Fault::Delay(*delay), false),
             Rule::Hang => (Fault::Hang, false),
+            Rule::BreakOff(how) => (Fault::BreakOff(*how), true),
         };
         if used_up {
             self.rules.remove(at);
