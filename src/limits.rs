@@ -12,14 +12,19 @@ pub const MIB: usize = 1024 * KIB;
 /// Pods one node runs (kubelet `maxPods`). Full: a further manifest's pod is refused with a message, what runs stays.
 pub const PODS_MAX: usize = 110;
 
+/// Pods in hand at once, those that end included: manifests may be replaced faster than pods end. Full: a new pod waits,
+/// with a message, until one has ended.
+pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
+
 // ---- source ----------------------------------------------------------------------------------------------
 
 /// Bytes of one manifest file. Longer: the file is refused unread, its pods stay as they were.
 pub const MANIFEST_BYTES_MAX: usize = MIB;
 
-/// Memory all pods of one source may take, as `manifest::cost` estimates it (an ordinary pod: 5 to 15 KiB). Full: a
-/// further pod is refused with a message. While pods start, what goes to the runtime is there twice more.
-pub const PODS_BYTES_MAX: usize = 2 * MIB;
+/// Memory all pods of one source may take, as `manifest::cost` estimates it (8 KiB for a small pod; 25
+/// KiB for a container with resources, eight variables and two volumes). Full: a further pod is refused with a message.
+/// While pods start, what goes to the runtime is there twice more.
+pub const PODS_BYTES_MAX: usize = 3 * MIB;
 
 /// What one container adds to that at least: its typed object. It bounds how many containers all pods have.
 pub const CONTAINER_BYTES: usize = 2304;
@@ -440,7 +445,7 @@ pub const MANIFEST_WRITE_QUIET: Duration = Duration::from_secs(2);
 pub const MANIFEST_UNSETTLED_MAX: Duration = Duration::from_secs(5);
 
 // The most that pods, ordinary ones in every place, may take leaves room for what is made of them.
-const _: () = assert!(PODS_MAX * 15 * KIB <= PODS_BYTES_MAX && MANIFEST_BYTES_MAX <= PODS_BYTES_MAX);
+const _: () = assert!(PODS_MAX * 26 * KIB <= PODS_BYTES_MAX && MANIFEST_BYTES_MAX <= PODS_BYTES_MAX);
 const _: () = assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && POD_NODES_MAX <= MANIFEST_NODES_MAX);
 const _: () =
     assert!(MANIFEST_FILES_MAX <= MANIFEST_DIR_ENTRIES_MAX && PROBLEMS_PER_FILE_MAX <= PROBLEMS_MAX);

@@ -29,11 +29,11 @@ use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
 use crate::image::seen::ImagesSeen;
-use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX};
+use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
 use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
 use crate::pleg::{Relist, RelistPod};
-use crate::source::{Held, SourceUpdate};
+use crate::source::{Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
 use crate::store::poison::SetAside;
@@ -260,9 +260,27 @@ impl<R: Runtime + 'static> Agent<R> {
             record.give_up = None;
             record.changed();
             self.judge(&uid);
-        } else {
+        } else if self.records.len() < PODS_IN_HAND_MAX {
             self.insert(pod, file);
+        } else {
+            let message = format!("waits: {PODS_IN_HAND_MAX} pods are here, those that end included");
+            (self.ctx.notes)(&pod.key, EventKind::Warning, "TooManyPods", &message);
         }
+    }
+
+    /// A wanted pod that waits for room among the pods in hand.
+    pub(super) fn next_waiting(&self) -> Option<&SourcedPod> {
+        let mut wanted = self.desired.entries().map(|entry| &entry.wanted);
+        wanted.find(|wanted| !self.records.contains_key(&wanted.pod.key.uid))
+    }
+
+    /// There is room for one more.
+    pub(super) fn take_next_waiting(&mut self) -> Option<PodUid> {
+        let next = self.next_waiting()?;
+        let (pod, file) = (next.pod.clone(), next.origin.file.clone());
+        let uid = pod.key.uid.clone();
+        self.insert(Rc::new(pod), Some(file));
+        Some(uid)
     }
 
     pub(super) fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>) {

@@ -295,6 +295,8 @@ impl<R: Runtime + 'static> Agent<R> {
             }
             self.insert(pod, record.file);
             touched.insert(key.uid);
+        } else {
+            touched.extend(self.take_next_waiting());
         }
         self.free_names(&mut touched);
         for uid in touched {

@@ -192,7 +192,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// What became of every pod and what is wrong with the manifests, once that is clear or patience is over.
     pub(super) fn once_ending(&self, patience_is_over: bool) -> Option<Ending> {
-        if !self.desired.reported() && !patience_is_over {
+        if (!self.desired.reported() || self.next_waiting().is_some()) && !patience_is_over {
             return None;
         }
         let (mut lines, mut all_well) = (Vec::new(), true);

@@ -1,8 +1,8 @@
 //! Memory under attack: the whole agent, as a process, stays within its promise of 16 MiB whatever manifests, the
 //! runtime, containers and local clients do, and everything else goes on meanwhile.
 //!
-//! The figure is `VmHWM` of the process: the most that was ever resident, the program's own text included. `SMOLET_BIN`
-//! names the release binary, which is held to the promise itself; without it the debug build's growth is.
+//! The figure is `VmHWM` of the process: the most that was ever resident, the program's own text included. The promise is
+//! the release build's, which `SMOLET_BIN` names (`make attack`): a debug build's text and stacks are several times its.
 
 #![allow(
     missing_docs,
@@ -25,7 +25,10 @@ use std::time::Duration;
 
 use agent::{Agent, pod};
 use common::fake::{Crowd, Fake};
+use prost::Message as _;
+use smolet::cri::{EventService, RuntimeEventKind};
 use smolet::limits;
+use smolet::proto::runtime::v1 as cri;
 
 /// Like [`pod`], with `more` in its metadata.
 fn pod_with_metadata(name: &str, more: &str) -> String {
@@ -64,6 +67,35 @@ fn four_thousand_manifests_that_are_all_read_by_name() {
     }
     agent.wait("their end", |agent| agent.fake.state().running().len() == 1);
     agent.withstood("4,000 manifests, 110 pods");
+}
+
+#[test]
+fn manifests_replaced_faster_than_pods_end() {
+    let mut agent = Agent::start();
+    agent.fake.hang_on("StopPodSandbox", "z-");
+    for round in 0..12 {
+        let name = |number: usize| format!("z-{round}-{number}");
+        for number in 0..limits::PODS_MAX {
+            agent.apply(&format!("z-{number}"), pod(&name(number), ""));
+        }
+        // Those of the round before, which may still wait for room, are not wanted any more.
+        let told = match round {
+            0 => format!("pod default/{}-gw: Started", name(5)),
+            _ => format!("pod default/z-{}-5-gw: its manifest is gone", round - 1),
+        };
+        agent.wait("the next ones", |agent| agent.log().contains(&told));
+    }
+    agent.fake.heal("StopPodSandbox");
+    let last = |name: &String| name.starts_with("z-11-");
+    // One of the pods that a node may have is the good one.
+    agent.wait("the last ones, which had to wait", |agent| {
+        agent.fake.state().running().into_iter().filter(last).count() == limits::PODS_MAX - 1
+    });
+    for number in 0..limits::PODS_MAX {
+        fs::remove_file(agent.manifest(&format!("z-{number}"))).unwrap();
+    }
+    agent.wait("their end", |agent| agent.fake.state().running().len() == 1);
+    agent.withstood("1,320 pods, 110 at a time");
 }
 
 #[test]
@@ -164,6 +196,61 @@ fn giant_error_messages() {
         agent.wait("the errors", |agent| methods.iter().all(|method| agent.fake.state().healthy(method)));
     }
     agent.withstood("error messages of 30 MB");
+}
+
+#[test]
+fn floods_of_events() {
+    for service in [EventService::Cri, EventService::Containerd] {
+        flood_of_events(service);
+    }
+}
+
+fn flood_of_events(service: EventService) {
+    let fake = Fake::start_on_real_time();
+    fake.tell_events(service);
+    let mut agent = Agent::beside(fake);
+    let stream = |agent: &mut Agent| {
+        agent.wait("a stream of events", |agent| agent.fake.event_streams() == 1);
+    };
+    stream(&mut agent);
+    let ours = agent.fake.state().container("other-1-gw/app").unwrap().id.clone();
+    let strange = |number: usize| {
+        let kind = [RuntimeEventKind::Started, RuntimeEventKind::Exited][number % 2];
+        // Ids as long as they may be, in messages as small as they may be.
+        let length = if number.is_multiple_of(100) { limits::CRI_ID_BYTES_MAX } else { 16 };
+        (kind, format!("{number:0>length$}"), format!("pod-{number}"))
+    };
+    let lies = |number: usize| {
+        let kinds = [RuntimeEventKind::Exited, RuntimeEventKind::Started, RuntimeEventKind::Deleted];
+        (kinds[number % 3], ours.clone(), String::new())
+    };
+    agent.fake.flood((0..200_000).map(strange));
+    agent.everything_goes_on();
+    stream(&mut agent);
+    agent.fake.flood((0..200_000).map(lies));
+    agent.everything_goes_on();
+    stream(&mut agent);
+    // As large as a message may be, full of values that are small on the wire.
+    let labels = |number: usize| (format!("{number:06}"), String::new());
+    let sandbox = cri::PodSandboxStatus {
+        metadata: Some(cri::PodSandboxMetadata { uid: "other-1".into(), ..Default::default() }),
+        labels: (0..100_000).map(labels).collect(),
+        ..Default::default()
+    };
+    let large = cri::ContainerEventResponse {
+        container_id: ours.clone(),
+        container_event_type: cri::ContainerEventType::ContainerStoppedEvent.into(),
+        pod_sandbox_status: Some(sandbox),
+    };
+    let large = large.encode_to_vec();
+    assert!((990_000..limits::GRPC_ANSWER_BYTES_MAX).contains(&large.len()), "{}", large.len());
+    agent.fake.flood_with((0..100).map(|_| large.clone()));
+    agent.wait("their end", |agent| agent.fake.events_waiting() == 0);
+    agent.everything_goes_on();
+    // And larger, which ends the stream.
+    agent.fake.flood_with((0..4).map(|_| vec![0; 100 << 20]));
+    agent.wait("another stream", |agent| agent.fake.events_waiting() == 0 && agent.fake.event_streams() == 1);
+    agent.withstood(&format!("floods of {service} events"));
 }
 
 // ---- containers ----------------------------------------------------------------------------------------------
