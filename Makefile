@@ -29,7 +29,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 20000
 
-.PHONY: help demo test lint deny unit vectors real size leftovers arm arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint deny unit vectors attack real size leftovers arm arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -38,7 +38,7 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint deny unit vectors fuzz-times size real leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint deny unit vectors fuzz-times size attack real leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
@@ -64,6 +64,10 @@ vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/t
 size: release  ## the release binary is as small as promised
 	$(call step,size of the release binary)
 	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
+
+attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
+	$(call step,memory under attack)
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test attack -- --nocapture --test-threads=11
 
 real: setup release  ## the release binary on a private containerd
 	$(call step,tests on a real containerd)
