@@ -83,8 +83,9 @@ arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the test
 	$(call step,$(ARM_TARGETS))
 	@SIZE_MAX=$(SIZE_MAX) cross/arm.sh check $(ARM_TARGETS)
 
-arm-all:  ## the same for armv6 and x86-64 with musl too
-	@$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
+arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
+	@ARM_TESTS='agent act cri grpc source vectors hostile_manifests binary' \
+	$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.
 bench: setup release  ## benchmarks, and the promises on a real containerd. KUBELET=FILE: that kubelet too. PICTURE=FILE: a chart

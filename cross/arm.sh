@@ -25,7 +25,7 @@ TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-l
 # Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space (walks a
 # pure function's whole space: minutes under an emulator), grpc_memory (measures what would be the emulator's memory),
 # real (a machine of the target with containerd).
-TESTS=(agent act cri grpc source vectors hostile_manifests binary)
+read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source binary}"
 
 # apt_packages TARGET...: only what those targets need.
 apt_packages() {

@@ -1,6 +1,7 @@
 //! What fuzzing has found worth keeping (`fuzz/corpus`), through the fuzz targets' own code once more. `make fuzz` looks
 //! for more.
 
+#![allow(clippy::print_stdout, reason = "the input that fails")]
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::path::Path;

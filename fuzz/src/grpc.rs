@@ -101,6 +101,8 @@ fn converted(bytes: &[u8]) {
         events::of_cri(bytes).into_iter().chain(events::of_containerd(bytes))
     {
         id(&of);
-        pod.iter().for_each(|pod| id(pod.as_str()));
+        if let Some(pod) = pod {
+            id(pod.as_str());
+        }
     }
 }

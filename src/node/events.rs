@@ -231,8 +231,8 @@ fn say(said: Said, error: Option<RuntimeError>) {
             log::debug!("events: none of {service} came ({total} missed so far)");
         }
         Said::Missed(service, pods, total) => log::warn!(
-            "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at every \
-             second until events come again"
+            "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at \
+             more often until events come again"
         ),
     }
 }

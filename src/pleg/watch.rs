@@ -3,7 +3,7 @@
 //! ```text
 //!                 first event                   a relist finds what no event told of
 //!     Fresh ───────────────────► Trusted ──────────────────────────────► Doubted (the other service is tried)
-//!     1, 2, 4 … 60 s             every 60 s ◄──────────────────────────── every second
+//!     1, 2, 4 … 60 s             every 60 s ◄──────────────────────────── 1, 2, 4 … 10 s
 //!        ▲ opened                                   next event
 //!     Closed: every second; the next attempt after a growing wait
 //! ```
@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use crate::cri::EventService;
 use crate::limits::{
-    EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_PERIOD, RELIST_PERIOD_MAX,
+    EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_DOUBTED_MAX, RELIST_PERIOD,
+    RELIST_PERIOD_MAX,
 };
 use crate::model::{Mono, PodUid};
 
@@ -159,12 +160,13 @@ impl Watch {
     pub fn relist_wait(&mut self) -> Duration {
         match &mut self.state {
             State::Trusted(_) => RELIST_PERIOD_MAX,
-            State::Fresh(_, wait) if !self.doubted => {
+            State::Fresh(_, wait) => {
                 let this = *wait;
-                *wait = this.saturating_mul(2).min(RELIST_PERIOD_MAX);
+                let most = if self.doubted { RELIST_DOUBTED_MAX } else { RELIST_PERIOD_MAX };
+                *wait = this.saturating_mul(2).min(most);
                 this
             }
-            State::Closed(_) | State::Fresh(..) => RELIST_PERIOD,
+            State::Closed(_) => RELIST_PERIOD,
         }
     }
 
@@ -307,7 +309,7 @@ mod tests {
         assert_eq!(watch.judge(after(62)), Some(Said::Missed(Cri, 1, 1)));
         assert_eq!(waits(&mut watch, 2), [1, 1]);
         assert_eq!(watch.open(watch.due().unwrap()), Some(Containerd), "another stream");
-        assert_eq!(waits(&mut watch, 2), [1, 1], "doubted");
+        assert_eq!(waits(&mut watch, 6), [1, 2, 4, 8, 10, 10], "doubted");
         assert_eq!(watch.delivered(), Some(Said::Trusted(Containerd)));
         assert_eq!(waits(&mut watch, 1), [60]);
     }

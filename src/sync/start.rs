@@ -4,13 +4,14 @@ use std::io;
 use std::path::Path;
 
 use super::act::{ActContext, PodSandbox, Turn};
+use super::kill::remove_container;
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::image::pull::{ImageRequest, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
-use crate::model::{ContainerId, ContainerKind, DesiredPod, ObservedPod};
+use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObservedPod};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
 use crate::render::{ContainerInput, container_config, hosts_file, mounts_hosts_file, paths};
 
@@ -84,6 +85,12 @@ pub(super) async fn start_container<R: Runtime>(
     let overtaken = &ctx.give_up.overtaken;
     if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
         return Ok(Started::GivenUp);
+    }
+    // Differs from the kubelet (`startContainer`), which leaves the old one beside the new one until it is garbage: its
+    // start may have been cut off, by a deadline or by the agent's death, and be carried out yet. Then both would run.
+    if let Some(left) = observed.container(name).filter(|left| left.state == ContainerState::Created) {
+        let removed = remove_container(ctx, &pod.key, left, true).await;
+        removed.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     }
     let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
