@@ -3,7 +3,7 @@
 //! ```text
 //!                 first event                   a relist finds what no event told of
 //!     Fresh ───────────────────► Trusted ──────────────────────────────► Doubted (the other service is tried)
-//!     1, 2, 4 … 60 s             every 60 s ◄──────────────────────────── 1, 2, 4 … 10 s
+//!     1, 2, 4 … 60 s             every 60 s ◄─────────────────────── 1 s, later 10 s
 //!        ▲ opened                                   next event
 //!     Closed: every second; the next attempt after a growing wait
 //! ```
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use crate::cri::EventService;
 use crate::limits::{
-    EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_DOUBTED_MAX, RELIST_PERIOD,
-    RELIST_PERIOD_MAX,
+    DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_DOUBTED_MAX,
+    RELIST_PERIOD, RELIST_PERIOD_MAX,
 };
 use crate::model::{Mono, PodUid};
 
@@ -30,6 +30,8 @@ pub struct Watch {
     state: State,
     /// Since the last miss no event has come.
     doubted: bool,
+    /// Relists since then.
+    looks_in_doubt: u32,
     /// In a row: streams that ended or missed something.
     failures: u32,
     /// Said last: there are none.
@@ -74,6 +76,7 @@ impl Watch {
             service: EventService::Cri,
             state: State::Closed(now),
             doubted: false,
+            looks_in_doubt: 0,
             failures: 0,
             absent: false,
             missed: 0,
@@ -160,10 +163,13 @@ impl Watch {
     pub fn relist_wait(&mut self) -> Duration {
         match &mut self.state {
             State::Trusted(_) => RELIST_PERIOD_MAX,
+            State::Fresh(..) if self.doubted => {
+                self.looks_in_doubt = self.looks_in_doubt.saturating_add(1);
+                if self.looks_in_doubt <= DOUBTED_LOOKS { RELIST_PERIOD } else { RELIST_DOUBTED_MAX }
+            }
             State::Fresh(_, wait) => {
                 let this = *wait;
-                let most = if self.doubted { RELIST_DOUBTED_MAX } else { RELIST_PERIOD_MAX };
-                *wait = this.saturating_mul(2).min(most);
+                *wait = this.saturating_mul(2).min(RELIST_PERIOD_MAX);
                 this
             }
             State::Closed(_) => RELIST_PERIOD,
@@ -213,6 +219,7 @@ impl Watch {
         self.suspects.clear();
         self.missed = self.missed.saturating_add(missed as u64);
         let doubted = std::mem::replace(&mut self.doubted, true);
+        self.looks_in_doubt = 0;
         let service = self.service;
         // containerd 1.7 gives each event of the CRI's to one of its listeners only; its own go to all.
         self.service = service.other();
@@ -309,7 +316,9 @@ mod tests {
         assert_eq!(watch.judge(after(62)), Some(Said::Missed(Cri, 1, 1)));
         assert_eq!(waits(&mut watch, 2), [1, 1]);
         assert_eq!(watch.open(watch.due().unwrap()), Some(Containerd), "another stream");
-        assert_eq!(waits(&mut watch, 6), [1, 2, 4, 8, 10, 10], "doubted");
+        let doubted = waits(&mut watch, DOUBTED_LOOKS as usize + 2);
+        assert_eq!(doubted.iter().filter(|wait| **wait == 1).count(), DOUBTED_LOOKS as usize, "{doubted:?}");
+        assert_eq!(doubted.last(), Some(&10), "nothing happens, and nothing was missed");
         assert_eq!(watch.delivered(), Some(Said::Trusted(Containerd)));
         assert_eq!(waits(&mut watch, 1), [60]);
     }
