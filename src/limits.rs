@@ -343,10 +343,9 @@ pub const STATUS_PASSES_MAX: usize = 4;
 pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
 /// The same while events come: it finds, and counts, what they missed (kubelet `eventedPlegRelistPeriod`: 300 s).
 pub const RELIST_PERIOD_MAX: Duration = Duration::from_mins(1);
-/// Looks at everything every second after a stream of events missed something and has not delivered again.
+/// Looks at everything every second after a stream of events missed something and has not delivered again. Then as
+/// seldom as with events, until something is missed again: on a quiet node none may come for days.
 pub const DOUBTED_LOOKS: u32 = 60;
-/// Time between two looks after those: a node on which nothing happens may wait for days for an event.
-pub const RELIST_DOUBTED_MAX: Duration = Duration::from_secs(10);
 /// Longest wait between two attempts to get a stream of events.
 pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
 /// The same while the runtime has no service of events; another version of it may come.

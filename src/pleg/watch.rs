@@ -3,7 +3,7 @@
 //! ```text
 //!                 first event                   a relist finds what no event told of
 //!     Fresh ───────────────────► Trusted ──────────────────────────────► Doubted (the other service is tried)
-//!     1, 2, 4 … 60 s             every 60 s ◄─────────────────────── 1 s, later 10 s
+//!     1, 2, 4 … 60 s             every 60 s ◄─── every second for a minute
 //!        ▲ opened                                   next event
 //!     Closed: every second; the next attempt after a growing wait
 //! ```
@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use crate::cri::EventService;
 use crate::limits::{
-    DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_DOUBTED_MAX,
-    RELIST_PERIOD, RELIST_PERIOD_MAX,
+    DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_PERIOD,
+    RELIST_PERIOD_MAX,
 };
 use crate::model::{Mono, PodUid};
 
@@ -165,7 +165,7 @@ impl Watch {
             State::Trusted(_) => RELIST_PERIOD_MAX,
             State::Fresh(..) if self.doubted => {
                 self.looks_in_doubt = self.looks_in_doubt.saturating_add(1);
-                if self.looks_in_doubt <= DOUBTED_LOOKS { RELIST_PERIOD } else { RELIST_DOUBTED_MAX }
+                if self.looks_in_doubt <= DOUBTED_LOOKS { RELIST_PERIOD } else { RELIST_PERIOD_MAX }
             }
             State::Fresh(_, wait) => {
                 let this = *wait;
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(watch.open(watch.due().unwrap()), Some(Containerd), "another stream");
         let doubted = waits(&mut watch, DOUBTED_LOOKS as usize + 2);
         assert_eq!(doubted.iter().filter(|wait| **wait == 1).count(), DOUBTED_LOOKS as usize, "{doubted:?}");
-        assert_eq!(doubted.last(), Some(&10), "nothing happens, and nothing was missed");
+        assert_eq!(doubted.last(), Some(&60), "nothing happens, and nothing was missed");
         assert_eq!(watch.delivered(), Some(Said::Trusted(Containerd)));
         assert_eq!(waits(&mut watch, 1), [60]);
     }

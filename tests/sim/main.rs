@@ -20,7 +20,7 @@ use std::time::Duration;
 use scenario::Scenario;
 
 /// Seeds of an ordinary run.
-const SEEDS: std::ops::Range<u64> = 0..12;
+const SEEDS: std::ops::Range<u64> = 0..8;
 
 #[test]
 fn after_any_trouble_exactly_what_is_wanted_runs() {
@@ -56,7 +56,7 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
 
 #[test]
 fn the_same_seed_does_the_same() {
-    let digests = [1, 2].map(|seed| {
+    let digests = [1, 6].map(|seed| {
         let (first, second) = (Scenario::run(seed), Scenario::run(seed));
         assert_eq!(first.digest, second.digest, "seed {seed}");
         first.digest
