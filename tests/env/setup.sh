@@ -21,13 +21,7 @@ has() { command -v "$1" >/dev/null 2>&1; }
 
 # install PACKAGE...: `apt-get update` only when something is to be installed.
 install() {
-    fuzz() {
-    local need=()
-    has c++ || need+=(g++)
-    install "${need[@]}"
-}
-
-[ $# -gt 0 ] || return 0
+    [ $# -gt 0 ] || return 0
     has apt-get || die "missing: $*. Without apt they have to be installed by hand"
     [ "$(id -u)" = 0 ] || die "missing: $*. Install them, or run this as root"
     echo "setup: installing $*"
@@ -82,6 +76,12 @@ rust() {
     if [ "$(printf '%s\n%s\n' "$RUST_MIN" "$version" | sort -V | head -n 1)" != "$RUST_MIN" ]; then
         die "rustc $version is too old; smolet needs $RUST_MIN or newer: rustup update stable"
     fi
+}
+
+fuzz() {
+    local need=()
+    has c++ || need+=(g++)
+    install "${need[@]}"
 }
 
 cargo_deny() {
