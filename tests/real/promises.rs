@@ -8,8 +8,9 @@ use crate::runtime::{Runtime, wait_for};
 
 /// How long the idle agent is watched.
 const WATCH: Duration = Duration::from_secs(20);
-/// What the start leaves to be done is done by then.
-const SETTLE: Duration = Duration::from_secs(5);
+/// What the start leaves to be done is done by then: the checkpoint's last write waits for ten seconds after the one
+/// before.
+const SETTLE: Duration = Duration::from_secs(15);
 /// Seconds until all pods run, or all are gone, on a slow and busy machine.
 const PATIENCE: u64 = 180;
 
