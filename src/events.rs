@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX};
-use crate::model::{Mono, Now, PodKey, Usage, Wall};
+use crate::model::{Mono, Now, PodKey, Wall};
 
 /// As Kubernetes' `Event.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +88,6 @@ impl EventRing {
     /// How many entries are held.
     pub fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Entries of the most there may be.
-    pub fn usage(&self) -> Usage {
-        Usage::new(self.len(), EVENTS_MAX)
     }
 
     /// Memory of the entries, the pods' names included, which most share with others.

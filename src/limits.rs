@@ -352,8 +352,10 @@ pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
 pub const EVENTS_UNSUPPORTED_RETRY: Duration = Duration::from_mins(5);
 /// How long after a relist an event may come about what the relist shows. Later, or never: the change counts as missed.
 pub const EVENT_LATE_MAX: Duration = Duration::from_secs(1);
-/// First wait before the status of what an event says has ended is looked at; doubles with each look.
+/// First wait before the status of what an event says has ended is looked at.
 pub const CHANGE_LOOK_FIRST: Duration = Duration::from_millis(5);
+/// A later wait is this part of the time that has passed.
+pub const CHANGE_LOOK_SHARE: u32 = 4;
 /// How long it is looked at in all. Longer: the pod is read as it is, and the next relist looks again.
 pub const CHANGE_LOOK_TIME: Duration = Duration::from_secs(2);
 /// Changes of one pod that are awaited so at once. Full: the pod is read at once, and a relist requested.
@@ -408,6 +410,8 @@ pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
 /// Bytes of an answer of which every connection may hold one. Longer: one is held at a time, the others wait for
 /// their turn and are made anew then.
 pub const SERVER_ANSWER_BYTES: usize = 128 * KIB;
+/// Bytes of a list of pods after which the rest is another part, made when the client has taken this one.
+pub const SERVER_PART_BYTES: usize = 16 * KIB;
 /// How long one connection may last. Longer: closed.
 pub const SERVER_CONNECTION_TIME: Duration = Duration::from_secs(30);
 /// Bytes a command reads of the agent's answer. Longer: refused.
@@ -479,7 +483,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 13;
+pub const BOUNDED: usize = 14;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -503,6 +507,7 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("container_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
     Bound::of("image_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
     Bound::of("pull_messages", PULL_MESSAGES_MAX, PULL_MESSAGE_BYTES_MAX + 32),
+    Bound::of("images_seen", IMAGES_SEEN_MAX, CRI_TEXT_BYTES_MAX + 48),
     // While one is made, the one before is still there.
     Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
     Bound::of("adopted_pods", ADOPTED_MAX, 128),

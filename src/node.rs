@@ -142,7 +142,7 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     while let Ok(query) = asked.recv().await {
         let answer = match query.question {
             Question::Health => Answer::Found("ok".to_owned()),
-            Question::Pods { .. } | Question::Describe { .. } | Question::Metrics | Question::Top => {
+            Question::Pods(_) | Question::Describe { .. } | Question::Metrics | Question::Top => {
                 Answer::NotFound(format!("{}\n", why.borrow()))
             }
         };

@@ -49,6 +49,9 @@ const BURST: usize = 30;
 /// How many of the floor's pods start at once: the best of these counts.
 const AT_ONCE: [usize; 5] = [1, 2, 4, 8, BURST];
 
+/// After pods have started: a checkpoint is written within ten seconds, and is no write at rest.
+const SETTLE: Duration = Duration::from_secs(13);
+
 /// How long and how often.
 struct Effort {
     idle: Duration,
@@ -58,20 +61,10 @@ struct Effort {
     bursts: usize,
 }
 
-const FULL: Effort = Effort {
-    idle: Duration::from_mins(1),
-    settle: Duration::from_secs(10),
-    starts: 25,
-    restarts: 25,
-    bursts: 3,
-};
-const QUICK: Effort = Effort {
-    idle: Duration::from_secs(10),
-    settle: Duration::from_secs(5),
-    starts: 5,
-    restarts: 5,
-    bursts: 1,
-};
+const FULL: Effort =
+    Effort { idle: Duration::from_mins(1), settle: SETTLE, starts: 25, restarts: 25, bursts: 3 };
+const QUICK: Effort =
+    Effort { idle: Duration::from_secs(10), settle: SETTLE, starts: 5, restarts: 5, bursts: 1 };
 
 fn main() -> ExitCode {
     let effort = if std::env::args().any(|word| word == "quick") { QUICK } else { FULL };

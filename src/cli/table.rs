@@ -34,6 +34,11 @@ pub enum PodsFormat {
 }
 
 impl PodsFormat {
+    /// A list of whole pods, which may be long.
+    pub fn is_list(self) -> bool {
+        matches!(self, Self::Json | Self::Yaml)
+    }
+
     /// From `-o`'s argument; `None` for a format there is not.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -65,28 +70,59 @@ pub fn pods(
             }
             out
         }
-        PodsFormat::Json => {
-            let mut out = String::from("{\n    \"apiVersion\": \"v1\",\n    \"items\": [");
-            let mut empty = true;
-            for pod in pods {
-                out.push_str(if std::mem::take(&mut empty) { "\n" } else { ",\n" });
-                json(&mut out, &value(&pod), 8);
-            }
-            out.push_str(if empty { "]" } else { "\n    ]" });
-            out.push_str(",\n    \"kind\": \"PodList\",\n    \"metadata\": {}\n}\n");
+        PodsFormat::Json | PodsFormat::Yaml => {
+            let mut out = String::new();
+            let mut list = PodList::begin(format, &mut out);
+            pods.for_each(|pod| list.push(&pod, &mut out));
+            list.end(&mut out);
             out
         }
-        PodsFormat::Yaml => {
-            let mut out = String::from("apiVersion: v1\nitems:");
-            let mut empty = true;
-            for pod in pods {
-                out.push_str(if std::mem::take(&mut empty) { "\n" } else { "" });
-                out.push_str(&to_yaml(&Value::Array(vec![value(&pod)])));
-            }
-            out.push_str(if empty { " []\n" } else { "" });
-            out.push_str("kind: PodList\nmetadata: {}\n");
-            out
+    }
+}
+
+/// A `v1.PodList` written piece by piece, as YAML or else as JSON.
+pub struct PodList {
+    yaml: bool,
+    empty: bool,
+}
+
+impl PodList {
+    /// The list's beginning.
+    pub fn begin(format: PodsFormat, out: &mut String) -> Self {
+        let yaml = format == PodsFormat::Yaml;
+        out.push_str(if yaml {
+            "apiVersion: v1\nitems:"
+        } else {
+            "{\n    \"apiVersion\": \"v1\",\n    \"items\": ["
+        });
+        Self { yaml, empty: true }
+    }
+
+    /// A list of which pods were written elsewhere.
+    pub fn resume(format: PodsFormat) -> Self {
+        Self { yaml: format == PodsFormat::Yaml, empty: false }
+    }
+
+    /// One pod more.
+    pub fn push(&mut self, pod: &Pod, out: &mut String) {
+        let first = std::mem::take(&mut self.empty);
+        if self.yaml {
+            out.push_str(if first { "\n" } else { "" });
+            out.push_str(&to_yaml(&Value::Array(vec![value(pod)])));
+        } else {
+            out.push_str(if first { "\n" } else { ",\n" });
+            json(out, &value(pod), 8);
         }
+    }
+
+    /// The list's end.
+    pub fn end(self, out: &mut String) {
+        out.push_str(match (self.yaml, self.empty) {
+            (true, true) => " []\nkind: PodList\nmetadata: {}\n",
+            (true, false) => "kind: PodList\nmetadata: {}\n",
+            (false, true) => "],\n    \"kind\": \"PodList\",\n    \"metadata\": {}\n}\n",
+            (false, false) => "\n    ],\n    \"kind\": \"PodList\",\n    \"metadata\": {}\n}\n",
+        });
     }
 }
 

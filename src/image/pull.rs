@@ -24,7 +24,7 @@ use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime, RuntimeError};
 use crate::events::{EventKind, cut};
 use crate::limits::{PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
-use crate::model::{Mono, Now, PodUid, Usage};
+use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::text::quoted;
@@ -152,11 +152,6 @@ impl ImagePuller {
             turns: Semaphore::new(at_once.max(1)),
             failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
         }
-    }
-
-    /// Waits after failed pulls, of the most there may be.
-    pub fn usage(&self) -> Usage {
-        self.failures.borrow().backoff.usage()
     }
 
     /// The waits after failed pulls, for a checkpoint (`Backoff::waits`).

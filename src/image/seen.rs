@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use crate::limits::{CRI_TEXT_BYTES_MAX, IMAGES_SEEN_MAX};
-use crate::model::{Mono, Usage};
+use crate::model::Mono;
 
 /// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,9 +70,10 @@ impl ImagesSeen {
         self.changes
     }
 
-    /// Images of the most there may be.
-    pub fn usage(&self) -> Usage {
-        Usage::new(self.images.len(), IMAGES_SEEN_MAX)
+    /// How many images, and their bytes.
+    pub fn held(&self) -> (usize, usize) {
+        let bytes = |seen: &SeenImage| size_of::<SeenImage>() + seen.image.len();
+        (self.images.len(), self.images.iter().map(bytes).sum())
     }
 
     fn index(&self, image: &str) -> Result<usize, usize> {
@@ -136,7 +137,7 @@ mod tests {
         let mut seen = ImagesSeen::default();
         seen.observe(names.iter().map(String::as_str), at(0));
         seen.observe(names.iter().map(String::as_str).chain(["z"]), at(1));
-        assert_eq!(seen.usage(), Usage::new(IMAGES_SEEN_MAX, IMAGES_SEEN_MAX));
+        assert_eq!(seen.held().0, IMAGES_SEEN_MAX);
         assert!(ages(&seen, 1).iter().all(|(image, ..)| image != "z"), "all others are in use");
         seen.observe(names[2..].iter().map(String::as_str), at(2));
         seen.observe(names[1..].iter().map(String::as_str).chain(["z"]), at(3));

@@ -7,7 +7,6 @@ pub mod hash;
 pub mod ids;
 pub mod observed;
 pub mod time;
-pub mod usage;
 
 pub use desired::{ContainerKind, DesiredPod};
 pub use hash::container_hash;
@@ -17,4 +16,3 @@ pub use observed::{
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
 pub use time::{Mono, NanoFixed, Now, Seconds, Wall};
-pub use usage::Usage;

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use super::agent::{Agent, Event};
 use super::pod::Work;
-use super::record::Record;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{
@@ -87,15 +86,21 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Takes over what an earlier agent left. What the runtime reports counts for more; this only adds what the
     /// runtime forgets.
     pub(super) fn restore(&mut self, now: Now) {
-        let Some(kept) = self.saving.file.load() else {
-            self.saving.saved = Some(self.mark());
-            return;
-        };
+        let file = self.saving.file.clone();
+        // Ages count from a write of this boot: after a reboot there has to be one.
+        let is_current = file.load(|kept| {
+            self.take_over(kept, now);
+            kept.boot == &*self.saving.boot
+        });
+        self.saving.saved = is_current.unwrap_or(true).then(|| self.mark());
+    }
+
+    fn take_over(&mut self, kept: &Checkpoint<'_>, now: Now) {
         let elapsed = kept.elapsed(&self.saving.boot, now.mono);
         let ago = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
         for pod in &kept.pods {
             let Some(status) = restored_status(pod) else { continue };
-            let key = PodKey::new(&pod.namespace, &pod.name, &pod.uid);
+            let key = PodKey::new(pod.namespace, pod.name, pod.uid);
             let uid = key.uid.clone();
             self.statuses.put(&uid, status);
             self.statuses.set_wanted(&uid, false);
@@ -110,10 +115,8 @@ impl<R: Runtime + 'static> Agent<R> {
             self.ctx.images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
         }
         for image in &kept.images {
-            self.images_seen.restore(&image.image, ago(image.first_ms), ago(image.last_ms));
+            self.images_seen.restore(image.image, ago(image.first_ms), ago(image.last_ms));
         }
-        // Ages count from a write of this boot: after a reboot there has to be one.
-        self.saving.saved = (kept.boot == *self.saving.boot).then(|| self.mark());
     }
 
     /// What the checkpoint says of a pod that a source wants now, if it is the same pod.
@@ -206,6 +209,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if std::mem::take(&mut self.saving.failing) {
             log::info!("the checkpoint is written again");
         }
+        self.metrics.state_writes.inc();
         self.saving.saved = Some(mark);
         self.saving.not_before = now + CHECKPOINT_PERIOD;
         for uid in std::mem::take(&mut self.saving.waiting) {
@@ -241,9 +245,9 @@ impl<R: Runtime + 'static> Agent<R> {
         if kept.pods.is_empty() && self.saving.saved == Some(self.mark()) {
             return;
         }
+        let (number, bytes, file) = (self.saving.writes + 1, to_bytes(&kept), self.saving.file.clone());
         // A write in flight goes on in its thread; numbers keep their order.
         self.saving.write = None;
-        let (number, bytes, file) = (self.saving.writes + 1, to_bytes(&kept), self.saving.file.clone());
         let write = async {
             self.ctx.blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
         };
@@ -265,39 +269,33 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn kept(&self, now: Mono) -> Checkpoint {
+    fn kept(&self, now: Mono) -> Checkpoint<'_> {
         let pods = self.statuses.records().filter_map(|(uid, status)| {
-            let of_record = |record: &Record| (record.worker.key().clone(), record.active_since);
-            let of_restored = |restored: &Restored| (restored.key.clone(), restored.active_since);
-            let (key, active_since) = self
-                .records
-                .get(uid)
-                .map(of_record)
-                .or_else(|| self.saving.restored.get(uid).map(of_restored))?;
-            // A pod of no such name is started by no source; its record would make the file unreadable.
-            let fits = [uid.as_str(), &key.namespace, &key.name]
-                .into_iter()
-                .all(|text| text.len() <= CHECKPOINT_TEXT_BYTES_MAX);
-            fits.then(|| KeptPod {
-                uid: uid.to_string(),
-                namespace: key.namespace.to_string(),
-                name: key.name.to_string(),
-                status: status.to_vec(),
+            let (key, active_since) = match (self.records.get(uid), self.saving.restored.get(uid)) {
+                (Some(record), _) => (record.worker.key(), record.active_since),
+                (None, Some(restored)) => (&restored.key, restored.active_since),
+                (None, None) => return None,
+            };
+            let pod = KeptPod {
+                uid: uid.as_str(),
+                namespace: &key.namespace,
+                name: &key.name,
+                status,
                 active_ms: active_since.map(|since| millis(now.since(since))),
-            })
+            };
+            // A pod of no such name is started by no source; its record would make the file unreadable.
+            let fits = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
+            [pod.uid, pod.namespace, pod.name].into_iter().all(fits).then_some(pod)
         });
         let wait = |(key, wait, age): (BackoffKey, Duration, Duration)| KeptWait {
             key: key.kept(),
             wait_ms: millis(wait),
             age_ms: millis(age),
         };
-        let image = |(image, first, last): (&str, Duration, Duration)| KeptImage {
-            image: image.to_owned(),
-            first_ms: millis(first),
-            last_ms: millis(last),
-        };
+        let image =
+            |(image, first, last)| KeptImage { image, first_ms: millis(first), last_ms: millis(last) };
         Checkpoint {
-            boot: self.saving.boot.to_string(),
+            boot: &self.saving.boot,
             written_ms: millis(now.since(Mono(0))),
             pods: pods.take(CHECKPOINT_PODS_MAX).collect(),
             crashes: self.backoff.waits(now).map(wait).collect(),

@@ -10,17 +10,17 @@ use super::agent::{Agent, Event};
 use super::record::{Record, StartFailures};
 use crate::cli::describe_text::{Decision, describe};
 use crate::cli::style::Style;
-use crate::cli::table::{self, PodsFormat};
+use crate::cli::table::{self, PodList, PodsFormat};
 use crate::cli::text::harmless;
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
-    GRPC_WINDOW_STREAM_BYTES, RELIST_PODS_MAX, SERVER_BUFFER_BYTES,
+    GRPC_WINDOW_STREAM_BYTES, RELIST_PODS_MAX, SERVER_BUFFER_BYTES, SERVER_PART_BYTES,
 };
 use crate::metrics::{self, Process, Shown, Usage};
 use crate::model::{ObservedPod, PodUid, SandboxState, Wall};
 use crate::pleg::Relist;
-use crate::server::{Answer, Query, Question};
+use crate::server::{Answer, Place, PodsQuestion, Query, Question};
 use crate::sync::worker::Life;
 
 /// What became of a pod, for `--once`.
@@ -41,9 +41,8 @@ impl<R: Runtime + 'static> Agent<R> {
             Question::Health => Answer::Found("ok".to_owned()),
             Question::Metrics => Answer::Found(metrics::text(&self.metrics, &self.gauges())),
             Question::Top => Answer::Found(metrics::top(&self.gauges())),
-            Question::Pods { format, namespace, style } => {
-                Answer::Found(self.show_pods(*format, namespace.as_deref(), now, *style))
-            }
+            Question::Pods(question) if question.format.is_list() => self.list_pods(question),
+            Question::Pods(question) => Answer::Found(self.show_pods(question, now)),
             Question::Describe { name, namespace, style } => {
                 self.show_pod(name, namespace.as_deref(), now, *style)
             }
@@ -91,6 +90,7 @@ impl<R: Runtime + 'static> Agent<R> {
             (self.backoff.len(), self.backoff.len() * BACKOFF_ENTRY_BYTES),
             (waits, waits * BACKOFF_ENTRY_BYTES),
             (messages, message_bytes),
+            self.images_seen.held(),
             (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
             (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
             self.runtime_events.strangers.held(),
@@ -106,22 +106,50 @@ impl<R: Runtime + 'static> Agent<R> {
             name: "statuses",
             entries: statuses.records,
             entries_max: RELIST_PODS_MAX,
-            bytes: statuses.bytes.used,
+            bytes: statuses.bytes,
             // From the configuration.
-            bytes_max: statuses.bytes.limit,
+            bytes_max: statuses.bytes_max,
         });
         usage
     }
 
-    fn show_pods(&self, format: PodsFormat, namespace: Option<&str>, now: Wall, style: Style) -> String {
+    /// The records of a namespace or of all, in the order they are shown in.
+    fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
         let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
-        records.sort_by_key(|record| {
-            let key = record.worker.key();
-            (key.namespace.clone(), key.name.clone())
-        });
+        records.sort_by_key(|record| Place::of(record.worker.key()));
+        records
+    }
+
+    /// A `v1.PodList`, or the part of it behind `after`: whole pods up to `SERVER_PART_BYTES`, at least one. What comes and
+    /// goes between two parts is in the list or is not; what stays is there once.
+    fn list_pods(&self, question: &PodsQuestion) -> Answer {
+        let mut text = String::with_capacity(SERVER_PART_BYTES);
+        let mut list = match &question.after {
+            None => PodList::begin(question.format, &mut text),
+            Some(_) => PodList::resume(question.format),
+        };
+        let mut records = self.sorted(question.namespace.as_deref()).into_iter().peekable();
+        while records
+            .next_if(|record| question.after.as_ref().is_some_and(|at| Place::of(record.worker.key()) <= *at))
+            .is_some()
+        {}
+        while let Some(record) = records.next() {
+            list.push(&record.shown(&self.statuses), &mut text);
+            if text.len() >= SERVER_PART_BYTES && records.peek().is_some() {
+                let after = Some(Place::of(record.worker.key()));
+                return Answer::Part(text, Question::Pods(PodsQuestion { after, ..question.clone() }));
+            }
+        }
+        list.end(&mut text);
+        Answer::Found(text)
+    }
+
+    fn show_pods(&self, question: &PodsQuestion, now: Wall) -> String {
+        let PodsQuestion { format, namespace, style, .. } = question;
+        let records = self.sorted(namespace.as_deref());
         let mut pods = records.into_iter().map(|record| Cow::Owned(record.shown(&self.statuses)));
-        let mut out = table::pods(&mut pods, format, now, style);
+        let mut out = table::pods(&mut pods, *format, now, *style);
         if matches!(format, PodsFormat::Table | PodsFormat::Wide) {
             for (index, problem) in self.desired.problems().enumerate() {
                 if index == 0 {

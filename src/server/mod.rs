@@ -5,24 +5,28 @@
 //! `/top` → what `smolet top --self` prints. Text is made here, as kubectl lets
 //! its server print tables: the commands stay small and show exactly what the agent knows.
 //!
-//! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body.
+//! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for
+//! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
 
 use std::cell::RefCell;
+use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
-use http_body_util::Full;
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{Either, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use smol::channel::Sender;
 use smol::io::{AsyncRead, AsyncWrite};
 use smol::lock::{Semaphore, SemaphoreGuardArc};
+use smol::stream::{Stream, StreamExt as _};
 use smol_hyper::rt::FuturesIo;
 
 use crate::cli::style::Style;
@@ -32,6 +36,7 @@ use crate::limits::{
     SERVER_ANSWER_BYTES, SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX,
 };
 use crate::metrics::Gauge;
+use crate::model::{PodKey, PodUid};
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,14 +48,7 @@ pub enum Question {
     /// What is held, and how much of it may be.
     Top,
     /// All pods with their status.
-    Pods {
-        /// As what.
-        format: PodsFormat,
-        /// Only those of this namespace.
-        namespace: Option<String>,
-        /// With colours or without.
-        style: Style,
-    },
+    Pods(PodsQuestion),
     /// One pod with all that is known of it.
     Describe {
         /// The pod's name, with or without the node's name behind it.
@@ -62,11 +60,37 @@ pub enum Question {
     },
 }
 
+/// Which pods, and how they are to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodsQuestion {
+    /// As what.
+    pub format: PodsFormat,
+    /// Only those of this namespace.
+    pub namespace: Option<String>,
+    /// With colours or without.
+    pub style: Style,
+    /// What follows this one, without the list's beginning: the rest of an earlier answer.
+    pub after: Option<Place>,
+}
+
+/// Where a pod stands in a list: by namespace, name and UID.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place(Rc<str>, Rc<str>, PodUid);
+
+impl Place {
+    /// The pod's place.
+    pub fn of(key: &PodKey) -> Self {
+        Self(key.namespace.clone(), key.name.clone(), key.uid.clone())
+    }
+}
+
 /// What the loop answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// The finished body.
     Found(String),
+    /// A part of the body, and the question for the next one.
+    Part(String, Question),
     /// What was asked for is not here; a sentence.
     NotFound(String),
 }
@@ -74,7 +98,7 @@ pub enum Answer {
 impl Answer {
     fn text(&self) -> &str {
         match self {
-            Self::Found(text) | Self::NotFound(text) => text,
+            Self::Found(text) | Self::Part(text, _) | Self::NotFound(text) => text,
         }
     }
 }
@@ -237,8 +261,8 @@ impl Asker {
     async fn respond(
         self,
         request: Request<Incoming>,
-        held: Rc<RefCell<Option<SemaphoreGuardArc>>>,
-    ) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
+        held: Held,
+    ) -> Result<Response<Body>, std::convert::Infallible> {
         let uri = request.uri();
         let (question, content_type) = match question(uri.path(), uri.query().unwrap_or("")) {
             Ok(known) => known,
@@ -249,24 +273,29 @@ impl Asker {
             response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
             return Ok(response);
         }
-        let mut answer = self.ask(&question).await;
-        if answer.as_ref().is_some_and(|answer| answer.text().len() > SERVER_ANSWER_BYTES) {
-            let right = if let Some(right) = self.large.try_acquire_arc() {
-                right
-            } else {
-                // Not kept while it waits.
-                drop(answer);
-                let right = self.large.acquire_arc().await;
-                answer = self.ask(&question).await;
-                right
-            };
-            held.replace(Some(right));
-        }
-        Ok(match answer {
+        Ok(match self.ask_in_turn(&question, &held).await {
             Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
+            Some(Answer::Part(body, rest)) => parts(content_type, body, rest, self, held),
             Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
-            None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, "the agent is stopping\n".to_owned()),
+            None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, STOPPING.to_owned()),
         })
+    }
+
+    /// The loop's answer. A large one is had with the right to hold it, which is kept in `held` from then on.
+    async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
+        let answer = self.ask(question).await?;
+        if answer.text().len() <= SERVER_ANSWER_BYTES || held.borrow().is_some() {
+            return Some(answer);
+        }
+        if let Some(right) = self.large.try_acquire_arc() {
+            held.replace(Some(right));
+            return Some(answer);
+        }
+        // Not kept while it waits.
+        drop(answer);
+        let right = self.large.acquire_arc().await;
+        held.replace(Some(right));
+        self.ask(question).await
     }
 
     /// The loop's answer; `None` when it has ended.
@@ -277,6 +306,7 @@ impl Asker {
     }
 }
 
+const STOPPING: &str = "the agent is stopping\n";
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 /// Prometheus' text format.
@@ -305,7 +335,8 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             };
             let format = format.ok_or("output: one of json, yaml, table, wide, name\n")?;
             let content_type = if format == PodsFormat::Json { JSON } else { TEXT };
-            Ok((Question::Pods { format, namespace, style }, content_type))
+            let question = PodsQuestion { format, namespace, style, after: None };
+            Ok((Question::Pods(question), content_type))
         }
         "/describe" => {
             let name = value("pod").ok_or("describe what? /describe?pod=NAME\n")?;
@@ -315,8 +346,39 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
     }
 }
 
-fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+/// The right to hold a large answer, once it was needed; given back with the connection.
+type Held = Rc<RefCell<Option<SemaphoreGuardArc>>>;
+/// A finished body, or one in parts.
+type Body = Either<Full<Bytes>, StreamBody<Pin<Box<dyn Stream<Item = io::Result<Frame<Bytes>>>>>>>;
+
+/// A body in parts: the next one is asked for when the client has taken the one before.
+fn parts(
+    content_type: &'static str,
+    first: String,
+    rest: Question,
+    asker: Asker,
+    held: Held,
+) -> Response<Body> {
+    let part = |body: String| Ok(Frame::data(Bytes::from(body)));
+    let others = smol::stream::unfold(Some(rest), move |rest| {
+        let (asker, held) = (asker.clone(), held.clone());
+        async move {
+            Some(match asker.ask_in_turn(&rest?, &held).await {
+                Some(Answer::Part(body, rest)) => (part(body), Some(rest)),
+                Some(Answer::Found(body) | Answer::NotFound(body)) => (part(body), None),
+                // Cut off, which the client sees.
+                None => (Err(io::Error::other(STOPPING)), None),
+            })
+        }
+    });
+    let all = smol::stream::once(part(first)).chain(others);
+    let mut response = Response::new(Either::Right(StreamBody::new(all.boxed_local())));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Body> {
+    let mut response = Response::new(Either::Left(Full::new(Bytes::from(body))));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
@@ -335,14 +397,18 @@ mod tests {
         assert_eq!(ask("/healthz"), Ok(Question::Health));
         assert_eq!(ask("/metrics"), Ok(Question::Metrics));
         assert_eq!(ask("/top"), Ok(Question::Top));
-        let pods = |format, namespace: Option<&str>| Question::Pods {
-            format,
-            namespace: namespace.map(str::to_owned),
-            style: Style::PLAIN,
+        let pods = |format, namespace: Option<&str>| {
+            Question::Pods(PodsQuestion {
+                format,
+                namespace: namespace.map(str::to_owned),
+                ..PodsQuestion::default()
+            })
         };
         assert_eq!(ask("/pods"), Ok(pods(PodsFormat::Json, None)), "as the kubelet's own");
         assert_eq!(ask("/pods?output=table&namespace=prod"), Ok(pods(PodsFormat::Table, Some("prod"))));
-        let Ok(Question::Pods { style, .. }) = ask("/pods?output=table&columns=0") else { panic!("pods") };
+        let Ok(Question::Pods(PodsQuestion { style, .. })) = ask("/pods?output=table&columns=0") else {
+            panic!("pods")
+        };
         assert!(style.tabs());
         assert!(ask("/pods?output=xml").is_err());
         let Ok(Question::Describe { name, style, .. }) = ask("/describe?pod=web&color=1") else {

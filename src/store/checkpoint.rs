@@ -26,21 +26,25 @@ use crate::model::Mono;
 const MAGIC: &[u8; 6] = b"smolet";
 /// The format. Fields are numbered and may be added without a new version; it changes with their meaning.
 const VERSION: u8 = 1;
-const HEAD_BYTES: usize = MAGIC.len() + 1 + 4;
+const SUM_BYTES: usize = size_of::<u32>();
+const HEAD_BYTES: usize = MAGIC.len() + 1 + SUM_BYTES;
+/// What a pod takes beside its status, about.
+const POD_BYTES: usize = 160;
 
-/// Everything that is kept.
+/// Everything that is kept. It borrows from the state that is written, or from the bytes that were read: nothing is
+/// there twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct Checkpoint {
+pub struct Checkpoint<'a> {
     /// The boot it was written in (`/proc/sys/kernel/random/boot_id`).
-    #[n(0)]
-    pub boot: String,
+    #[b(0)]
+    pub boot: &'a str,
     /// When in that boot, in milliseconds.
     #[n(1)]
     pub written_ms: u64,
     /// The pods that have a status.
-    #[n(2)]
-    pub pods: Vec<KeptPod>,
+    #[b(2)]
+    pub pods: Vec<KeptPod<'a>>,
     /// Crash-loop back-offs.
     #[n(3)]
     pub crashes: Vec<KeptWait>,
@@ -48,26 +52,26 @@ pub struct Checkpoint {
     #[n(4)]
     pub pulls: Vec<KeptWait>,
     /// Images that containers were seen with.
-    #[n(5)]
-    pub images: Vec<KeptImage>,
+    #[b(5)]
+    pub images: Vec<KeptImage<'a>>,
 }
 
 /// One pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptPod {
+pub struct KeptPod<'a> {
     /// `metadata.uid`.
-    #[n(0)]
-    pub uid: String,
+    #[b(0)]
+    pub uid: &'a str,
     /// `metadata.namespace`.
-    #[n(1)]
-    pub namespace: String,
+    #[b(1)]
+    pub namespace: &'a str,
     /// `metadata.name`.
-    #[n(2)]
-    pub name: String,
+    #[b(2)]
+    pub name: &'a str,
     /// Its status ([`codec`]).
-    #[cbor(n(3), with = "minicbor::bytes")]
-    pub status: Vec<u8>,
+    #[cbor(b(3), with = "minicbor::bytes")]
+    pub status: &'a [u8],
     /// How long it has been active, in milliseconds.
     #[n(4)]
     pub active_ms: Option<u64>,
@@ -89,12 +93,12 @@ pub struct KeptWait {
 }
 
 /// One image.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
-pub struct KeptImage {
+pub struct KeptImage<'a> {
     /// As containers name it (`imageRef`).
-    #[n(0)]
-    pub image: String,
+    #[b(0)]
+    pub image: &'a str,
     /// Since it was seen first, in milliseconds.
     #[n(1)]
     pub first_ms: u64,
@@ -113,14 +117,17 @@ pub enum Unreadable {
 }
 
 /// The file's bytes.
-pub fn to_bytes(checkpoint: &Checkpoint) -> Vec<u8> {
-    // `Infallible`: a vector takes what it is given.
-    let body = minicbor::to_vec(checkpoint).unwrap_or_default();
-    let mut bytes = Vec::with_capacity(HEAD_BYTES + body.len());
+pub fn to_bytes(checkpoint: &Checkpoint<'_>) -> Vec<u8> {
+    // Most of it is the pods' records: with room for these it does not grow piece by piece.
+    let records: usize = checkpoint.pods.iter().map(|pod| pod.status.len() + POD_BYTES).sum();
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + records);
     bytes.extend_from_slice(MAGIC);
     bytes.push(VERSION);
-    bytes.extend_from_slice(&crc32(&body).to_le_bytes());
-    bytes.extend_from_slice(&body);
+    bytes.extend_from_slice(&[0; SUM_BYTES]);
+    // `Infallible`: a vector takes what it is given.
+    let _ = minicbor::encode(checkpoint, &mut bytes);
+    let sum = crc32(&bytes[HEAD_BYTES..]).to_le_bytes();
+    bytes[HEAD_BYTES - SUM_BYTES..HEAD_BYTES].copy_from_slice(&sum);
     bytes
 }
 
@@ -128,13 +135,13 @@ pub fn to_bytes(checkpoint: &Checkpoint) -> Vec<u8> {
 ///
 /// # Errors
 /// When it is not whole, of a later version, or beyond a limit that it was written under.
-pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint, Unreadable> {
+pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint<'_>, Unreadable> {
     let rest = bytes.strip_prefix(MAGIC).ok_or(Unreadable::Damaged)?;
     let (version, rest) = rest.split_first().ok_or(Unreadable::Damaged)?;
     if *version > VERSION {
         return Err(Unreadable::Newer);
     }
-    let (sum, body) = rest.split_first_chunk::<4>().ok_or(Unreadable::Damaged)?;
+    let (sum, body) = rest.split_first_chunk::<SUM_BYTES>().ok_or(Unreadable::Damaged)?;
     if *version != VERSION || bytes.len() > CHECKPOINT_BYTES_MAX || crc32(body) != u32::from_le_bytes(*sum) {
         return Err(Unreadable::Damaged);
     }
@@ -146,19 +153,18 @@ pub fn from_bytes(bytes: &[u8]) -> Result<Checkpoint, Unreadable> {
     Ok(checkpoint)
 }
 
-impl Checkpoint {
+impl Checkpoint<'_> {
     fn is_within_limits(&self) -> bool {
         let short = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
-        let pod = |pod: &KeptPod| {
-            [&pod.uid, &pod.namespace, &pod.name].into_iter().all(|text| short(text))
-                && codec::decode(&pod.status).is_ok()
+        let pod = |pod: &KeptPod<'_>| {
+            [pod.uid, pod.namespace, pod.name].into_iter().all(short) && codec::decode(pod.status).is_ok()
         };
         self.pods.len() <= CHECKPOINT_PODS_MAX
             && self.crashes.len() <= BACKOFF_ENTRIES_MAX
             && self.pulls.len() <= BACKOFF_ENTRIES_MAX
             && self.images.len() <= IMAGES_SEEN_MAX
-            && short(&self.boot)
-            && self.images.iter().all(|image| short(&image.image))
+            && short(self.boot)
+            && self.images.iter().all(|image| short(image.image))
             && self.pods.iter().all(pod)
     }
 
@@ -172,8 +178,8 @@ impl Checkpoint {
 }
 
 /// A status as it is restored: counts that no container reaches are cut down, so that they still can rise.
-pub fn restored_status(pod: &KeptPod) -> Option<k8s_openapi::api::core::v1::PodStatus> {
-    let mut status = codec::decode(&pod.status).ok()?;
+pub fn restored_status(pod: &KeptPod<'_>) -> Option<k8s_openapi::api::core::v1::PodStatus> {
+    let mut status = codec::decode(pod.status).ok()?;
     let lists = [
         &mut status.container_statuses,
         &mut status.init_container_statuses,
@@ -219,7 +225,7 @@ mod tests {
     use super::*;
     use k8s_openapi::api::core::v1::PodStatus;
 
-    fn kept() -> Checkpoint {
+    fn status() -> Vec<u8> {
         let status: PodStatus = serde_json::from_value(serde_json::json!({
             "phase": "Running",
             "startTime": "2026-01-01T00:00:00Z",
@@ -233,19 +239,23 @@ mod tests {
             }],
         }))
         .unwrap();
+        codec::encode(&status)
+    }
+
+    fn kept(status: &[u8]) -> Checkpoint<'_> {
         Checkpoint {
-            boot: "5f9dbe1c-8a0c-4a0e-a3a5-0a4b6bb7f7a1".to_owned(),
+            boot: "5f9dbe1c-8a0c-4a0e-a3a5-0a4b6bb7f7a1",
             written_ms: 86_400_000,
             pods: vec![KeptPod {
-                uid: "u1".to_owned(),
-                namespace: "default".to_owned(),
-                name: "web-gw".to_owned(),
-                status: codec::encode(&status),
+                uid: "u1",
+                namespace: "default",
+                name: "web-gw",
+                status,
                 active_ms: Some(90_000),
             }],
             crashes: vec![KeptWait { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
             pulls: vec![KeptWait { key: 7, wait_ms: 10_000, age_ms: 0 }],
-            images: vec![KeptImage { image: "sha256:abc".to_owned(), first_ms: 95_000, last_ms: 0 }],
+            images: vec![KeptImage { image: "sha256:abc", first_ms: 95_000, last_ms: 0 }],
         }
     }
 
@@ -253,15 +263,16 @@ mod tests {
     #[test]
     fn the_format_is_the_golden_file() {
         let golden = include_bytes!("../../tests/golden/checkpoint-v1");
-        assert_eq!(from_bytes(golden), Ok(kept()));
-        assert_eq!(to_bytes(&kept()), golden);
-        let restored = restored_status(&kept().pods[0]).unwrap();
+        let status = status();
+        assert_eq!(from_bytes(golden), Ok(kept(&status)));
+        assert_eq!(to_bytes(&kept(&status)), golden);
+        let restored = restored_status(&kept(&status).pods[0]).unwrap();
         assert_eq!(restored.container_statuses.unwrap()[0].restart_count, 3);
     }
 
     #[test]
     fn a_torn_or_flipped_file_is_refused_at_every_byte_and_bit() {
-        let bytes = to_bytes(&kept());
+        let bytes = to_bytes(&kept(&status()));
         for end in 0..bytes.len() {
             assert_eq!(from_bytes(&bytes[..end]), Err(Unreadable::Damaged), "cut at {end}");
         }
@@ -285,35 +296,38 @@ mod tests {
 
     #[test]
     fn a_sound_file_beyond_a_limit_is_refused_whole() {
-        let refused = |change: &dyn Fn(&mut Checkpoint)| {
-            let mut checkpoint = kept();
-            change(&mut checkpoint);
-            assert_eq!(from_bytes(&to_bytes(&checkpoint)), Err(Unreadable::Damaged));
-        };
-        refused(&|c| c.pods = vec![c.pods[0].clone(); CHECKPOINT_PODS_MAX + 1]);
-        refused(&|c| c.crashes = vec![c.crashes[0]; BACKOFF_ENTRIES_MAX + 1]);
-        refused(&|c| c.images = vec![c.images[0].clone(); IMAGES_SEEN_MAX + 1]);
-        refused(&|c| c.pods[0].name = "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
-        refused(&|c| c.pods[0].status.truncate(5));
+        let (status, long) = (status(), "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
+        let sound = kept(&status);
+        let (pod, crash, image) = (sound.pods[0], sound.crashes[0], sound.images[0]);
+        for beyond in [
+            Checkpoint { pods: vec![pod; CHECKPOINT_PODS_MAX + 1], ..kept(&status) },
+            Checkpoint { crashes: vec![crash; BACKOFF_ENTRIES_MAX + 1], ..kept(&status) },
+            Checkpoint { images: vec![image; IMAGES_SEEN_MAX + 1], ..kept(&status) },
+            Checkpoint { pods: vec![KeptPod { name: &long, ..pod }], ..kept(&status) },
+            Checkpoint { pods: vec![KeptPod { status: &status[..5], ..pod }], ..kept(&status) },
+        ] {
+            assert_eq!(from_bytes(&to_bytes(&beyond)), Err(Unreadable::Damaged));
+        }
     }
 
     #[test]
     fn a_poisoned_count_is_cut_down_and_can_rise() {
-        let mut pod = kept().pods.remove(0);
+        let status = status();
+        let pod = kept(&status).pods[0];
         for (count, kept) in [(i32::MAX, RESTORED_RESTART_COUNT_MAX), (-5, 0), (12, 12)] {
-            let mut status = codec::decode(&pod.status).unwrap();
-            status.container_statuses.as_mut().unwrap()[0].restart_count = count;
-            pod.status = codec::encode(&status);
-            let restored = restored_status(&pod).unwrap();
+            let mut poisoned = codec::decode(pod.status).unwrap();
+            poisoned.container_statuses.as_mut().unwrap()[0].restart_count = count;
+            let restored = restored_status(&KeptPod { status: &codec::encode(&poisoned), ..pod }).unwrap();
             assert_eq!(restored.container_statuses.unwrap()[0].restart_count, kept);
         }
     }
 
     #[test]
     fn time_passes_in_the_boot_of_the_write_alone() {
-        let (kept, day) = (kept(), 86_400_000_000_000);
-        assert_eq!(kept.elapsed(&kept.boot, Mono(day + 5_000_000_000)), Duration::from_secs(5));
-        assert_eq!(kept.elapsed(&kept.boot, Mono(day / 2)), Duration::ZERO);
+        let status = status();
+        let (kept, day) = (kept(&status), 86_400_000_000_000);
+        assert_eq!(kept.elapsed(kept.boot, Mono(day + 5_000_000_000)), Duration::from_secs(5));
+        assert_eq!(kept.elapsed(kept.boot, Mono(day / 2)), Duration::ZERO);
         assert_eq!(kept.elapsed("another", Mono(2 * day)), Duration::ZERO);
         assert_eq!(
             Checkpoint::default().elapsed("", Mono(day)),

@@ -26,12 +26,12 @@ impl CheckpointFile {
         Self { path: root_dir.join(NAME), newest: Arc::default() }
     }
 
-    /// Reads it. What cannot be read is set aside under another name (one each: an older one is replaced), with one
-    /// line in the log; the agent then goes by the runtime alone.
-    pub fn load(&self) -> Option<Checkpoint> {
+    /// Reads it and hands it over. What cannot be read is set aside under another name (one each: an older one is
+    /// replaced), with one line in the log; the agent then goes by the runtime alone.
+    pub fn load<T>(&self, take: impl FnOnce(&Checkpoint<'_>) -> T) -> Option<T> {
         let unreadable = match self.read() {
             Ok(bytes) => match from_bytes(&bytes) {
-                Ok(checkpoint) => return Some(checkpoint),
+                Ok(checkpoint) => return Some(take(&checkpoint)),
                 Err(unreadable) => unreadable,
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -104,17 +104,18 @@ mod tests {
         let root = std::env::temp_dir().join(format!("smolet-checkpoint-{}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         let file = CheckpointFile::new(&root);
-        assert_eq!(file.load(), None);
-        let named = |boot: &str| Checkpoint { boot: boot.to_owned(), ..Checkpoint::default() };
+        let load = || file.load(|checkpoint| checkpoint.boot.to_owned());
+        assert_eq!(load(), None);
+        let named = |boot| Checkpoint { boot, ..Checkpoint::default() };
         file.write(2, &to_bytes(&named("two"))).unwrap();
         file.write(1, &to_bytes(&named("one"))).unwrap();
-        assert_eq!(file.load(), Some(named("two")), "an older write that comes late does nothing");
+        assert_eq!(load().as_deref(), Some("two"), "an older write that comes late does nothing");
         let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(root.join(NAME)).unwrap());
         assert_eq!(mode & 0o777, 0o600);
         for (bytes, aside) in [(b"smolet\x02".as_slice(), "checkpoint.newer"), (b"", "checkpoint.damaged")] {
             for _ in 0..2 {
                 std::fs::write(root.join(NAME), bytes).unwrap();
-                assert_eq!(file.load(), None);
+                assert_eq!(load(), None);
                 assert_eq!(std::fs::read(root.join(aside)).unwrap(), bytes);
                 assert!(!root.join(NAME).exists());
             }

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use super::codec;
 use super::cut::{Cut, cut};
 use crate::limits::{STATUS_ENTRY_BYTES, STATUS_GONE_MAX};
-use crate::model::{PodUid, Usage};
+use crate::model::PodUid;
 use crate::status::Phase;
 
 /// One pod's status.
@@ -59,8 +59,10 @@ impl Entry {
 /// How full the store is, and what became of statuses for want of room, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
-    /// Of the budget.
-    pub bytes: Usage,
+    /// Bytes in use.
+    pub bytes: usize,
+    /// The budget.
+    pub bytes_max: usize,
     /// Pods with a status.
     pub records: usize,
     /// Records whose messages were cut.
@@ -98,7 +100,7 @@ pub struct StatusStore {
 impl StatusStore {
     /// An empty store for so many bytes (`limits::STATUS_STORE_BYTES_MIN` at least, or pods may be refused).
     pub fn new(bytes_max: usize) -> Self {
-        let counts = StoreUsage { bytes: Usage::new(0, bytes_max), ..StoreUsage::default() };
+        let counts = StoreUsage { bytes_max, ..StoreUsage::default() };
         Self {
             entries: BTreeMap::new(),
             gone: VecDeque::new(),
@@ -220,11 +222,11 @@ impl StatusStore {
 
     /// How full it is.
     pub fn usage(&self) -> StoreUsage {
-        StoreUsage { bytes: Usage::new(self.used, self.limit()), records: self.entries.len(), ..self.counts }
+        StoreUsage { bytes: self.used, records: self.entries.len(), ..self.counts }
     }
 
     fn limit(&self) -> usize {
-        self.counts.bytes.limit
+        self.counts.bytes_max
     }
 
     fn take_out(&mut self, uid: &PodUid) -> Option<Entry> {

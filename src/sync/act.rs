@@ -249,34 +249,48 @@ pub async fn act<R: Runtime>(
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
     // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
-    // and takes no memory for it.
+    // and takes no memory for it, that of the steps to come included.
     let mut turn = Turn::new(&ctx.starts);
     turn.take().await;
-    if ctx.give_up.is_asked() {
-        return outcome;
+    if !ctx.give_up.is_asked() {
+        Box::pin(make(ctx, pod, observed, plan.starts(), known, attempt, turn, &mut outcome)).await;
     }
+    outcome
+}
+
+/// Makes what is missing: the sandbox when none is `known`, with that attempt, and the containers.
+#[expect(clippy::too_many_arguments, reason = "the second half of `act`")]
+async fn make<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    starts: &[Start],
+    known: Option<SandboxId>,
+    attempt: u32,
+    mut turn: Turn<'_>,
+    outcome: &mut Outcome,
+) {
     let config = match configure_sandbox(ctx, pod, attempt) {
         Ok(config) => config,
         Err(error) => {
             let name = quoted(&pod.key.kubelet_format());
             if known.is_none() {
                 let message = format!("Failed to generate sandbox config for pod {name}: {error}");
-                sandbox_failed(ctx, pod, &mut outcome, &error, message);
+                sandbox_failed(ctx, pod, outcome, &error, message);
             } else {
                 outcome.sync_error = Some(format!("GeneratePodSandboxConfig for pod {name} failed: {error}"));
             }
-            return outcome;
+            return;
         }
     };
     let sandbox = match known {
         Some(id) => PodSandbox { id, config: &config, ips: observed.ips.clone() },
-        None => match make_sandbox(ctx, pod, observed, &config, &mut outcome).await {
+        None => match make_sandbox(ctx, pod, observed, &config, outcome).await {
             Some(sandbox) => sandbox,
-            None => return outcome,
+            None => return,
         },
     };
-    start_all(ctx, pod, observed, &sandbox, plan.starts(), &mut turn, &mut outcome).await;
-    outcome
+    start_all(ctx, pod, observed, &sandbox, starts, &mut turn, outcome).await;
 }
 
 /// An act's turn to make sandboxes and start containers. A pull, which may hang, takes none.

@@ -17,7 +17,7 @@ use crate::limits::{
     BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES, BACKOFF_INITIAL, BACKOFF_RESET, CRASH_BACKOFF_MAX,
     IMAGE_BACKOFF_MAX,
 };
-use crate::model::{DesiredPod, Mono, PodUid, Usage};
+use crate::model::{DesiredPod, Mono, PodUid};
 
 /// What an entry belongs to: a 64-bit hash of a stable key. Two keys that collide share one wait; among a full
 /// table's entries that happens once in 10^13 tables.
@@ -203,11 +203,6 @@ impl Backoff {
     /// How many waits are known.
     pub fn len(&self) -> usize {
         self.entries.len()
-    }
-
-    /// Waits of the most there may be.
-    pub fn usage(&self) -> Usage {
-        Usage::new(self.len(), BACKOFF_ENTRIES_MAX)
     }
 
     /// True when none is.

@@ -12,9 +12,10 @@ const SECOND: Duration = Duration::from_secs(1);
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const STARTED: &str = "StartContainer web/app";
 
-fn checkpoint(world: &World) -> Option<Checkpoint> {
+/// What is on the disk; its bytes stay until the tests end.
+fn checkpoint(world: &World) -> Option<Checkpoint<'static>> {
     let bytes = std::fs::read(world.path("root/checkpoint")).ok()?;
-    Some(from_bytes(&bytes).expect("what is on the disk is always whole"))
+    Some(from_bytes(bytes.leak()).expect("what is on the disk is always whole"))
 }
 
 /// When the last checkpoint was written, in seconds since boot.
@@ -294,7 +295,8 @@ fn a_count_that_nobody_reaches_is_not_believed() {
     let mut kept = checkpoint(&world).unwrap();
     let mut status = restored_status(&kept.pods[0]).unwrap();
     status.container_statuses.as_mut().unwrap()[0].restart_count = i32::MAX;
-    kept.pods[0].status = smolet::store::codec::encode(&status);
+    let status = smolet::store::codec::encode(&status);
+    kept.pods[0].status = &status;
     std::fs::write(world.path("root/checkpoint"), to_bytes(&kept)).unwrap();
     power_cut(&world);
     world.start();

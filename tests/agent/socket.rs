@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
-use smolet::limits::{SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX};
+use smolet::limits::{SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX, SERVER_PART_BYTES};
 
 use crate::common::fake::Program;
 use crate::world::{World, ask};
@@ -91,6 +91,41 @@ fn answers_carry_no_date() {
         answer.starts_with("HTTP/1.1 200 OK\r\n") && !answer.to_lowercase().contains("\ndate:"),
         "{answer}"
     );
+}
+
+#[test]
+fn a_long_list_of_pods_comes_in_parts() {
+    let world = World::without_agent();
+    (0..30).for_each(|n| world.put(&format!("web{n:02}"), APP));
+    world.start();
+    world.until("all pods", |world| world.running().len() == 30);
+    for (format, end) in [("json", "}\n"), ("yaml", "metadata: {}\n")] {
+        let path = format!("/pods?output={format}");
+        let mut stream = UnixStream::connect(world.path("sock")).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: smolet\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (_, mut rest) = answer.split_once("\r\n\r\n").unwrap();
+        let (mut parts, mut whole) = (0, String::new());
+        loop {
+            let (size, chunk) = rest.split_once("\r\n").expect("the list is not cut off");
+            let size = usize::from_str_radix(size, 16).unwrap();
+            if size == 0 {
+                break;
+            }
+            assert!(size < 2 * SERVER_PART_BYTES, "{size} bytes at once");
+            whole += &chunk[..size];
+            rest = &chunk[size + 2..];
+            parts += 1;
+        }
+        assert!(parts > 2 && whole.ends_with(end), "{parts} parts: {whole}");
+        assert_eq!(world.ask(&path).1, whole);
+        if format == "json" {
+            let names = serde_json::from_str::<List<Pod>>(&whole).unwrap().items.into_iter();
+            let names: Vec<_> = names.map(|pod| pod.metadata.name.unwrap()).collect();
+            assert_eq!(names, (0..30).map(|n| format!("web{n:02}-gw")).collect::<Vec<_>>());
+        }
+    }
 }
 
 #[test]

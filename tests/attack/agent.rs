@@ -89,7 +89,7 @@ impl Agent {
     /// What the local socket answers.
     pub fn ask(&self, what: &str) -> String {
         let mut stream = self.socket();
-        write!(stream, "GET {what} HTTP/1.1\r\nhost: x\r\n\r\n").expect("the request goes out");
+        write!(stream, "GET {what} HTTP/1.0\r\n\r\n").expect("the request goes out");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("the socket answers");
         answer

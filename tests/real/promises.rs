@@ -25,7 +25,7 @@ struct Limits {
 
 const LIMITS: [Limits; 2] = [
     Limits { pods: 10, resident_kib: 5 * 1024, cpu_ms_per_minute: 10.0, wakeups_per_minute: 400.0 },
-    Limits { pods: 110, resident_kib: 9 * 1024, cpu_ms_per_minute: 40.0, wakeups_per_minute: 400.0 },
+    Limits { pods: 110, resident_kib: 8 * 1024, cpu_ms_per_minute: 40.0, wakeups_per_minute: 400.0 },
 ];
 /// The loop's thread and the reactor's.
 const THREADS_MAX: u64 = 2;

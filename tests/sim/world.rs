@@ -13,7 +13,6 @@ use std::time::Duration;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 use smolet::blocking::Blocking;
-use smolet::cli::style::Style;
 use smolet::cli::table::PodsFormat;
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::config::{Config, Flags};
@@ -22,7 +21,7 @@ use smolet::facts;
 use smolet::model::{DesiredPod, Now, Wall};
 use smolet::node::{Ending, Parts};
 use smolet::proto::runtime::v1 as cri;
-use smolet::server::{Answer, Query, Question};
+use smolet::server::{Answer, PodsQuestion, Query, Question};
 use smolet::source::manifest::parse;
 use smolet::source::{NodeName, Origin, Problem, SourceUpdate, SourcedPod};
 use smolet::store::identity::Identity;
@@ -322,14 +321,21 @@ impl World {
 
     // ---- what the agent says ---------------------------------------------------------------------------
 
-    fn ask(&mut self, question: Question) -> String {
-        let (answer, answered) = smol::channel::bounded(1);
-        let life = self.life.as_ref().expect("an agent runs");
-        life.asked.try_send(Query { question, answer }).expect("the agent takes questions");
-        self.settle();
-        match answered.try_recv() {
-            Ok(Answer::Found(text) | Answer::NotFound(text)) => text,
-            Err(error) => panic!("no answer: {error}; {}", self.trace()),
+    fn ask(&mut self, mut question: Question) -> String {
+        let mut all = String::new();
+        loop {
+            let (answer, answered) = smol::channel::bounded(1);
+            let life = self.life.as_ref().expect("an agent runs");
+            life.asked.try_send(Query { question, answer }).expect("the agent takes questions");
+            self.settle();
+            match answered.try_recv() {
+                Ok(Answer::Found(text) | Answer::NotFound(text)) => return all + &text,
+                Ok(Answer::Part(text, rest)) => {
+                    all += &text;
+                    question = rest;
+                }
+                Err(error) => panic!("no answer: {error}; {}", self.trace()),
+            }
         }
     }
 
@@ -376,7 +382,7 @@ impl World {
 }
 
 fn pods(format: PodsFormat) -> Question {
-    Question::Pods { format, namespace: None, style: Style::default() }
+    Question::Pods(PodsQuestion { format, ..PodsQuestion::default() })
 }
 
 impl Drop for World {
