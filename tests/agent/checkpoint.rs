@@ -227,7 +227,7 @@ fn the_agents_end_writes_at_once_and_with_nothing_to_keep_not_at_all() {
     world.run("web", APP);
     world.stop();
     let kept = checkpoint(&world).expect("written");
-    assert_eq!(kept.pods.iter().map(|pod| &*pod.name).collect::<Vec<_>>(), [full("web")]);
+    assert_eq!(kept.pods.iter().map(|pod| pod.name).collect::<Vec<_>>(), [full("web")]);
     let status = restored_status(&kept.pods[0]).unwrap();
     assert_eq!(status.phase.as_deref(), Some("Running"));
     assert_eq!(next_restart_counts(&status).collect::<Vec<_>>(), [("app", 1)]);
