@@ -16,6 +16,7 @@ mod show;
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_signal::{Signal, Signals};
@@ -118,16 +119,18 @@ pub async fn run_until(
     let ended = match found {
         Ok(Some((runtime, name))) => {
             let node_name = NodeName::new(identity.node_name());
+            let set_aside = Arc::new(SetAside::read(&config.root_dir));
             let manifests =
                 FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency)
-                    .setting_aside(SetAside::read(&config.root_dir));
+                    .setting_aside(set_aside.clone());
             let (updates, source) = smol::channel::bounded(1);
             executor.spawn(manifests.run(updates)).detach();
             let blocking = Rc::new(Blocking::on_threads());
             let executor = executor.clone();
             let runtime = runtime.counted_by(metrics.operations.clone());
-            let parts = Parts { config, identity, node, executor, clock, blocking, source, once, metrics };
-            parts.run_loop(runtime, name, asked, stopped).await
+            let parts =
+                Parts { config, identity, node, executor, clock, blocking, source, set_aside, once, metrics };
+            Ok(parts.run_loop(runtime, name, asked, stopped).await)
         }
         Ok(None) => Ok(Ending::Stopped),
         Err(why) => Err(why),
@@ -225,6 +228,8 @@ pub struct Parts<'a> {
     pub blocking: Rc<Blocking>,
     /// What the source wants, each time all of it.
     pub source: Receiver<SourceUpdate>,
+    /// What ended the process too often.
+    pub set_aside: Arc<SetAside>,
     /// End when every pod runs or has failed.
     pub once: bool,
     /// What is counted; the server and the runtime's client count there too.
@@ -233,17 +238,15 @@ pub struct Parts<'a> {
 
 impl Parts<'_> {
     /// Runs the loop on a runtime that is ready. `stopped` ends it; `asked` brings requests.
-    ///
-    /// # Errors
-    /// None today; the wiring's own are found before.
     pub async fn run_loop<R: Runtime + 'static>(
         self,
         runtime: R,
         runtime_name: Box<str>,
         asked: Receiver<Query>,
         stopped: Receiver<()>,
-    ) -> Result<Ending, String> {
-        let Parts { config, identity, node, executor, clock, blocking, source, once, metrics } = self;
+    ) -> Ending {
+        let Parts { config, identity, node, executor, clock, blocking, source, set_aside, once, metrics } =
+            self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
         executor.spawn(forward(source, events.clone(), Event::Source)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
@@ -253,7 +256,6 @@ impl Parts<'_> {
         let ctx = context(config, runtime, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
-        let set_aside = SetAside::read(&config.root_dir);
         let mut agent = Agent::new(
             ctx,
             executor,
@@ -274,13 +276,13 @@ impl Parts<'_> {
                 && let Some(ending) = judge.ending(agent.once_ending(now >= judge.patience), now)
             {
                 agent.save_at_end().await;
-                return Ok(ending);
+                return ending;
             }
             let due = agent.due().into_iter().chain(judge.as_ref().map(Judge::due)).min();
             match next_event(&inbox, due, &clock).await {
                 Some(Event::Stop) => {
                     agent.save_at_end().await;
-                    return Ok(Ending::Stopped);
+                    return Ending::Stopped;
                 }
                 Some(event) => agent.take(event),
                 None => {}

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, what is kept on disk in `disk`. All of it runs on
-//! the loop's thread between two awaits; what takes time is a task (`jobs`).
+//! `pod`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
+//! takes time is a task (`jobs`).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -102,7 +102,7 @@ pub(super) struct Agent<R> {
     pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
     pub(super) told_held: BTreeSet<PodUid>,
-    set_aside: SetAside,
+    set_aside: Arc<SetAside>,
     pub(super) disk: Disk,
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,
@@ -122,7 +122,7 @@ impl<R: Runtime + 'static> Agent<R> {
         runtime_name: Box<str>,
         ring: Rc<RefCell<EventRing>>,
         config: &Config,
-        set_aside: SetAside,
+        set_aside: Arc<SetAside>,
         metrics: Rc<Metrics>,
     ) -> Self {
         let now = ctx.clock.now();

@@ -127,8 +127,8 @@ impl FileSource {
 
     /// The same, leaving the files unread whose reading ended the process too often.
     #[must_use]
-    pub fn setting_aside(mut self, set_aside: SetAside) -> Self {
-        self.set_aside = Arc::new(set_aside);
+    pub fn setting_aside(mut self, set_aside: Arc<SetAside>) -> Self {
+        self.set_aside = set_aside;
         self
     }
 

@@ -25,6 +25,7 @@ use smolet::server::{Answer, PodsQuestion, Query, Question};
 use smolet::source::manifest::parse;
 use smolet::source::{NodeName, Origin, Problem, SourceUpdate, SourcedPod};
 use smolet::store::identity::Identity;
+use smolet::store::poison::SetAside;
 
 use crate::common::TempDir;
 use crate::runtime::SimRuntime;
@@ -56,7 +57,7 @@ pub struct World {
 
 struct Life {
     // The loop's future holds the executor, so it is polled beside it and dropped before it.
-    main: Pin<Box<dyn Future<Output = Result<Ending, String>>>>,
+    main: Pin<Box<dyn Future<Output = Ending>>>,
     executor: Rc<LocalExecutor<'static>>,
     woken: Arc<Flag>,
     updates: Sender<SourceUpdate>,
@@ -163,6 +164,7 @@ impl World {
         let (asked, queries) = smol::channel::bounded(4);
         let (stop, stopped) = smol::channel::bounded(1);
         let (clock, runtime, on) = (Rc::new(self.clock.clone()), self.runtime.clone(), executor.clone());
+        let set_aside = Arc::new(SetAside::read(&config.root_dir));
         let main = Box::pin(async move {
             let blocking = Rc::new(Blocking::on_this_thread());
             let parts = Parts {
@@ -173,6 +175,7 @@ impl World {
                 clock,
                 blocking,
                 source,
+                set_aside,
                 once: false,
                 metrics: Rc::default(),
             };
