@@ -138,6 +138,9 @@ pub const START_FAILURE_BYTES_MAX: usize = KIB;
 
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
 pub const GRPC_CALLS_MAX: usize = 128;
+/// Of these, calls that may take minutes: pulls, sandboxes being made, and stops, with a grace period or a runtime that
+/// hangs. Full: a further one waits for its turn, however long; the rest is kept for looks and short calls.
+pub const CRI_SLOW_CALLS_MAX: usize = GRPC_CALLS_MAX * 3 / 4;
 /// Bytes of one encoded request. Over: the call fails before anything is sent.
 pub const GRPC_REQUEST_BYTES_MAX: usize = 4 * MIB;
 /// Bytes of one answer that is kept whole (lists and `ExecSync` are not). Over: the call fails and is reset.

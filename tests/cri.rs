@@ -13,7 +13,7 @@ use smol::LocalExecutor;
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
 use smolet::cri::{GrpcRuntime, Runtime, RuntimeError};
-use smolet::limits;
+use smolet::limits::{self, GRPC_CALLS_MAX};
 use smolet::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState, Seconds, Wall};
 use smolet::proto::runtime::v1 as cri;
 
@@ -543,6 +543,38 @@ fn stuck_calls_hold_up_nobody() {
         }
     });
     assert_eq!(world.fake.connections(), 1);
+}
+
+#[test]
+fn more_hanging_stops_than_calls_there_may_be_hold_up_no_look() {
+    let world = World::new();
+    let sandbox = world.pod("web");
+    let container = world.container(&sandbox, "web", "app", 0);
+    world.fake.hang("StopContainer");
+    world.fake.hang("StopPodSandbox");
+    let stops: Vec<_> = (0..2 * GRPC_CALLS_MAX)
+        .map(|n| {
+            let (runtime, sandbox, container) = (world.runtime.clone(), sandbox.clone(), container.clone());
+            world.executor.spawn(async move {
+                if n % 2 == 0 {
+                    runtime.stop_container(&container, Seconds(3600)).await
+                } else {
+                    runtime.stop_pod_sandbox(&sandbox).await
+                }
+            })
+        })
+        .collect();
+    world.run(async {
+        for _ in 0..20 {
+            assert_eq!(world.runtime.container_status(&container).await.unwrap().id, container);
+        }
+        assert!(stops.iter().all(|stop| !stop.is_finished()));
+        world.fake.heal("StopContainer");
+        world.fake.heal("StopPodSandbox");
+        for stop in stops {
+            stop.await.expect("it comes to its turn");
+        }
+    });
 }
 
 #[test]

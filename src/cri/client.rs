@@ -5,10 +5,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
 use smol::LocalExecutor;
+use smol::lock::Semaphore;
 
 use super::{EventService, RuntimeEvent, convert, events, termination};
 use super::{
@@ -17,7 +19,10 @@ use super::{
 };
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
-use crate::limits::{CRI_ITEM_BYTES_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT};
+use crate::limits::{
+    CRI_ITEM_BYTES_MAX, CRI_SLOW_CALLS_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
+    RUNTIME_REQUEST_TIMEOUT,
+};
 use crate::metrics::Operations;
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, Mono, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
@@ -33,6 +38,8 @@ pub struct GrpcRuntime {
     operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
+    /// Turns of calls that may take minutes.
+    slow: Arc<Semaphore>,
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
     /// are list calls.
     skipped: Rc<RefCell<BTreeMap<&'static str, u64>>>,
@@ -60,7 +67,8 @@ impl GrpcRuntime {
     pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
         let channel = Channel::new(socket, executor, clock.clone());
         let (operations, skipped, unimplemented) = Default::default();
-        Self { channel, clock, operations, timeout: RUNTIME_REQUEST_TIMEOUT, skipped, unimplemented }
+        let slow = Arc::new(Semaphore::new(CRI_SLOW_CALLS_MAX));
+        Self { channel, clock, operations, timeout: RUNTIME_REQUEST_TIMEOUT, slow, skipped, unimplemented }
     }
 
     /// The same with another `runtimeRequestTimeout`.
@@ -112,6 +120,21 @@ impl GrpcRuntime {
             drop(under_way);
             self.count(method, begun, answer.is_err());
             answer.map_err(|error| blame(method, error))
+        })
+    }
+
+    /// The same for a call that may take minutes: at most `limits::CRI_SLOW_CALLS_MAX` at once, so that looks get
+    /// through. Its deadline begins with its turn.
+    fn slow_call<'s, A: Message + Default + 'static>(
+        &'s self,
+        method: &'static str,
+        request: impl Message,
+        deadline: Option<Duration>,
+    ) -> Call<'s, A, RuntimeError> {
+        let call = self.call_within(method, request, deadline);
+        Box::pin(async move {
+            let _turn = self.slow.acquire().await;
+            call.await
         })
     }
 
@@ -220,15 +243,15 @@ impl Runtime for GrpcRuntime {
             cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         // Twice the usual time: the pause image may have to be pulled and the network set up.
         let answer: cri::RunPodSandboxResponse =
-            self.call_within(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
+            self.slow_call(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
         convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
     }
 
     async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+        const METHOD: &str = method!("Runtime", "StopPodSandbox");
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        idempotent(
-            self.call::<cri::StopPodSandboxResponse>(method!("Runtime", "StopPodSandbox"), request).await,
-        )
+        let answer = self.slow_call::<cri::StopPodSandboxResponse>(METHOD, request, Some(self.timeout)).await;
+        idempotent(answer)
     }
 
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
@@ -284,17 +307,11 @@ impl Runtime for GrpcRuntime {
     }
 
     async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+        const METHOD: &str = method!("Runtime", "StopContainer");
         let grace = timeout.0.max(0);
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         let deadline = self.timeout.saturating_add(Duration::from_secs(grace.unsigned_abs()));
-        idempotent(
-            self.call_within::<cri::StopContainerResponse>(
-                method!("Runtime", "StopContainer"),
-                request,
-                Some(deadline),
-            )
-            .await,
-        )
+        idempotent(self.slow_call::<cri::StopContainerResponse>(METHOD, request, Some(deadline)).await)
     }
 
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
@@ -405,7 +422,7 @@ impl Runtime for GrpcRuntime {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        let answer: cri::PullImageResponse = self.call_within(METHOD, request, None).await?;
+        let answer: cri::PullImageResponse = self.slow_call(METHOD, request, None).await?;
         convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
     }
 

@@ -7,12 +7,12 @@ use fastrand::Rng;
 
 use crate::common::fake::{EventFaults, Program, State};
 use crate::rules::CONVERGES_WITHIN;
-use crate::world::{World, show_log};
+use crate::world::{SEED_WITHOUT_EVENTS, World, show_log};
 
 /// Things that happen in one scenario.
 const ACTS: u32 = 80;
 /// How long nothing happens at a time.
-const QUIET_HOURS_MAX: u64 = 168;
+const QUIET_HOURS: std::ops::RangeInclusive<u64> = 24..=240;
 const QUIET_HOURS_CRASHING_MAX: u64 = 6;
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
 
@@ -156,15 +156,15 @@ impl Scenario {
         }
     }
 
-    /// Days without trouble and churn, as a gateway has them; what was wrong is so again after them.
+    /// Days or weeks without trouble and churn, as a gateway has them; what was wrong is so again after them.
     fn quiet(&mut self) {
         // Without events there is a look at everything each second: an hour has to do.
-        let tells = !self.seed.is_multiple_of(4);
+        let tells = self.seed % 8 != SEED_WITHOUT_EVENTS;
         let crashes = self.wanted.values().any(|version| version.shape == Shape::Crasher);
         let hours = match (tells, crashes) {
             (false, _) => 1,
             (true, true) => self.rng.u64(1..=QUIET_HOURS_CRASHING_MAX),
-            (true, false) => self.rng.u64(12..=QUIET_HOURS_MAX),
+            (true, false) => self.rng.u64(QUIET_HOURS),
         };
         self.tell(format!("{hours} quiet hours"));
         let trouble = self.world.runtime.troubled();
