@@ -15,7 +15,7 @@ type Job = Box<dyn FnOnce() + Send>;
 /// Turns for blocking work, at most `limits::BLOCKING_JOBS_MAX` at once.
 #[derive(Debug)]
 pub struct Blocking {
-    turns: Semaphore,
+    turns: Arc<Semaphore>,
     place: Place,
 }
 
@@ -28,24 +28,24 @@ enum Place {
 impl Blocking {
     /// Each on a thread of its own.
     pub fn on_threads() -> Self {
-        Self { turns: Semaphore::new(BLOCKING_JOBS_MAX), place: Place::OwnThread }
+        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), place: Place::OwnThread }
     }
 
     /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
     /// the same each time.
     pub fn on_this_thread() -> Self {
-        Self { turns: Semaphore::new(BLOCKING_JOBS_MAX), place: Place::Here }
+        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), place: Place::Here }
     }
 
-    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end.
+    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end, and keeps its turn.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let _turn = self.turns.acquire().await;
+        let turn = self.turns.acquire_arc().await;
         let mark = poison::handled();
         match self.place {
             Place::OwnThread => {
                 // A panic on that thread is put down to the pod too.
                 let work = move || {
-                    let _handling = poison::handling(mark);
+                    let (_handling, _turn) = (poison::handling(mark), turn);
                     work()
                 };
                 unblock(work).await
@@ -60,7 +60,7 @@ impl Blocking {
     }
 }
 
-/// Runs `work` on a thread of its own. The caller bounds how many run at once (`limits::BLOCKING_JOBS_MAX`). Dropping the
+/// Runs `work` on a thread of its own. The caller bounds how many run at once (`Blocking`; a source has one look). Dropping the
 /// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.
 pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, receiver) = smol::channel::bounded(1);

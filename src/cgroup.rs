@@ -1,5 +1,5 @@
 //! Removes what the runtime leaves behind of a pod: its cgroup parent, in every hierarchy. I/O, small; blocking, so
-//! that callers run it on the blocking pool (UIDs are plain text here, as a `PodUid` stays on the loop's thread).
+//! that callers run it on another thread (UIDs are plain text here, as a `PodUid` stays on the loop's thread).
 //!
 //! Which names to look for is decided in `render::cgroup_name`; here they are found and removed below the mount
 //! points of the cgroup hierarchies, and nowhere else: symbolic links are not followed, and only empty cgroups can

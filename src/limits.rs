@@ -279,14 +279,18 @@ pub const PANICS_TO_SET_ASIDE: u32 = 2;
 /// Panics remembered. More: the oldest are forgotten at the next start.
 pub const PANICS_KEPT_MAX: usize = 64;
 /// Bytes of their list. Full: a further panic is not written down until the next start cuts the list.
-pub const PANICS_FILE_BYTES_MAX: u64 = 256 * 1024;
+pub const PANICS_FILE_BYTES_MAX: u64 = 512 * 1024;
 // A path has at most 4096 bytes.
-const _: () = assert!(PANICS_KEPT_MAX as u64 * (3 * 1024) < PANICS_FILE_BYTES_MAX);
+const _: () = assert!(PANICS_KEPT_MAX as u64 * (5 * 1024) < PANICS_FILE_BYTES_MAX);
 
 /// How long a change waits for others before the checkpoint is written.
 pub const CHECKPOINT_SETTLE: Duration = Duration::from_secs(1);
 /// Least time between two writes of the checkpoint, because flash wears out; a removal that needs one does not wait.
 pub const CHECKPOINT_PERIOD: Duration = Duration::from_secs(10);
+/// While an active deadline runs, its age is written each such part of the shortest one, though nothing changes.
+pub const CHECKPOINT_AGES_SHARE: u32 = 16;
+/// But at most so often.
+pub const CHECKPOINT_AGES_PERIOD_MIN: Duration = Duration::from_mins(1);
 /// How long the agent's end waits for the last write. Longer: it ends without, and the next start goes by the one
 /// before.
 pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
@@ -353,6 +357,9 @@ pub const DOUBTED_LOOKS: u32 = 60;
 pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
 /// The same while the runtime has no service of events; another version of it may come.
 pub const EVENTS_UNSUPPORTED_RETRY: Duration = Duration::from_mins(5);
+/// Misses without a single event after which a runtime is looked at as one that has none (CRI-O as it is shipped), until
+/// an event comes.
+pub const UNTOLD_MAX: u32 = 3;
 /// How long after a relist an event may come about what the relist shows. Later, or never: the change counts as missed.
 pub const EVENT_LATE_MAX: Duration = Duration::from_secs(1);
 /// First wait before the status of what an event says has ended is looked at.
@@ -361,8 +368,8 @@ pub const CHANGE_LOOK_FIRST: Duration = Duration::from_millis(5);
 pub const CHANGE_LOOK_SHARE: u32 = 4;
 /// How long it is looked at in all. Longer: the pod is read as it is, and the next relist looks again.
 pub const CHANGE_LOOK_TIME: Duration = Duration::from_secs(2);
-/// Changes of one pod that are awaited so at once. Full: the pod is read at once, and a relist requested.
-pub const CHANGES_AWAITED_MAX: usize = 64;
+/// Changes of all pods that are awaited so at once. Full: the pod is read at once, and a relist requested.
+pub const CHANGES_AWAITED_MAX: usize = 256;
 /// Events about ids that are not known (yet) which are remembered. Full: the oldest is forgotten; a read or the next
 /// relist shows the state all the same.
 pub const STRANGERS_MAX: usize = 64;
@@ -486,7 +493,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 14;
+pub const BOUNDED: usize = 15;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -515,7 +522,9 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
     Bound::of("adopted_pods", ADOPTED_MAX, 128),
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
-    Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX),
+    Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
+    // One of the runtime's own has two ids.
+    Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX + 2 * CRI_ID_BYTES_MAX),
     Bound {
         name: "runtime_calls",
         entries_max: GRPC_CALLS_MAX,

@@ -194,6 +194,8 @@ pub struct Shown {
     pub missed_events: u64,
     /// Sandboxes of others in the runtime.
     pub foreign_sandboxes: usize,
+    /// What became of statuses for want of room, and how often.
+    pub statuses_short: [(&'static str, u64); 4],
     /// One for each of `limits::BOUNDS`, in that order, and the status store's.
     pub usage: Vec<Usage>,
     /// When the agent started.
@@ -296,6 +298,14 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
 
     page.family("smolet_foreign_sandboxes", "gauge", "Sandboxes in the runtime that are not this node's");
     page.value("", shown.foreign_sandboxes as u64);
+    page.family(
+        "smolet_statuses_short_total",
+        "counter",
+        "Statuses that the store had no room for, by what became of them",
+    );
+    for (what, count) in shown.statuses_short {
+        page.labelled("what", what, count);
+    }
     page.family("smolet_runtime_events_total", "counter", "Events the runtime told");
     page.value("", metrics.runtime_events.get());
     page.family("smolet_runtime_events_missed_total", "counter", "Changes that no event told of");
@@ -417,6 +427,7 @@ mod tests {
             containers: [0, 3, 1, 0],
             missed_events: 6,
             foreign_sandboxes: 4,
+            statuses_short: [("messages_cut", 1), ("bared", 2), ("evicted", 0), ("refused", 0)],
             usage,
             started: Wall(2_208_988_800_500_000_000),
             process: Process::parse(status, Duration::from_millis(1500)),

@@ -75,8 +75,8 @@ pub fn sandbox_status(status: cri::PodSandboxStatus) -> Option<SandboxStatus> {
 
 /// `ContainerStatus` (kubelet `toKubeContainerStatus`); `None` when its id is empty or too long.
 ///
-/// `sandbox_id` is empty unless the runtime reports one, and `finished_mono` stays `None`: the reader fixes it at
-/// first sight of `finished_at`.
+/// `sandbox_id` is empty, for only lists have it, and `finished_mono` stays `None`: the reader sets the one, and fixes the
+/// other at first sight of `finished_at`.
 pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerStatus> {
     let state = container_state(status.state);
     let exited = state == ContainerState::Exited;

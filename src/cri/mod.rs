@@ -129,7 +129,7 @@ impl std::error::Error for RuntimeError {}
 pub type RuntimeResult<T> = Result<T, RuntimeError>;
 
 /// What the core asks of a container runtime: CRI v1's `RuntimeService` and `ImageService`, as far as smolet uses
-/// them. Every call has the deadline DESIGN.md gives it and may be dropped at any await.
+/// them. Every call but a pull has a deadline and may be dropped at any await.
 ///
 /// List calls hand over one decoded item at a time, so memory follows what the caller keeps.
 #[allow(async_fn_in_trait, reason = "all tasks run on one thread, so no Send bound is wanted")]

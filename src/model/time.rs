@@ -1,7 +1,7 @@
 //! Two clocks that are never mixed: monotonic time counts, wall time is shown.
 //!
 //! A gateway without a clock chip boots in the past and steps its wall clock later, so no duration is ever
-//! the difference of two wall times (DESIGN.md, "Time").
+//! the difference of two wall times.
 
 use std::fmt;
 use std::ops::{Add, Sub};

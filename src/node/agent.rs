@@ -32,11 +32,12 @@ use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
 use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
+use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
 use crate::source::{Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
-use crate::store::poison::SetAside;
+use crate::store::poison::{self, SetAside};
 use crate::store::statuses::StatusStore;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::Backoff;
@@ -57,7 +58,7 @@ pub(super) enum Event {
     /// The stream of that number ended.
     StreamEnded(u64, RuntimeResult<()>),
     /// The runtime's status shows what an event told of this id, or does not in time.
-    Shown { uid: PodUid, id: Box<str> },
+    Shown { uid: PodUid, id: Box<str>, until: Until },
     /// A pod's job ended; the number tells whose.
     Job { uid: PodUid, job: u64, result: JobResult },
     /// The disk was cleared of pods that are gone.
@@ -194,7 +195,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Relisted(result) => self.relisted(result),
             Event::Runtime(event) => self.runtime_event(event),
             Event::StreamEnded(stream, result) => self.stream_ended(stream, result),
-            Event::Shown { uid, id } => self.shown(&uid, &id),
+            Event::Shown { uid, id, until } => self.shown(&uid, &id, until),
             Event::Job { uid, job, result } => self.job_ended(&uid, job, result),
             Event::Query(query) => self.answer(&query),
             Event::IdentityWritten(result) => self.identity_written(result),
@@ -292,6 +293,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.restored = restored.is_some();
         record.active_since = restored.and_then(|restored| restored.active_since);
         record.wanted_since = Some(now.mono);
+        let _handling = poison::handling(Some(record.mark.clone()));
         self.records.insert(uid.clone(), record);
         if !self.judge(&uid) {
             self.refresh_status(&uid, now);

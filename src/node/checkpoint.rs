@@ -4,6 +4,7 @@
 //! ```text
 //!     a change ─► a second to settle, ten since the last write ─► written in a blocking job ─► saved
 //!     a removal that takes the runtime's last word ─► at once; the removal begins when it is saved
+//!     an active deadline runs ─► each sixteenth of it, for its age
 //!     the agent's end ─► at once, waited for
 //! ```
 
@@ -15,8 +16,8 @@ use super::pod::Work;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{
-    CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD, CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE,
-    CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
+    CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
+    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
 };
 use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid};
 use crate::status::merge;
@@ -31,11 +32,13 @@ pub(super) struct Saving {
     /// The state in the file; `None` = not of this boot.
     saved: Option<Mark>,
     /// The write in flight, and the state that it writes.
-    write: Option<(smol::Task<()>, Mark)>,
+    write: Option<(smol::Task<()>, Mark, Mono)>,
     /// Numbers the writes.
     writes: u64,
     /// When the next one begins.
     due: Option<Mono>,
+    /// When the last one that is in the file began.
+    saved_at: Mono,
     not_before: Mono,
     /// The last write failed, which was told.
     failing: bool,
@@ -71,6 +74,7 @@ impl Saving {
             write: None,
             writes: 0,
             due: None,
+            saved_at: now,
             not_before: now,
             failing: false,
             waiting: BTreeSet::new(),
@@ -156,7 +160,8 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// When the next write is to begin.
     pub(super) fn save_due(&self) -> Option<Mono> {
-        self.saving.due.filter(|_| self.saving.write.is_none())
+        let due = self.saving.due.into_iter().chain(self.ages_due()).min();
+        due.filter(|_| self.saving.write.is_none())
     }
 
     /// Begins a write that is due. Called at the end of every turn; does nothing when nothing has changed.
@@ -167,7 +172,8 @@ impl<R: Runtime + 'static> Agent<R> {
             self.images_seen.observe(containers.map(|container| &*container.image_ref), now);
         }
         let mark = self.mark();
-        if self.saving.saved == Some(mark) {
+        let aged = self.ages_due().is_some_and(|at| at <= now);
+        if self.saving.saved == Some(mark) && !aged {
             self.saving.due = None;
             return;
         }
@@ -177,7 +183,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let settled = (now + CHECKPOINT_SETTLE).max(self.saving.not_before);
         let due = *self.saving.due.get_or_insert(settled);
         let urgent = !self.saving.waiting.is_empty() && !self.saving.failing;
-        if due > now && !urgent {
+        if due > now && !urgent && !aged {
             return;
         }
         self.saving.due = None;
@@ -190,20 +196,22 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::CheckpointWritten(written)).await;
         });
-        self.saving.write = Some((task, mark));
+        self.saving.write = Some((task, mark, now));
     }
 
     pub(super) fn checkpoint_written(&mut self, result: std::io::Result<()>) {
-        let Some((_, mark)) = self.saving.write.take() else { return };
+        let Some((_, mark, began)) = self.saving.write.take() else { return };
         let now = self.ctx.clock.now().mono;
         if let Err(error) = result {
+            self.saving.not_before = now + SYNC_RETRY;
             if !std::mem::replace(&mut self.saving.failing, true) {
                 log::warn!(
-                    "the checkpoint was not written: {error}; tried again until it is, and containers whose restart \
-                     count would be lost stay until then"
+                    "the checkpoint was not written: {error}; tried again until it is, and dead containers whose \
+                     restart count would be lost stay until then"
                 );
+                // Whoever does not have to wait for a disk that takes nothing goes on; the others say why they wait.
+                self.drive_waiting();
             }
-            self.saving.not_before = now + SYNC_RETRY;
             return;
         }
         if std::mem::take(&mut self.saving.failing) {
@@ -211,13 +219,31 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         self.metrics.state_writes.inc();
         self.saving.saved = Some(mark);
+        self.saving.saved_at = began;
         self.saving.not_before = now + CHECKPOINT_PERIOD;
+        self.drive_waiting();
+    }
+
+    fn drive_waiting(&mut self) {
         for uid in std::mem::take(&mut self.saving.waiting) {
             if let Some(record) = self.records.get_mut(&uid) {
                 record.worker.plan_again();
                 self.drive(&uid);
             }
         }
+    }
+
+    /// When ages have to be written again though nothing has changed: a power cut may take a small part of the time of a
+    /// running `activeDeadlineSeconds`, and no more.
+    fn ages_due(&self) -> Option<Mono> {
+        let deadlines = self.records.iter().filter_map(|(uid, record)| {
+            let seconds = record.worker.pod()?.spec().active_deadline_seconds?;
+            let runs = record.active_since.is_some() && !record.set_aside && !self.statuses.has_ended(uid);
+            u64::try_from(seconds).ok().filter(|_| runs)
+        });
+        let every = Duration::from_secs(deadlines.min()?) / CHECKPOINT_AGES_SHARE;
+        let every = every.max(CHECKPOINT_AGES_PERIOD_MIN);
+        Some((self.saving.saved_at + every).max(self.saving.not_before))
     }
 
     /// The work takes away the runtime's last word on a restart count, and the file does not have it yet: it waits,
@@ -230,6 +256,10 @@ impl<R: Runtime + 'static> Agent<R> {
             return false;
         }
         if self.saving.failing {
+            // Nothing of the pod runs: that counts for more than a count, which the logs may still tell.
+            if work.recreates() {
+                return false;
+            }
             let message = "its containers' records are not removed until the checkpoint can be written";
             (self.ctx.notes)(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
         }

@@ -7,8 +7,9 @@
 //!           ─► of nobody we know ─► remembered; a relist, when something began and stays unknown
 //! ```
 //!
-//! An event decides nothing: every plan is made on a read that is newer than the event. While a job of the pod runs, its
-//! end brings the read, so that any number of events leads to one.
+//! An event decides nothing: what it tells is read. While a job of the pod runs, its end brings the read, so that any
+//! number of events leads to one. A plan that something else brings about while a status does not show a told end yet is
+//! made on the read before; its act looks once more before it makes anything (`sync::overtaken`).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -111,7 +112,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         if !unsupported {
             // The runtime may be gone: the relist finds out.
-            self.relisting.request(now);
+            self.relisting.request(now.max(self.relisting.begun + RELIST_PERIOD));
         }
     }
 
@@ -166,15 +167,17 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Reads the pod once the runtime's status shows the change. While a job of ours runs, which may well have brought it
     /// about, the read after it comes first.
     fn await_change(&mut self, uid: &PodUid, id: Box<str>, instance: Instance, until: Until) {
+        let awaited_by_all: usize = self.records.values().map(|record| record.awaited.len()).sum();
         let Some(record) = self.records.get_mut(uid) else { return };
-        if record.awaited.len() == CHANGES_AWAITED_MAX && !record.awaited.contains_key(&id) {
+        if awaited_by_all >= CHANGES_AWAITED_MAX && !record.awaited.contains_key(&id) {
             let now = self.ctx.clock.now().mono;
             self.relisting.request(now + RELIST_PERIOD);
             return self.look_again(uid);
         }
         let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
-        if until == Until::Gone {
-            awaited.until = until;
+        if until == Until::Gone && awaited.until != until {
+            // Who looks for its end is not to say that it is gone.
+            (awaited.until, awaited.looked_at) = (until, false);
         }
         if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
             self.look_at_awaited(uid);
@@ -193,15 +196,16 @@ impl<R: Runtime + 'static> Agent<R> {
             let task = async move {
                 pleg::await_change(&*runtime, &clock, &instance, until, at_once).await;
                 // The loop is gone only when the process ends.
-                let _ = events.send(Event::Shown { uid, id }).await;
+                let _ = events.send(Event::Shown { uid, id, until }).await;
             };
             self.executor.spawn(task).detach();
         }
     }
 
-    pub(super) fn shown(&mut self, uid: &PodUid, id: &str) {
-        let awaited = self.records.get_mut(uid).and_then(|record| record.awaited.remove(id));
-        if awaited.is_some() {
+    pub(super) fn shown(&mut self, uid: &PodUid, id: &str, until: Until) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
+            record.awaited.remove(id);
             self.look_again(uid);
         }
     }
@@ -232,7 +236,7 @@ fn say(said: Said, error: Option<RuntimeError>) {
         }
         Said::Missed(service, pods, total) => log::warn!(
             "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at \
-             more often until events come again"
+             every second for now"
         ),
     }
 }

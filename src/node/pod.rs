@@ -39,6 +39,11 @@ pub(super) enum Work {
 }
 
 impl Work {
+    /// Nothing of the pod runs, and it is made anew.
+    pub(super) fn recreates(&self) -> bool {
+        matches!(self, Self::Act(Plan { action: PodAction::Recreate { .. }, .. }))
+    }
+
     /// It removes the runtime's last record of some container's restart count, while the pod goes on.
     pub(super) fn loses_counts(&self, observed: &ObservedPod) -> bool {
         gc::loses_counts(observed, |container| match self {
@@ -114,8 +119,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let wake_at = [plan.wake_at, deadline].into_iter().flatten().min();
         let waits = only_waits(&plan);
         if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
-            // It is made again after the act, whatever comes of that.
-            record.worker.settled(None);
+            // It is made again after the act, whatever comes of that; the act may have to wait for a write.
+            record.worker.settled(deadline);
             return Some(Work::Act(plan));
         }
         record.worker.settled(wake_at);
@@ -164,6 +169,10 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let (give_up, asked) = GiveUp::new();
         record.overtaken = asked.overtaken.clone();
+        if !record.awaited.is_empty() {
+            // The read that the act goes by does not show it yet.
+            record.overtaken.tell();
+        }
         ctx.give_up = asked;
         record.give_up = Some(give_up);
         let task = async move {
@@ -359,7 +368,15 @@ impl<R: Runtime + 'static> Agent<R> {
                 if status.start_time.is_some() {
                     record.active_since.get_or_insert(now.mono);
                 }
-                self.statuses.put(uid, status)
+                let (before, is_new) = (self.statuses.usage().refused, self.statuses.put(uid, status));
+                if before == 0 && self.statuses.usage().refused > 0 {
+                    log::warn!(
+                        "pod {}: the status store is full, its status is not shown as it is; give it more with \
+                         --status-store-bytes (said once; smolet_statuses_short_total counts)",
+                        pod.key
+                    );
+                }
+                is_new
             }
             Err(error) => {
                 log::error!("pod {}: status not shown: {error}", pod.key);

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::Ending;
 use super::agent::{Agent, Event};
-use super::record::{Record, StartFailures};
+use super::record::{Awaited, Record, StartFailures};
 use crate::cli::describe_text::{Decision, describe};
 use crate::cli::style::Style;
 use crate::cli::table::{self, PodList, PodsFormat};
@@ -59,12 +59,18 @@ impl<R: Runtime + 'static> Agent<R> {
         for container in observed().flat_map(|pod| &pod.containers) {
             containers[container.state as usize] += 1;
         }
-        let relist = self.relist.as_ref();
+        let (relist, statuses) = (self.relist.as_ref(), self.statuses.usage());
         Shown {
             running_pods: observed().filter(ready).count(),
             containers,
             missed_events: self.runtime_events.watch.missed(),
             foreign_sandboxes: relist.map_or(0, |relist| relist.foreign_sandboxes),
+            statuses_short: [
+                ("messages_cut", statuses.messages_cut),
+                ("bared", statuses.bared),
+                ("evicted", statuses.evicted),
+                ("refused", statuses.refused),
+            ],
             usage: self.usage(),
             started: self.started,
             process: Process::here(),
@@ -78,6 +84,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let (merged, merged_bytes) =
             merged.fold((0, 0), |(n, bytes), problem| (n + 1, bytes + problem.bytes()));
         let failures = || self.records.values().map(|record| &record.failures);
+        let awaited = || self.records.values().flat_map(|record| record.awaited.keys());
         let relist = self.relist.as_ref();
         let adopted = self.identity.adopted();
         let calls = self.metrics.operations.under_way.get().min(GRPC_CALLS_MAX);
@@ -94,6 +101,7 @@ impl<R: Runtime + 'static> Agent<R> {
             (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
             (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
             self.runtime_events.strangers.held(),
+            (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
             (self.events.len(), self.events.len() * size_of::<Event>()),
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, (calls * window).min(GRPC_WINDOW_CONNECTION_BYTES as usize)),
@@ -264,6 +272,10 @@ const STUCK: [&str; 10] = [
 ];
 
 fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
+    if record.set_aside {
+        let why = status.and_then(|status| status.message.as_deref()).unwrap_or_default();
+        return Verdict::Failed(format!("is set aside: {why}"));
+    }
     // A restored status speaks of another time until the runtime has been asked.
     let Some(status) = status.filter(|_| record.worker.observed().is_some()) else { return Verdict::Coming };
     let init = status.init_container_statuses.iter().flatten();
@@ -273,10 +285,6 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
         Some("Failed") => {
             let why = status.message.as_deref().or(status.reason.as_deref()).unwrap_or("");
             return Verdict::Failed(format!("Failed {why}").trim_end().to_owned());
-        }
-        Some("Unknown") => {
-            let why = status.message.as_deref().unwrap_or("");
-            return Verdict::Failed(format!("is set aside: {why}"));
         }
         _ => {}
     }

@@ -15,10 +15,10 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
-use crate::limits::{CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
+use crate::limits::{CHANGE_LOOK_TIME, CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
 use crate::model::{
-    ContainerId, ContainerItem, ContainerState, Mono, Now, ObservedPod, PodKey, PodUid, SandboxId,
-    SandboxItem, SandboxState,
+    ContainerId, ContainerItem, ContainerState, ContainerStatus, Mono, Now, ObservedPod, PodKey, PodUid,
+    SandboxId, SandboxItem, SandboxState,
 };
 
 pub use diff::{Relist, RelistPod};
@@ -69,8 +69,12 @@ pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResu
     runtime
         .list_containers(None, &mut |container: ContainerItem| {
             let Some(key) = &container.pod else { return };
-            if ours.contains(&container.sandbox_id) || interest.uids.contains(&key.uid) {
+            if interest.uids.contains(&key.uid) {
                 let pod = relist.pods.entry(key.uid.clone()).or_insert_with(|| RelistPod::new(key));
+                pod.note_container(&container.id, container.state);
+            } else if ours.contains(&container.sandbox_id)
+                && let Some(pod) = relist.pods.get_mut(&key.uid)
+            {
                 pod.note_container(&container.id, container.state);
             }
         })
@@ -91,10 +95,10 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
             sandboxes.push((item.attempt, item.created_at.0, item.id));
         })
         .await?;
-    let mut containers: Vec<(u32, i64, ContainerState, ContainerId)> = Vec::new();
+    let mut containers: Vec<(u32, i64, ContainerState, ContainerId, SandboxId)> = Vec::new();
     runtime
         .list_containers(Some(&key.uid), &mut |item| {
-            containers.push((item.attempt, item.created_at.0, item.state, item.id));
+            containers.push((item.attempt, item.created_at.0, item.state, item.id, item.sandbox_id));
         })
         .await?;
     // Generations by attempt, then by time: a gateway's wall clock may have been set back in between.
@@ -111,9 +115,10 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
             Err(error) => return Err(error),
         }
     }
-    for (.., id) in &containers {
-        match runtime.container_status(id).await {
-            Ok(status) => observed.containers.push(status),
+    for (.., id, sandbox_id) in containers {
+        match runtime.container_status(&id).await {
+            // Only the list says where it lives (kubelet `convertToKubeContainerStatus` lacks it too).
+            Ok(status) => observed.containers.push(ContainerStatus { sandbox_id, ..status }),
             Err(RuntimeError::NotFound(_)) => {}
             Err(error) => return Err(error),
         }
@@ -125,10 +130,8 @@ pub async fn read_pod<R: Runtime>(runtime: &R, key: &PodKey) -> RuntimeResult<Ob
     Ok(observed)
 }
 
-/// Waits until the runtime's status shows what an event told, for [`limits::CHANGE_LOOK_TIME`] at most. `at_once`: the
-/// first look need not wait.
-///
-/// [`limits::CHANGE_LOOK_TIME`]: crate::limits::CHANGE_LOOK_TIME
+/// Waits until the runtime's status shows what an event told. The waits between the looks come to `CHANGE_LOOK_TIME`; with a
+/// runtime that answers slowly it ends after twice that. `at_once`: the first look need not wait.
 pub async fn await_change<R: Runtime>(
     runtime: &R,
     clock: &SharedClock,
@@ -136,30 +139,33 @@ pub async fn await_change<R: Runtime>(
     until: Until,
     at_once: bool,
 ) {
-    let first = at_once.then_some(Duration::ZERO);
-    for wait in first.into_iter().chain(news::looks()) {
-        clock.sleep(wait).await;
-        let ended = match instance {
-            Instance::Container(id) => {
-                runtime.container_status(id).await.map(|status| status.state == ContainerState::Exited)
+    let looks = async {
+        let first = at_once.then_some(Duration::ZERO);
+        for wait in first.into_iter().chain(news::looks()) {
+            clock.sleep(wait).await;
+            let ended = match instance {
+                Instance::Container(id) => {
+                    runtime.container_status(id).await.map(|status| status.state == ContainerState::Exited)
+                }
+                Instance::Sandbox(id) => {
+                    runtime.pod_sandbox_status(id).await.map(|status| status.state == SandboxState::NotReady)
+                }
+            };
+            match ended {
+                Ok(ended) if ended && until == Until::Ended => return,
+                Ok(_) => {}
+                // Gone, or the runtime is: whoever reads the pod next finds out.
+                Err(_) => return,
             }
-            Instance::Sandbox(id) => {
-                runtime.pod_sandbox_status(id).await.map(|status| status.state == SandboxState::NotReady)
-            }
-        };
-        match ended {
-            Ok(ended) if ended && until == Until::Ended => return,
-            Ok(_) => {}
-            // Gone, or the runtime is: whoever reads the pod next finds out.
-            Err(_) => return,
         }
-    }
+    };
+    smol::future::or(looks, clock.sleep(CHANGE_LOOK_TIME * 2)).await;
 }
 
 /// Full: dead containers are left out, oldest first; what lives is never left out, it must be stoppable.
-fn keep_newest(containers: &mut Vec<(u32, i64, ContainerState, ContainerId)>) {
+fn keep_newest(containers: &mut Vec<(u32, i64, ContainerState, ContainerId, SandboxId)>) {
     let mut dead = 0;
-    containers.retain(|(_, _, state, _)| {
+    containers.retain(|(_, _, state, ..)| {
         dead += usize::from(*state == ContainerState::Exited);
         *state != ContainerState::Exited || dead <= CONTAINERS_READ_MAX
     });

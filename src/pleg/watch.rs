@@ -3,15 +3,15 @@
 //! ```text
 //!                 first event                   a relist finds what no event told of
 //!     Fresh ───────────────────► Trusted ──────────────────────────────► Doubted (the other service is tried)
-//!     1, 2, 4 … 60 s             every 60 s ◄─── every second for a minute
+//!     1, 2, 4 … 60 s             every 60 s ◄─── every second for a minute; for good after some misses
 //!        ▲ opened                                   next event
 //!     Closed: every second; the next attempt after a growing wait
 //! ```
 //!
 //! A stream that is open may be one on which nothing ever comes (CRI-O sends nothing unless it is told to), and a quiet
 //! one of containerd's does not even answer before its first event: only an event shows that events come, and only what
-//! we start ourselves shows that they do not. Unlike the
-//! kubelet's `EventedPLEG`, which gives up its stream after some failures, nothing here is for ever.
+//! we start ourselves shows that they do not. Unlike the kubelet's `EventedPLEG`, which gives up its stream after some
+//! failures, nothing here is for ever.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use std::time::Duration;
 use crate::cri::EventService;
 use crate::limits::{
     DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_PERIOD,
-    RELIST_PERIOD_MAX,
+    RELIST_PERIOD_MAX, UNTOLD_MAX,
 };
 use crate::model::{Mono, PodUid};
 
@@ -30,6 +30,8 @@ pub struct Watch {
     state: State,
     /// Since the last miss no event has come.
     doubted: bool,
+    /// Misses since the last event, and since the runtime was found.
+    untold: u32,
     /// Relists since then.
     looks_in_doubt: u32,
     /// In a row: streams that ended or missed something.
@@ -76,6 +78,7 @@ impl Watch {
             service: EventService::Cri,
             state: State::Closed(now),
             doubted: false,
+            untold: 0,
             looks_in_doubt: 0,
             failures: 0,
             absent: false,
@@ -114,6 +117,7 @@ impl Watch {
     /// An event came.
     pub fn delivered(&mut self) -> Option<Said> {
         self.failures = 0;
+        self.untold = 0;
         self.overdue_at = None;
         match self.state {
             State::Closed(_) | State::Trusted(_) => None,
@@ -129,7 +133,10 @@ impl Watch {
     /// The stream ended; `unsupported`: there is no such service.
     pub fn ended(&mut self, unsupported: bool, now: Mono) -> Option<Said> {
         let service = self.service;
-        let was_trusted = matches!(self.state, State::Trusted(_));
+        let (was_trusted, lasted) = match self.state {
+            State::Trusted(since) => (true, now.since(since) >= RELIST_PERIOD),
+            State::Closed(_) | State::Fresh(..) => (false, false),
+        };
         self.judged_at = None;
         self.overdue_at = None;
         self.suspects.clear();
@@ -145,8 +152,8 @@ impl Watch {
             let none = service == EventService::Containerd && !self.doubted;
             return (none && !std::mem::replace(&mut self.absent, true)).then_some(Said::Absent);
         }
-        // What worked a moment ago is opened again at once.
-        let wait = if was_trusted { Duration::ZERO } else { self.wait() };
+        // What worked a moment ago is opened again at once, unless it ends with every event.
+        let wait = if was_trusted && lasted { Duration::ZERO } else { self.wait() };
         self.state = State::Closed(now + wait);
         was_trusted.then_some(Said::Ended(service))
     }
@@ -154,6 +161,7 @@ impl Watch {
     /// The runtime answers again after it did not: it may be another one.
     pub fn runtime_is_back(&mut self, now: Mono) {
         self.failures = 0;
+        self.untold = 0;
         if let State::Closed(at) = &mut self.state {
             *at = now;
         }
@@ -163,6 +171,8 @@ impl Watch {
     pub fn relist_wait(&mut self) -> Duration {
         match &mut self.state {
             State::Trusted(_) => RELIST_PERIOD_MAX,
+            // Then it is one without events.
+            State::Fresh(..) if self.untold >= UNTOLD_MAX => RELIST_PERIOD,
             State::Fresh(..) if self.doubted => {
                 self.looks_in_doubt = self.looks_in_doubt.saturating_add(1);
                 if self.looks_in_doubt <= DOUBTED_LOOKS { RELIST_PERIOD } else { RELIST_PERIOD_MAX }
@@ -218,6 +228,7 @@ impl Watch {
         self.overdue_at = None;
         self.suspects.clear();
         self.missed = self.missed.saturating_add(missed as u64);
+        self.untold = self.untold.saturating_add(1);
         let doubted = std::mem::replace(&mut self.doubted, true);
         self.looks_in_doubt = 0;
         let service = self.service;
@@ -321,6 +332,34 @@ mod tests {
         assert_eq!(doubted.last(), Some(&60), "nothing happens, and nothing was missed");
         assert_eq!(watch.delivered(), Some(Said::Trusted(Containerd)));
         assert_eq!(waits(&mut watch, 1), [60]);
+    }
+
+    #[test]
+    fn a_runtime_that_never_tells_anything_is_looked_at_every_second() {
+        let mut watch = Watch::new(NOW);
+        for miss in 1..=UNTOLD_MAX {
+            let now = watch.due().unwrap();
+            watch.open(now);
+            assert_eq!(waits(&mut watch, 200).last(), Some(&60), "{miss}");
+            watch.started_something(now);
+            assert!(watch.judge(now + EVENT_LATE_MAX).is_some());
+        }
+        watch.open(watch.due().unwrap());
+        assert_eq!(waits(&mut watch, 200), [1; 200]);
+        watch.delivered();
+        assert_eq!(waits(&mut watch, 1), [60]);
+    }
+
+    #[test]
+    fn a_stream_that_ends_with_each_event_is_opened_once_a_second() {
+        let mut watch = Watch::new(NOW);
+        for _ in 0..3 {
+            let now = watch.due().unwrap();
+            watch.open(now);
+            watch.delivered();
+            watch.ended(false, now + Duration::from_millis(5));
+            assert!(watch.due().unwrap().since(now) >= RELIST_PERIOD);
+        }
     }
 
     #[test]

@@ -248,7 +248,7 @@ impl FileSource {
         self.look_at = self.look_at.min(now + limits::MANIFEST_DEBOUNCE);
     }
 
-    /// Looks at the directory on the blocking pool and takes in what was found.
+    /// Looks at the directory on a thread of its own and takes in what was found.
     async fn look(&mut self) {
         let started = self.clock.now();
         let ready = |pending: &Pending| pending.ready_at() <= started.mono;

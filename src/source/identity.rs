@@ -1,5 +1,4 @@
-//! Who a static pod is: its name on this node, its UID and the hash of its manifest (DESIGN.md, "Static pod
-//! identity"). PURE.
+//! Who a static pod is: its name on this node, its UID and the hash of its manifest. PURE.
 //!
 //! Both hashes are taken from the document as written, before defaulting and typing, in a canonical form: JSON
 //! without white space, keys sorted, nulls left out. So neither an upgrade of the agent nor a reformatted manifest

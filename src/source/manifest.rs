@@ -12,7 +12,7 @@ use super::{Problem, defaults, validate};
 use crate::limits;
 use crate::model::Wall;
 
-/// A valid pod of a file. Holds no `Rc`: files are read on the blocking pool.
+/// A valid pod of a file. Holds no `Rc`: files are read on another thread.
 #[derive(Clone, Debug)]
 pub struct ManifestPod {
     /// Defaulted, validated, with its identity.

@@ -1,4 +1,4 @@
-//! One look at a manifest directory or file: blocking system calls, run on the blocking pool.
+//! One look at a manifest directory or file: blocking system calls, run on a thread of its own.
 //!
 //! Only regular files are opened, without ever waiting on one (`O_NONBLOCK`), and only when their stamp changed, so
 //! an idle look costs one `readdir` and one `stat` a file.

@@ -542,14 +542,15 @@ async fn start_all<R: Runtime>(
                 })
             }
             StartWhen::First | StartWhen::Again(_) => {
+                let at = ctx.clock.now().mono;
+                let started = start_container(ctx, pod, observed, sandbox, start, turn).await;
+                if matches!(started, Ok(Started::GivenUp)) {
+                    return;
+                }
                 if let StartWhen::Again(crash) = start.when {
-                    outcome.attempts.push(Attempt { crash, at: ctx.clock.now().mono });
+                    outcome.attempts.push(Attempt { crash, at });
                 }
-                match start_container(ctx, pod, observed, sandbox, start, turn).await {
-                    Ok(Started::Runs) => None,
-                    Ok(Started::GivenUp) => return,
-                    Err(failure) => Some(failure),
-                }
+                started.err()
             }
         };
         let failed = failure.is_some();

@@ -59,7 +59,7 @@ fn leaves_room_for_sandbox(item: &SandboxItem, attempt: u32) -> bool {
 }
 
 /// PURE: a container of the same name that runs, or may run, or is of this or a later attempt, is one that the plan did
-/// not know. One that was created and never started stays beside its successor, as with the kubelet.
+/// not know. One that was created and never started does not stand in the way: the start removes it.
 fn leaves_room_for_container(item: &ContainerItem, name: &str, attempt: u32) -> bool {
     let may_run = matches!(item.state, ContainerState::Running | ContainerState::Unknown);
     &*item.name != name || (!may_run && item.attempt < attempt)

@@ -1,7 +1,7 @@
 //! Volumes on disk and where containers see them: emptyDir and hostPath.
 //!
 //! [`pod_volumes`] and [`container_mounts`] are PURE; [`make`] and [`remove_pod_dir`] touch the disk and belong on
-//! the blocking pool. The layout below the pod's directory is the kubelet's. Every other kind of volume is refused
+//! a thread of its own. The layout below the pod's directory is the kubelet's. Every other kind of volume is refused
 //! at the source.
 
 use std::fmt;

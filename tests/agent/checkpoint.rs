@@ -23,11 +23,17 @@ fn written(world: &World) -> Option<u64> {
     checkpoint(world).map(|kept| kept.written_ms / 1000)
 }
 
-/// Waits until all that changed so far is in the file: the second change within ten seconds waits for them to pass.
+/// Waits until what the agent says of its pods is in the file: the second change within ten seconds waits for them to
+/// pass.
 fn pass_until_saved(world: &World) {
-    let from = u64::try_from(world.seconds()).unwrap();
     world.pass(11);
-    world.wait("the checkpoint", |world| written(world) >= Some(from));
+    world.wait("the checkpoint", |world| {
+        let kept = checkpoint(world).unwrap_or_default();
+        world.pods().iter().all(|pod| {
+            let same = kept.pods.iter().find(|kept| pod.metadata.uid.as_deref() == Some(kept.uid));
+            same.and_then(restored_status) == pod.status
+        })
+    });
 }
 
 /// The power goes, and the runtime forgets everything; the logs were on a disk of RAM.
@@ -177,6 +183,47 @@ fn the_active_deadline_counts_on_after_a_reboot() {
 }
 
 #[test]
+fn a_power_cut_takes_a_sixteenth_of_an_active_deadline_at_most() {
+    let world = World::new();
+    world.run("web", &format!("activeDeadlineSeconds: 3600, {APP}"));
+    (0..60).for_each(|_| world.leap(50));
+    // The disk is not as quick as virtual time.
+    let lately = u64::try_from(world.seconds()).unwrap() - (3600 / 16 + 50);
+    world.wait("the checkpoint", |world| written(world) >= Some(lately));
+    world.kill();
+    power_cut(&world);
+    world.start();
+    let from = world.seconds();
+    while world.phase("web") != "Failed" {
+        world.leap(10);
+        assert!(world.seconds() - from < 1000, "{}", world.trace());
+    }
+    let left = world.seconds() - from;
+    assert!((590..=600 + 3600 / 16 + 70).contains(&left), "{left} s");
+}
+
+#[test]
+fn what_a_power_cut_takes_is_younger_than_ten_seconds() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(0, 40 * SECOND));
+    world.put("job", &format!("restartPolicy: OnFailure, {APP}"));
+    world.start();
+    world.until("its start", |world| !world.running().is_empty());
+    pass_until_saved(&world);
+    // Its end is known for so many seconds when the power goes.
+    for (known_for, runs_again) in [(0, true), (12, false)] {
+        world.until("its end", |world| world.phase("job") == "Succeeded");
+        world.pass(known_for);
+        world.kill();
+        power_cut(&world);
+        world.fake.clear_calls();
+        world.start();
+        world.pass(4);
+        assert_eq!(world.count("StartContainer") > 0, runs_again, "{known_for} s: {}", world.trace());
+    }
+}
+
+#[test]
 fn a_failed_pull_waits_on_across_a_restart_of_the_agent() {
     let world = World::without_agent();
     world.fake.missing_image("gone:1");
@@ -302,6 +349,23 @@ fn a_count_that_nobody_reaches_is_not_believed() {
     world.start();
     world.until("it runs", |world| !world.running().is_empty() && world.phase("web") == "Running");
     assert_eq!(world.status_of("web", "app").unwrap().restart_count, (1 << 30) + 1);
+}
+
+#[test]
+fn a_full_disk_does_not_keep_a_pod_down_whose_sandbox_died() {
+    let world = World::new();
+    world.fake.program("first", Program::exits(0, SECOND));
+    world.run(
+        "web",
+        "initContainers: [{name: first, image: 'busybox:1'}], containers: [{name: app, image: 'busybox:1'}]",
+    );
+    pass_until_saved(&world);
+    let (checkpoint, obstacle) = (world.path("root/checkpoint"), world.path("root/checkpoint.new"));
+    std::fs::create_dir(obstacle).unwrap();
+    let before = std::fs::read(&checkpoint).unwrap();
+    world.fake.stop_sandbox("web-gw");
+    world.until("it runs again", |world| world.running() == ["web/app#1"]);
+    assert_eq!(std::fs::read(&checkpoint).unwrap(), before, "the disk took nothing");
 }
 
 #[test]

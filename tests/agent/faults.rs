@@ -166,15 +166,49 @@ fn a_sandbox_that_died_takes_its_containers_along_and_is_replaced() {
             "RunPodSandbox web#1",
             "CreateContainer web/app#1",
             "StartContainer web/app#1",
-            // The dead one is garbage.
-            "StopPodSandbox web#0",
-            "RemovePodSandbox web#0"
+            // The dead one stays as long as the last record of a dead container lives in it.
         ]
     );
     world.until("its address", |world| {
         let ip = world.pod("web").unwrap().status.unwrap().pod_ip;
         ip.is_some_and(|ip| ip == world.sandbox("web", |sandbox| sandbox.ip.clone()))
     });
+}
+
+#[test]
+fn an_old_sandbox_keeps_the_last_word_of_what_is_not_to_run_again() {
+    let world = World::without_agent();
+    world.fake.program("done", Program::exits(0, Duration::from_secs(1)));
+    let spec = "restartPolicy: OnFailure, containers: [{name: done, image: 'busybox:1'}, \
+                {name: app, image: 'busybox:1'}]";
+    world.put("web", spec);
+    world.start();
+    world.until("one ends", |world| world.running() == ["web/app#0"]);
+    for attempt in 1..3 {
+        world.fake.stop_sandbox("web-gw");
+        world.until("the other runs again", |world| world.running() == [format!("web/app#{attempt}")]);
+        world.pass(90);
+        assert_eq!(world.times("StartContainer web/done").len(), 1, "{}", world.trace());
+        // The first has the end of the one, the one before the last end of the other.
+        assert_eq!(world.fake.state().sandboxes.len(), 2 + usize::from(attempt > 1), "{}", world.trace());
+    }
+    world.remove("web");
+    world.until("nothing left", |world| world.fake.state().sandboxes.is_empty());
+}
+
+#[test]
+fn a_crash_loops_wait_outlives_the_sandbox() {
+    let world = World::without_agent();
+    world.fake.program("app", Program::exits(1, Duration::ZERO));
+    world.put("web", "containers: [{name: app, image: 'busybox:1'}, {name: other, image: 'busybox:1'}]");
+    world.start();
+    world.until("a long wait", |world| world.times("StartContainer web/app").len() == 5);
+    let fifth = world.seconds();
+    world.pass(5);
+    world.fake.stop_sandbox("web-gw");
+    world.until("another start", |world| world.times("StartContainer web/app").len() == 6);
+    // Of the 80 s.
+    assert!(world.seconds() - fifth >= 75, "{}", world.trace());
 }
 
 #[test]

@@ -11,10 +11,10 @@ use crate::adopt::foreign;
 use crate::common::fake::Program;
 use crate::world::{NODE, World};
 
-/// A value of the page; 0 when it is not there.
+/// A value of the page.
 fn value(page: &str, name: &str) -> f64 {
     let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.map_or(0.0, |value| value.parse().unwrap())
+    line.unwrap_or_else(|| panic!("{name} is not there:\n{page}")).parse().unwrap()
 }
 
 fn page(world: &World) -> String {
@@ -63,7 +63,11 @@ fn what_happened_is_counted_under_the_kubelets_names() {
     );
     world.put("bad", "containers: [{name: app, image: 'nothere:1'}]");
     world.until("the failed pull", |world| world.waiting("bad", "app").0 == "ImagePullBackOff");
+    foreign(&world.fake, "other", "uid-of-another", Some("another-node"));
+    world.pass(2);
     let page = page(&world);
+    // What never failed has no line.
+    assert!(!page.contains("errors_total{operation_type=\"run_podsandbox\"}"), "{page}");
     for (name, wanted) in [
         ("kubelet_running_pods", 2),
         ("kubelet_running_containers{container_state=\"running\"}", 1),
@@ -78,8 +82,7 @@ fn what_happened_is_counted_under_the_kubelets_names() {
             "kubelet_runtime_operations_errors_total{operation_type=\"pull_image\"}",
             world.fake.count("PullImage"),
         ),
-        ("kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"}", 0),
-        ("smolet_foreign_sandboxes", 0),
+        ("smolet_foreign_sandboxes", 1),
         ("smolet_bounded_entries{structure=\"manifests\"}", 2),
         ("smolet_bounded_entries{structure=\"start_failures\"}", 1),
         ("smolet_bounded_entries{structure=\"pull_messages\"}", 1),

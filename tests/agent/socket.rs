@@ -8,6 +8,7 @@ use std::time::Duration;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use smolet::limits::{SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX, SERVER_PART_BYTES};
+use smolet::store::poison::pod_mark;
 
 use crate::common::fake::Program;
 use crate::world::{World, ask};
@@ -195,6 +196,19 @@ fn once_fails_on_an_invalid_manifest_and_runs_the_others() {
     assert!(!all_well);
     assert!(lines.iter().any(|line| line.ends_with(": Running")), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("broken.yaml")), "{lines:?}");
+}
+
+#[test]
+fn once_says_that_a_pod_is_set_aside() {
+    let world = World::new();
+    world.run("web", APP);
+    let annotations = world.pod("web").unwrap().metadata.annotations.unwrap();
+    let mark = pod_mark(&world.uid("web"), &annotations["kubernetes.io/config.hash"]);
+    world.stop();
+    let line = format!("{} {mark}\n", env!("CARGO_PKG_VERSION"));
+    std::fs::write(world.path("root/panics"), line.repeat(2)).unwrap();
+    let (lines, all_well) = world.once();
+    assert!(!all_well && lines[0].contains("is set aside: handling it ended the agent 2 times"), "{lines:?}");
 }
 
 #[test]
