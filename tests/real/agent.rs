@@ -29,6 +29,7 @@ pub struct Agent<'r> {
     runtime: &'r Runtime,
     pub dir: PathBuf,
     node: String,
+    pub log_level: &'static str,
     child: Option<Child>,
 }
 
@@ -39,7 +40,7 @@ impl<'r> Agent<'r> {
         for part in ["manifests", "out"] {
             fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
         }
-        Self { runtime, dir, node: name.to_owned(), child: None }
+        Self { runtime, dir, node: name.to_owned(), log_level: "debug", child: None }
     }
 
     pub fn started(runtime: &'r Runtime, name: &str) -> Self {
@@ -54,7 +55,7 @@ impl<'r> Agent<'r> {
         command
             .arg("run")
             .args(["--runtime-endpoint", &self.runtime.endpoint(), "--node-name", &self.node])
-            .args(["--cgroup-root", &self.runtime.cgroup_root, "--log-level", "debug"])
+            .args(["--cgroup-root", &self.runtime.cgroup_root, "--log-level", self.log_level])
             .arg("--manifests")
             .arg(self.manifests())
             .arg("--root-dir")

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use smolet::model::{ContainerState, SandboxState};
 
-use crate::agent::{Agent, PATIENCE};
+use crate::agent::{Agent, PATIENCE, id_of};
 use crate::runtime::{Runtime, wait_for};
 
 /// Kills during churn; a promise of the project.
@@ -90,12 +90,18 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
     let disk = Disk::mount(agent.dir.join("root"));
     agent.start();
     agent.apply_pod("a", &spec(0, 1));
-    agent.running("a");
+    let before = agent.running("a");
+    let untouched = || {
+        let after = agent.running("a");
+        assert_eq!(id_of(&after, "app"), id_of(&before, "app"), "the running container was not touched");
+        assert_eq!(runtime.containers_of(&agent.full("a")).len(), 1);
+    };
 
     disk.fill();
     agent.apply_pod("b", &spec(0, 1));
     wait_for("the full disk is told", PATIENCE, || agent.log().contains("No space left").then_some(()));
     assert!(agent.is_alive());
+    untouched();
     disk.free();
     agent.running("b");
 
@@ -105,9 +111,10 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
         agent.log().contains("Read-only file system").then_some(())
     });
     assert!(agent.is_alive());
+    untouched();
     disk.read_only(false);
     agent.running("c");
-    agent.running("a");
+    untouched();
     for what in ["No space left", "Read-only file system"] {
         let lines = agent.log().lines().filter(|line| line.contains(what)).count();
         assert!(lines <= 2, "said once, not {lines} times: {what}");

@@ -19,6 +19,7 @@ fn said(agent: &Agent, what: &str) -> usize {
 /// Ends the first process of each pod in turn, and waits until it was started again: the number of relists meanwhile.
 fn relists_for_restarts(runtime: &Runtime, agent: &Agent) -> usize {
     let before = said(agent, "relist: ");
+    assert!(before > 0, "relists are told of in the log");
     for name in NAMES {
         let full = agent.full(name);
         let old = runtime.running_container(&full, "app").id;

@@ -84,6 +84,7 @@ fn main() -> ExitCode {
         println!("test {name} ... {word} ({:.1} s)", at.elapsed().as_secs_f64());
         if outcome.is_err() {
             failed.push(*name);
+            runtime.recover();
             runtime.remove_all_pods();
         }
     }

@@ -64,6 +64,12 @@ impl Runtime {
         run(&self.dir, "start");
     }
 
+    /// As at the beginning, whatever a test that failed has left it in.
+    pub fn recover(&self) {
+        self.kill();
+        self.start();
+    }
+
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
     pub fn drive<T>(&self, work: impl Future<Output = T>) -> T {
         async_io::block_on(self.executor.run(work))

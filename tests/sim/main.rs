@@ -21,6 +21,9 @@ use scenario::Scenario;
 
 /// Seeds of an ordinary run.
 const SEEDS: std::ops::Range<u64> = 0..8;
+/// What these come to at least.
+const HOURS_MIN: u64 = 2_000;
+const TROUBLED_HOURS_MIN: u64 = 100;
 
 #[test]
 fn after_any_trouble_exactly_what_is_wanted_runs() {
@@ -39,19 +42,24 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
         ended.extend(odd.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         ended
     });
-    let (mut lived, mut calls, mut events, mut lives) = (Duration::ZERO, 0, 0, 0);
+    let (mut lived, mut quiet, mut calls, mut events, mut lives) = (Duration::ZERO, Duration::ZERO, 0, 0, 0);
     for ended in halves {
         lived += ended.lived;
+        quiet += ended.quiet;
         calls += ended.calls;
         events += ended.events;
         lives += ended.lives;
     }
-    let hours = lived.as_secs() / 3600;
+    let (hours, troubled) = (lived.as_secs() / 3600, (lived - quiet).as_secs() / 3600);
     // Not `println`: it is to be seen of a test that passes, too.
     let _ = writeln!(
         std::io::stdout(),
-        "simulated, seeds {seeds:?}: {hours} node-hours, {lives} lives of the agent, {calls} calls, {events} events"
+        "simulated, seeds {seeds:?}: {hours} node-hours, {troubled} of them in trouble, {lives} lives of the agent, {calls} \
+         calls, {events} events"
     );
+    if seeds == SEEDS {
+        assert!(hours >= HOURS_MIN && troubled >= TROUBLED_HOURS_MIN, "README.md promises more");
+    }
 }
 
 #[test]

@@ -13,7 +13,9 @@ use crate::world::{SEED_WITHOUT_EVENTS, World, show_log};
 const ACTS: u32 = 80;
 /// How long nothing happens at a time.
 const QUIET_HOURS: std::ops::RangeInclusive<u64> = 24..=240;
-const QUIET_HOURS_CRASHING_MAX: u64 = 6;
+const QUIET_HOURS_CRASHING: std::ops::RangeInclusive<u64> = 1..=6;
+/// How long the trouble of the moment may go on without another one.
+const TROUBLED_HOURS: std::ops::RangeInclusive<u64> = 1..=12;
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
 
 pub struct Scenario {
@@ -24,6 +26,8 @@ pub struct Scenario {
     down: bool,
     event_faults: EventFaults,
     told: Vec<String>,
+    /// Time without trouble.
+    quiet: Duration,
     seed: u64,
 }
 
@@ -31,6 +35,8 @@ pub struct Scenario {
 pub struct Ended {
     pub digest: u64,
     pub lived: Duration,
+    /// Of that, time without trouble.
+    pub quiet: Duration,
     pub calls: u64,
     /// That the agent was told of.
     pub events: u64,
@@ -124,6 +130,7 @@ impl Scenario {
             down: false,
             event_faults: EventFaults::default(),
             told: Vec::new(),
+            quiet: Duration::ZERO,
             seed,
         };
         scenario.world.start();
@@ -140,6 +147,7 @@ impl Scenario {
         Ended {
             digest: world.runtime.digest(),
             lived: world.lived,
+            quiet: scenario.quiet,
             calls: world.runtime.calls(),
             events: world.runtime.events(),
             lives: world.lives,
@@ -163,7 +171,7 @@ impl Scenario {
         let crashes = self.wanted.values().any(|version| version.shape == Shape::Crasher);
         let hours = match (tells, crashes) {
             (false, _) => 1,
-            (true, true) => self.rng.u64(1..=QUIET_HOURS_CRASHING_MAX),
+            (true, true) => self.rng.u64(QUIET_HOURS_CRASHING),
             (true, false) => self.rng.u64(QUIET_HOURS),
         };
         self.tell(format!("{hours} quiet hours"));
@@ -175,10 +183,28 @@ impl Scenario {
         self.world.runtime.frozen(false);
         self.world.runtime.trouble(0);
         self.world.runtime.state(|state| state.event_faults(EventFaults::default()));
-        self.world.pass(Duration::from_hours(hours));
+        // An event shows that they come (again): without, there are looks every second.
+        if let Some((container, _)) = self.any_running() {
+            let at = self.world.clock_now().wall;
+            self.world.runtime.state(|state| state.exit(&container, at, 1, "", ""));
+        }
+        self.pass_quietly(Duration::from_hours(hours));
         self.world.runtime.trouble(trouble);
         let faults = self.event_faults.clone();
         self.world.runtime.state(|state| state.event_faults(faults));
+    }
+
+    fn pass_quietly(&mut self, time: Duration) {
+        self.world.pass(time);
+        self.quiet += time;
+    }
+
+    /// Calls fail, events get lost, a runtime is away or a manifest broken, and it stays so.
+    fn long_trouble(&mut self) {
+        let tells = self.seed % 8 != SEED_WITHOUT_EVENTS;
+        let hours = if tells { self.rng.u64(TROUBLED_HOURS) } else { 1 };
+        self.tell(format!("{hours} hours as it is"));
+        self.world.pass(Duration::from_hours(hours));
     }
 
     fn tell(&mut self, what: String) {
@@ -197,7 +223,7 @@ impl Scenario {
 
     fn act(&mut self) {
         let name = NAMES[self.rng.usize(..NAMES.len())];
-        match self.rng.u8(..29) {
+        match self.rng.u8(..30) {
             0..=4 => {
                 let version = Version::any(&mut self.rng);
                 self.tell(format!("{name} is wanted, {version:?}"));
@@ -302,6 +328,7 @@ impl Scenario {
                 self.world.runtime.state(State::end_event_streams);
             }
             26 | 27 => self.quiet(),
+            28 => self.long_trouble(),
             _ => {
                 let missing = self.rng.bool();
                 self.tell(format!("busybox:4 is missing: {missing}"));
@@ -355,16 +382,16 @@ impl Scenario {
     fn converge(&mut self) {
         let mut waited = Duration::ZERO;
         while !self.reached() {
-            self.world.pass(Duration::from_secs(1));
+            self.pass_quietly(Duration::from_secs(1));
             waited += Duration::from_secs(1);
             if waited > CONVERGES_WITHIN {
                 let table = self.world.table();
                 panic!("{:?} is not reached:\n{}\n{table}", self.wanted, self.story());
             }
         }
-        self.world.pass(Duration::from_secs(10));
+        self.pass_quietly(Duration::from_secs(10));
         self.world.runtime.state(|state| state.calls.clear());
-        self.world.pass(Duration::from_secs(20));
+        self.pass_quietly(Duration::from_secs(20));
         self.check();
         assert!(self.reached(), "it does not last: {}", self.story());
         let crashes = self.wanted.values().any(|version| version.shape == Shape::Crasher);
@@ -438,7 +465,7 @@ impl Scenario {
                 break;
             }
             assert!(waited < CONVERGES_WITHIN, "left: {left:?}\n{}", self.story());
-            self.world.pass(Duration::from_secs(1));
+            self.pass_quietly(Duration::from_secs(1));
             waited += Duration::from_secs(1);
         }
         self.check();
