@@ -14,7 +14,7 @@ export CARGO_TERM_PROGRESS_WHEN := never
 
 CARGO := cargo
 RELEASE := target/release/smolet
-# The promise of README.md, "Size".
+# The first of README.md's promises.
 SIZE_MAX := 4194304
 # One of 64 bits and one of 32; `make arm-all` has them all.
 ARM_TARGETS ?= aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf
@@ -27,7 +27,7 @@ step = @printf '\n== %s\n' '$(1)'
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
-FUZZ_TIMES := 20000
+FUZZ_TIMES := 50000
 
 .PHONY: help demo test lint deny unit vectors attack real size leftovers arm arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
@@ -38,7 +38,7 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint deny unit vectors size attack real leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint deny unit vectors fuzz-times size attack real leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
@@ -61,9 +61,10 @@ vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/t
 	$(call step,vectors)
 	@$(CARGO) test --locked --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
-size: release  ## the release binary is as small as promised
+size: release  ## the release binary is static and as small as promised
 	$(call step,size of the release binary)
 	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
+	@if readelf -lW $(RELEASE) | grep INTERP; then echo "$(RELEASE) needs a shared C library" >&2; exit 1; fi
 
 attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
 	$(call step,memory under attack)
@@ -84,7 +85,7 @@ arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the test
 	@SIZE_MAX=$(SIZE_MAX) cross/arm.sh check $(ARM_TARGETS)
 
 arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
-	@ARM_TESTS='agent act cri grpc source vectors hostile_manifests binary' \
+	@ARM_TESTS='agent act cri grpc source corpus vectors hostile_manifests binary' \
 	$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.
@@ -100,7 +101,7 @@ fuzz: fuzz-build  ## fuzzing, FUZZ_SECONDS (600) for each target; a finding fail
 	$(call step,fuzzing)
 	@fuzz/run.sh for $(FUZZ_SECONDS)
 
-fuzz-times: fuzz-build
+fuzz-times: fuzz-build  ## fuzzing in short, from the committed inputs
 	$(call step,fuzzing in short)
 	@fuzz/run.sh times $(FUZZ_TIMES)
 

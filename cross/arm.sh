@@ -22,10 +22,10 @@ STD_OPT=${STD_OPT:-z}
 ZIG_VERSION=0.15.2
 TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
-# Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space (walks a
-# pure function's whole space: minutes under an emulator), grpc_memory (measures what would be the emulator's memory),
-# real (a machine of the target with containerd).
-read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source binary}"
+# Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space and sim (minutes
+# under an emulator), grpc_memory, allocations and attack (they would measure the emulator's memory), crash (times lives of
+# a process), real (a machine of the target with containerd).
+read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source corpus binary}"
 
 # apt_packages TARGET...: only what those targets need.
 apt_packages() {
@@ -142,7 +142,7 @@ exports() {
     *) cc=$ARM_HOME/bin/cc-$t ar=$ARM_HOME/bin/zig-ar flags="-Clink-self-contained=no -Ctarget-feature=+crt-static" ;;
     esac
     case $t in
-    aarch64-*) run=qemu-aarch64-static ;;
+    aarch64-*) run="qemu-aarch64-static -cpu cortex-a53" ;;
     armv7-*) run="qemu-arm-static -cpu cortex-a7" ;;
     arm-*) run="qemu-arm-static -cpu arm1176" ;;
     esac

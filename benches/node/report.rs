@@ -193,6 +193,8 @@ impl Report {
         let most = |of: fn(&Idle) -> f64| smolet.idle.iter().map(of).fold(0.0, f64::max);
         let promise = |what, unit, measured, limit| Promise { what, unit, measured, limit };
         vec![
+            promise("threads", "", most(|idle| idle.end.threads as f64), 2.0),
+            promise("wake-ups at rest", "a minute", most(|idle| idle.wakeups_per_minute), 400.0),
             promise("resident memory, 10 pods", "MiB", mib(idle(10).end.resident_kib), 5.0),
             promise("resident memory, 110 pods", "MiB", mib(idle(110).end.resident_kib), 8.0),
             promise("CPU at rest, 10 pods", "ms/min", idle(10).cpu_ms_per_minute, 10.0),
