@@ -6,8 +6,12 @@
 
 pub mod fake;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Names tried for one temporary folder. Full: the test fails and says what to remove.
+const FOLDER_NAMES_MAX: usize = 10_000;
 
 /// A folder of its own under the system's temporary folder, removed at the end.
 ///
@@ -27,10 +31,19 @@ impl TempDir {
 
     fn below(parent: &Path) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path = parent.join(format!("smolet-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&path).expect("a temporary folder can be made");
-        Self(path)
+        // `runtime.sh leftovers` reads the PID out of it.
+        let ours = format!("smolet-test-{}", std::process::id());
+        for _ in 0..FOLDER_NAMES_MAX {
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = parent.join(format!("{ours}-{number}"));
+            match std::fs::create_dir(&path) {
+                Ok(()) => return Self(path),
+                // A test that was killed left it, and its PID is ours now.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => panic!("no temporary folder {}: {error}", path.display()),
+            }
+        }
+        panic!("{}: full of folders of killed tests; remove {ours}-*", parent.display());
     }
 
     pub fn path(&self) -> &Path {

@@ -7,7 +7,8 @@
 #   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
 #   runtime.sh start DIR       starts containerd again after kill
 #   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
-#   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended
+#   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended,
+#                              and agents that outlived their test
 #
 # Each DIR is an instance with its own root, state, socket, bridge, subnet and cgroup: several run side by side.
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
@@ -361,6 +362,20 @@ agents() {
     { grep -lzxF -e "$ENDPOINT" /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive
 }
 
+# Agents that outlived the test that started them. A test's agents are its children, and their paths lie in its folder
+# smolet-test-PID-N (tests/common/mod.rs), with its PID as it sees it: the last NSpid, should it run in a container.
+# Those that went while we looked are no matter.
+orphans() {
+    local pid maker parent
+    { grep -lzxF -e run /proc/[0-9]*/cmdline 2>/dev/null || true; } | alive | while read -r pid; do
+        maker=$(sed -zn 's|^/.*/smolet-test-\([0-9]*\)-[0-9]*/.*|\1|p;T;q' "/proc/$pid/cmdline" 2>/dev/null | tr -d '\0') || true
+        parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null) || true
+        [ -n "$maker" ] && [ -n "$parent" ] || continue
+        parent=$(sed -n 's/^NSpid:.*[[:space:]]//p' "/proc/$parent/status" 2>/dev/null) || true
+        [ "$parent" = "$maker" ] || echo "/proc/$pid"
+    done | alive
+}
+
 none() { [ -z "$("$1")" ]; }
 
 # kill_all agents|containers|callers: until none is left, as a process may start another while we look.
@@ -440,6 +455,9 @@ leftovers() {
         done
         for file in $(grep -lzE -- '/smolet-test\.(sock|toml)(\.ttrpc)?$' /proc/[0-9]*/cmdline 2>/dev/null); do
             echo "process $(cut -d/ -f3 <<<"$file"): $(tr '\0' ' ' <"$file" 2>/dev/null)"
+        done
+        for file in $(orphans); do
+            echo "process $file: $(tr '\0' ' ' <"/proc/$file/cmdline" 2>/dev/null)"
         done
         for file in $({ grep -lE -- ':/smolet-test-' /proc/[0-9]*/cgroup 2>/dev/null || true; } | alive); do
             echo "process $file in cgroup $(grep -m 1 -oE 'smolet-test-.*' "/proc/$file/cgroup" 2>/dev/null)"
