@@ -23,7 +23,8 @@ use smolet::proto::runtime::v1 as cri;
 const KILLS: u32 = 300;
 /// Kills while the runtime dies and freezes too.
 const KILLS_IN_TROUBLE: u32 = 60;
-/// An agent that has nothing to do, or a runtime that does not answer, is not waited for longer.
+/// An agent that has nothing to do is not waited for longer: from its first call on, or from its start where no runtime
+/// answers.
 const LIFE_MAX: Duration = Duration::from_millis(250);
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -357,14 +358,23 @@ fn run_foreign_pod(fake: &Fake) {
 }
 
 /// The agent starts, gets as far as so many calls to the runtime and a moment more, and is killed. Counted in calls,
-/// because a busy machine may take long to start a process.
-fn live(node: &mut Node) {
+/// because a busy machine may take long to start a process. Where the runtime `answers`, the first call is sure to come
+/// and begins the life's time.
+fn live(node: &mut Node, answers: bool) {
     let before = node.fake.state().calls.len();
     let calls = node.rng.usize(..60);
     node.start();
     node.churn();
-    let begun = Instant::now();
-    while node.fake.state().calls.len() < before + calls && begun.elapsed() < LIFE_MAX {
+    let (mut begun, mut is_timed) = (Instant::now(), !answers);
+    loop {
+        let made = node.fake.state().calls.len() - before;
+        if made > 0 && !is_timed {
+            (begun, is_timed) = (Instant::now(), true);
+        }
+        if made >= calls || is_timed && begun.elapsed() >= LIFE_MAX {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "the agent asks the runtime nothing; {}", node.story());
         if node.rng.u8(..20) == 0 {
             node.churn();
         }
@@ -380,7 +390,7 @@ fn live(node: &mut Node) {
 fn three_hundred_kills_double_nothing_and_lose_nothing() {
     let mut node = Node::new(1);
     for _ in 0..KILLS {
-        live(&mut node);
+        live(&mut node, true);
     }
     node.end();
     let starts = node.fake.count("StartContainer");
@@ -416,7 +426,7 @@ fn kills_while_the_runtime_dies_and_freezes() {
             }
             _ => {}
         }
-        live(&mut node);
+        live(&mut node, !dead && !frozen);
     }
     if dead {
         node.fake.accept_connections();
