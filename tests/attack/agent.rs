@@ -86,12 +86,17 @@ impl Agent {
         stream
     }
 
-    /// What the local socket answers.
-    pub fn ask(&self, what: &str) -> String {
+    /// Asks the local socket; the answer is left to whoever reads it.
+    pub fn request(&self, what: &str) -> UnixStream {
         let mut stream = self.socket();
         write!(stream, "GET {what} HTTP/1.0\r\n\r\n").expect("the request goes out");
+        stream
+    }
+
+    /// What the local socket answers.
+    pub fn ask(&self, what: &str) -> String {
         let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("the socket answers");
+        self.request(what).read_to_string(&mut answer).expect("the socket answers");
         answer
     }
 

@@ -20,7 +20,9 @@ mod agent;
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use agent::{Agent, pod};
@@ -324,8 +326,8 @@ fn hostile_clients() {
             assert!(answer.len() < 4096, "{what}");
         }
     }
-    // Readers that never read their answer, and hundreds that say nothing. Full: the others wait in the kernel's queue
-    // until the first ones' time is up or they go.
+    // Hundreds that say half of what they want, and go once they have said it all. Full: the others wait in the kernel's
+    // queue until the first ones' time is up or they go.
     let idle: Vec<_> = (0..limits::SERVER_CONNECTIONS_MAX + 100).map(|_| agent.socket()).collect();
     for stream in &idle {
         let mut stream = stream;
@@ -342,4 +344,94 @@ fn hostile_clients() {
     }
     drop(idle);
     agent.withstood("hostile clients");
+}
+
+#[test]
+fn readers_that_never_read() {
+    let mut agent = Agent::start();
+    // As many pods as a node may have, as large as all of them may be together; the last of them is so large that one
+    // connection at a time may hold its text.
+    (0..=FULL_LAST).for_each(|number| apply_full(&agent, number));
+    agent.wait("as many pods as a node may have", all_run);
+    agent.wait("the socket's word of them", |agent| {
+        agent.ask("/pods?output=table").matches("Running").count() == limits::PODS_MAX
+    });
+    let all = limits::SERVER_CONNECTIONS_MAX;
+    unread_answers(&mut agent, "/pods", all, 0..=FULL_LAST, "}\n");
+    unread_answers(&mut agent, "/pods?output=yaml", all, 0..=FULL_LAST, "metadata: {}\n");
+    let describe = format!("/describe?pod={}", full_name(FULL_LAST));
+    unread_answers(&mut agent, &describe, 1, FULL_LAST..=FULL_LAST, "\n");
+    fs::remove_file(agent.manifest(&full_name(FULL_LAST))).unwrap();
+    agent.wait("room for a further pod", |agent| !all_run(agent));
+    agent.withstood("readers that never read, 110 full pods");
+}
+
+/// The last of the full pods; beside them there is the good one.
+const FULL_LAST: usize = limits::PODS_MAX - 2;
+
+fn full_name(number: usize) -> String {
+    format!("full-{number:03}")
+}
+
+/// What an answer has once of each full pod.
+fn full_mark(number: usize) -> String {
+    format!("<{number:03}>")
+}
+
+fn apply_full(agent: &Agent, number: usize) {
+    let name = full_name(number);
+    let note = full_mark(number) + &"x".repeat(if number == FULL_LAST { 250_000 } else { 18_000 });
+    agent.apply(&name, pod_with_metadata(&name, &format!("annotations: {{a: \"{note}\"}}")));
+}
+
+fn all_run(agent: &Agent) -> bool {
+    agent.fake.state().running().len() == limits::PODS_MAX
+}
+
+/// More clients ask for the same than are served at once. Of `at_once` the answer has begun and cannot go on; then two of
+/// them read slowly, and have all of these pods and this `end`.
+fn unread_answers(agent: &mut Agent, what: &str, at_once: usize, pods: RangeInclusive<usize>, end: &str) {
+    let bytes = agent.ask(what).len();
+    let mut clients: Vec<UnixStream> =
+        (0..3 * limits::SERVER_CONNECTIONS_MAX).map(|_| agent.request(what)).collect();
+    // What the kernel holds for a reader. The rest is the agent's trouble.
+    let unread = |client: &UnixStream| rustix::io::ioctl_fionread(client).unwrap() as usize;
+    let begun = |clients: &[UnixStream]| clients.iter().map(unread).filter(|n| *n > 0).collect::<Vec<_>>();
+    agent.wait("answers that begin", |_| begun(&clients).len() >= at_once);
+    std::thread::sleep(Duration::from_secs(1));
+    let held = begun(&clients);
+    assert_eq!(held.len(), at_once, "{what}: {held:?} unread of {bytes} bytes each");
+    assert!(held.iter().all(|unread| *unread < bytes), "{what}: {held:?} unread of {bytes} bytes each");
+
+    clients.sort_by_key(|client| std::cmp::Reverse(unread(client)));
+    let slow: Vec<UnixStream> = clients.drain(..at_once.min(2)).collect();
+    let slow: Vec<_> = slow.into_iter().map(|client| std::thread::spawn(|| read_slowly(client))).collect();
+    // One of the pods goes and comes back meanwhile.
+    fs::remove_file(agent.manifest(&full_name(0))).unwrap();
+    agent.wait("the end of a pod meanwhile", |agent| !all_run(agent));
+    apply_full(agent, 0);
+    agent.wait("a pod meanwhile", all_run);
+    for reader in slow {
+        let answer = reader.join().unwrap();
+        for number in pods.clone().filter(|number| *number != 0) {
+            let times = answer.matches(&full_mark(number)).count();
+            assert_eq!(times, 1, "{what}: {} in {} bytes", full_name(number), answer.len());
+        }
+        assert!(answer.ends_with(end), "{what} is cut off after {} bytes", answer.len());
+    }
+    // Those that waited for a place, or for their turn.
+    agent.wait("the next ones", |_| begun(&clients).len() == at_once);
+    drop(clients);
+    assert!(agent.ask("/healthz").ends_with("ok"), "{what}");
+}
+
+fn read_slowly(mut client: UnixStream) -> String {
+    let (mut answer, mut piece) = (Vec::new(), vec![0; 16 * limits::KIB]);
+    loop {
+        match client.read(&mut piece).expect("the answer goes on") {
+            0 => return String::from_utf8(answer).expect("text"),
+            bytes => answer.extend_from_slice(&piece[..bytes]),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
