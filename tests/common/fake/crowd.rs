@@ -17,11 +17,6 @@ pub struct Crowd {
 }
 
 impl Crowd {
-    /// Bytes of one such list answer, but for the few that each item's id takes.
-    pub fn answer_bytes(&self, method: &str) -> usize {
-        self.count(method) * self.label_bytes
-    }
-
     fn count(&self, method: &str) -> usize {
         match method {
             "ListPodSandbox" => self.sandboxes,

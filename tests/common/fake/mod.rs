@@ -15,6 +15,7 @@ mod state;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -74,6 +75,8 @@ pub struct Fake {
 struct Shared {
     state: Mutex<State>,
     clock: FakeClock,
+    /// See [`Fake::bytes_sent`].
+    sent: AtomicU64,
 }
 
 impl Shared {
@@ -90,7 +93,8 @@ impl Fake {
     pub fn start(clock: impl Into<FakeClock>) -> Self {
         let folder = TempDir::new();
         let socket = folder.path().join("cri.sock");
-        let shared = Arc::new(Shared { state: Mutex::default(), clock: clock.into() });
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), clock: clock.into(), sent: AtomicU64::new(0) });
         let (commands, inbox) = smol::channel::unbounded();
         let thread = {
             let (shared, socket) = (shared.clone(), socket.clone());
@@ -335,6 +339,12 @@ impl Fake {
     /// How often `method` was called.
     pub fn count(&self, method: &str) -> usize {
         self.state().calls.iter().filter(|call| call.method == method).count()
+    }
+
+    /// Bytes of answers that were taken for the wire since the start; what a client does not read is not among them, but
+    /// for what the connection buffers.
+    pub fn bytes_sent(&self) -> u64 {
+        self.shared.sent.load(Ordering::Relaxed)
     }
 
     /// Waits (in real time) until `holds`. Panics with the calls so far when it never does.

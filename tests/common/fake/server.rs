@@ -9,6 +9,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -152,6 +153,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
             data: VecDeque::new(),
             trailers: Some(trailers(0, "")),
             silent: false,
+            shared: None,
         });
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         return response;
@@ -213,7 +215,8 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
                 };
             }
             let silent = matches!(break_off, Some(BreakOff::Silence));
-            let mut response = Response::new(Answer { told: None, data, trailers: ending, silent });
+            let mut response =
+                Response::new(Answer { told: None, data, trailers: ending, silent, shared: Some(shared) });
             response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
             response
         }
@@ -274,8 +277,13 @@ impl Drop for Active {
 
 /// A trailers-only answer, as grpc-go sends errors.
 fn status(code: i32, message: &str) -> Response<Answer> {
-    let mut response =
-        Response::new(Answer { told: None, data: VecDeque::new(), trailers: None, silent: false });
+    let mut response = Response::new(Answer {
+        told: None,
+        data: VecDeque::new(),
+        trailers: None,
+        silent: false,
+        shared: None,
+    });
     *response.headers_mut() = trailers(code, message);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
@@ -313,6 +321,8 @@ struct Answer {
     trailers: Option<HeaderMap>,
     /// It stays open after that.
     silent: bool,
+    /// Where its data is counted.
+    shared: Option<Arc<Shared>>,
 }
 
 impl Body for Answer {
@@ -331,6 +341,9 @@ impl Body for Answer {
             }
         }
         if let Some(data) = self.data.pop_front() {
+            if let Some(shared) = &self.shared {
+                shared.sent.fetch_add(data.len() as u64, Ordering::Relaxed);
+            }
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
         if self.silent {
