@@ -14,8 +14,8 @@ use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::TempDir;
 use common::fake::{Fake, Program};
+use common::{TempDir, seeds};
 use fastrand::Rng;
 use smolet::proto::runtime::v1 as cri;
 
@@ -63,8 +63,7 @@ struct Node {
 
 impl Node {
     fn new(default_seed: u64) -> Self {
-        let seed = std::env::var("SMOLET_TEST_SEEDS").ok();
-        let seed = seed.and_then(|text| text.split_once("..")?.0.parse().ok()).unwrap_or(default_seed);
+        let seed = seeds::to_run(default_seed..default_seed + 1).start;
         println!("seed {seed}");
         let fake = Fake::start_on_real_time();
         for image in ["busybox:1", "busybox:2", "busybox:3"] {

@@ -1,7 +1,7 @@
 //! Everything at random, then an end to all trouble: what is wanted runs, once, and nothing else is left.
+//! Other seeds by hand: `SMOLET_TEST_SEEDS=1000..1100`.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -9,6 +9,7 @@ use fastrand::Rng;
 use smolet::cri::EventService;
 
 use crate::common::fake::{EventFaults, Program};
+use crate::common::seeds;
 use crate::world::World;
 
 const CALLS: [&str; 12] = [
@@ -278,26 +279,17 @@ fn run(seed: u64, events: Option<EventService>) {
     assert!(violations.is_empty(), "seed {seed}: {violations:#?}\n{}", chaos.told.join("\n"));
 }
 
-/// Other seeds by hand: `SMOLET_TEST_SEEDS=1000..1100`.
-fn seeds(usual: Range<u64>) -> Range<u64> {
-    let seeds = std::env::var("SMOLET_TEST_SEEDS").ok().and_then(|text| {
-        let (from, to) = text.split_once("..")?;
-        Some(from.parse().ok()?..to.parse().ok()?)
-    });
-    seeds.unwrap_or(usual)
-}
-
 #[test]
 fn after_any_trouble_exactly_what_is_wanted_runs() {
-    seeds(0..6).for_each(|seed| run(seed, None));
+    seeds::to_run(0..6).for_each(|seed| run(seed, None));
 }
 
 #[test]
 fn the_same_with_the_cris_events_and_trouble_with_them() {
-    seeds(0..4).for_each(|seed| run(seed, Some(EventService::Cri)));
+    seeds::to_run(0..4).for_each(|seed| run(seed, Some(EventService::Cri)));
 }
 
 #[test]
 fn the_same_with_containerds_events_and_trouble_with_them() {
-    seeds(0..4).for_each(|seed| run(seed, Some(EventService::Containerd)));
+    seeds::to_run(0..4).for_each(|seed| run(seed, Some(EventService::Containerd)));
 }

@@ -24,8 +24,8 @@ use smolet::config::{Config, Flags};
 use smolet::model::Wall;
 use smolet::node::{self, Ending};
 
-use crate::common::TempDir;
 use crate::common::fake::{Fake, State};
+use crate::common::{TempDir, show_log};
 
 pub const START: Wall = Wall(1_770_000_000_000_000_000);
 pub const NODE: &str = "gw";
@@ -550,24 +550,5 @@ impl Wake for Gauge {
         state.idle = false;
         drop(state);
         self.woken.notify_one();
-    }
-}
-
-/// With `SMOLET_TEST_LOG` set the agents' log goes to standard error.
-fn show_log() {
-    struct Sink;
-    impl log::Log for Sink {
-        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            metadata.target().starts_with("smolet")
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            if self.enabled(record.metadata()) {
-                eprintln!("    {}: {}", record.level(), record.args());
-            }
-        }
-        fn flush(&self) {}
-    }
-    if std::env::var_os("SMOLET_TEST_LOG").is_some() && log::set_logger(&Sink).is_ok() {
-        log::set_max_level(log::LevelFilter::Info);
     }
 }

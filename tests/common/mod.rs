@@ -1,10 +1,11 @@
-//! What the integration tests share: the fake CRI server and temporary folders.
+//! What the integration tests share: the fake CRI server, temporary folders, seeds and the agents' log.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 // Every test binary compiles this module and uses another part of it.
 #![allow(dead_code)]
 
 pub mod fake;
+pub mod seeds;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -54,5 +55,24 @@ impl TempDir {
 impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// With `SMOLET_TEST_LOG` set the agents' log goes to standard error.
+pub fn show_log() {
+    struct Sink;
+    impl log::Log for Sink {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.target().starts_with("smolet")
+        }
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                eprintln!("    {}: {}", record.level(), record.args());
+            }
+        }
+        fn flush(&self) {}
+    }
+    if std::env::var_os("SMOLET_TEST_LOG").is_some() && log::set_logger(&Sink).is_ok() {
+        log::set_max_level(log::LevelFilter::Info);
     }
 }

@@ -18,6 +18,8 @@ mod promises;
 mod recovery;
 mod refusal;
 mod runtime;
+#[path = "../common/seeds.rs"]
+mod seeds;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;

@@ -27,11 +27,7 @@ const TROUBLED_HOURS_MIN: u64 = 100;
 
 #[test]
 fn after_any_trouble_exactly_what_is_wanted_runs() {
-    let seeds = std::env::var("SMOLET_TEST_SEEDS").ok().and_then(|text| {
-        let (from, to) = text.split_once("..")?;
-        Some(from.parse().ok()?..to.parse().ok()?)
-    });
-    let seeds = seeds.unwrap_or(SEEDS);
+    let seeds = common::seeds::to_run(SEEDS);
     // Two cores, two seeds at a time: each has its own world.
     let halves = std::thread::scope(|scope| {
         let half = |odd: u64| {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use smolet::store::poison::watch_panics;
 
-use crate::world::{World, show_log};
+use crate::common::show_log;
+use crate::world::World;
 
 fn spec(image: u8) -> String {
     format!("containers: [{{name: app, image: 'busybox:{image}'}}]")

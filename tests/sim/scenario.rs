@@ -6,8 +6,9 @@ use std::time::Duration;
 use fastrand::Rng;
 
 use crate::common::fake::{EventFaults, Program, State};
+use crate::common::show_log;
 use crate::rules::CONVERGES_WITHIN;
-use crate::world::{SEED_WITHOUT_EVENTS, World, show_log};
+use crate::world::{SEED_WITHOUT_EVENTS, World};
 
 /// Things that happen in one scenario.
 const ACTS: u32 = 80;

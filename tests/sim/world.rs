@@ -395,22 +395,3 @@ impl Drop for World {
         self.kill();
     }
 }
-
-/// With `SMOLET_TEST_LOG` set the agents' log goes to standard error.
-pub fn show_log() {
-    struct Sink;
-    impl log::Log for Sink {
-        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
-            metadata.target().starts_with("smolet")
-        }
-        fn log(&self, record: &log::Record<'_>) {
-            if self.enabled(record.metadata()) {
-                eprintln!("    {}: {}", record.level(), record.args());
-            }
-        }
-        fn flush(&self) {}
-    }
-    if std::env::var_os("SMOLET_TEST_LOG").is_some() && log::set_logger(&Sink).is_ok() {
-        log::set_max_level(log::LevelFilter::Info);
-    }
-}
