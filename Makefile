@@ -68,7 +68,7 @@ size: release  ## the release binary is static and as small as promised
 
 attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
 	$(call step,memory under attack)
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test attack -- --nocapture --test-threads=12
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test attack -- --nocapture --test-threads=13
 
 real: setup release  ## the release binary on a private containerd
 	$(call step,tests on a real containerd)

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use smol::io::{AsyncRead, AsyncWrite};
@@ -45,7 +44,7 @@ impl AsyncWrite for Client<'_> {
 pub fn run(data: &[u8]) {
     let Some((&piece, request)) = data.split_first() else { return };
     let (queries, asked) = smol::channel::bounded(1);
-    let asker = Asker { queries, large: Arc::new(smol::lock::Semaphore::new(1)) };
+    let asker = Asker::new(queries);
     let mut got = Vec::new();
     let client = Client { sends: request, piece: usize::from(piece).max(1), got: &mut got };
     let mut questions = 0;

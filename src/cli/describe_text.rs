@@ -15,7 +15,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::style::{Style, Tone, status_tone};
 use super::table::{how_ended, source, summarise};
-use super::text::{Cell, NONE, age, columns, harmless, long_time};
+use super::text::{Cell, NONE, age, columns, harmless, long_time, push_harmless};
 use crate::events::{Event, EventKind};
 use crate::model::Wall;
 use crate::render::qos::pod_qos;
@@ -85,13 +85,15 @@ impl Page {
     /// `KEY:   value`, the value from column `values` on; nothing behind the key when it is empty.
     fn field(&mut self, indent: usize, values: usize, key: &str, value: &str) {
         let key = harmless(key);
-        let (key, value) = (key.as_ref(), harmless(value));
+        let key = key.as_ref();
         if value.is_empty() {
             let _ = writeln!(self.out, "{:indent$}{key}:", "");
         } else {
             // Long keys push their value, by two blanks at least.
             let blanks = values.saturating_sub(indent + key.chars().count() + 1).max(2);
-            let _ = writeln!(self.out, "{:indent$}{key}:{:blanks$}{value}", "", "");
+            let _ = write!(self.out, "{:indent$}{key}:{:blanks$}", "", "");
+            push_harmless(&mut self.out, value);
+            self.out.push('\n');
         }
     }
 
@@ -115,7 +117,9 @@ impl Page {
     }
 
     fn line(&mut self, indent: usize, text: &str) {
-        let _ = writeln!(self.out, "{:indent$}{}", "", harmless(text));
+        let _ = write!(self.out, "{:indent$}", "");
+        push_harmless(&mut self.out, text);
+        self.out.push('\n');
     }
 
     /// `a=1` one below the other, or `<none>`.

@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod,
 use serde_json::Value;
 
 use super::style::{Style, status_tone};
-use super::text::{Cell, NONE, age, columns, harmless, is_hostile};
-use super::yaml::to_yaml;
+use super::text::{Cell, NONE, age, columns, harmless, is_hostile, make_room};
+use super::yaml::{to_yaml, write_yaml};
 use crate::model::Wall;
 use crate::status::nanos;
 
@@ -108,9 +108,9 @@ impl PodList {
         let first = std::mem::take(&mut self.empty);
         if self.yaml {
             out.push_str(if first { "\n" } else { "" });
-            out.push_str(&to_yaml(&Value::Array(vec![value(pod)])));
+            write_yaml(out, &Value::Array(vec![value(pod)]));
         } else {
-            out.push_str(if first { "\n" } else { ",\n" });
+            out.push_str(if first { "\n        " } else { ",\n        " });
             json(out, &value(pod), 8);
         }
     }
@@ -152,30 +152,64 @@ fn value(pod: &Pod) -> Value {
     serde_json::to_value(pod).unwrap_or_default()
 }
 
-/// Indented by four, as kubectl does. JSON leaves some control and all reordering characters as they are; they
-/// can only stand inside strings, where an escape means the same.
+/// Indented by four, as kubectl does, in lines that begin at `indent`; without a newline at the end.
 ///
-/// Written at `indent`, without a newline at the end.
+/// Written straight to `out`: escaped, a manifest's text may be six times as long, and need not be there twice.
 fn json(out: &mut String, value: &Value, indent: usize) {
-    let plain = format!("{value:#}");
-    for (number, line) in plain.split('\n').enumerate() {
-        if number > 0 {
-            out.push('\n');
-        }
-        let body = line.trim_start_matches(' ');
-        let indent = indent + (line.len() - body.len()) * 2;
+    let inner = indent + 4;
+    let begin = |out: &mut String, number: usize, indent: usize| {
+        out.push_str(if number > 0 { ",\n" } else { "\n" });
         let _ = write!(out, "{:indent$}", "");
-        for c in body.chars() {
-            if is_hostile(c) {
-                let mut units = [0; 2];
-                for unit in c.encode_utf16(&mut units) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
-            } else {
-                out.push(c);
+    };
+    match value {
+        Value::Array(items) if !items.is_empty() => {
+            out.push('[');
+            for (number, item) in items.iter().enumerate() {
+                begin(out, number, inner);
+                json(out, item, inner);
             }
+            let _ = write!(out, "\n{:indent$}]", "");
+        }
+        Value::Object(fields) if !fields.is_empty() => {
+            out.push('{');
+            for (number, (key, field)) in fields.iter().enumerate() {
+                begin(out, number, inner);
+                json_text(out, key);
+                out.push_str(": ");
+                json(out, field, inner);
+            }
+            let _ = write!(out, "\n{:indent$}}}", "");
+        }
+        Value::String(text) => json_text(out, text),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => {
+            let _ = write!(out, "{value}");
         }
     }
+}
+
+/// JSON leaves some control and all reordering characters as they are; here they are escaped, which means the same.
+fn json_text(out: &mut String, text: &str) {
+    // An escape has six characters for one.
+    make_room(out, text.len() + 5 * text.chars().filter(|c| is_hostile(*c)).count());
+    out.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => out.push_str("\\\""),
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            '\u{8}' => out.push_str("\\b"),
+            '\u{c}' => out.push_str("\\f"),
+            c if is_hostile(c) => {
+                for unit in c.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(out, "\\u{unit:04x}");
+                }
+            }
+            c => out.push(c),
+        }
+    }
+    out.push('"');
 }
 
 fn table(pods: &mut dyn Iterator<Item = Cow<'_, Pod>>, wide: bool, now: Wall, style: Style) -> String {

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::fmt::strtime;
 
 use super::style::{Style, Tone};
+use crate::limits::KIB;
 use crate::model::Wall;
 
 /// What stands where there is nothing to show.
@@ -31,15 +32,31 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hostile) {
         return Cow::Borrowed(text);
     }
-    let mut safe = String::with_capacity(text.len() + 16);
+    let mut safe = String::new();
+    push_harmless(&mut safe, text);
+    Cow::Owned(safe)
+}
+
+/// The same behind what `out` has already.
+pub(super) fn push_harmless(out: &mut String, text: &str) {
+    let width = |c: char| if is_hostile(c) { c.escape_default().len() } else { c.len_utf8() };
+    make_room(out, text.chars().map(width).sum());
     for c in text.chars() {
         if is_hostile(c) {
-            safe.extend(c.escape_default());
+            out.extend(c.escape_default());
         } else {
-            safe.push(c);
+            out.push(c);
         }
     }
-    Cow::Owned(safe)
+}
+
+/// Room for so many bytes and a little more, where a string that doubles would take twice the memory: a manifest's text
+/// may be full of what is to be escaped.
+pub(super) fn make_room(out: &mut String, bytes: usize) {
+    const LONG: usize = 64 * KIB;
+    if bytes >= LONG && out.capacity() - out.len() < bytes {
+        out.reserve_exact(bytes + LONG);
+    }
 }
 
 /// How long ago, or how long, in kubectl's words (`duration.HumanDuration`). More than a second in the future is

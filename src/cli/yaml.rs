@@ -7,20 +7,25 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-use super::text::is_hostile;
+use super::text::{is_hostile, make_room};
 
 /// The value as one YAML document, with a newline at the end.
 pub fn to_yaml(value: &Value) -> String {
     let mut out = String::new();
+    write_yaml(&mut out, value);
+    out
+}
+
+/// The same, behind what `out` has already.
+pub fn write_yaml(out: &mut String, value: &Value) {
     match value {
-        Value::Object(map) if !map.is_empty() => block(&mut out, value, 0, true),
-        Value::Array(items) if !items.is_empty() => block(&mut out, value, 0, true),
+        Value::Object(map) if !map.is_empty() => block(out, value, 0, true),
+        Value::Array(items) if !items.is_empty() => block(out, value, 0, true),
         _ => {
-            scalar(&mut out, value, 0);
+            scalar(out, value, 0);
             out.push('\n');
         }
     }
-    out
 }
 
 /// A map or list that is not empty. `at_start`: the cursor already stands at `indent`.
@@ -110,6 +115,8 @@ fn string(out: &mut String, text: &str, lines_at: Option<usize>) {
         out.push_str(&text[body.len()..].replacen('\n', "", 1));
         return;
     }
+    // An escape has four characters for one of Latin 1, and at most ten.
+    make_room(out, text.len() + 4 * text.chars().filter(|c| is_hostile(*c)).count());
     out.push('"');
     for c in text.chars() {
         match c {

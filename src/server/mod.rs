@@ -165,7 +165,7 @@ impl Server {
         connections: Gauge,
     ) {
         let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
-        let large = Arc::new(Semaphore::new(1));
+        let asker = Asker::new(queries);
         let mut told = None;
         loop {
             let slot = slots.acquire_arc().await;
@@ -184,10 +184,7 @@ impl Server {
                 }
             };
             let counted = connections.enter();
-            let (asker, time_is_up) = (
-                Asker { queries: queries.clone(), large: large.clone() },
-                clock.sleep(SERVER_CONNECTION_TIME),
-            );
+            let (asker, time_is_up) = (asker.clone(), clock.sleep(SERVER_CONNECTION_TIME));
             executor
                 .spawn(async move {
                     // A broken or slow client is its own trouble.
@@ -235,13 +232,20 @@ impl Drop for Server {
 #[derive(Clone)]
 pub struct Asker {
     /// Where the loop takes its questions.
-    pub queries: Sender<Query>,
+    queries: Sender<Query>,
     /// The right to hold an answer over `limits::SERVER_ANSWER_BYTES`; shared by all connections, so that clients that
     /// never read cost the memory of one of them.
-    pub large: Arc<Semaphore>,
+    large: Arc<Semaphore>,
+    /// The turn to have an answer of which it is not known whether it is a large one.
+    turn: Arc<Semaphore>,
 }
 
 impl Asker {
+    /// For all connections of a server: clones share the rights.
+    pub fn new(queries: Sender<Query>) -> Self {
+        Self { queries, large: Arc::new(Semaphore::new(1)), turn: Arc::new(Semaphore::new(1)) }
+    }
+
     /// Serves one connection with one request to its end.
     pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
         // Given back when the connection has ended: until then its answer is there.
@@ -283,8 +287,12 @@ impl Asker {
 
     /// The loop's answer. A large one is had with the right to hold it, which is kept in `held` from then on.
     async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
+        if held.borrow().is_some() {
+            return self.ask(question).await;
+        }
+        let turn = self.turn.acquire().await;
         let answer = self.ask(question).await?;
-        if answer.text().len() <= SERVER_ANSWER_BYTES || held.borrow().is_some() {
+        if answer.text().len() <= SERVER_ANSWER_BYTES {
             return Some(answer);
         }
         if let Some(right) = self.large.try_acquire_arc() {
@@ -292,7 +300,7 @@ impl Asker {
             return Some(answer);
         }
         // Not kept while it waits.
-        drop(answer);
+        drop((answer, turn));
         let right = self.large.acquire_arc().await;
         held.replace(Some(right));
         self.ask(question).await

@@ -367,6 +367,25 @@ fn readers_that_never_read() {
     agent.withstood("readers that never read, 110 full pods");
 }
 
+#[test]
+fn text_that_grows_when_it_is_escaped() {
+    let mut agent = Agent::start();
+    // Six times as long in JSON.
+    let (bell, mark) = ("\\a".repeat(450_000), "\\a".repeat(250_000));
+    agent.apply("args", pod("args", &format!("args: [\"{bell}\"]")));
+    agent.apply("note", pod_with_metadata("note", &format!("annotations: {{a: \"{mark}\"}}")));
+    agent.wait("the pods", |agent| agent.fake.state().running().len() == 3);
+    for what in ["/pods", "/pods?output=yaml", "/describe?pod=args", "/describe?pod=note"] {
+        assert!(agent.ask(what).len() > 1_000_000, "{what}");
+        let clients: Vec<UnixStream> =
+            (0..3 * limits::SERVER_CONNECTIONS_MAX).map(|_| agent.request(what)).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        drop(clients);
+        agent.wait("health", |agent| agent.ask("/healthz").ends_with("ok"));
+    }
+    agent.withstood("text that grows when it is escaped");
+}
+
 /// The last of the full pods; beside them there is the good one.
 const FULL_LAST: usize = limits::PODS_MAX - 2;
 
