@@ -84,10 +84,11 @@ fuzz() {
     install "${need[@]}"
 }
 
+# Not optimised: it is built in half the time, and used for a second.
 cargo_deny() {
     local tools=$repo/.cache/tools
     [ -x "$tools/bin/cargo-deny" ] || has cargo-deny ||
-        cargo install --quiet --locked --root "$tools" cargo-deny
+        cargo install --quiet --locked --debug --root "$tools" cargo-deny
 }
 
 [ $# -gt 0 ] || set -- runtime rust

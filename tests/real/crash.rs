@@ -90,7 +90,7 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
     agent.start();
     agent.apply_pod("a", &spec(0, 1));
     let before = agent.running("a");
-    let untouched = || {
+    let untouched = |agent: &Agent<'_>| {
         let after = agent.running("a");
         assert_eq!(id_of(&after, "app"), id_of(&before, "app"), "the running container was not touched");
         assert_eq!(runtime.containers_of(&agent.full("a")).len(), 1);
@@ -100,7 +100,7 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
     agent.apply_pod("b", &spec(0, 1));
     wait_for("the full disk is told", PATIENCE, || agent.log().contains("No space left").then_some(()));
     assert!(agent.is_alive());
-    untouched();
+    untouched(&agent);
     disk.free();
     agent.running("b");
 
@@ -110,10 +110,10 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
         agent.log().contains("Read-only file system").then_some(())
     });
     assert!(agent.is_alive());
-    untouched();
+    untouched(&agent);
     disk.read_only(false);
     agent.running("c");
-    untouched();
+    untouched(&agent);
     for what in ["No space left", "Read-only file system"] {
         let lines = agent.log().lines().filter(|line| line.contains(what)).count();
         assert!(lines <= 2, "said once, not {lines} times: {what}");
