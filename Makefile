@@ -29,7 +29,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 50000
 
-.PHONY: help demo test lint deny unit vectors attack real real-beside-fuzz size leftovers arm arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint deny unit vectors attack real real-beside-fuzz size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -91,6 +91,9 @@ leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))
 	@SIZE_MAX=$(SIZE_MAX) cross/arm.sh check $(ARM_TARGETS)
+
+arm-build: setup-rust  ## the builds of `make arm` alone
+	@cross/arm.sh build $(ARM_TARGETS)
 
 arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
 	@ARM_TESTS='agent act cri grpc source corpus vectors hostile_manifests binary' \

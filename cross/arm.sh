@@ -5,6 +5,7 @@
 # The machine's own cargo drives it, with RUSTC set. With the public `cross` tool instead: see cross/Cross.toml.
 #
 #   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
+#   arm.sh build TARGET...        its first half: the release binary and the tests
 #   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, 45 s for each other)
 #   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
 #   arm.sh env TARGET             prints the exports, for: eval "$(cross/arm.sh env TARGET)"
@@ -167,12 +168,25 @@ setup() {
     for t in "$@"; do echo "std for $t"; std "$t"; done
 }
 
-# check_one TARGET: release build within SIZE_MAX, then the tests on it; a line of the table into $ARM_HOME/table.
-check_one() {
-    local t=$1 start=$SECONDS binary size built log test tests t_arguments=()
+# build_one TARGET: the release binary and the tests.
+build_one() {
+    local t=$1 test t_arguments=(--lib) release
     eval "$(exports "$t")"
     cd "$repo"
-    cargo build --release --locked --quiet
+    for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
+    # Some optimisation, since the emulator pays for each instruction; nothing for a debugger or a second build.
+    export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
+    # Beside each other: the one is linked on one core for a minute.
+    cargo build --release --locked --quiet &
+    release=$!
+    cargo test --locked --quiet "${t_arguments[@]}" --no-run || { wait "$release"; return 1; }
+    wait "$release"
+}
+
+# check_one TARGET: builds, release binary within SIZE_MAX, then the tests on it; a line of the table into $ARM_HOME/table.
+check_one() {
+    local t=$1 start=$SECONDS binary size built log test tests t_arguments=(--lib)
+    build_one "$t"
     binary=$CARGO_TARGET_DIR/$t/release/smolet
     size=$(stat -c %s "$binary")
     if [ "$size" -gt "${SIZE_MAX:-$size}" ]; then
@@ -180,11 +194,9 @@ check_one() {
         return 1
     fi
     built=$SECONDS
-    # Some optimisation, since the emulator pays for each instruction; nothing for a debugger or a second build.
-    export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
     log=$ARM_HOME/test-$t.log
     for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
-    if ! SMOLET_BIN=$binary cargo test --locked --quiet --lib "${t_arguments[@]}" >"$log" 2>&1; then
+    if ! SMOLET_BIN=$binary cargo test --locked --quiet "${t_arguments[@]}" >"$log" 2>&1; then
         cat "$log" >&2
         return 1
     fi
@@ -209,8 +221,15 @@ check() {
     cat "$ARM_HOME/table"
 }
 
+build() {
+    setup "$@"
+    local t
+    for t in "$@"; do (build_one "$t"); done
+}
+
 cmd=${1:-}; shift || true
 case $cmd in
+build) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; build "$@" ;;
 check) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; check "$@" ;;
 setup) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@" ;;
 env) exports "$1" ;;
