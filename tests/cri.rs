@@ -546,12 +546,21 @@ fn stuck_calls_hold_up_nobody() {
 }
 
 #[test]
-fn more_hanging_stops_than_calls_there_may_be_hold_up_no_look() {
+fn more_hanging_stops_and_pulls_than_calls_there_may_be_hold_up_nothing_else() {
     let world = World::new();
     let sandbox = world.pod("web");
     let container = world.container(&sandbox, "web", "app", 0);
     world.fake.hang("StopContainer");
     world.fake.hang("StopPodSandbox");
+    world.fake.hang("PullImage");
+    let pulls: Vec<_> = (0..2 * GRPC_CALLS_MAX)
+        .map(|n| {
+            let (runtime, image) = (world.runtime.clone(), format!("image:{n}"));
+            world
+                .executor
+                .spawn(async move { runtime.pull_image(&image, None, &sandbox_config("web")).await })
+        })
+        .collect();
     let stops: Vec<_> = (0..2 * GRPC_CALLS_MAX)
         .map(|n| {
             let (runtime, sandbox, container) = (world.runtime.clone(), sandbox.clone(), container.clone());
@@ -569,11 +578,14 @@ fn more_hanging_stops_than_calls_there_may_be_hold_up_no_look() {
             assert_eq!(world.runtime.container_status(&container).await.unwrap().id, container);
         }
         assert!(stops.iter().all(|stop| !stop.is_finished()));
+        world.runtime.run_pod_sandbox(&sandbox_config("other"), "").await.expect("another pod begins");
+        // Pulls go on hanging.
         world.fake.heal("StopContainer");
         world.fake.heal("StopPodSandbox");
         for stop in stops {
             stop.await.expect("it comes to its turn");
         }
+        assert!(pulls.iter().all(|pull| !pull.is_finished()));
     });
 }
 

@@ -13,6 +13,7 @@ use super::text::{Cell, NONE, age, columns, harmless, is_hostile, make_room};
 use super::yaml::{to_yaml, write_yaml};
 use crate::model::Wall;
 use crate::status::nanos;
+use crate::text::push_json_text;
 
 /// The file a static pod was read from, when the source says so.
 pub const SOURCE_FILE_ANNOTATION: &str = "smolet.io/source-file";
@@ -191,25 +192,7 @@ fn json(out: &mut String, value: &Value, indent: usize) {
 fn json_text(out: &mut String, text: &str) {
     // An escape has six characters for one.
     make_room(out, text.len() + 5 * text.chars().filter(|c| is_hostile(*c)).count());
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            c if is_hostile(c) => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
-                }
-            }
-            c => out.push(c),
-        }
-    }
-    out.push('"');
+    push_json_text(out, text, is_hostile);
 }
 
 fn table(pods: &mut dyn Iterator<Item = Cow<'_, Pod>>, wide: bool, now: Wall, style: Style) -> String {

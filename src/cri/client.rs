@@ -20,8 +20,8 @@ use super::{
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
-    CRI_ITEM_BYTES_MAX, CRI_SLOW_CALLS_MAX, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
-    RUNTIME_REQUEST_TIMEOUT,
+    CRI_ITEM_BYTES_MAX, CRI_PULLS_AT_ONCE_MAX, CRI_STOPS_AT_ONCE_MAX, CRI_TEXT_BYTES_MAX,
+    EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT,
 };
 use crate::metrics::Operations;
 use crate::model::{
@@ -38,8 +38,9 @@ pub struct GrpcRuntime {
     operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
-    /// Turns of calls that may take minutes.
-    slow: Arc<Semaphore>,
+    /// Turns of stops and of pulls, which may take minutes each: neither keeps the other or a look from its turn.
+    stops: Arc<Semaphore>,
+    pulls: Arc<Semaphore>,
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
     /// are list calls.
     skipped: Rc<RefCell<BTreeMap<&'static str, u64>>>,
@@ -67,8 +68,17 @@ impl GrpcRuntime {
     pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
         let channel = Channel::new(socket, executor, clock.clone());
         let (operations, skipped, unimplemented) = Default::default();
-        let slow = Arc::new(Semaphore::new(CRI_SLOW_CALLS_MAX));
-        Self { channel, clock, operations, timeout: RUNTIME_REQUEST_TIMEOUT, slow, skipped, unimplemented }
+        let turns = |at_once| Arc::new(Semaphore::new(at_once));
+        Self {
+            channel,
+            clock,
+            operations,
+            timeout: RUNTIME_REQUEST_TIMEOUT,
+            stops: turns(CRI_STOPS_AT_ONCE_MAX),
+            pulls: turns(CRI_PULLS_AT_ONCE_MAX),
+            skipped,
+            unimplemented,
+        }
     }
 
     /// The same with another `runtimeRequestTimeout`.
@@ -112,29 +122,30 @@ impl GrpcRuntime {
         request: impl Message,
         deadline: Option<Duration>,
     ) -> Call<'s, A, RuntimeError> {
-        let (under_way, begun) = (self.operations.under_way.enter(), self.clock.now().mono);
-        let call = self.channel.unary(method, &request, deadline);
-        drop(request);
-        Box::pin(async move {
-            let answer = call.await;
-            drop(under_way);
-            self.count(method, begun, answer.is_err());
-            answer.map_err(|error| blame(method, error))
-        })
+        self.call_in_turn(None, method, request, deadline)
     }
 
-    /// The same for a call that may take minutes: at most `limits::CRI_SLOW_CALLS_MAX` at once, so that looks get
-    /// through. Its deadline begins with its turn.
-    fn slow_call<'s, A: Message + Default + 'static>(
+    /// The same once there is a turn; the deadline, and what is counted, begin with it.
+    fn call_in_turn<'s, A: Message + Default + 'static>(
         &'s self,
+        turns: Option<&'s Semaphore>,
         method: &'static str,
         request: impl Message,
         deadline: Option<Duration>,
     ) -> Call<'s, A, RuntimeError> {
-        let call = self.call_within(method, request, deadline);
+        let under_way = self.operations.under_way.enter();
+        let call = self.channel.unary(method, &request, deadline);
+        drop(request);
         Box::pin(async move {
-            let _turn = self.slow.acquire().await;
-            call.await
+            let _turn = match turns {
+                Some(turns) => Some(turns.acquire().await),
+                None => None,
+            };
+            let begun = self.clock.now().mono;
+            let answer = call.await;
+            drop(under_way);
+            self.count(method, begun, answer.is_err());
+            answer.map_err(|error| blame(method, error))
         })
     }
 
@@ -243,15 +254,15 @@ impl Runtime for GrpcRuntime {
             cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
         // Twice the usual time: the pause image may have to be pulled and the network set up.
         let answer: cri::RunPodSandboxResponse =
-            self.slow_call(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
+            self.call_within(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
         convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
     }
 
     async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
         const METHOD: &str = method!("Runtime", "StopPodSandbox");
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        let answer = self.slow_call::<cri::StopPodSandboxResponse>(METHOD, request, Some(self.timeout)).await;
-        idempotent(answer)
+        let (turns, deadline) = (Some(&*self.stops), Some(self.timeout));
+        idempotent(self.call_in_turn::<cri::StopPodSandboxResponse>(turns, METHOD, request, deadline).await)
     }
 
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
@@ -311,7 +322,8 @@ impl Runtime for GrpcRuntime {
         let grace = timeout.0.max(0);
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         let deadline = self.timeout.saturating_add(Duration::from_secs(grace.unsigned_abs()));
-        idempotent(self.slow_call::<cri::StopContainerResponse>(METHOD, request, Some(deadline)).await)
+        let (turns, deadline) = (Some(&*self.stops), Some(deadline));
+        idempotent(self.call_in_turn::<cri::StopContainerResponse>(turns, METHOD, request, deadline).await)
     }
 
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
@@ -422,7 +434,8 @@ impl Runtime for GrpcRuntime {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        let answer: cri::PullImageResponse = self.slow_call(METHOD, request, None).await?;
+        let answer: cri::PullImageResponse =
+            self.call_in_turn(Some(&*self.pulls), METHOD, request, None).await?;
         convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
     }
 

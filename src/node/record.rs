@@ -42,7 +42,8 @@ pub(super) struct Record {
     /// Asks the act in flight for another look before it makes anything.
     pub(super) overtaken: Overtaken,
     pub(super) agreement: Agreement,
-    /// What events told, by the id, that the runtime's status does not show yet. At most `CHANGES_AWAITED_MAX` of all pods.
+    /// What events told, by the id, that the runtime's status does not show yet. Of all
+    /// pods at most `CHANGES_AWAITED_MAX`.
     pub(super) awaited: BTreeMap<Box<str>, Awaited>,
     /// What a panic is put down to while this pod is handled.
     pub(super) mark: Mark,

@@ -11,6 +11,7 @@ use serde::Deserialize as _;
 use super::resources::Amounts;
 use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, container_hash};
+use crate::text::push_json_text;
 
 /// Label: the pod's name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -215,23 +216,8 @@ impl Json {
 /// Go's `encoding/json` text, with HTML escaping.
 fn json_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            '<' | '>' | '&' | '\0'..='\u{1f}' | '\u{2028}' | '\u{2029}' => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            _ => out.push(c),
-        }
-    }
-    out.push('"');
+    let html = |c| matches!(c, '<' | '>' | '&' | '\0'..='\u{1f}' | '\u{2028}' | '\u{2029}');
+    push_json_text(&mut out, text, html);
     out
 }
 
