@@ -1,15 +1,23 @@
-//! Removes what the runtime leaves behind of a pod: its cgroup parent, in every hierarchy. I/O, small; blocking, so
-//! that callers run it on another thread (UIDs are plain text here, as a `PodUid` stays on the loop's thread).
+//! Removes what the runtime leaves behind of a pod: its cgroup parent, in every hierarchy, and the processes in it.
+//! I/O, small; blocking, so that callers run it on another thread (UIDs are plain text here, as a `PodUid` stays on
+//! the loop's thread).
 //!
 //! Which names to look for is decided in `render::cgroup_name`; here they are found and removed below the mount
-//! points of the cgroup hierarchies, and nowhere else: symbolic links are not followed, and only empty cgroups can
-//! be removed at all.
+//! points of the cgroup hierarchies, and nowhere else: symbolic links are not followed.
+//!
+//! A runtime that was killed at the wrong moment forgets a container and lets its processes run: nobody else would
+//! ever end them. They get SIGKILL as from the kubelet (`tryKillingCgroupProcesses`).
 
+use std::collections::BTreeSet;
 use std::fmt;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::limits::{CGROUP_DEPTH_MAX, CGROUPS_PER_POD_MAX};
+use rustix::process::{Pid, Signal, getpid, kill_process};
+
+use crate::limits::{
+    CGROUP_DEPTH_MAX, CGROUP_PROCS_BYTES_MAX, CGROUP_REMOVE_PAUSE, CGROUP_REMOVE_TRIES, CGROUPS_PER_POD_MAX,
+};
 use crate::render::NodeSettings;
 use crate::render::cgroup_name::pod_cgroup_candidates;
 
@@ -21,7 +29,7 @@ const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
 pub struct CgroupError {
     /// Which directory.
     pub path: PathBuf,
-    /// Why. `ResourceBusy` while processes of the pod still run.
+    /// Why. `ResourceBusy` while processes of the pod still run, SIGKILL notwithstanding.
     pub source: io::Error,
 }
 
@@ -29,7 +37,7 @@ impl fmt::Display for CgroupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cgroup {}: {}", self.path.display(), self.source)?;
         match self.source.kind() {
-            io::ErrorKind::ResourceBusy => f.write_str("; its processes have not ended yet"),
+            io::ErrorKind::ResourceBusy => f.write_str("; its processes do not end, though they got SIGKILL"),
             _ => Ok(()),
         }
     }
@@ -70,45 +78,98 @@ impl Cgroups {
         Self { hierarchies }
     }
 
-    /// Removes the pod's cgroups, whatever its class was, children first. Returns how many directories went; 0 when
-    /// none was there. All hierarchies are tried; the first error is told.
+    /// Removes the pod's cgroups, whatever its class was, children first, and ends the processes in them: only for a
+    /// pod of which the runtime knows no container any more. All hierarchies are tried; the first error is told.
     ///
     /// On the systemd driver the slice's directory goes and systemd keeps its idle unit until the next boot: asking
     /// systemd would take a D-Bus client.
-    pub fn remove_pod(&self, node: &NodeSettings, uid: &str) -> Result<usize, CgroupError> {
+    pub fn remove_pod(&self, node: &NodeSettings, uid: &str) -> Result<Removed, CgroupError> {
+        let mut removed = Removed::default();
         // A UID becomes part of a path: one that could leave its directory names no cgroup of ours.
         if uid.is_empty() || uid.contains('/') {
-            return Ok(0);
+            return Ok(removed);
         }
-        let mut removed = 0;
         let mut failed = None;
         for hierarchy in &self.hierarchies {
             for name in pod_cgroup_candidates(node, uid) {
                 let path = hierarchy.join(name.trim_start_matches('/'));
-                let mut left = CGROUPS_PER_POD_MAX;
-                if let Err(error) = remove_tree(&path, CGROUP_DEPTH_MAX, &mut left) {
+                if let Err(error) = remove_patiently(&path, &mut removed) {
                     failed.get_or_insert(error);
                 }
-                removed += CGROUPS_PER_POD_MAX - left;
             }
         }
         failed.map_or(Ok(removed), Err)
     }
 }
 
-/// Removes the directory and those below it. A directory that is not there is removed already.
-fn remove_tree(path: &Path, depth: usize, left: &mut usize) -> Result<(), CgroupError> {
+/// What went with a pod's cgroups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// Directories, in all hierarchies; 0 when none was there.
+    pub directories: usize,
+    /// PIDs of the processes that got SIGKILL: usually none, as the runtime has ended them.
+    pub killed: BTreeSet<i32>,
+}
+
+/// [`remove_tree`], again and again while killed processes end.
+fn remove_patiently(path: &Path, removed: &mut Removed) -> Result<(), CgroupError> {
+    let mut tries = 1;
+    loop {
+        let mut left = CGROUPS_PER_POD_MAX;
+        match remove_tree(path, CGROUP_DEPTH_MAX, &mut left, removed) {
+            Err(error)
+                if tries < CGROUP_REMOVE_TRIES && error.source.kind() == io::ErrorKind::ResourceBusy =>
+            {
+                std::thread::sleep(CGROUP_REMOVE_PAUSE * tries);
+                tries += 1;
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Removes the directory and those below it, at most `left`. A directory that is not there is removed already.
+fn remove_tree(
+    path: &Path,
+    depth: usize,
+    left: &mut usize,
+    removed: &mut Removed,
+) -> Result<(), CgroupError> {
     let failed = |source| CgroupError { path: path.to_owned(), source };
     for name in child_directories(path)? {
         if depth == 0 || *left == 0 {
             return Err(failed(io::Error::other("more cgroups below it than one pod may have")));
         }
-        remove_tree(&path.join(name), depth - 1, left)?;
+        remove_tree(&path.join(name), depth - 1, left, removed)?;
     }
+    kill_processes(path, removed).map_err(failed)?;
     match std::fs::remove_dir(path) {
-        Ok(()) => *left = left.saturating_sub(1),
+        Ok(()) => {
+            *left = left.saturating_sub(1);
+            removed.directories += 1;
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(failed(error)),
+    }
+    Ok(())
+}
+
+/// SIGKILL for the processes in this cgroup, those below it not among them.
+fn kill_processes(path: &Path, removed: &mut Removed) -> io::Result<()> {
+    let file = match std::fs::File::open(path.join("cgroup.procs")) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mut text = String::new();
+    file.take(CGROUP_PROCS_BYTES_MAX).read_to_string(&mut text)?;
+    // A process of another PID namespace is called 0; the last line may be cut short, and is read whole the next time.
+    let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
+    let pids = whole.filter_map(|line| i32::try_from(line.parse::<u32>().ok()?).ok());
+    for pid in pids.filter_map(Pid::from_raw).filter(|pid| *pid != getpid()) {
+        if kill_process(pid, Signal::KILL).is_ok() {
+            removed.killed.insert(pid.as_raw_pid());
+        }
     }
     Ok(())
 }
@@ -215,8 +276,12 @@ mod tests {
         let cgroups = Cgroups::new(vec![scratch.0.join("memory"), scratch.0.join("cpu")]);
         let node = node(CgroupDriver::Cgroupfs);
         assert_eq!(with_cgroups(&cgroups, &node), ["u1", "u2"]);
-        assert_eq!(cgroups.remove_pod(&node, "u1").unwrap(), 4);
-        assert_eq!(cgroups.remove_pod(&node, "u1").unwrap(), 0, "a second time there is nothing");
+        assert_eq!(cgroups.remove_pod(&node, "u1").unwrap().directories, 4);
+        assert_eq!(
+            cgroups.remove_pod(&node, "u1").unwrap(),
+            Removed::default(),
+            "a second time there is nothing"
+        );
         assert!(!scratch.has("memory/kubepods/burstable/podu1") && !scratch.has("cpu/kubepods/podu1"));
         assert!(scratch.has("memory/kubepods/burstable/podu2/c1") && scratch.has("cpu/other/podu1"));
         assert_eq!(with_cgroups(&cgroups, &node), ["u2"]);
@@ -230,7 +295,7 @@ mod tests {
         let cgroups = Cgroups::new(vec![scratch.0.clone()]);
         let node = node(CgroupDriver::Systemd);
         assert_eq!(with_cgroups(&cgroups, &node), ["a-b"]);
-        assert_eq!(cgroups.remove_pod(&node, "a-b").unwrap(), 2);
+        assert_eq!(cgroups.remove_pod(&node, "a-b").unwrap().directories, 2);
         assert!(!scratch.has(slice) && scratch.has("kubepods.slice/kubepods-besteffort.slice"));
     }
 
@@ -247,9 +312,28 @@ mod tests {
         // Not empty, so it stays; a link cannot stand in a real cgroup.
         assert!(cgroups.remove_pod(&node, "u1").is_err());
         assert!(cgroups.remove_pod(&node, "u2").is_err());
-        assert_eq!(cgroups.remove_pod(&node, "/../../../outside/kept").unwrap(), 0);
-        assert_eq!(cgroups.remove_pod(&node, "").unwrap(), 0);
+        assert_eq!(cgroups.remove_pod(&node, "/../../../outside/kept").unwrap(), Removed::default());
+        assert_eq!(cgroups.remove_pod(&node, "").unwrap(), Removed::default());
         assert!(outside.is_dir());
+    }
+
+    #[test]
+    fn processes_left_in_it_are_killed_and_no_others() {
+        let scratch = Scratch::new();
+        let pod = scratch.make("kubepods/podu1/forgotten");
+        let sleeper = || std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let (mut left, mut other) = (sleeper(), sleeper());
+        // Not a whole line, a process of another namespace, this one, a group of processes: none of them is meant.
+        let procs = format!("{}\n0\n{}\n-{}\n{}", left.id(), std::process::id(), other.id(), other.id());
+        std::fs::write(pod.join("cgroup.procs"), procs).unwrap();
+        // A real cgroup's files do not keep it from being removed; here they do.
+        let removed = Cgroups::new(vec![scratch.0.clone()]).remove_pod(&node(CgroupDriver::Cgroupfs), "u1");
+        assert!(removed.is_err());
+        let ended = left.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
+        assert!(other.try_wait().unwrap().is_none(), "it runs on");
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

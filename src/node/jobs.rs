@@ -67,7 +67,13 @@ pub(super) async fn remove<R: Runtime>(
 }
 
 fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result<(), String> {
-    cgroups.remove_pod(node, uid).map_err(|error| error.to_string())?;
+    let removed = cgroups.remove_pod(node, uid).map_err(|error| error.to_string())?;
+    if !removed.killed.is_empty() {
+        log::warn!(
+            "pod {uid}: of no container that the runtime knows, and killed: processes {:?}",
+            removed.killed
+        );
+    }
     volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(uid)).map_err(|error| error.0)
 }
 

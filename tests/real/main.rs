@@ -53,6 +53,7 @@ const TESTS: &[Test] = tests![
     recovery::a_sandbox_stopped_from_outside_is_replaced,
     recovery::a_container_removed_from_outside_is_replaced,
     recovery::a_restart_count_survives_the_loss_of_record_and_log,
+    recovery::a_process_that_the_runtime_forgot_ends_with_its_pod,
     crash::thirty_kills_during_churn_double_nothing,
     crash::a_full_or_read_only_disk_is_survived,
     refusal::a_second_agent_on_the_same_state_is_refused,

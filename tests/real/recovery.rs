@@ -1,7 +1,11 @@
 //! Crashes: of the agent, of containerd, of what runs below them.
 
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use smolet::model::{ContainerState, SandboxState};
 
 use crate::agent::{Agent, PATIENCE, container, id_of, ip_of, is_ready};
@@ -114,7 +118,7 @@ pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
     let id = runtime.running_container(&agent.full("stays"), "app").id;
     runtime.kill();
     let init = shim_child(id.as_str());
-    rustix::process::kill_process(init, rustix::process::Signal::KILL).expect("the container can be killed");
+    kill_process(init, Signal::KILL).expect("the container can be killed");
     runtime.start();
     let mended = agent.wait_pod("stays", "restarted once", |status| {
         is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
@@ -124,13 +128,13 @@ pub fn pods_and_agent_outlive_containerd(runtime: &Runtime) {
 }
 
 /// The first process of a container, found by its cgroup.
-pub fn shim_child(id: &str) -> rustix::process::Pid {
+pub fn shim_child(id: &str) -> Pid {
     let processes = std::fs::read_dir("/proc").expect("/proc");
     let mut pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let pid = pids.find(|pid| {
         std::fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|cgroups| cgroups.contains(id))
     });
-    rustix::process::Pid::from_raw(pid.expect("the container has a process")).expect("not zero")
+    Pid::from_raw(pid.expect("the container has a process")).expect("not zero")
 }
 
 pub fn a_sandbox_stopped_from_outside_is_replaced(runtime: &Runtime) {
@@ -181,7 +185,7 @@ pub fn a_restart_count_survives_the_loss_of_record_and_log(runtime: &Runtime) {
     agent.apply_pod("app", PLAIN);
     let before = agent.running("app");
     let end = shim_child(&id_of(&before, "app"));
-    rustix::process::kill_process(end, rustix::process::Signal::KILL).expect("the container can be killed");
+    kill_process(end, Signal::KILL).expect("the container can be killed");
     agent.wait_pod("app", "restarted once", |status| {
         is_ready(status) && container(status, "app").is_some_and(|app| app.restart_count == 1)
     });
@@ -200,4 +204,38 @@ pub fn a_restart_count_survives_the_loss_of_record_and_log(runtime: &Runtime) {
     let status = after.status.as_ref().expect("a status");
     assert_eq!(status.start_time, before.status.as_ref().expect("a status").start_time);
     agent.end_pods();
+}
+
+/// A containerd killed at the wrong moment knows nothing of a container that it was starting, whose processes run on.
+pub fn a_process_that_the_runtime_forgot_ends_with_its_pod(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "forgotten");
+    agent.apply_pod("app", PLAIN);
+    let uid = agent.running("app").metadata.uid.expect("a UID");
+    let mut forgotten = Command::new("sleep").arg("600").spawn().expect("sleep");
+    let pods = cgroups(runtime, &format!("pod{uid}"));
+    let moved = pods.iter().filter(|pod| {
+        // Below the pod's own, which on version 2 may hold no process itself. Some controllers of version 1 take none
+        // without settings.
+        let path = pod.join("forgotten");
+        std::fs::create_dir(&path).expect("a cgroup can be made");
+        std::fs::write(path.join("cgroup.procs"), forgotten.id().to_string()).is_ok()
+    });
+    assert!(moved.count() > 0, "it is in one of {pods:?}");
+
+    agent.delete("app");
+    agent.wait_gone("app");
+    let ended = wait_for("the process ends", PATIENCE, || forgotten.try_wait().expect("a child"));
+    assert_eq!(ended.signal(), Some(Signal::KILL.as_raw()));
+    assert_eq!(cgroups(runtime, &format!("pod{uid}")), Vec::<PathBuf>::new());
+    let told = format!("killed: processes {{{}}}", forgotten.id());
+    assert!(agent.log().contains(&told), "the log says {told}");
+}
+
+/// The directories of that name below the tests' cgroup, in all hierarchies.
+fn cgroups(runtime: &Runtime, name: &str) -> Vec<PathBuf> {
+    let found = Command::new("find")
+        .args(["/sys/fs/cgroup", "-type", "d", "-path", &format!("*{}*", runtime.cgroup_root), "-name", name])
+        .output();
+    let found = String::from_utf8(found.expect("find").stdout).expect("paths are text");
+    found.lines().map(PathBuf::from).collect()
 }
