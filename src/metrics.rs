@@ -5,13 +5,15 @@
 //! where it is our own. Where the kubelet has a histogram, here are its sum and count: enough for rates and means, and
 //! buckets would be a hundred lines of text a scrape.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::limits::{Bound, KIB};
 use crate::model::{ContainerKind, Wall};
+use crate::sync::outcome::SyncError;
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -98,16 +100,17 @@ pub struct Metrics {
 #[derive(Debug, Default)]
 struct Starts {
     all: Counter,
-    failed: Counter,
+    /// Those that failed, by the word for the error.
+    failed: RefCell<BTreeMap<String, u64>>,
 }
 
 impl Metrics {
-    /// A container was to start, and did or did not. Waiting out a back-off is no start.
-    pub fn start(&self, kind: ContainerKind, failed: bool) {
+    /// A container was to start, and did, or did not because of the error. Waiting out a back-off is no start.
+    pub fn start(&self, kind: ContainerKind, error: Option<&SyncError>) {
         let starts = &self.starts[kind as usize];
         starts.all.inc();
-        if failed {
-            starts.failed.inc();
+        if let Some(error) = error {
+            *starts.failed.borrow_mut().entry(error.to_string()).or_default() += 1;
         }
     }
 }
@@ -272,7 +275,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     }
     page.family("kubelet_started_containers_errors_total", "counter", "Containers that did not start");
     for (kind, starts) in kinds.iter().zip(&metrics.starts) {
-        page.labelled("container_type", kind, starts.failed.get());
+        for (error, count) in starts.failed.borrow().iter() {
+            page.labelled_twice([("container_type", kind), ("code", error)], *count);
+        }
     }
     page.family("kubelet_pod_start_duration_seconds", "summary", "From a pod's first sight to its running");
     page.sum("", &metrics.pod_starts);
@@ -372,6 +377,10 @@ impl Page {
         let _ = writeln!(self.text, "{}{{{label}=\"{word}\"}} {value}", self.family);
     }
 
+    fn labelled_twice(&mut self, [(first, one), (second, two)]: [(&str, &str); 2], value: u64) {
+        let _ = writeln!(self.text, "{}{{{first}=\"{one}\",{second}=\"{two}\"}} {value}", self.family);
+    }
+
     fn seconds(&mut self, labels: &str, nanos: u128) {
         let (seconds, rest) = (nanos / 1_000_000_000, nanos % 1_000_000_000);
         let _ = writeln!(self.text, "{}{labels} {seconds}.{rest:09}", self.family);
@@ -440,9 +449,9 @@ mod tests {
         metrics.operations.note("RunPodSandbox", Duration::from_millis(250), false);
         metrics.operations.note("RunPodSandbox", Duration::from_millis(1750), true);
         metrics.operations.note("Unheard", Duration::ZERO, false);
-        metrics.start(ContainerKind::App, false);
-        metrics.start(ContainerKind::App, true);
-        metrics.start(ContainerKind::Init, false);
+        metrics.start(ContainerKind::App, None);
+        metrics.start(ContainerKind::App, Some(&SyncError::RunContainer));
+        metrics.start(ContainerKind::Init, None);
         metrics.relists.add(Duration::from_nanos(5));
         let page = text(&metrics, &shown());
         for line in [
@@ -450,7 +459,7 @@ mod tests {
             "kubelet_running_containers{container_state=\"running\"} 3",
             "kubelet_started_containers_total{container_type=\"container\"} 2",
             "kubelet_started_containers_total{container_type=\"init_container\"} 1",
-            "kubelet_started_containers_errors_total{container_type=\"container\"} 1",
+            "kubelet_started_containers_errors_total{container_type=\"container\",code=\"RunContainerError\"} 1",
             "kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"} 2",
             "kubelet_runtime_operations_total{operation_type=\"other\"} 1",
             "kubelet_runtime_operations_errors_total{operation_type=\"run_podsandbox\"} 1",

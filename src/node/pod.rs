@@ -219,7 +219,7 @@ impl<R: Runtime + 'static> Agent<R> {
             } else {
                 ContainerKind::Ephemeral
             };
-            self.metrics.start(kind, failure.is_some());
+            self.metrics.start(kind, failure.map(|failure| &failure.error));
         }
     }
 

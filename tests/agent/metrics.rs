@@ -68,12 +68,12 @@ fn what_happened_is_counted_under_the_kubelets_names() {
     let page = page(&world);
     // What never failed has no line.
     assert!(!page.contains("errors_total{operation_type=\"run_podsandbox\"}"), "{page}");
+    assert!(!page.contains("errors_total{container_type=\"init_container\""), "{page}");
     for (name, wanted) in [
         ("kubelet_running_pods", 2),
         ("kubelet_running_containers{container_state=\"running\"}", 1),
         ("kubelet_running_containers{container_state=\"exited\"}", 1),
         ("kubelet_started_containers_total{container_type=\"init_container\"}", 1),
-        ("kubelet_started_containers_errors_total{container_type=\"init_container\"}", 0),
         ("kubelet_pod_start_duration_seconds_count", 1),
         ("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}", 2),
         ("kubelet_runtime_operations_total{operation_type=\"create_container\"}", 2),
@@ -91,9 +91,14 @@ fn what_happened_is_counted_under_the_kubelets_names() {
     ] {
         assert_eq!(value(&page, name) as usize, wanted, "{name}\n{page}");
     }
-    let failed = value(&page, "kubelet_started_containers_errors_total{container_type=\"container\"}");
+    let failed = |code: &str| {
+        let line = "kubelet_started_containers_errors_total{container_type=\"container\",code=";
+        value(&page, &format!("{line}\"{code}\"}}"))
+    };
+    assert!(failed("ErrImagePull") >= 1.0 && failed("ImagePullBackOff") >= 1.0, "{page}");
+    let failed = failed("ErrImagePull") + failed("ImagePullBackOff");
     let all = value(&page, "kubelet_started_containers_total{container_type=\"container\"}");
-    assert!(failed >= 1.0 && all - failed == 1.0, "{failed} of {all} failed");
+    assert!(all - failed == 1.0, "{failed} of {all} failed");
     for name in [
         "kubelet_pleg_relist_duration_seconds_count",
         "smolet_loop_turns_total",
