@@ -29,7 +29,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 50000
 
-.PHONY: help demo test lint deny unit vectors attack real real-beside-fuzz size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint deny unit sim vectors attack real real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -38,7 +38,7 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint deny unit vectors size attack real-beside-fuzz leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint unit vectors size attack real-beside-others leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
@@ -46,16 +46,20 @@ lint: setup-rust  ## rustfmt and clippy
 	@$(CARGO) fmt --all --check
 	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(call step,clippy)
-	@$(CARGO) clippy --locked --all-targets --test real --test attack --quiet -- -D warnings
+	@$(CARGO) clippy --locked --all-targets --test real --test attack --test sim --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
 	@tests/env/setup.sh cargo-deny
 	@PATH="$$PWD/.cache/tools/bin:$$PATH" cargo-deny --log-level warn check --show-stats licenses bans sources
 
-unit: setup-rust  ## unit and integration tests that need no runtime
+unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
 	@$(CARGO) test --locked -- --quiet
+
+sim: setup-rust  ## thousands of node-hours in virtual time, with faults
+	$(call step,simulation)
+	@$(CARGO) test --locked --test sim -- --quiet
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
@@ -75,13 +79,13 @@ real: setup release  ## the release binary on a private containerd
 	@trap 'tests/env/runtime.sh down target/tmp/real' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
 
-# The one waits most of the time, the other computes.
-real-beside-fuzz: setup release
+# The one waits most of the time, the others compute.
+real-beside-others: setup release
 	@mkdir -p target/tmp; \
-	nice -n 19 $(MAKE) --no-print-directory fuzz-times >target/tmp/fuzz-times.log 2>&1 & fuzz=$$!; \
+	nice -n 19 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times >target/tmp/others.log 2>&1 & others=$$!; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
-	short=0; wait $$fuzz || short=$$?; \
-	cat target/tmp/fuzz-times.log; exit $$((real | short))
+	rest=0; wait $$others || rest=$$?; \
+	cat target/tmp/others.log; exit $$((real | rest))
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)

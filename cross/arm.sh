@@ -168,24 +168,33 @@ setup() {
     for t in "$@"; do echo "std for $t"; std "$t"; done
 }
 
+# run_tests [--no-run]: the unit tests and TESTS. Nothing for a debugger or a second build. The emulator pays for each
+# instruction, and optimising costs more than that pays for the unit tests, which take a second; optimising across codegen
+# units costs more than it brings for all.
+run_tests() {
+    local test t_arguments=()
+    for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
+    export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
+    CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --quiet --config 'profile.dev.package."*".opt-level=1' --lib "$@" ||
+        return 1
+    CARGO_PROFILE_DEV_OPT_LEVEL=1 cargo test --locked --quiet "${t_arguments[@]}" "$@"
+}
+
 # build_one TARGET: the release binary and the tests.
 build_one() {
-    local t=$1 test t_arguments=(--lib) release
-    eval "$(exports "$t")"
+    local release
+    eval "$(exports "$1")"
     cd "$repo"
-    for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
-    # Some optimisation, since the emulator pays for each instruction; nothing for a debugger or a second build.
-    export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
     # Beside each other: the one is linked on one core for a minute.
     cargo build --release --locked --quiet &
     release=$!
-    cargo test --locked --quiet "${t_arguments[@]}" --no-run || { wait "$release"; return 1; }
+    run_tests --no-run || { wait "$release"; return 1; }
     wait "$release"
 }
 
 # check_one TARGET: builds, release binary within SIZE_MAX, then the tests on it; a line of the table into $ARM_HOME/table.
 check_one() {
-    local t=$1 start=$SECONDS binary size built log test tests t_arguments=(--lib)
+    local t=$1 start=$SECONDS binary size built log tests
     build_one "$t"
     binary=$CARGO_TARGET_DIR/$t/release/smolet
     size=$(stat -c %s "$binary")
@@ -195,8 +204,7 @@ check_one() {
     fi
     built=$SECONDS
     log=$ARM_HOME/test-$t.log
-    for test in "${TESTS[@]}"; do t_arguments+=(--test "$test"); done
-    if ! SMOLET_BIN=$binary cargo test --locked --quiet "${t_arguments[@]}" >"$log" 2>&1; then
+    if ! SMOLET_BIN=$binary run_tests >"$log" 2>&1; then
         cat "$log" >&2
         return 1
     fi
