@@ -100,7 +100,7 @@ arm-build: setup-rust  ## the builds of `make arm` alone
 	@cross/arm.sh build $(ARM_TARGETS)
 
 arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
-	@ARM_TESTS='agent act cri grpc source corpus vectors hostile_manifests binary' \
+	@ARM_LONG=1 ARM_TESTS='agent act cri grpc source corpus vectors hostile_manifests binary' \
 	$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.
