@@ -175,19 +175,16 @@ setup() {
 # Crates that cost much to optimise and are not where the tests' time goes.
 PLAIN=(clap_builder divan k8s-openapi prost-reflect protox-parse regex-automata serde-saphyr)
 
-# run_tests [--no-run]: the unit tests and TESTS. Nothing for a debugger or a second build. The emulator pays for each
-# instruction, and optimising costs more than that pays for the unit tests, which take a second; optimising across codegen
-# units costs more than it brings for all.
+# run_tests [--no-run]: the unit tests and TESTS. Some optimisation, since the emulator pays for each instruction, but not
+# across codegen units, which costs more than it brings; nothing for a debugger or a second build.
 run_tests() {
-    local name t_arguments=() plain=()
+    local name t_arguments=(--lib) plain=()
     for name in "${TESTS[@]}"; do t_arguments+=(--test "$name"); done
     for name in "${PLAIN[@]}"; do plain+=(--config "profile.dev.package.$name.opt-level=0"); done
-    export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
+    export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
     # Of the tests that take seeds, two each.
     export SMOLET_TEST_SEEDS=${SMOLET_TEST_SEEDS:-0..2}
-    CARGO_PROFILE_DEV_OPT_LEVEL=0 cargo test --locked --quiet --config 'profile.dev.package."*".opt-level=1' \
-        "${plain[@]}" --lib "$@" || return 1
-    CARGO_PROFILE_DEV_OPT_LEVEL=1 cargo test --locked --quiet "${plain[@]}" "${t_arguments[@]}" "$@" -- "${LONG[@]}"
+    cargo test --locked --quiet "${plain[@]}" "${t_arguments[@]}" "$@" -- "${LONG[@]}"
 }
 
 # build_one TARGET: the release binary and the tests.
