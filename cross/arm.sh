@@ -25,10 +25,10 @@ TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-l
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
 # Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space and sim (minutes
 # under an emulator), grpc_memory, allocations and attack (they would measure the emulator's memory), crash (times lives of
-# a process), real (a machine of the target with containerd). `make arm-all` has more: source, binary, vectors,
+# a process), real (a machine of the target with containerd). `make arm-all` has more: vectors,
 # hostile_manifests, and LONG.
-read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc corpus}"
-# Two tests that fill every structure: of the agent's 115 tests they take three fifths of the time. ARM_LONG=1 runs them.
+read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source corpus binary}"
+# Two tests that fill every structure: of the agent's tests they take three fifths of the time. ARM_LONG=1 runs them.
 LONG=(--skip what_is_full_stays_within_its_limit --skip orphans_that_a_relist_has_no_room_for_end_after_the_others)
 [ -z "${ARM_LONG:-}" ] || LONG=()
 

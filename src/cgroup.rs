@@ -89,16 +89,36 @@ impl Cgroups {
         if uid.is_empty() || uid.contains('/') {
             return Ok(removed);
         }
-        let mut failed = None;
+        let mut tries = 1;
+        loop {
+            match self.try_remove_pod(node, uid, &mut removed) {
+                // Killed processes take a moment to end.
+                Err(error)
+                    if tries < CGROUP_REMOVE_TRIES && error.source.kind() == io::ErrorKind::ResourceBusy =>
+                {
+                    std::thread::sleep(CGROUP_REMOVE_PAUSE * tries);
+                    tries += 1;
+                }
+                result => return result.map(|()| removed),
+            }
+        }
+    }
+
+    fn try_remove_pod(
+        &self,
+        node: &NodeSettings,
+        uid: &str,
+        removed: &mut Removed,
+    ) -> Result<(), CgroupError> {
+        let mut result = Ok(());
         for hierarchy in &self.hierarchies {
             for name in pod_cgroup_candidates(node, uid) {
                 let path = hierarchy.join(name.trim_start_matches('/'));
-                if let Err(error) = remove_patiently(&path, &mut removed) {
-                    failed.get_or_insert(error);
-                }
+                let mut left = CGROUPS_PER_POD_MAX;
+                result = result.and(remove_tree(&path, CGROUP_DEPTH_MAX, &mut left, removed));
             }
         }
-        failed.map_or(Ok(removed), Err)
+        result
     }
 }
 
@@ -111,24 +131,8 @@ pub struct Removed {
     pub killed: BTreeSet<i32>,
 }
 
-/// [`remove_tree`], again and again while killed processes end.
-fn remove_patiently(path: &Path, removed: &mut Removed) -> Result<(), CgroupError> {
-    let mut tries = 1;
-    loop {
-        let mut left = CGROUPS_PER_POD_MAX;
-        match remove_tree(path, CGROUP_DEPTH_MAX, &mut left, removed) {
-            Err(error)
-                if tries < CGROUP_REMOVE_TRIES && error.source.kind() == io::ErrorKind::ResourceBusy =>
-            {
-                std::thread::sleep(CGROUP_REMOVE_PAUSE * tries);
-                tries += 1;
-            }
-            result => return result,
-        }
-    }
-}
-
-/// Removes the directory and those below it, at most `left`. A directory that is not there is removed already.
+/// Removes the directory and those below it, at most `left`. A directory that is not there is removed already; one that
+/// cannot be removed keeps no other from it, and its processes get SIGKILL.
 fn remove_tree(
     path: &Path,
     depth: usize,
@@ -136,33 +140,37 @@ fn remove_tree(
     removed: &mut Removed,
 ) -> Result<(), CgroupError> {
     let failed = |source| CgroupError { path: path.to_owned(), source };
+    let mut result = Ok(());
     for name in child_directories(path)? {
         if depth == 0 || *left == 0 {
             return Err(failed(io::Error::other("more cgroups below it than one pod may have")));
         }
-        remove_tree(&path.join(name), depth - 1, left, removed)?;
+        result = result.and(remove_tree(&path.join(name), depth - 1, left, removed));
     }
-    kill_processes(path, removed).map_err(failed)?;
     match std::fs::remove_dir(path) {
         Ok(()) => {
             *left = left.saturating_sub(1);
             removed.directories += 1;
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => return Err(failed(error)),
+        Err(error) => {
+            if matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::DirectoryNotEmpty) {
+                kill_processes(path, removed);
+            }
+            result = result.and(Err(failed(error)));
+        }
     }
-    Ok(())
+    result
 }
 
-/// SIGKILL for the processes in this cgroup, those below it not among them.
-fn kill_processes(path: &Path, removed: &mut Removed) -> io::Result<()> {
-    let file = match std::fs::File::open(path.join("cgroup.procs")) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
+/// SIGKILL for the processes in this cgroup, those below it not among them. What cannot be read (a threaded cgroup of
+/// version 2: its processes are listed above it) kills nothing; that the cgroup stays busy is told.
+fn kill_processes(path: &Path, removed: &mut Removed) {
+    let Ok(file) = std::fs::File::open(path.join("cgroup.procs")) else { return };
     let mut text = String::new();
-    file.take(CGROUP_PROCS_BYTES_MAX).read_to_string(&mut text)?;
+    if file.take(CGROUP_PROCS_BYTES_MAX).read_to_string(&mut text).is_err() {
+        return;
+    }
     // A process of another PID namespace is called 0; the last line may be cut short, and is read whole the next time.
     let whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
     let pids = whole.filter_map(|line| i32::try_from(line.parse::<u32>().ok()?).ok());
@@ -171,7 +179,6 @@ fn kill_processes(path: &Path, removed: &mut Removed) -> io::Result<()> {
             removed.killed.insert(pid.as_raw_pid());
         }
     }
-    Ok(())
 }
 
 /// The names of the real directories in a directory: links are none. Nothing for a directory that is not there.
@@ -303,6 +310,8 @@ mod tests {
     fn links_are_not_followed_and_a_uid_is_no_path() {
         let scratch = Scratch::new();
         let outside = scratch.make("outside/kept");
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        std::fs::write(scratch.0.join("outside/cgroup.procs"), format!("{}\n", other.id())).unwrap();
         scratch.make("root/kubepods/podu1");
         std::os::unix::fs::symlink(scratch.0.join("outside"), scratch.0.join("root/kubepods/podu1/link"))
             .unwrap();
@@ -315,6 +324,9 @@ mod tests {
         assert_eq!(cgroups.remove_pod(&node, "/../../../outside/kept").unwrap(), Removed::default());
         assert_eq!(cgroups.remove_pod(&node, "").unwrap(), Removed::default());
         assert!(outside.is_dir());
+        assert!(other.try_wait().unwrap().is_none(), "what a link points to runs on");
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]

@@ -3,30 +3,40 @@
 use std::fmt::Write as _;
 
 const LABEL_BYTES_MAX: usize = 63;
+const SUBDOMAIN_BYTES_MAX: usize = 253;
 
-/// The text as a JSON string; besides what JSON escapes, `escaped` says what is written as `\uXXXX`.
+/// The text as a JSON string; besides what JSON escapes, `escaped` says what becomes its four hexadecimal digits.
 pub(crate) fn push_json_text(out: &mut String, text: &str, escaped: impl Fn(char) -> bool) {
     out.push('"');
     for c in text.chars() {
         match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
             '\u{8}' => out.push_str("\\b"),
             '\u{c}' => out.push_str("\\f"),
-            c if escaped(c) => {
-                for unit in c.encode_utf16(&mut [0; 2]) {
-                    let _ = write!(out, "\\u{unit:04x}");
+            c => match short_escape(c) {
+                Some(short) => out.push_str(short),
+                None if escaped(c) => {
+                    for unit in c.encode_utf16(&mut [0; 2]) {
+                        let _ = write!(out, "\\u{unit:04x}");
+                    }
                 }
-            }
-            c => out.push(c),
+                None => out.push(c),
+            },
         }
     }
     out.push('"');
 }
-const SUBDOMAIN_BYTES_MAX: usize = 253;
+
+/// The escapes of two characters that JSON and YAML have in common and every quoted string needs.
+pub(crate) fn short_escape(c: char) -> Option<&'static str> {
+    Some(match c {
+        '"' => "\\\"",
+        '\\' => "\\\\",
+        '\n' => "\\n",
+        '\r' => "\\r",
+        '\t' => "\\t",
+        _ => return None,
+    })
+}
 
 /// Why the text is no DNS label (`IsDNS1123Label`), joined as the kubelet's messages join it; `None` when it is one.
 pub(crate) fn dns_label_error(text: &str) -> Option<String> {

@@ -8,6 +8,7 @@ use std::fmt::Write as _;
 use serde_json::Value;
 
 use super::text::{is_hostile, make_room};
+use crate::text::short_escape;
 
 /// The value as one YAML document, with a newline at the end.
 pub fn to_yaml(value: &Value) -> String {
@@ -119,13 +120,9 @@ fn string(out: &mut String, text: &str, lines_at: Option<usize>) {
     make_room(out, text.len() + 4 * text.chars().filter(|c| is_hostile(*c)).count());
     out.push('"');
     for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if is_hostile(c) || !is_yaml_printable(c) => {
+        match short_escape(c) {
+            Some(short) => out.push_str(short),
+            None if is_hostile(c) || !is_yaml_printable(c) => {
                 let code = u32::from(c);
                 let _ = match code {
                     0..=0xff => write!(out, "\\x{code:02x}"),
@@ -133,7 +130,7 @@ fn string(out: &mut String, text: &str, lines_at: Option<usize>) {
                     _ => write!(out, "\\U{code:08x}"),
                 };
             }
-            c => out.push(c),
+            None => out.push(c),
         }
     }
     out.push('"');
