@@ -4,7 +4,9 @@
 
 use divan::{Bencher, black_box};
 use smolet::model::{ContainerKind, DesiredPod};
-use smolet::render::{ContainerInput, NoSources, NodeSettings, container_config, labels, sandbox_config};
+use smolet::render::{
+    ContainerInput, ManifestObjects, NodeSettings, container_config, labels, sandbox_config,
+};
 
 fn main() {
     divan::main();
@@ -29,7 +31,7 @@ fn pod() -> DesiredPod {
     DesiredPod::new(serde_json::from_value(pod).unwrap())
 }
 
-fn input(pod: &DesiredPod) -> ContainerInput<'_> {
+fn input<'a>(pod: &'a DesiredPod, env: &'a ManifestObjects) -> ContainerInput<'a> {
     ContainerInput {
         pod,
         kind: ContainerKind::App,
@@ -42,14 +44,15 @@ fn input(pod: &DesiredPod) -> ContainerInput<'_> {
         termination_log: Some("/var/lib/smolet/pods/u/containers/web/01234567"),
         target: None,
         annotations: &[],
-        env: &NoSources,
+        env,
     }
 }
 
 #[divan::bench]
 fn container_config_typical(bencher: Bencher<'_, '_>) {
     let (node, pod) = (NodeSettings::new("node-1", "/var/lib/smolet"), pod());
-    bencher.bench_local(|| container_config(black_box(&node), black_box(&input(&pod))).unwrap());
+    let env = ManifestObjects::default();
+    bencher.bench_local(|| container_config(black_box(&node), black_box(&input(&pod, &env))).unwrap());
 }
 
 #[divan::bench]

@@ -12,16 +12,20 @@
 //! | a pod's UID changed | `Removed` of the old one, then `Added` of the new one |
 //! | the same UID, another manifest | `Changed` |
 //!
+//! ConfigMaps and Secrets: see `objects`.
+//!
 //! The kubelet has the first rule for UIDs only (`podStorage.merge`) and trusts a directory it cannot read in part
 //! (`listConfig`): there a typing error takes the pod down.
+
+mod objects;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::limits;
-use crate::model::{DesiredPod, PodKey, PodUid};
-use crate::source::{Problem, SourceUpdate, SourcedPod};
+use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid};
+use crate::source::{Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
 #[derive(Clone, Debug)]
@@ -32,6 +36,8 @@ pub enum Change {
     Changed(DesiredPod),
     /// A new pod.
     Added(DesiredPod),
+    /// A ConfigMap or Secret came, went, or has another content.
+    Object(ObjectKey),
 }
 
 /// A pod that is wanted now.
@@ -52,6 +58,7 @@ struct Source {
     /// Its last update was read without error.
     complete: bool,
     pods: Vec<SourcedPod>,
+    objects: Vec<SourcedObject>,
     problems: Vec<Problem>,
 }
 
@@ -59,6 +66,8 @@ struct Source {
 pub struct Desired {
     sources: Vec<Source>,
     entries: BTreeMap<PodUid, Entry>,
+    objects: objects::Held,
+    shared: Rc<Objects>,
     problems: Vec<Problem>,
 }
 
@@ -77,9 +86,16 @@ impl Desired {
             settled: false,
             complete: false,
             pods: Vec::new(),
+            objects: Vec::new(),
             problems: Vec::new(),
         };
-        Self { sources: sources.iter().map(source).collect(), entries: BTreeMap::new(), problems: Vec::new() }
+        Self {
+            sources: sources.iter().map(source).collect(),
+            entries: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            shared: Rc::default(),
+            problems: Vec::new(),
+        }
     }
 
     /// Takes one source's full set and returns what changes, removals first. `running` says whether the runtime has
@@ -92,14 +108,26 @@ impl Desired {
         source.settled |= update.complete;
         source.complete = update.complete;
         source.pods = update.pods;
+        source.objects = update.objects;
         source.problems = update.problems;
         let merged = Merge::new(self, &running).run();
-        let changes = changes(&self.entries, &merged.entries);
+        let (held, object_problems) = objects::merge(&self.objects, &self.sources);
+        let mut changes = changes(&self.entries, &merged.entries);
+        let before = changes.len();
+        changes.extend(objects::changes(&self.objects, &held).cloned().map(Change::Object));
+        let objects_changed = changes.len() > before;
         let mut problems = merged.problems;
+        problems.extend(object_problems);
+        problems.truncate(limits::PROBLEMS_MAX);
         for problem in &mut problems {
             problem.fresh = !self.problems.iter().any(|known| known.same_as(problem));
         }
         self.entries = merged.entries;
+        self.objects = held;
+        if objects_changed {
+            let shared = self.objects.iter().map(|(key, held)| (key.clone(), held.object.clone()));
+            self.shared = Rc::new(shared.collect());
+        }
         self.problems = problems;
         changes
     }
@@ -107,6 +135,16 @@ impl Desired {
     /// Every pod that is wanted now, by UID.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
+    }
+
+    /// Every ConfigMap and Secret, by its key.
+    pub fn objects(&self) -> Rc<Objects> {
+        self.shared.clone()
+    }
+
+    /// The same, with where they stand.
+    pub fn sourced_objects(&self) -> impl Iterator<Item = &SourcedObject> {
+        self.objects.values()
     }
 
     /// The pod of this UID when it is wanted.
@@ -345,6 +383,7 @@ mod tests {
         SourceUpdate {
             source,
             pods: pods.iter().map(|text| pod(text)).collect(),
+            objects: Vec::new(),
             problems: if complete { Vec::new() } else { vec![problem] },
             complete,
             held: crate::source::Held::default(),
@@ -356,6 +395,7 @@ mod tests {
             Change::Removed(key) => format!("-{}", key.uid),
             Change::Changed(pod) => format!("~{}", pod.key.uid),
             Change::Added(pod) => format!("+{}", pod.key.uid),
+            Change::Object(key) => key.to_string(),
         };
         changes.iter().map(one).collect::<Vec<_>>().join(" ")
     }

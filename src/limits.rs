@@ -21,8 +21,9 @@ pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
 /// Bytes of one manifest file. Longer: the file is refused unread, its pods stay as they were.
 pub const MANIFEST_BYTES_MAX: usize = MIB;
 
-/// Memory all pods of one source may take, as `manifest::cost` estimates it (8 KiB for a small pod; 25
-/// KiB for a container with resources, eight variables and two volumes). Full: a further pod is refused with a message.
+/// Memory all pods, ConfigMaps and Secrets of one source may take, as `manifest::cost` and `object::cost` estimate it (8
+/// KiB for a small pod; 25 KiB for a container with resources, eight variables and two volumes). Full: a further one is
+/// refused with a message.
 /// While pods start, what goes to the runtime is there twice more.
 pub const PODS_BYTES_MAX: usize = 3 * MIB;
 
@@ -31,6 +32,21 @@ pub const CONTAINER_BYTES: usize = 2304;
 
 /// Values of one pod (scalars, lists and maps): each may become some 360 bytes once typed. More: the pod is refused.
 pub const POD_NODES_MAX: usize = 8 * KIB;
+
+/// Bytes of all values of one ConfigMap or Secret (`MaxSecretSize`). More: the object is refused.
+pub const OBJECT_BYTES_MAX: usize = MIB;
+
+/// How often emptyDirs with a `sizeLimit` are measured, where there are any (the kubelet's eviction monitor).
+pub const VOLUME_USAGE_PERIOD: Duration = Duration::from_secs(10);
+
+/// Files of several names that are remembered while one volume is measured. Full: a further one counts once for each name.
+pub const VOLUME_LINKS_MAX: usize = 4 * KIB;
+
+/// Directories within directories that are measured. What lies deeper is not counted.
+pub const VOLUME_DEPTH_MAX: usize = 64;
+
+/// Bytes of a file that variables are taken from (`fileKeyRef`). Longer: the container waits with a message.
+pub const ENV_FILE_BYTES_MAX: usize = 64 * KIB;
 
 /// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
 pub const MANIFEST_FILES_MAX: usize = 256;

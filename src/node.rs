@@ -12,6 +12,7 @@ mod pod;
 mod record;
 mod relist;
 mod show;
+mod usage;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -39,7 +40,7 @@ use crate::limits::{
 };
 use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
-use crate::render::{NoSources, NodeSettings};
+use crate::render::{ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
@@ -358,8 +359,8 @@ fn context<R>(
         runtime: Rc::new(runtime),
         clock: clock.clone(),
         images: Rc::new(ImagePuller::new(clock.clone(), pulls)),
-        env: Rc::new(NoSources),
-        volumes: Rc::new(jobs::DiskVolumes(node.clone())),
+        env: Rc::new(ManifestObjects::default()),
+        volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
         hooks: Rc::new(NoHooks),
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),

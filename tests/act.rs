@@ -21,7 +21,7 @@ use smolet::image::pull::ImagePuller;
 use smolet::limits::{CRASH_BACKOFF_MAX, PULLS_AT_ONCE};
 use smolet::model::{DesiredPod, ObservedPod, PodKey, Wall};
 use smolet::pleg;
-use smolet::render::{NoSources, NodeSettings};
+use smolet::render::{ManifestObjects, NodeSettings};
 use smolet::sync::Probes;
 use smolet::sync::act::{ActContext, NoHooks, NoVolumes, act, remove_pod};
 use smolet::sync::backoff::Backoff;
@@ -63,7 +63,7 @@ impl World {
             clock: shared.clone(),
             node: Rc::new(node),
             images: Rc::new(ImagePuller::new(shared.clone(), PULLS_AT_ONCE)),
-            env: Rc::new(NoSources),
+            env: Rc::new(ManifestObjects::default()),
             volumes: Rc::new(NoVolumes),
             hooks: Rc::new(NoHooks),
             notes: Rc::new(note),

@@ -171,11 +171,11 @@ fn cases() -> Vec<Case> {
         // What the file says.
         text(
             "deployment.yaml",
-            "kind: \"Deployment\": must be Pod or List",
+            "kind: \"Deployment\": must be Pod, ConfigMap, Secret or List",
             "apiVersion: apps/v1\nkind: Deployment\n",
         ),
         text("no-kind.yaml", "kind: is required", "apiVersion: v1\nmetadata: {name: a}\n"),
-        text("kind-list.yaml", "kind: a list of 1: must be Pod or List", "apiVersion: v1\nkind: [Pod]\n"),
+        text("kind-list.yaml", "kind: a list of 1: must be Pod, ConfigMap", "apiVersion: v1\nkind: [Pod]\n"),
         text("no-version.yaml", "apiVersion: is required", "kind: Pod\nmetadata: {name: a}\n"),
         text("v1beta3.yaml", "apiVersion: \"v1beta3\": must be v1", "apiVersion: v1beta3\nkind: Pod\n"),
         text(

@@ -117,6 +117,7 @@ impl Agent {
                 Change::Removed(key) => format!("-{}", key.name),
                 Change::Changed(pod) => format!("~{}", pod.key.name),
                 Change::Added(pod) => format!("+{}", pod.key.name),
+                Change::Object(key) => key.to_string(),
             })
             .collect();
         changes.sort();

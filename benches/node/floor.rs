@@ -10,8 +10,8 @@ use smolet::cri::Runtime as _;
 use smolet::model::{ContainerId, ContainerKind, DesiredPod, SandboxId, Wall};
 use smolet::proto::runtime::v1::{ContainerConfig, PodSandboxConfig};
 use smolet::render::{
-    CgroupVersion, ContainerInput, NoSources, NodeSettings, container_config, hosts_file, paths,
-    sandbox_config,
+    CgroupVersion, ContainerInput, Environment, ManifestObjects, NodeSettings, container_config, hosts_file,
+    paths, sandbox_config,
 };
 use smolet::source::identity::NodeName;
 use smolet::source::manifest;
@@ -80,8 +80,12 @@ impl<'r> Floor<'r> {
         let last_words = format!("{log_dir}/00000000");
         fs::write(&last_words, "").expect("a termination log");
         let mounts = container.volume_mounts.as_deref().unwrap_or_default();
-        let mounts = volume::container_mounts(&desired, mounts, &pod_dir).expect("mounts");
+        let mounts =
+            volume::container_mounts(&desired, &container.name, mounts, &Environment::new(), &pod_dir)
+                .expect("mounts")
+                .mounts;
         let configure = |restart_count| {
+            let none = ManifestObjects::default();
             let input = ContainerInput {
                 pod: &desired,
                 kind: ContainerKind::App,
@@ -94,7 +98,7 @@ impl<'r> Floor<'r> {
                 termination_log: Some(&last_words),
                 target: None,
                 annotations: &[],
-                env: &NoSources,
+                env: &none,
             };
             container_config(&self.node, &input).expect("a container configuration")
         };

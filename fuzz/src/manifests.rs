@@ -1,12 +1,14 @@
-//! Bytes of a manifest → decoded, validated, with an identity; what is valid is rendered and hashed. Nothing panics,
+//! Bytes of a manifest → decoded, validated, with an identity; what is valid is rendered, its volumes too, and hashed. Nothing panics,
 //! problems are short, and what is valid can be told to the runtime.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use smolet::limits;
-use smolet::model::{ContainerKind, DesiredPod, Wall};
-use smolet::render::{ContainerInput, NoSources, NodeSettings, container_config, sandbox_config};
+use smolet::model::{ContainerKind, DesiredPod, Objects, Wall};
+use smolet::render::{ContainerInput, ManifestObjects, NodeSettings, container_config, sandbox_config};
 use smolet::source::{NodeName, manifest};
+use smolet::volume::{self, files::Sources};
 
 pub fn run(data: &[u8]) {
     let file = Arc::from("fuzz.yaml");
@@ -21,11 +23,14 @@ pub fn run(data: &[u8]) {
     let again = parse();
     assert_eq!(parsed.pods.len(), again.pods.len());
     let node = NodeSettings::new("gw", "/var/lib/smolet");
+    let objects = parsed.objects.into_iter().map(|of| (of.object.key(), of.object));
+    let env = ManifestObjects(Rc::new(objects.collect::<Objects>()));
     for (pod, twin) in parsed.pods.into_iter().zip(again.pods) {
         assert_eq!((&pod.pod.metadata, &pod.config_hash), (&twin.pod.metadata, &twin.config_hash));
         let pod = DesiredPod::new(pod.pod);
         assert!(pod.key.is_path_safe(), "{:?}", pod.key);
         let _ = sandbox_config(&node, &pod, 0);
+        let _ = volume::pod_volumes(Sources { pod: &pod, node: &node, objects: &env.0 }, "/pods/u");
         let lists = [
             (ContainerKind::Init, pod.init_containers().len()),
             (ContainerKind::App, pod.containers().len()),
@@ -44,7 +49,7 @@ pub fn run(data: &[u8]) {
                 termination_log: None,
                 target: None,
                 annotations: &[],
-                env: &NoSources,
+                env: &env,
             };
             let _ = container_config(&node, &input);
         }

@@ -5,12 +5,14 @@
 pub mod desired;
 pub mod hash;
 pub mod ids;
+pub mod object;
 pub mod observed;
 pub mod time;
 
 pub use desired::{ContainerKind, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
+pub use object::{Object, ObjectKey, ObjectKind, Objects};
 pub use observed::{
     ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
+//! `pod`, what volumes take in `usage`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
 //! takes time is a task (`jobs`).
 
 use std::cell::RefCell;
@@ -23,6 +23,7 @@ use super::disk::Disk;
 use super::events::RuntimeEvents;
 use super::record::Record;
 use super::relist::Relisting;
+use super::usage::Measuring;
 use crate::cgroup::Cgroups;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
@@ -31,9 +32,10 @@ use crate::events::{EventKind, EventRing};
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
 use crate::metrics::Metrics;
-use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, PodUid, Wall};
+use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObservedPod, PodKey, PodUid, Wall, object};
 use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
+use crate::render::ManifestObjects;
 use crate::source::{Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
@@ -67,6 +69,8 @@ pub(super) enum Event {
     IdentityWritten(std::io::Result<()>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
+    /// The emptyDirs that outgrew their limit, by pod, with the message.
+    Measured(Vec<(PodUid, String)>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// SIGTERM or SIGINT.
@@ -79,6 +83,8 @@ pub(super) enum JobResult {
     /// Of an act or a kill.
     Done(Outcome),
     Removed(Result<(), String>),
+    /// The files that a running pod's volumes hold.
+    Refreshed(Result<(), String>),
 }
 
 /// The node's state; one loop owns it.
@@ -107,6 +113,7 @@ pub(super) struct Agent<R> {
     pub(super) disk: Disk,
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,
+    pub(super) measuring: Measuring,
     pub(super) metrics: Rc<Metrics>,
     /// What the source holds.
     pub(super) held: Held,
@@ -153,6 +160,7 @@ impl<R: Runtime + 'static> Agent<R> {
             disk: Disk::default(),
             saving,
             images_seen: ImagesSeen::default(),
+            measuring: Measuring::new(now.mono),
             metrics,
             held: Held::default(),
         };
@@ -163,7 +171,13 @@ impl<R: Runtime + 'static> Agent<R> {
     /// The next instant at which something is to be done without an event.
     pub(super) fn due(&self) -> Option<Mono> {
         let of_pods = self.records.values().filter(|r| !r.set_aside).filter_map(|record| record.worker.due());
-        let others = [self.relisting.due(), self.runtime_events_due(), self.disk.due(), self.save_due()];
+        let others = [
+            self.relisting.due(),
+            self.runtime_events_due(),
+            self.disk.due(),
+            self.save_due(),
+            self.measuring_due(),
+        ];
         of_pods.chain(others.into_iter().flatten()).min()
     }
 
@@ -176,6 +190,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if self.disk.due().is_some_and(|at| at <= now.mono) {
             self.write_identity();
         }
+        self.measure_when_due(now.mono);
         let due: Vec<PodUid> = self
             .records
             .iter()
@@ -200,6 +215,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Query(query) => self.answer(&query),
             Event::IdentityWritten(result) => self.identity_written(result),
             Event::CheckpointWritten(result) => self.checkpoint_written(result),
+            Event::Measured(outgrown) => self.measured(outgrown),
             Event::Swept => self.sweep_ended(),
             Event::Stop => {}
         }
@@ -227,7 +243,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let now = self.ctx.clock.now();
         let mut touched = BTreeSet::new();
-        let mut wanted = Vec::new();
+        let (mut wanted, mut objects) = (Vec::new(), BTreeSet::new());
         for change in changes {
             match change {
                 Change::Removed(key) => {
@@ -236,7 +252,12 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.unwant(&key.uid, now);
                 }
                 Change::Changed(pod) | Change::Added(pod) => wanted.push(pod),
+                Change::Object(key) => drop(objects.insert(key)),
             }
+        }
+        if !objects.is_empty() {
+            self.ctx.env = Rc::new(ManifestObjects(self.desired.objects()));
+            self.try_again_with(&objects, &mut touched);
         }
         // Before what is new begins: it may have to wait for one of them.
         self.end_orphans(&mut touched);
@@ -246,6 +267,21 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         for uid in touched {
             self.drive(&uid);
+        }
+    }
+
+    /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
+    /// variables are read when a container is made.
+    fn try_again_with(&mut self, objects: &BTreeSet<ObjectKey>, touched: &mut BTreeSet<PodUid>) {
+        for (uid, record) in &mut self.records {
+            // Wanting one that ends because its manifest is gone would bring it back.
+            let Some(pod) = record.worker.pod().filter(|_| self.desired.pod(uid).is_some()) else { continue };
+            if !object::named_by(&pod.pod).is_disjoint(objects) {
+                let pod = pod.clone();
+                record.worker.want(pod);
+                record.volumes_stale = true;
+                touched.insert(uid.clone());
+            }
         }
     }
 
@@ -259,6 +295,8 @@ impl<R: Runtime + 'static> Agent<R> {
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
             record.give_up = None;
+            // Labels and annotations stand in files too.
+            record.volumes_stale = true;
             record.changed();
             self.judge(&uid);
         } else if self.records.len() < PODS_IN_HAND_MAX {

@@ -4,32 +4,87 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 
+use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
+
+use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::ORPHAN_DIRS_MAX;
-use crate::model::{ContainerKind, DesiredPod, ObservedPod, PodKey, SandboxItem};
+use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, SandboxItem};
 use crate::proto::runtime::v1::Mount;
-use crate::render::{NodeSettings, paths};
+use crate::render::{Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
 use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
-use crate::sync::start::VolumeMounts;
-use crate::volume;
+use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
+use crate::volume::{self, files::Sources};
 
-/// Where the volumes of a pod stand on the host.
-pub(super) struct DiskVolumes(pub(super) Rc<NodeSettings>);
+/// The volumes of pods, below the agent's root.
+pub(super) struct DiskVolumes {
+    pub(super) node: Rc<NodeSettings>,
+    pub(super) blocking: Rc<Blocking>,
+}
+
+/// A container's name, its volume mounts and its variables, whichever list it stands in.
+fn parts(pod: &DesiredPod, kind: ContainerKind, index: usize) -> (&str, &[VolumeMount], &[EnvVar]) {
+    let (name, mounts, variables) = match kind {
+        ContainerKind::Init | ContainerKind::App => {
+            let list = if kind == ContainerKind::Init { pod.init_containers() } else { pod.containers() };
+            let of = &list[index];
+            (&of.name, &of.volume_mounts, &of.env)
+        }
+        ContainerKind::Ephemeral => {
+            let of = &pod.ephemeral_containers()[index];
+            (&of.name, &of.volume_mounts, &of.env)
+        }
+    };
+    (name, mounts.as_deref().unwrap_or_default(), variables.as_deref().unwrap_or_default())
+}
 
 impl VolumeMounts for DiskVolumes {
-    fn mounts(&self, pod: &DesiredPod, kind: ContainerKind, index: usize) -> Result<Vec<Mount>, String> {
-        let mounts = match kind {
-            ContainerKind::Init => &pod.init_containers()[index].volume_mounts,
-            ContainerKind::App => &pod.containers()[index].volume_mounts,
-            ContainerKind::Ephemeral => &pod.ephemeral_containers()[index].volume_mounts,
-        };
-        let mounts = mounts.as_deref().unwrap_or_default();
-        volume::container_mounts(pod, mounts, &paths::pod_dir(&self.0, &pod.key)).map_err(|error| error.0)
+    fn mounts<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+        variables: &dyn Fn() -> Result<Environment, String>,
+    ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
+        let (name, wanted, _) = parts(pod, kind, index);
+        let variables = if volume::needs_variables(wanted) { variables() } else { Ok(Environment::new()) };
+        let dir = paths::pod_dir(&self.node, &pod.key);
+        let found =
+            variables.and_then(|variables| volume::container_mounts(pod, name, wanted, &variables, &dir));
+        Box::pin(async move {
+            let volume::Mounts { mounts, sub_paths } = found?;
+            if !sub_paths.is_empty() {
+                let bind = move || sub_paths.iter().try_for_each(volume::subpath::bind);
+                self.blocking.run(bind).await?;
+            }
+            Ok(mounts)
+        })
+    }
+
+    fn files<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+    ) -> VolumeFuture<'a, EnvFiles> {
+        let (_, _, variables) = parts(pod, kind, index);
+        let dir = paths::pod_dir(&self.node, &pod.key);
+        let wanted = volume::env_files(pod, variables, &dir);
+        Box::pin(async move {
+            if wanted.is_empty() {
+                return EnvFiles::new();
+            }
+            let texts = self.blocking.run(move || {
+                let read = |file: volume::EnvFile| ((file.volume.clone(), file.path.clone()), file.read());
+                wanted.into_iter().map(read).collect::<Vec<_>>()
+            });
+            texts.await.into_iter().map(|(file, text)| (file, text.map(Rc::from))).collect()
+        })
     }
 }
 
@@ -38,16 +93,19 @@ pub(super) async fn sync<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     observed: &ObservedPod,
+    objects: &Objects,
     plan: &Plan,
 ) -> Outcome {
     if !plan.starts().is_empty() {
-        let steps = volume::pod_volumes(pod, &paths::pod_dir(&ctx.node, &pod.key));
-        if !steps.is_empty() {
-            let made = ctx.blocking.run(move || volume::make(&steps)).await;
-            if let Err(error) = made {
-                (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
-                return Outcome { sync_error: Some(error.0), ..Outcome::default() };
-            }
+        let from = Sources { pod, node: &ctx.node, objects };
+        let made = match volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key)) {
+            Ok(steps) if steps.is_empty() => Ok(()),
+            Ok(steps) => ctx.blocking.run(move || volume::make(&steps)).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = made {
+            (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+            return Outcome { sync_error: Some(error.0), ..Outcome::default() };
         }
     }
     act(ctx, pod, observed, plan).await

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!     drive ─► read ─► status ─► plan ─► act ─► read … ─► settled
-//!                                  └─► collect garbage
+//!                                  └─► collect garbage, or bring volumes up to date
 //! ```
 
 use std::collections::BTreeSet;
@@ -19,8 +19,9 @@ use crate::gc::{self, GcPlan, collect_pod};
 use crate::limits::{
     NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
 };
-use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid};
+use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::pleg;
+use crate::render::paths;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, StatusInput, merge, time};
 use crate::store::poison;
@@ -31,11 +32,14 @@ use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Failure, Outcome, SyncError};
 use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
 use crate::sync::worker::{Job, Life, Step};
+use crate::volume::{self, VolumeStep};
 
 /// What a job carries out.
 pub(super) enum Work {
     Act(Plan),
     Collect(GcPlan),
+    /// Brings the files of the volumes made of ConfigMaps and Secrets up to date.
+    Refresh(Vec<VolumeStep>),
 }
 
 impl Work {
@@ -54,6 +58,7 @@ impl Work {
                 };
                 plan.prunes.contains(&container.id) || resets.iter().any(|reset| reset.id == container.id)
             }
+            Self::Refresh(_) => false,
             Self::Collect(garbage) => {
                 garbage.sandboxes.contains(&container.sandbox_id)
                     || garbage.containers.iter().any(|removal| removal.id == container.id)
@@ -128,7 +133,29 @@ impl<R: Runtime + 'static> Agent<R> {
             self.show_waits(uid, &plan, now);
         }
         let garbage = collect_pod(&pod.key, &observed, now);
-        (!garbage.is_empty()).then_some(Work::Collect(garbage))
+        if !garbage.is_empty() {
+            return Some(Work::Collect(garbage));
+        }
+        self.stale_volumes(uid)
+    }
+
+    /// The files of a running pod's volumes, when they may be others than they were.
+    fn stale_volumes(&mut self, uid: &PodUid) -> Option<Work> {
+        let record = self.records.get_mut(uid)?;
+        if !record.volumes_stale || !record.worker.observed()?.is_alive() {
+            return None;
+        }
+        record.volumes_stale = false;
+        let pod = record.worker.pod()?;
+        let dir = paths::pod_dir(&self.ctx.node, &pod.key);
+        let objects = self.desired.objects();
+        let from = volume::files::Sources { pod, node: &self.ctx.node, objects: &objects };
+        let (steps, errors) = volume::object_volumes(from, &dir);
+        for error in errors {
+            // The files stay as they are.
+            (self.ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+        }
+        (!steps.is_empty()).then_some(Work::Refresh(steps))
     }
 
     /// Every start of the plan is held in its back-off: the status says so, and nothing is called.
@@ -161,6 +188,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let number = self.jobs;
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
+        let objects = self.desired.objects();
+        let grace = record.evicted.then_some(Seconds(0));
         let (mut ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = self.statuses.status(uid)
@@ -179,7 +208,11 @@ impl<R: Runtime + 'static> Agent<R> {
             let result = match (job, pod, work) {
                 (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
                 (Job::Act, Some(pod), Some(Work::Act(plan))) => {
-                    JobResult::Done(jobs::sync(&ctx, &pod, &observed, &plan).await)
+                    JobResult::Done(jobs::sync(&ctx, &pod, &observed, &objects, &plan).await)
+                }
+                (Job::Collect, _, Some(Work::Refresh(steps))) => {
+                    let made = ctx.blocking.run(move || volume::make(&steps)).await;
+                    JobResult::Refreshed(made.map_err(|error| error.0))
                 }
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
                     JobResult::Removed(remove_garbage(&ctx, &key, &observed, &garbage).await)
@@ -187,7 +220,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 // Without its work there is nothing to carry out.
                 (Job::Act | Job::Collect, ..) => JobResult::Done(Outcome::default()),
                 (Job::Kill, pod, _) => {
-                    JobResult::Done(kill_pod(&ctx, &key, pod.as_deref(), &observed, None).await)
+                    JobResult::Done(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace).await)
                 }
                 (Job::Remove, ..) => JobResult::Removed(jobs::remove(&ctx, &cgroups, &key, &observed).await),
             };
@@ -272,6 +305,13 @@ impl<R: Runtime + 'static> Agent<R> {
                     (self.ctx.notes)(&key, EventKind::Warning, "FailedKillPod", &error);
                 }
                 self.refresh_status(uid, now);
+            }
+            JobResult::Refreshed(result) => {
+                if let Err(error) = &result {
+                    record.volumes_stale = true;
+                    (self.ctx.notes)(record.worker.key(), EventKind::Warning, "FailedMount", error);
+                }
+                record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
             }
             JobResult::Removed(result) => {
                 if let Err(error) = &result {

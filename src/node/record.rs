@@ -20,6 +20,7 @@ use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
 use crate::sync::worker::Worker;
+use crate::volume::usage::limited;
 
 /// One pod: its life, its status, and the task that works for it.
 pub(super) struct Record {
@@ -49,6 +50,12 @@ pub(super) struct Record {
     pub(super) mark: Mark,
     /// Handling it ended the process too often: nothing is done to it until its manifest changes.
     pub(super) set_aside: bool,
+    /// The files of its volumes may be others than its ConfigMaps and Secrets have now.
+    pub(super) volumes_stale: bool,
+    /// An emptyDir of it has a size limit to be held against.
+    pub(super) limits_volumes: bool,
+    /// It ends without its grace period.
+    pub(super) evicted: bool,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
@@ -76,6 +83,7 @@ pub(super) struct Awaited {
 impl Record {
     pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
         let mark = mark_of(&worker);
+        let limits_volumes = worker.pod().is_some_and(|pod| !limited(pod, "").is_empty());
         Self {
             worker,
             file,
@@ -91,6 +99,9 @@ impl Record {
             awaited: BTreeMap::new(),
             mark,
             set_aside: false,
+            volumes_stale: true,
+            limits_volumes,
+            evicted: false,
             job: 0,
             job_began: Mono(0),
         }

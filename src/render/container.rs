@@ -63,6 +63,18 @@ impl<'a> ContainerInput<'a> {
     }
 }
 
+impl ContainerInput<'_> {
+    /// The container's variables, as [`container_config`] has them.
+    pub fn variables(&self, node: &NodeSettings) -> Result<Environment, String> {
+        let container = self.container().ok_or_else(|| self.no_such_place())?;
+        environment(node, self, &container)
+    }
+
+    fn no_such_place(&self) -> String {
+        format!("pod {} has no container at place {} of its spec", self.pod.key, self.index)
+    }
+}
+
 fn common(of: &EphemeralContainer) -> Container {
     let of = of.clone();
     Container {
@@ -116,9 +128,7 @@ pub fn container_config(
 
 fn render(node: &NodeSettings, input: &ContainerInput<'_>) -> Result<ContainerConfig, String> {
     let pod = input.pod;
-    let container = input
-        .container()
-        .ok_or_else(|| format!("pod {} has no container at place {} of its spec", pod.key, input.index))?;
+    let container = input.container().ok_or_else(|| input.no_such_place())?;
     let container = container.as_ref();
     // The checks come in the kubelet's order: the first one's message is what is shown.
     hostname_and_domain(node, pod)?;
@@ -196,11 +206,12 @@ fn mounts(node: &NodeSettings, input: &ContainerInput<'_>, container: &Container
 #[cfg(test)]
 mod tests {
     use std::rc::Rc;
+    use std::sync::Arc;
 
     use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
     use serde_json::{Value, json};
 
-    use super::super::{NoSources, RenderError};
+    use super::super::{ManifestObjects, RenderError};
     use super::*;
 
     fn pod(spec: &Value) -> DesiredPod {
@@ -238,14 +249,14 @@ mod tests {
     struct Some3;
 
     impl EnvSources for Some3 {
-        fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Rc<ConfigMap>>, String> {
+        fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
             let map = json!({"data": {"A": "a", "x": "$(A)"}, "binaryData": {"B": "AA=="}});
-            Ok((namespace == "ns" && name == "cm").then(|| Rc::new(serde_json::from_value(map).unwrap())))
+            Ok((namespace == "ns" && name == "cm").then(|| Arc::new(serde_json::from_value(map).unwrap())))
         }
 
-        fn secret(&self, _: &str, name: &str) -> Result<Option<Rc<Secret>>, String> {
+        fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
             match name {
-                "s" => Ok(Some(Rc::new(serde_json::from_value(json!({"data": {"S": "/w=="}})).unwrap()))),
+                "s" => Ok(Some(Arc::new(serde_json::from_value(json!({"data": {"S": "/w=="}})).unwrap()))),
                 "broken" => Err("the store is closed".into()),
                 _ => Ok(None),
             }
@@ -368,13 +379,10 @@ mod tests {
         let spec = json!({"enableServiceLinks": false, "containers": [{"name": "c"}],
             "ephemeralContainers": [{"name": "debug", "image": "busybox", "stdin": true, "tty": true,
                 "targetContainerName": "c", "env": [{"name": "A", "value": "a"}], "args": ["$(A)"]}]});
-        let target = ContainerId::from("id-of-c");
+        let (target, none) = (ContainerId::from("id-of-c"), ManifestObjects::default());
         let (node, pod) = (node(), pod(&spec));
-        let input = ContainerInput {
-            kind: ContainerKind::Ephemeral,
-            target: Some(&target),
-            ..input(&pod, &NoSources)
-        };
+        let input =
+            ContainerInput { kind: ContainerKind::Ephemeral, target: Some(&target), ..input(&pod, &none) };
         let config = container_config(&node, &input).unwrap();
         assert_eq!(config.metadata.unwrap().name, "debug");
         assert_eq!((config.args, config.stdin, config.tty), (vec!["a".to_owned()], true, true));
@@ -400,12 +408,12 @@ mod tests {
         let volume = Mount { host_path: "/v".into(), container_path: "/data".into(), ..Mount::default() };
         let paths = |spec: &Value, ips: &[Box<str>]| -> Vec<(String, String)> {
             let pod = pod(spec);
-            let volumes = [volume.clone()];
+            let (volumes, none) = ([volume.clone()], ManifestObjects::default());
             let input = ContainerInput {
                 mounts: &volumes,
                 pod_ips: ips,
                 termination_log: Some("/t/0a0b0c0d"),
-                ..input(&pod, &NoSources)
+                ..input(&pod, &none)
             };
             let config = container_config(&node(), &input).unwrap();
             config.mounts.into_iter().map(|mount| (mount.host_path, mount.container_path)).collect()
@@ -426,7 +434,7 @@ mod tests {
     fn user_namespaces_are_refused() {
         let spec = json!({"enableServiceLinks": false, "hostUsers": false, "containers": [{"name": "c"}]});
         let pod = pod(&spec);
-        let error = container_config(&node(), &input(&pod, &NoSources)).unwrap_err();
+        let error = container_config(&node(), &input(&pod, &ManifestObjects::default())).unwrap_err();
         assert!(error.to_string().contains("does not support user namespaces"), "{error}");
     }
 }

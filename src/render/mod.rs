@@ -7,6 +7,7 @@
 pub mod cgroup_name;
 mod container;
 mod dns;
+mod downward;
 mod env;
 mod env_file;
 mod error;
@@ -24,7 +25,8 @@ mod services;
 
 pub use container::{ContainerInput, container_config, mounts_hosts_file};
 pub use dns::pod_dns;
-pub use env::{EnvSources, Environment, NoSources, environment, sorted_pod_ips};
+pub use downward::{file_field, file_resource, sorted_pod_ips};
+pub use env::{EnvSources, Environment, ManifestObjects, environment};
 pub use error::RenderError;
 pub use expand::expand;
 pub use hostname::hosts_file;
@@ -66,6 +68,7 @@ mod tests {
             let node = NodeSettings::new("n", "/r");
             let _ = sandbox_config(&node, &pod, 0);
             let _ = hosts_file(&node, &pod, &[], "");
+            let none = ManifestObjects::default();
             let input = ContainerInput {
                 pod: &pod,
                 kind: crate::model::ContainerKind::App,
@@ -78,7 +81,7 @@ mod tests {
                 termination_log: None,
                 target: None,
                 annotations: &[],
-                env: &NoSources,
+                env: &none,
             };
             if let Ok(config) = container_config(&node, &input) {
                 let _ = labels::container_meta(&config.annotations);

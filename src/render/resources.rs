@@ -2,7 +2,7 @@
 //! Follows `kuberuntime_container_linux.go`, `kuberuntime_sandbox_linux.go`, `cm/helpers_linux.go` and
 //! `component-helpers/resource`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
@@ -87,6 +87,18 @@ fn any_on_the_pod(list: Option<&Amounts>) -> bool {
 }
 
 /// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
+/// The sizes in bytes of the huge pages that the pod or a container asks for. Limits count as requests by default.
+pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
+    let spec = pod.spec.iter();
+    let containers =
+        spec.clone().flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()));
+    let own = spec.filter_map(|spec| spec.resources.as_ref());
+    let all = containers.filter_map(|container| container.resources.as_ref()).chain(own);
+    let names = all.flat_map(|resources| resources.requests.iter().flatten().map(|(name, _)| name));
+    let sizes = names.filter(|name| is_huge_page(name));
+    sizes.map(|name| Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value()).collect()
+}
+
 fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
     let own = pod.spec.as_ref()?.resources.as_ref()?;
     (any_on_the_pod(own.requests.as_ref()) || any_on_the_pod(own.limits.as_ref())).then_some(own)

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{Container, SecurityContext};
 
 use super::cgroup_name::pod_cgroup_parent;
 use super::dns::pod_dns;
-use super::env::address;
+use super::downward::address;
 use super::hostname::kernel_hostname;
 use super::labels::{pod_annotations, pod_labels};
 use super::paths::pod_logs_dir;

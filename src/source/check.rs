@@ -6,11 +6,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::file::{NAME, sourced};
+use super::file::{NAME, sourced, sourced_object};
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
 use super::scan::{self, FoundFile, Look};
-use super::{Held, Problem, SourceUpdate, SourcedPod, shown_file};
+use super::{Held, Problem, SourceUpdate, SourcedObject, SourcedPod, shown_file};
 use crate::desired::Desired;
 use crate::limits;
 use crate::model::Wall;
@@ -20,6 +20,8 @@ use crate::model::Wall;
 pub struct CheckReport {
     /// The pods that would run, by UID.
     pub pods: Vec<SourcedPod>,
+    /// The ConfigMaps and Secrets, by their key.
+    pub objects: Vec<SourcedObject>,
     /// Everything that is wrong, at most `PROBLEMS_MAX` of each file's and of the whole; none = all is well.
     pub problems: Vec<Problem>,
 }
@@ -34,7 +36,7 @@ impl CheckReport {
 /// One line a problem, then one line a pod.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.problems.is_empty() && self.pods.is_empty() {
+        if self.problems.is_empty() && self.pods.is_empty() && self.objects.is_empty() {
             return writeln!(
                 f,
                 "no manifest is there: a directory's *.yaml, *.yml and *.json files are read"
@@ -42,6 +44,10 @@ impl fmt::Display for CheckReport {
         }
         for problem in &self.problems {
             writeln!(f, "{problem}")?;
+        }
+        for object in &self.objects {
+            let (file, document) = (shown_file(&object.origin.file), object.origin.document);
+            writeln!(f, "{file}: document {document}: {}: ok", object.object.key())?;
         }
         for pod in &self.pods {
             let (file, document) = (shown_file(&pod.origin.file), pod.origin.document);
@@ -57,6 +63,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
     let mut update = SourceUpdate {
         source: NAME,
         pods: Vec::new(),
+        objects: Vec::new(),
         problems: Vec::new(),
         complete: true,
         held: Held::default(),
@@ -68,6 +75,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
             room.set(room.get().saturating_sub(parsed.bytes));
             update.problems.extend(parsed.problems);
             update.pods.extend(parsed.pods.into_iter().map(|pod| sourced(pod, file)));
+            update.objects.extend(parsed.objects.into_iter().map(|object| sourced_object(object, file)));
         }
     };
     for path in paths {
@@ -111,6 +119,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
     desired.apply(update, |_| false);
     CheckReport {
         pods: desired.entries().map(|entry| entry.wanted.clone()).collect(),
+        objects: desired.sourced_objects().cloned().collect(),
         problems: desired.problems().cloned().collect(),
     }
 }

@@ -148,6 +148,14 @@ fn volume(volume: &mut Volume) {
     modes.into_iter().flatten().for_each(|mode| {
         mode.get_or_insert(FILE_MODE);
     });
+    let own = volume.downward_api.iter_mut().flat_map(|source| source.items.iter_mut().flatten());
+    let projected = volume.projected.iter_mut().flat_map(|of| of.sources.iter_mut().flatten());
+    let projected = projected.filter_map(|source| source.downward_api.as_mut());
+    for file in own.chain(projected.flat_map(|source| source.items.iter_mut().flatten())) {
+        if let Some(field) = &mut file.field_ref {
+            text(&mut field.api_version, "v1");
+        }
+    }
     if let Some(image) = volume.image.as_mut() {
         let policy = default_pull_policy(image.reference.as_deref().unwrap_or_default());
         text(&mut image.pull_policy, policy);
@@ -236,6 +244,16 @@ mod tests {
                 json!(false),
             ),
             (json!({"containers": [], "volumes": [{"name": "v"}]}), "/spec/volumes/0/emptyDir", json!({})),
+            (
+                json!({"containers": [], "volumes": [{"name": "v", "downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}),
+                "/spec/volumes/0/downwardAPI/items/0/fieldRef/apiVersion",
+                json!("v1"),
+            ),
+            (
+                json!({"containers": [], "volumes": [{"name": "v", "projected": {"sources": [{"downwardAPI": {"items": [{"path": "x", "fieldRef": {"fieldPath": "metadata.name"}}]}}]}}]}),
+                "/spec/volumes/0/projected/sources/0/downwardAPI/items/0/fieldRef/apiVersion",
+                json!("v1"),
+            ),
             (
                 json!({"containers": [], "volumes": [{"name": "v", "hostPath": {"path": "/x"}}]}),
                 "/spec/volumes/0/hostPath/type",

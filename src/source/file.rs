@@ -22,9 +22,9 @@ use async_io::Async;
 use rustix::fs::inotify::{ReadFlags, Reader};
 
 use super::identity::NodeName;
-use super::manifest::{ManifestPod, ParsedFile};
+use super::manifest::{ManifestObject, ManifestPod, ParsedFile};
 use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
-use super::{Held, Origin, Problem, SourceUpdate, SourcedPod, shown_file};
+use super::{Held, Origin, Problem, SourceUpdate, SourcedObject, SourcedPod, shown_file};
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
@@ -71,7 +71,8 @@ pub struct FileSource {
 struct Record {
     stamp: Option<Stamp>,
     pods: Vec<SourcedPod>,
-    /// Memory they take (`manifest::cost`).
+    objects: Vec<SourcedObject>,
+    /// Memory all of them take (`manifest::cost`, `object::cost`).
     bytes: usize,
     problems: Vec<Problem>,
     /// Further ones that are not kept.
@@ -321,7 +322,7 @@ impl FileSource {
             }
         }
         let moved = self.home.is_some_and(|home| home.0 != found.id.0);
-        if moved && found.files.is_empty() && self.files.values().any(|record| !record.pods.is_empty()) {
+        if moved && found.files.is_empty() && self.files.values().any(|record| !record.is_empty()) {
             // What an unmounted directory leaves behind looks like one whose manifests were all removed.
             self.changed |= self.dir_problem.as_deref() != Some(UNMOUNTED);
             self.dir_problem = Some(UNMOUNTED.to_owned());
@@ -376,7 +377,7 @@ impl FileSource {
             }
             FoundFile::Refused(why) => {
                 let problems = vec![Problem::of_file(&path, why)];
-                (None, false, ParsedFile { pods: Vec::new(), problems, bytes: 0 })
+                (None, false, ParsedFile { problems, ..ParsedFile::default() })
             }
             FoundFile::Read { stamp, unstable, parsed } => (Some(stamp), unstable, parsed),
         };
@@ -405,15 +406,25 @@ impl FileSource {
             && pods.iter().zip(&record.pods).all(|(new, old)| {
                 (&new.pod.key, &new.config_hash, &new.origin) == (&old.pod.key, &old.config_hash, &old.origin)
             });
+        let objects = parsed.objects.into_iter();
+        let objects: Vec<SourcedObject> = objects.map(|object| sourced_object(object, &path)).collect();
+        let same_objects = objects.len() == record.objects.len()
+            && objects
+                .iter()
+                .zip(&record.objects)
+                .all(|(new, old)| (&new.object, &new.origin) == (&old.object, &old.origin));
         record.stamp = stamp;
         if !same_pods {
             record.pods = pods;
+        }
+        if !same_objects {
+            record.objects = objects;
         }
         record.more_problems = parsed.problems.len().saturating_sub(room);
         record.problems = parsed.problems;
         record.problems.truncate(room);
         record.bytes = parsed.bytes;
-        self.changed |= !same_pods || !same_problems;
+        self.changed |= !same_pods || !same_objects || !same_problems;
     }
 
     /// A change is told once the directory has settled, or has not for too long.
@@ -467,7 +478,8 @@ impl FileSource {
         let complete = problems.is_empty() && self.unsettled_since.is_none();
         self.told_unsettled = self.unsettled_since.is_some();
         let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
-        SourceUpdate { source: NAME, pods, problems, complete, held: self.held() }
+        let objects = self.files.values().flat_map(|record| record.objects.iter().cloned()).collect();
+        SourceUpdate { source: NAME, pods, objects, problems, complete, held: self.held() }
     }
 }
 
@@ -479,6 +491,10 @@ fn overdue_at(unsettled_since: Mono) -> Mono {
 }
 
 impl Record {
+    fn is_empty(&self) -> bool {
+        self.pods.is_empty() && self.objects.is_empty()
+    }
+
     fn grace_until(&self) -> Option<Mono> {
         let since = match (self.suspect_since, self.missing_since) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -486,6 +502,11 @@ impl Record {
         };
         since.map(|since| since + limits::MANIFEST_GRACE)
     }
+}
+
+/// The object, with where it stands.
+pub(super) fn sourced_object(object: ManifestObject, file: &Arc<str>) -> SourcedObject {
+    SourcedObject { object: object.object, origin: Origin { file: file.clone(), document: object.document } }
 }
 
 /// Makes the pod of a file a pod of the loop's thread.

@@ -8,9 +8,9 @@ use serde::Deserialize;
 
 use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use super::identity::{self, NodeName};
-use super::{Problem, defaults, validate};
+use super::{Problem, defaults, object, validate};
 use crate::limits;
-use crate::model::Wall;
+use crate::model::{Object, ObjectKind, Wall};
 
 /// A valid pod of a file. Holds no `Rc`: files are read on another thread.
 #[derive(Clone, Debug)]
@@ -21,6 +21,15 @@ pub struct ManifestPod {
     pub document: u32,
     /// The hash of its whole manifest.
     pub config_hash: Box<str>,
+}
+
+/// A valid ConfigMap or Secret of a file.
+#[derive(Clone, Debug)]
+pub struct ManifestObject {
+    /// The object.
+    pub object: Object,
+    /// The document it stands in, from 1.
+    pub document: u32,
 }
 
 /// `v1.Pod` without its status, which a manifest does not decide: reading the status types would cost the binary tens
@@ -45,9 +54,11 @@ struct PodManifest {
 pub struct ParsedFile {
     /// The valid pods, in the order of the documents.
     pub pods: Vec<ManifestPod>,
+    /// The valid ConfigMaps and Secrets, in the same order.
+    pub objects: Vec<ManifestObject>,
     /// What is wrong, in the order of the documents; at most `PROBLEMS_PER_FILE_MAX`.
     pub problems: Vec<Problem>,
-    /// Memory the pods take, as [`cost`] estimates it.
+    /// Memory all of them take, as [`cost`] and `object::cost` estimate it.
     pub bytes: usize,
 }
 
@@ -73,8 +84,8 @@ pub fn cost(pod: &Node) -> usize {
     POD + containers * limits::CONTAINER_BYTES + items("volumes") * VOLUME + values(pod)
 }
 
-/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. The pods may
-/// take `room` bytes of memory by [`cost`]; those that do not fit are refused.
+/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. What it holds may
+/// take `room` bytes of memory; what does not fit is refused.
 ///
 /// Never fails as a whole: a document that is wrong becomes a problem, the others become pods.
 pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: usize) -> ParsedFile {
@@ -86,7 +97,7 @@ pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: u
             Ok(tree) => reader.document(document, tree),
             Err(error) => {
                 let message = format!("line {}: {}", error.line, error.message);
-                reader.report(Some(document), None, FieldError::new("", message));
+                reader.report(Some(document), Of::Document, FieldError::new("", message));
             }
         }
     });
@@ -94,15 +105,26 @@ pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: u
         Ok(()) if empty => {
             // Not "no pods": an editor or a copy may just have emptied the file, and a full disk leaves such files.
             let message = "is empty; to stop its pods, remove the file";
-            reader.report(None, None, FieldError::new("", message));
+            reader.report(None, Of::Document, FieldError::new("", message));
         }
         Ok(()) => {}
         Err(error) => {
             let message = format!("line {}: {}", error.line, error.message);
-            reader.report(None, None, FieldError::new("", message));
+            reader.report(None, Of::Document, FieldError::new("", message));
         }
     }
     reader.finish()
+}
+
+/// What an error is of.
+#[derive(Clone, Copy)]
+enum Of<'a> {
+    /// The document, or the whole file.
+    Document,
+    /// The pod of that name, `NAMESPACE/NAME`.
+    Pod(&'a str),
+    /// That ConfigMap or Secret, `KIND NAMESPACE/NAME`.
+    Object(&'a str),
 }
 
 struct FileReader<'a> {
@@ -115,7 +137,7 @@ struct FileReader<'a> {
 }
 
 impl FileReader<'_> {
-    fn report(&mut self, document: Option<u32>, pod: Option<&str>, error: FieldError) {
+    fn report(&mut self, document: Option<u32>, of: Of<'_>, error: FieldError) {
         if self.parsed.problems.len() + 1 >= limits::PROBLEMS_PER_FILE_MAX {
             self.left_off += 1;
             return;
@@ -127,7 +149,8 @@ impl FileReader<'_> {
         self.parsed.problems.push(Problem {
             file: self.file.clone(),
             document,
-            pod: pod.map(Box::from),
+            pod: if let Of::Pod(name) = of { Some(name.into()) } else { None },
+            object: if let Of::Object(name) = of { Some(name.into()) } else { None },
             field: Some(error.path).filter(|path| !path.is_empty()).map(Box::from),
             message: message.into(),
             fresh: true,
@@ -142,24 +165,30 @@ impl FileReader<'_> {
         self.parsed
     }
 
-    /// A document: one object, or a list of pods.
+    /// A document: one object, or a list of objects.
     fn document(&mut self, document: u32, tree: Node) {
         if !matches!(tree, Node::Map(_)) {
-            let error =
-                FieldError::with_value("", tree.to_string(), "is no Kubernetes object; expected kind: Pod");
-            return self.report(Some(document), None, error);
+            let error = FieldError::with_value(
+                "",
+                tree.to_string(),
+                "is no Kubernetes object; expected kind: Pod, ConfigMap or Secret",
+            );
+            return self.report(Some(document), Of::Document, error);
         }
         let kind: Box<str> = tree.field("kind").and_then(Node::text).unwrap_or_default().into();
         match &*kind {
             "Pod" => self.pod(document, tree, Path::default()),
             "List" | "PodList" => self.list(document, tree, &kind),
-            _ => self.report(Some(document), None, kind_error("", &tree)),
+            kind => match object::kind(kind) {
+                Some(kind) => self.object(document, kind, &tree, Path::default()),
+                None => self.report(Some(document), Of::Document, kind_error("", &tree)),
+            },
         }
     }
 
     fn list(&mut self, document: u32, tree: Node, kind: &str) {
         if let Some(error) = version_error("", &tree) {
-            return self.report(Some(document), None, error);
+            return self.report(Some(document), Of::Document, error);
         }
         let Node::Map(entries) = tree else { return };
         let mut items = None;
@@ -169,13 +198,13 @@ impl FileReader<'_> {
                 ("apiVersion" | "kind" | "metadata" | "items", _) => {}
                 (key, _) => {
                     let error = FieldError::new(middle_cut(key, 64), "unknown field; a List has items only");
-                    self.report(Some(document), None, error);
+                    self.report(Some(document), Of::Document, error);
                 }
             }
         }
         let Some(items) = items else {
-            let error = FieldError::new("items", "is required: the list's pods");
-            return self.report(Some(document), None, error);
+            let error = FieldError::new("items", "is required: the list's objects");
+            return self.report(Some(document), Of::Document, error);
         };
         for (index, item) in items.into_iter().enumerate() {
             let mut at = Path::default();
@@ -185,9 +214,36 @@ impl FileReader<'_> {
             let bare = kind == "PodList" && item.field("kind").is_none();
             if bare || item.field("kind").and_then(Node::text) == Some("Pod") {
                 self.pod(document, item, at);
+            } else if let Some(kind) = item.field("kind").and_then(Node::text).and_then(object::kind) {
+                self.object(document, kind, &item, at);
             } else {
-                self.report(Some(document), None, kind_error(&at.shown(), &item));
+                self.report(Some(document), Of::Document, kind_error(&at.shown(), &item));
             }
+        }
+    }
+
+    fn object(&mut self, document: u32, kind: ObjectKind, tree: &Node, at: Path) {
+        let shown_at = at.shown();
+        let name = tree.field("metadata").and_then(|m| m.field("name")).and_then(Node::text);
+        let called = format!("{kind} {}/{}", identity::namespace(tree), name.unwrap_or_default());
+        let called = middle_cut(&called, limits::PROBLEM_POD_CHARS_MAX).replace(char::is_control, "\u{fffd}");
+        let read = match version_error(&shown_at, tree) {
+            Some(error) => Err(vec![error]),
+            None => object::read(kind, tree, at),
+        };
+        let errors = match read {
+            Ok(object) => {
+                let bytes = object::cost(&object);
+                if self.parsed.bytes + bytes <= self.room {
+                    self.parsed.bytes += bytes;
+                    return self.parsed.objects.push(ManifestObject { object, document });
+                }
+                vec![FieldError::new(shown_at, does_not_fit(bytes))]
+            }
+            Err(errors) => errors,
+        };
+        for error in errors {
+            self.report(Some(document), Of::Object(&called), error);
         }
     }
 
@@ -208,7 +264,7 @@ impl FileReader<'_> {
             middle_cut(&format!("{}/{name}", identity::namespace(tree)), limits::PROBLEM_POD_CHARS_MAX)
                 .replace(char::is_control, "\u{fffd}")
         });
-        let called = called.as_deref();
+        let called = called.as_deref().map_or(Of::Document, Of::Pod);
         if (tree.field("kind").is_some() || tree.field("apiVersion").is_some())
             && let Some(error) = version_error(&shown_at, tree)
         {
@@ -237,10 +293,7 @@ impl FileReader<'_> {
         if errors.is_empty() {
             let bytes = cost(tree);
             if self.parsed.bytes + bytes > self.room {
-                let max = limits::PODS_BYTES_MAX;
-                let message =
-                    format!("does not fit: all pods together may take {max} bytes, this one some {bytes}");
-                return self.report(Some(document), called, FieldError::new(shown_at, message));
+                return self.report(Some(document), called, FieldError::new(shown_at, does_not_fit(bytes)));
             }
             self.parsed.bytes += bytes;
             let config_hash = identity.config_hash.into();
@@ -251,6 +304,13 @@ impl FileReader<'_> {
             self.report(Some(document), called, error);
         }
     }
+}
+
+fn does_not_fit(bytes: usize) -> String {
+    let max = limits::PODS_BYTES_MAX;
+    format!(
+        "does not fit: all pods, ConfigMaps and Secrets together may take {max} bytes, this one some {bytes}"
+    )
 }
 
 /// Values, and lists whose items are large once typed, are counted before they are.
@@ -284,18 +344,20 @@ fn too_many(tree: &Node) -> Option<FieldError> {
 fn kind_error(at: &str, tree: &Node) -> FieldError {
     let path = if at.is_empty() { "kind".to_owned() } else { format!("{at}.kind") };
     match tree.field("kind") {
-        None => FieldError::new(path, "is required: Pod or List"),
+        None => FieldError::new(path, "is required: Pod, ConfigMap, Secret or List"),
         Some(Node::Text(kind)) if matches!(&**kind, "List" | "PodList") => FieldError::with_value(
             path,
             quoted(kind),
-            "a list in a list is not read; put its pods into one list",
+            "a list in a list is not read; put its objects into one list",
         ),
         Some(Node::Text(kind)) => FieldError::with_value(
             path,
             quoted(kind),
-            "must be Pod or List; other kinds need a Kubernetes API server",
+            "must be Pod, ConfigMap, Secret or List; other kinds need a Kubernetes API server",
         ),
-        Some(other) => FieldError::with_value(path, other.to_string(), "must be Pod or List"),
+        Some(other) => {
+            FieldError::with_value(path, other.to_string(), "must be Pod, ConfigMap, Secret or List")
+        }
     }
 }
 

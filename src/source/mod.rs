@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!     file.rs (when) + scan.rs (what) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
+//!                                                decode ──► object (ConfigMaps and Secrets) ──────► SourceUpdate
 //!     check.rs (files named by hand) ──┘            (manifest.rs puts these together; all of them PURE)
 //! ```
 //!
@@ -14,6 +15,7 @@ pub mod defaults;
 pub mod file;
 pub mod identity;
 pub mod manifest;
+pub mod object;
 pub mod resources;
 pub mod scan;
 pub mod validate;
@@ -24,7 +26,7 @@ use std::sync::Arc;
 use decode::middle_cut;
 
 use crate::limits;
-use crate::model::DesiredPod;
+use crate::model::{DesiredPod, Object};
 
 pub use check::{CheckReport, check};
 pub use file::FileSource;
@@ -56,6 +58,15 @@ pub struct SourcedPod {
     pub config_hash: Box<str>,
 }
 
+/// One ConfigMap or Secret of a source.
+#[derive(Clone, Debug)]
+pub struct SourcedObject {
+    /// The object.
+    pub object: Object,
+    /// Where it was read.
+    pub origin: Origin,
+}
+
 /// What a source wants and what is wrong with it; always all of it.
 #[derive(Clone, Debug)]
 pub struct SourceUpdate {
@@ -64,6 +75,8 @@ pub struct SourceUpdate {
     /// Every pod of every valid document, in the order of files and documents. Pods of a manifest that became
     /// invalid are not here: `Desired` keeps what ran, since `complete` is false.
     pub pods: Vec<SourcedPod>,
+    /// Every ConfigMap and Secret of every valid document, in the same order; what is missing here is held as pods are.
+    pub objects: Vec<SourcedObject>,
     /// Everything that is wrong now; `Problem::fresh` tells what was not yet said.
     pub problems: Vec<Problem>,
     /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be wanted.
@@ -75,7 +88,7 @@ pub struct SourceUpdate {
 /// What a source holds between two updates, to be shown beside its limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Memory of the pods (`manifest::cost`).
+    /// Memory of the pods, ConfigMaps and Secrets (`manifest::cost`, `object::cost`).
     pub pod_bytes: usize,
     /// Problems.
     pub problems: usize,
@@ -92,6 +105,8 @@ pub struct Problem {
     pub document: Option<u32>,
     /// `NAMESPACE/NAME` as the manifest has it, when known.
     pub pod: Option<Box<str>>,
+    /// `KIND NAMESPACE/NAME` of a ConfigMap or Secret, when it is one's.
+    pub object: Option<Box<str>>,
     /// The field's path.
     pub field: Option<Box<str>>,
     /// The offending value, when there is one, and what is wrong.
@@ -107,6 +122,7 @@ impl Problem {
             file: file.clone(),
             document: None,
             pod: None,
+            object: None,
             field: None,
             message: message.into(),
             fresh: true,
@@ -116,13 +132,13 @@ impl Problem {
     /// Memory it takes; the file's name is shared.
     pub fn bytes(&self) -> usize {
         let text = |part: &Option<Box<str>>| part.as_ref().map_or(0, |part| part.len());
-        size_of::<Self>() + text(&self.pod) + text(&self.field) + self.message.len()
+        size_of::<Self>() + text(&self.pod) + text(&self.object) + text(&self.field) + self.message.len()
     }
 
     /// The same thing, whether reported or not.
     pub fn same_as(&self, other: &Problem) -> bool {
-        (&self.file, self.document, &self.pod, &self.field, &self.message)
-            == (&other.file, other.document, &other.pod, &other.field, &other.message)
+        (&self.file, self.document, &self.pod, &self.object, &self.field, &self.message)
+            == (&other.file, other.document, &other.pod, &other.object, &other.field, &other.message)
     }
 }
 
@@ -135,6 +151,9 @@ impl fmt::Display for Problem {
         }
         if let Some(pod) = &self.pod {
             write!(f, ": pod {pod}")?;
+        }
+        if let Some(object) = &self.object {
+            write!(f, ": {object}")?;
         }
         if let Some(field) = &self.field {
             write!(f, ": {field}")?;

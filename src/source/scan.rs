@@ -19,8 +19,9 @@ use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use super::Problem;
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
+use super::shown_file;
 use crate::limits;
-use crate::model::Wall;
+use crate::model::{Object, Wall};
 use crate::store::poison::{self, SetAside};
 
 /// What tells that a file changed, without reading it.
@@ -203,6 +204,13 @@ fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, ro
             let own = known.map_or(0, |(_, bytes)| *bytes);
             let parsed = parse(&name, &bytes, &look.node, look.seen, *room + own);
             drop(handling);
+            let holds_secret = parsed.objects.iter().any(|object| matches!(object.object, Object::Secret(_)));
+            if holds_secret && meta.mode() & 0o077 != 0 {
+                log::warn!(
+                    "{}: holds a Secret, and others than its owner may read it; chmod 600",
+                    shown_file(&name)
+                );
+            }
             *room = (*room + own).saturating_sub(parsed.bytes.max(own));
             FoundFile::Read { stamp, unstable, parsed }
         }

@@ -1,7 +1,13 @@
 //! Starts one container (`startContainer`): image, configuration, create, start, log link.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 
 use super::act::{ActContext, PodSandbox, Turn};
 use super::kill::remove_container;
@@ -11,9 +17,11 @@ use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::image::pull::{ImageRequest, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
-use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObservedPod};
+use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObjectKind, ObservedPod};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
-use crate::render::{ContainerInput, container_config, hosts_file, mounts_hosts_file, paths};
+use crate::render::{
+    ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
+};
 
 /// How a start ended that did not fail.
 pub(super) enum Started {
@@ -80,6 +88,7 @@ pub(super) async fn start_container<R: Runtime>(
     };
     let made = Made { restart_count, image: &image, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)
+        .await
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let overtaken = &ctx.give_up.overtaken;
@@ -146,7 +155,7 @@ struct Made<'a> {
 }
 
 /// `generateContainerConfig`, with the files it points to.
-fn configuration<R: Runtime>(
+async fn configuration<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     sandbox: &PodSandbox<'_>,
@@ -155,14 +164,15 @@ fn configuration<R: Runtime>(
     made: &Made<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
-    let mounts = ctx.volumes.mounts(pod, start.kind, start.index)?;
     let termination_log = spec.termination_message_path.filter(|path| !path.is_empty()).and_then(|_| {
         // The kubelet starts the container without it too.
         termination_log(ctx, pod, name)
             .inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key))
             .ok()
     });
-    let input = ContainerInput {
+    let files = ctx.volumes.files(pod, start.kind, start.index).await;
+    let env = WithFiles { others: &*ctx.env, files };
+    let mut input = ContainerInput {
         pod,
         kind: start.kind,
         index: start.index,
@@ -170,12 +180,14 @@ fn configuration<R: Runtime>(
         image_ref: &made.image.image_ref,
         image: made.image.image.as_ref(),
         pod_ips: &sandbox.ips,
-        mounts: &mounts,
+        mounts: &[],
         termination_log: termination_log.as_deref(),
         target: made.target,
         annotations: &[],
-        env: &*ctx.env,
+        env: &env,
     };
+    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, &|| input.variables(&ctx.node)).await?;
+    input.mounts = &mounts;
     if mounts_hosts_file(&input) {
         write_hosts_file(ctx, pod, sandbox)?;
     }
@@ -282,10 +294,59 @@ fn link_log<R: Runtime>(
     }
 }
 
-/// Host paths of a container's volume mounts, made by whoever owns the volumes.
+/// The container's volumes, and what is made of them by whoever owns the volumes.
 pub trait VolumeMounts {
-    /// The mounts in spec order. The error is shown as the container's waiting message.
-    fn mounts(&self, pod: &DesiredPod, kind: ContainerKind, index: usize) -> Result<Vec<Mount>, String>;
+    /// The mounts in spec order; `variables` is asked for the container's variables when a mount's `subPathExpr` needs
+    /// them. The error is shown as the container's waiting message.
+    fn mounts<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+        variables: &dyn Fn() -> Result<Environment, String>,
+    ) -> VolumeFuture<'a, Result<Vec<Mount>, String>>;
+
+    /// The texts of the files that the container's variables are taken from (`fileKeyRef`).
+    fn files<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+    ) -> VolumeFuture<'a, EnvFiles>;
+}
+
+/// What a [`VolumeMounts`] answers with.
+pub type VolumeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+/// By volume and path: a file's text, or why there is none.
+pub type EnvFiles = BTreeMap<(Box<str>, Box<str>), Result<Rc<str>, String>>;
+
+/// The node's sources of variables with the files of one container.
+struct WithFiles<'a> {
+    others: &'a dyn EnvSources,
+    files: EnvFiles,
+}
+
+impl EnvSources for WithFiles<'_> {
+    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        self.others.config_map(namespace, name)
+    }
+
+    fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        self.others.secret(namespace, name)
+    }
+
+    fn not_found(&self, kind: ObjectKind, name: &str) -> String {
+        self.others.not_found(kind, name)
+    }
+
+    fn services(&self) -> Rc<[Service]> {
+        self.others.services()
+    }
+
+    fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String> {
+        self.files.get(&(volume.into(), path.into())).cloned().transpose()
+    }
 }
 
 /// No volumes: a container that wants one does not start, and says so.
@@ -293,19 +354,30 @@ pub trait VolumeMounts {
 pub struct NoVolumes;
 
 impl VolumeMounts for NoVolumes {
-    fn mounts(&self, pod: &DesiredPod, kind: ContainerKind, index: usize) -> Result<Vec<Mount>, String> {
+    fn mounts<'a>(
+        &'a self,
+        pod: &'a DesiredPod,
+        kind: ContainerKind,
+        index: usize,
+        _: &dyn Fn() -> Result<Environment, String>,
+    ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
         let wanted = match kind {
             ContainerKind::Init => &pod.init_containers()[index].volume_mounts,
             ContainerKind::App => &pod.containers()[index].volume_mounts,
             ContainerKind::Ephemeral => &pod.ephemeral_containers()[index].volume_mounts,
         };
-        match wanted.iter().flatten().next() {
+        let mounts = match wanted.iter().flatten().next() {
             None => Ok(Vec::new()),
             Some(mount) => Err(format!(
                 "volume {} cannot be mounted at {}: this agent has no volumes; remove it from volumeMounts",
                 mount.name, mount.mount_path
             )),
-        }
+        };
+        Box::pin(std::future::ready(mounts))
+    }
+
+    fn files<'a>(&'a self, _: &'a DesiredPod, _: ContainerKind, _: usize) -> VolumeFuture<'a, EnvFiles> {
+        Box::pin(std::future::ready(EnvFiles::new()))
     }
 }
 

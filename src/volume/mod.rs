@@ -1,20 +1,38 @@
-//! Volumes on disk and where containers see them: emptyDir and hostPath.
+//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI and projected.
 //!
-//! [`pod_volumes`] and [`container_mounts`] are PURE; [`make`] and [`remove_pod_dir`] touch the disk and belong on
-//! a thread of its own. The layout below the pod's directory is the kubelet's. Every other kind of volume is refused
-//! at the source.
+//! ```text
+//!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
+//!     object_volumes ─► steps ─► disk::make         when an object or the pod's metadata changed
+//!     mounts ──► subpath::bind                      before each container is made
+//!     remove::pod_dir                               after the pod
+//! ```
+//!
+//! This file, `files` and `mounts` are PURE; the others touch the disk and belong on a thread of its own. The layout below
+//! the pod's directory is the kubelet's. Every other kind of volume is refused at the source.
+
+mod atomic;
+mod disk;
+mod env_file;
+pub mod files;
+mod mounts;
+mod remove;
+pub mod subpath;
+pub mod usage;
 
 use std::fmt;
-use std::fs::{DirBuilder, OpenOptions};
-use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::{HostPathVolumeSource, Volume, VolumeMount};
+use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
-use crate::limits::MOUNTINFO_BYTES_MAX;
 use crate::model::DesiredPod;
-use crate::proto::runtime::v1::{Mount, MountPropagation};
+use crate::render::quantity::Quantity;
+use crate::render::resources::{huge_page_sizes, pod_cgroup};
+use files::{File, Sources};
+
+pub use disk::make;
+pub use env_file::{EnvFile, of as env_files};
+pub use mounts::{Mounts, container_mounts, needs_variables};
+pub use remove::pod_dir as remove_pod_dir;
 
 /// Why a volume is not there. Shown in the pod's status and its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,48 +48,78 @@ impl std::error::Error for VolumeError {}
 
 /// What has to be on disk before the pod's sandbox is made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VolumeStep {
-    /// An emptyDir's directory, mode 0777 (kubelet `emptyDir.setupDir`); with an `fsGroup`, owned by it and setgid.
-    EmptyDir {
-        /// Below the pod's directory.
-        path: PathBuf,
-        /// `spec.securityContext.fsGroup`.
+pub struct VolumeStep {
+    /// The volume's name, for messages.
+    pub name: String,
+    /// Where it stands: below the pod's directory, or on the node.
+    pub path: PathBuf,
+    /// What must be there.
+    pub content: VolumeContent,
+}
+
+/// What a volume holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeContent {
+    /// Nothing at first: a directory of mode 0777 (kubelet `emptyDir.setupDir`).
+    Empty {
+        /// What it is kept on.
+        medium: Medium,
+        /// `spec.securityContext.fsGroup`: owned by it and setgid.
         group: Option<u32>,
     },
-    /// A path of the node that must be, or is made to be, of a kind (kubelet `hostPathTypeChecker`).
-    HostPath {
-        /// The volume's name, for messages.
-        name: String,
-        /// On the node.
-        path: PathBuf,
-        /// What must be there.
-        kind: HostPathKind,
+    /// What the node has there: it must be, or is made to be, of a kind (kubelet `hostPathTypeChecker`).
+    Host(HostPathKind),
+    /// Exactly these files; what else stands there goes.
+    Files {
+        /// All of them.
+        files: Vec<File>,
+        /// `spec.securityContext.fsGroup`.
+        group: Option<u32>,
+        /// In memory when they may be secret.
+        medium: Medium,
+    },
+}
+
+/// What a volume is kept on (`emptyDir.medium`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Medium {
+    /// The node's disk.
+    Disk,
+    /// A tmpfs of at most so many bytes; `None` leaves it to the kernel: half of the memory.
+    Memory {
+        /// Its `size`.
+        bytes_max: Option<u64>,
+    },
+    /// Huge pages of that size.
+    HugePages {
+        /// Its `pagesize`.
+        page_bytes: u64,
     },
 }
 
 /// `hostPath.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostPathKind {
-    /// Anything; the runtime makes a directory where nothing is.
+    /// Not checked.
     Unchecked,
-    /// A directory, made with mode 0755 when nothing is there.
+    /// Made when missing, mode 0755.
     DirectoryOrCreate,
-    /// A directory.
+    /// Must be a directory.
     Directory,
-    /// A file, made with mode 0644 when nothing is there; its directory must exist.
+    /// Made when missing, mode 0644; its directory must be there.
     FileOrCreate,
-    /// A file.
+    /// Must be a file.
     File,
-    /// A Unix socket.
+    /// Must be a UNIX socket.
     Socket,
-    /// A character device.
+    /// Must be a character device.
     CharDevice,
-    /// A block device.
+    /// Must be a block device.
     BlockDevice,
 }
 
 impl HostPathKind {
-    /// Reads the API's word; `None` for one that is none of Kubernetes'.
+    /// Reads `hostPath.type`; `None` for a word that is none.
     pub fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "" => Self::Unchecked,
@@ -87,273 +135,212 @@ impl HostPathKind {
     }
 }
 
-/// The steps for a pod's volumes, in spec order. PURE.
-pub fn pod_volumes(pod: &DesiredPod, pod_dir: &str) -> Vec<VolumeStep> {
-    let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group);
-    let volumes = pod.spec().volumes.iter().flatten();
-    volumes
-        .filter_map(|volume| match host_path(volume) {
-            Some(source) => Some(VolumeStep::HostPath {
-                name: volume.name.clone(),
-                path: PathBuf::from(&source.path),
-                // Validated at the source: an unknown word does not come this far.
-                kind: HostPathKind::parse(source.type_.as_deref().unwrap_or(""))?,
-            }),
-            None => volume.empty_dir.is_some().then(|| VolumeStep::EmptyDir {
-                path: empty_dir_path(pod_dir, &volume.name).into(),
-                group: group.and_then(|group| u32::try_from(group).ok()),
-            }),
-        })
-        .collect()
-}
-
-/// The mounts of one container, in spec order (kubelet `makeMounts`). PURE.
+/// The steps for a pod's volumes, in spec order.
 ///
 /// # Errors
-/// A mount names a volume the pod does not have; the source refuses that, the core's types admit it.
-pub fn container_mounts(
-    pod: &DesiredPod,
-    mounts: &[VolumeMount],
-    pod_dir: &str,
-) -> Result<Vec<Mount>, VolumeError> {
-    let find = |name: &str| pod.spec().volumes.iter().flatten().find(|volume| volume.name == name);
-    mounts
-        .iter()
-        .map(|mount| {
-            let volume = find(&mount.name).ok_or_else(|| {
-                VolumeError(format!("cannot find volume {:?} to mount at {}", mount.name, mount.mount_path))
-            })?;
-            let propagation = match mount.mount_propagation.as_deref() {
-                Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
-                Some("Bidirectional") => MountPropagation::PropagationBidirectional,
-                _ => MountPropagation::PropagationPrivate,
-            };
-            // A relative mount path counts from the root, as in the kubelet.
-            let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
-            Ok(Mount {
-                container_path: format!("{slash}{}", mount.mount_path),
-                host_path: host_path(volume)
-                    .map_or_else(|| empty_dir_path(pod_dir, &volume.name), |source| source.path.clone()),
-                readonly: mount.read_only.unwrap_or(false),
-                propagation: propagation as i32,
-                ..Mount::default()
-            })
-        })
-        .collect()
+/// The first volume that needs what is not there: an object, a key of one, huge pages.
+pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> Result<Vec<VolumeStep>, VolumeError> {
+    let volumes = from.pod.spec().volumes.iter().flatten();
+    volumes.filter_map(|volume| step(volume, from, pod_dir)).collect()
 }
 
-fn host_path(volume: &Volume) -> Option<&HostPathVolumeSource> {
-    volume.host_path.as_ref()
-}
-
-fn empty_dir_path(pod_dir: &str, name: &str) -> String {
-    format!("{pod_dir}/volumes/kubernetes.io~empty-dir/{name}")
-}
-
-/// Makes what the steps say; what is there already stays as it is. Blocks.
-///
-/// # Errors
-/// The first step that fails, in a sentence that names the volume or path.
-pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
-    for step in steps {
-        match step {
-            VolumeStep::EmptyDir { path, group } => make_empty_dir(path, *group).map_err(|error| {
-                VolumeError(format!("emptyDir {} cannot be made: {error}", path.display()))
-            })?,
-            VolumeStep::HostPath { name, path, kind } => check_host_path(path, *kind).map_err(|what| {
-                VolumeError(format!("volume {name:?}: hostPath type check failed: {} {what}", path.display()))
-            })?,
+/// The steps for those volumes alone whose content may change while the pod runs, and what is wrong with the others of
+/// them.
+pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<VolumeError>) {
+    let (mut steps, mut errors) = (Vec::new(), Vec::new());
+    let made = |volume: &&Volume| volume.host_path.is_none() && volume.empty_dir.is_none();
+    for volume in from.pod.spec().volumes.iter().flatten().filter(made) {
+        match step(volume, from, pod_dir) {
+            Some(Ok(step)) => steps.push(step),
+            Some(Err(error)) => errors.push(error),
+            None => {}
         }
     }
-    Ok(())
+    (steps, errors)
 }
 
-fn make_empty_dir(path: &Path, group: Option<u32>) -> io::Result<()> {
-    if path.symlink_metadata().is_ok_and(|there| there.is_dir()) {
-        return Ok(());
-    }
-    if let Some(parent) = path.parent() {
-        DirBuilder::new().recursive(true).mode(0o750).create(parent)?;
-    }
-    std::fs::create_dir(path)?;
-    if let Some(group) = group {
-        std::os::unix::fs::chown(path, None, Some(group))?;
-    }
-    // After the chown, which may clear setgid; not through umask, as every user of the pod has to write here.
-    let mode = if group.is_some() { 0o2777 } else { 0o777 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-}
-
-fn check_host_path(path: &Path, kind: HostPathKind) -> Result<(), String> {
-    let there = match path.metadata() {
-        Ok(metadata) => Some(metadata.file_type()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(format!("cannot be read: {error}")),
+/// `None` for a kind that is refused at the source.
+fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
+    let own = || PathBuf::from(own_path(pod_dir, volume));
+    let (path, content) = if let Some(source) = &volume.host_path {
+        // Validated at the source: an unknown word does not come this far.
+        let kind = HostPathKind::parse(source.type_.as_deref().unwrap_or(""))?;
+        (PathBuf::from(&source.path), Ok(VolumeContent::Host(kind)))
+    } else if let Some(source) = &volume.empty_dir {
+        let medium = medium(source, from);
+        (own(), medium.map(|medium| VolumeContent::Empty { medium, group: group(from.pod) }))
+    } else {
+        let files = files::of_volume(volume, from)?;
+        let medium = if files::in_memory(volume) {
+            memory(&EmptyDirVolumeSource::default(), from)
+        } else {
+            Medium::Disk
+        };
+        (own(), files.map(|files| VolumeContent::Files { files, group: group(from.pod), medium }))
     };
-    let is = |matches: bool, what: &str| if matches { Ok(()) } else { Err(format!("is not {what}")) };
-    match (kind, there) {
-        (HostPathKind::Unchecked, _) => Ok(()),
-        (HostPathKind::DirectoryOrCreate, None) => DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(path)
-            .map_err(|error| format!("cannot be made: {error}")),
-        (HostPathKind::FileOrCreate, None) => OpenOptions::new()
-            .create_new(true)
-            .write(true)
-            .open(path)
-            .map(drop)
-            .map_err(|error| format!("cannot be made: {error}")),
-        (HostPathKind::DirectoryOrCreate | HostPathKind::Directory, Some(t)) => is(t.is_dir(), "a directory"),
-        (HostPathKind::FileOrCreate | HostPathKind::File, Some(t)) => is(t.is_file(), "a file"),
-        (HostPathKind::Socket, Some(t)) => is(t.is_socket(), "a socket file"),
-        (HostPathKind::CharDevice, Some(t)) => is(t.is_char_device(), "a character device"),
-        (HostPathKind::BlockDevice, Some(t)) => is(t.is_block_device(), "a block device"),
-        (_, None) => Err("does not exist".to_owned()),
-    }
+    Some(match content {
+        Ok(content) => Ok(VolumeStep { name: volume.name.clone(), path, content }),
+        Err(why) => Err(set_up_failed(&volume.name, &why)),
+    })
 }
 
-/// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; where something is
-/// still mounted below it nothing is touched. Blocks.
-///
-/// # Errors
-/// One sentence; the caller tries again later.
-pub fn remove_pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
-    let fail = |what: String| VolumeError(format!("pod directory {}: {what}", pod_dir.display()));
-    if let Some(mounted) =
-        mounted_below(pod_dir).map_err(|error| fail(format!("cannot be checked: {error}")))?
-    {
-        return Err(fail(format!("{mounted} is still mounted; unmount it")));
-    }
-    match std::fs::remove_dir_all(pod_dir) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(fail(format!("cannot be removed: {error}")))
+/// The kubelet's words (`generateVolumeMountFunc`).
+fn set_up_failed(volume: &str, why: &str) -> VolumeError {
+    VolumeError(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
+}
+
+fn group(pod: &DesiredPod) -> Option<u32> {
+    let context = pod.spec().security_context.as_ref();
+    context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
+}
+
+fn medium(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Result<Medium, String> {
+    Ok(match source.medium.as_deref().unwrap_or_default() {
+        "" => Medium::Disk,
+        "Memory" => memory(source, from),
+        medium => Medium::HugePages { page_bytes: huge_page(medium, from.pod)? },
+    })
+}
+
+/// At most the node's memory, the pod's limit and `sizeLimit` (`calculateEmptyDirMemorySize`).
+fn memory(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Medium {
+    let own = source.size_limit.as_ref().and_then(|size| Quantity::parse(&size.0).ok());
+    let of_pod = pod_cgroup(&from.pod.pod, true, from.node.cpu_cfs_period_us).memory_limit_bytes;
+    let all = [Some(from.node.memory_capacity_bytes), of_pod, own.map(Quantity::value)];
+    let positive = |bytes: i64| u64::try_from(bytes).ok().filter(|bytes| *bytes > 0);
+    Medium::Memory { bytes_max: all.into_iter().flatten().filter_map(positive).min() }
+}
+
+/// The size of page a medium means, which a container must ask for (`getPageSizeMountOption`).
+fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
+    let asked = huge_page_sizes(&pod.pod);
+    let of_name = medium.strip_prefix("HugePages-").and_then(|size| Quantity::parse(size).ok());
+    let page = match (of_name, asked.len()) {
+        (Some(size), _) => asked.get(&size.value()),
+        (None, 0 | 1) => asked.first(),
+        (None, _) => {
+            return Err(format!(
+                "medium: {medium} can't be used if container requests multiple huge page sizes"
+            ));
         }
-        _ => Ok(()),
-    }
+    };
+    page.and_then(|page| u64::try_from(*page).ok()).ok_or_else(|| {
+        format!(
+            "medium {medium}: hugePages storage requested, but there is no resource request for huge pages"
+        )
+    })
 }
 
-/// The first mount point at or below `directory`.
-fn mounted_below(directory: &Path) -> io::Result<Option<String>> {
-    use std::io::Read as _;
-    let mut table = String::new();
-    let mut file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
-    file.read_to_string(&mut table)?;
-    if file.limit() == 0 {
-        return Err(io::Error::other("the mount table is too long"));
-    }
-    // The kernel writes real paths, so the directory's own must be one too.
-    let Ok(real) = directory.canonicalize() else { return Ok(None) };
-    // Field 5 is the mount point; blanks in it are octal escapes.
-    let points = table.lines().filter_map(|line| line.split(' ').nth(4));
-    Ok(points.map(|point| point.replace("\\040", " ")).find(|point| Path::new(point).starts_with(&real)))
+/// Where a volume stands that is not the node's own.
+fn own_path(pod_dir: &str, volume: &Volume) -> String {
+    let plugin = if volume.config_map.is_some() {
+        "kubernetes.io~configmap"
+    } else if volume.secret.is_some() {
+        "kubernetes.io~secret"
+    } else if volume.downward_api.is_some() {
+        "kubernetes.io~downward-api"
+    } else if volume.projected.is_some() {
+        "kubernetes.io~projected"
+    } else {
+        "kubernetes.io~empty-dir"
+    };
+    format!("{pod_dir}/volumes/{plugin}/{}", volume.name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod, PodSecurityContext, PodSpec, VolumeMount};
+    use crate::model::{Object, Objects};
+    use crate::render::NodeSettings;
+    use serde_json::{Value, json};
 
-    fn pod() -> DesiredPod {
-        let volume = |name: &str| Volume { name: name.into(), ..Volume::default() };
-        DesiredPod::new(Pod {
-            spec: Some(PodSpec {
-                security_context: Some(PodSecurityContext { fs_group: Some(7), ..Default::default() }),
-                volumes: Some(vec![
-                    Volume { empty_dir: Some(EmptyDirVolumeSource::default()), ..volume("data") },
-                    Volume {
-                        host_path: Some(HostPathVolumeSource {
-                            path: "/dev/null".into(),
-                            type_: Some("CharDevice".into()),
-                        }),
-                        ..volume("dev")
-                    },
-                ]),
-                ..PodSpec::default()
-            }),
-            ..Pod::default()
-        })
+    fn pod(volumes: &Value, resources: &Value) -> DesiredPod {
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": {
+            "securityContext": {"fsGroup": 7}, "volumes": volumes,
+            "containers": [{"name": "c", "resources": resources}]}});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
     }
 
-    #[test]
-    fn volumes_become_steps_and_mounts() {
-        let steps = pod_volumes(&pod(), "/r/pods/u");
-        assert_eq!(
-            steps,
-            [
-                VolumeStep::EmptyDir {
-                    path: "/r/pods/u/volumes/kubernetes.io~empty-dir/data".into(),
-                    group: Some(7)
-                },
-                VolumeStep::HostPath {
-                    name: "dev".into(),
-                    path: "/dev/null".into(),
-                    kind: HostPathKind::CharDevice
-                },
-            ]
-        );
-        let mount = |name: &str, at: &str| VolumeMount {
-            name: name.into(),
-            mount_path: at.into(),
-            ..Default::default()
-        };
-        let wanted = [
-            VolumeMount {
-                read_only: Some(true),
-                mount_propagation: Some("HostToContainer".into()),
-                ..mount("data", "/data")
-            },
-            mount("dev", "dev/x"),
-        ];
-        let mounts = container_mounts(&pod(), &wanted, "/r/pods/u").expect("volumes exist");
-        let seen: Vec<_> = mounts
-            .iter()
-            .map(|m| (m.container_path.as_str(), m.host_path.as_str(), m.readonly, m.propagation))
-            .collect();
-        assert_eq!(
-            seen,
-            [
-                ("/data", "/r/pods/u/volumes/kubernetes.io~empty-dir/data", true, 1),
-                ("/dev/x", "/dev/null", false, 0)
-            ]
-        );
-        let lost = container_mounts(&pod(), &[mount("none", "/x")], "/r").expect_err("no such volume");
-        assert!(lost.0.contains("\"none\""), "{lost}");
+    fn node() -> NodeSettings {
+        NodeSettings { memory_capacity_bytes: 1 << 30, ..NodeSettings::new("n", "/r") }
     }
 
-    #[test]
-    fn directories_are_made_checked_and_removed_without_following_links() {
-        let root = std::env::temp_dir().join(format!("smolet-volume-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&root);
-        let outside = root.join("outside");
-        let pod_dir = root.join("pods/u");
-        std::fs::create_dir_all(&outside).expect("made");
-        std::fs::write(outside.join("keep"), "x").expect("written");
-        let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
-        make(&[VolumeStep::EmptyDir { path: data.clone(), group: None }]).expect("made");
-        assert_eq!(data.metadata().expect("there").permissions().mode() & 0o7777, 0o777);
-        std::os::unix::fs::symlink(&outside, data.join("link")).expect("linked");
-
-        let host = |path: PathBuf, kind| VolumeStep::HostPath { name: "v".into(), path, kind };
-        for (path, kind, fine) in [
-            (outside.join("new"), HostPathKind::Directory, false),
-            (outside.join("new"), HostPathKind::DirectoryOrCreate, true),
-            (outside.join("new"), HostPathKind::Directory, true),
-            (outside.join("new"), HostPathKind::File, false),
-            (outside.join("file"), HostPathKind::FileOrCreate, true),
-            (outside.join("file"), HostPathKind::Socket, false),
-            ("/dev/null".into(), HostPathKind::CharDevice, true),
-            ("/dev/null".into(), HostPathKind::BlockDevice, false),
-            (outside.join("nothing"), HostPathKind::Unchecked, true),
-        ] {
-            assert_eq!(make(&[host(path.clone(), kind)]).is_ok(), fine, "{} as {kind:?}", path.display());
+    fn content(volume: &Value, resources: &Value) -> String {
+        let (pod, node, objects) = (pod(&json!([volume]), resources), node(), Objects::new());
+        match pod_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r") {
+            Ok(steps) => format!("{} {:?}", steps[0].path.display(), steps[0].content),
+            Err(error) => error.0,
         }
+    }
 
-        remove_pod_dir(&pod_dir).expect("removed");
-        assert!(!pod_dir.exists() && outside.join("keep").exists());
-        remove_pod_dir(&pod_dir).expect("removing nothing is fine");
-        let error = remove_pod_dir(Path::new("/proc")).expect_err("mounted");
-        assert!(error.0.contains("still mounted"), "{error}");
-        std::fs::remove_dir_all(&root).expect("cleaned");
+    #[test]
+    fn volumes_become_steps() {
+        let memory =
+            |limit: Value| json!({"name": "v", "emptyDir": {"medium": "Memory", "sizeLimit": limit}});
+        let huge = |medium: &str| json!({"name": "v", "emptyDir": {"medium": medium}});
+        let pages = |sizes: &[&str]| {
+            let all = sizes.iter().map(|size| (format!("hugepages-{size}"), json!("1Gi")));
+            json!({"requests": all.collect::<serde_json::Map<_, _>>()})
+        };
+        let empty = |medium: &str| {
+            format!("/r/volumes/kubernetes.io~empty-dir/v Empty {{ medium: {medium}, group: Some(7) }}")
+        };
+        for (volume, resources, wanted) in [
+            (json!({"name": "v", "emptyDir": {}}), json!({}), empty("Disk")),
+            (memory(Value::Null), json!({}), empty("Memory { bytes_max: Some(1073741824) }")),
+            (memory(json!("0")), json!({}), empty("Memory { bytes_max: Some(1073741824) }")),
+            (memory(json!("1Mi")), json!({}), empty("Memory { bytes_max: Some(1048576) }")),
+            (memory(json!("2Gi")), json!({"limits": {"memory": "64Mi"}}), empty("Memory { bytes_max: Some(67108864) }")),
+            (huge("HugePages"), pages(&["2Mi"]), empty("HugePages { page_bytes: 2097152 }")),
+            (huge("HugePages-1Gi"), pages(&["2Mi", "1Gi"]), empty("HugePages { page_bytes: 1073741824 }")),
+            (
+                huge("HugePages"),
+                pages(&["2Mi", "1Gi"]),
+                "MountVolume.SetUp failed for volume \"v\" : medium: HugePages can't be used if container requests multiple huge page sizes".into(),
+            ),
+            (
+                huge("HugePages-1Gi"),
+                pages(&["2Mi"]),
+                "MountVolume.SetUp failed for volume \"v\" : medium HugePages-1Gi: hugePages storage requested, but there is no resource request for huge pages".into(),
+            ),
+            (
+                json!({"name": "v", "hostPath": {"path": "/dev/null", "type": "CharDevice"}}),
+                json!({}),
+                "/dev/null Host(CharDevice)".into(),
+            ),
+            (
+                json!({"name": "v", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
+                json!({}),
+                "/r/volumes/kubernetes.io~downward-api/v Files { files: [File { path: \"n\", mode: 420, content: 1 bytes }], group: Some(7), medium: Memory { bytes_max: Some(1073741824) } }".into(),
+            ),
+            (
+                json!({"name": "v", "configMap": {"name": "m", "optional": true}}),
+                json!({}),
+                "/r/volumes/kubernetes.io~configmap/v Files { files: [], group: Some(7), medium: Disk }".into(),
+            ),
+            (
+                json!({"name": "v", "configMap": {"name": "m"}}),
+                json!({}),
+                "MountVolume.SetUp failed for volume \"v\" : configmap \"m\" not found".into(),
+            ),
+        ] {
+            assert_eq!(content(&volume, &resources), wanted, "{volume}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_made_of_other_things_is_made_anew() {
+        let volumes = json!([
+            {"name": "conf", "configMap": {"name": "m"}}, {"name": "data", "emptyDir": {}},
+            {"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "key", "secret": {"secretName": "s"}}]);
+        let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"a": "1"}});
+        let map = Object::ConfigMap(std::sync::Arc::new(serde_json::from_value(map).unwrap()));
+        let objects = Objects::from([(map.key(), map)]);
+        let (pod, node) = (pod(&volumes, &json!({})), node());
+        let (steps, errors) = object_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r");
+        let steps: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();
+        assert_eq!(steps, ["conf"]);
+        let missing = "MountVolume.SetUp failed for volume \"key\" : secret \"s\" not found";
+        assert_eq!(errors, [VolumeError(missing.into())]);
     }
 }

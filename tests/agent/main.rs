@@ -14,6 +14,7 @@ mod events;
 mod faults;
 mod images;
 mod metrics;
+mod objects;
 mod restart;
 mod socket;
 mod start;

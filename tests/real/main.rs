@@ -20,6 +20,7 @@ mod refusal;
 mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
+mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -44,6 +45,11 @@ const TESTS: &[Test] = tests![
     life::another_change_replaces_the_pod,
     life::a_removed_manifest_ends_the_pod_gracefully,
     life::a_missing_image_is_named,
+    volumes::variables_come_from_config_maps_and_secrets,
+    volumes::files_come_from_config_maps_and_secrets_and_follow_them,
+    volumes::volumes_are_what_the_spec_says,
+    volumes::a_sub_path_leads_nowhere_outside_its_volume,
+    volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
     events::an_exit_is_told_and_waits_for_no_relist,
     events::events_come_again_after_containerd_was_killed,
     recovery::a_killed_agent_takes_its_pods_up_again,

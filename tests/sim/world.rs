@@ -316,6 +316,7 @@ impl World {
         let update = SourceUpdate {
             source: smolet::source::file::NAME,
             pods: self.manifests.keys().filter_map(|name| self.pod(name)).collect(),
+            objects: Vec::new(),
             problems: problems.into_iter().collect(),
             complete: !self.broken,
             held: smolet::source::Held::default(),

@@ -1,6 +1,7 @@
 //! The node and the sources of variables that the `container_config` and `sandbox_config` sets were made with.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use serde::de::DeserializeOwned;
@@ -16,8 +17,8 @@ pub struct Fixture {
 }
 
 pub struct Sources {
-    config_maps: Vec<Rc<ConfigMap>>,
-    secrets: Vec<Rc<Secret>>,
+    config_maps: Vec<Arc<ConfigMap>>,
+    secrets: Vec<Arc<Secret>>,
     services: Rc<[Service]>,
 }
 
@@ -41,8 +42,8 @@ impl Fixture {
         node.cluster_dns = texts(&kubelet["clusterDNS"]);
         node.cluster_domain = text(&kubelet["clusterDomain"]);
         let sources = Sources {
-            config_maps: list(&all["configMaps"]).into_iter().map(Rc::new).collect(),
-            secrets: list(&all["secrets"]).into_iter().map(Rc::new).collect(),
+            config_maps: list(&all["configMaps"]).into_iter().map(Arc::new).collect(),
+            secrets: list(&all["secrets"]).into_iter().map(Arc::new).collect(),
             services: list(&all["services"]).into(),
         };
         Self { node, sources }
@@ -55,11 +56,11 @@ fn list<T: DeserializeOwned>(value: &Value) -> Vec<T> {
 
 impl EnvSources for Sources {
     // The fixtures' ConfigMaps and Secrets stand in every namespace.
-    fn config_map(&self, _: &str, name: &str) -> Result<Option<Rc<ConfigMap>>, String> {
+    fn config_map(&self, _: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
         Ok(self.config_maps.iter().find(|map| map.metadata.name.as_deref() == Some(name)).cloned())
     }
 
-    fn secret(&self, _: &str, name: &str) -> Result<Option<Rc<Secret>>, String> {
+    fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
         Ok(self.secrets.iter().find(|secret| secret.metadata.name.as_deref() == Some(name)).cloned())
     }
 

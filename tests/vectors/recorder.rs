@@ -20,7 +20,7 @@ use smolet::model::{
     SandboxState, SandboxStatus, Seconds, Wall,
 };
 use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
-use smolet::render::{NoSources, NodeSettings};
+use smolet::render::{ManifestObjects, NodeSettings};
 use smolet::sync::act::{ActContext, Hooks, NoVolumes};
 
 /// How long a container takes to stop.
@@ -95,7 +95,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         clock: clock.clone(),
         node: Rc::new(node),
         images: Rc::new(ImagePuller::new(clock, PULLS_AT_ONCE)),
-        env: Rc::new(NoSources),
+        env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(NoVolumes),
         hooks,
         notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),

@@ -93,7 +93,7 @@ fn common<'a>(
         check.one_of(&text(&container.image_pull_policy), &["Always", "IfNotPresent", "Never"]);
     });
     ports(check, container.ports.as_deref().unwrap_or_default());
-    env::env(check, container);
+    env::env(check, container, spec.volumes.as_deref().unwrap_or_default());
     let mut places = BTreeSet::new();
     check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
         volume_mount(check, mount, container, volumes);

@@ -1,12 +1,14 @@
 //! Environment variables (`ValidateEnv`, `ValidateEnvFrom`). PURE.
 
-use k8s_openapi::api::core::v1::{Container, EnvVar, ObjectFieldSelector, ResourceFieldSelector};
+use k8s_openapi::api::core::v1::{
+    Container, EnvVar, FileKeySelector, ObjectFieldSelector, ResourceFieldSelector, Volume,
+};
 
 use super::{Check, names};
 use crate::render::quantity::Quantity;
 
 /// `env` and `envFrom` of a container.
-pub(super) fn env(check: &mut Check, container: &Container) {
+pub(super) fn env(check: &mut Check, container: &Container, volumes: &[Volume]) {
     check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
         check.at("name", |check| {
             if variable.name.is_empty() {
@@ -15,7 +17,7 @@ pub(super) fn env(check: &mut Check, container: &Container) {
                 check.text(&variable.name, names::env_name);
             }
         });
-        value_from(check, variable);
+        value_from(check, variable, volumes);
     });
     check.each("envFrom", container.env_from.as_deref().unwrap_or_default(), |check, source| {
         if let Some(prefix) = source.prefix.as_deref().filter(|prefix| !prefix.is_empty()) {
@@ -30,7 +32,7 @@ pub(super) fn env(check: &mut Check, container: &Container) {
     });
 }
 
-fn object_name(check: &mut Check, field: &str, name: &str) {
+pub(super) fn object_name(check: &mut Check, field: &str, name: &str) {
     check.at(field, |check| {
         check.at("name", |check| {
             if name.is_empty() {
@@ -43,7 +45,7 @@ fn object_name(check: &mut Check, field: &str, name: &str) {
 }
 
 /// `validateEnvVarValueFrom`.
-fn value_from(check: &mut Check, variable: &EnvVar) {
+fn value_from(check: &mut Check, variable: &EnvVar, volumes: &[Volume]) {
     let Some(from) = &variable.value_from else { return };
     check.at("valueFrom", |check| {
         let sources = [
@@ -64,7 +66,7 @@ fn value_from(check: &mut Check, variable: &EnvVar) {
             check.wrong("must name one source only");
         }
         if let Some(selector) = &from.field_ref {
-            check.at("fieldRef", |check| field_ref(check, selector));
+            check.at("fieldRef", |check| field_ref(check, selector, &FIELDS));
         }
         if let Some(selector) = &from.resource_field_ref {
             check.at("resourceFieldRef", |check| resource_field_ref(check, selector));
@@ -81,6 +83,32 @@ fn value_from(check: &mut Check, variable: &EnvVar) {
                 check.at(field, |check| check.at("key", |check| check.required("")));
             }
         }
+        if let Some(selector) = &from.file_key_ref {
+            check.at("fileKeyRef", |check| file_key_ref(check, selector, volumes));
+        }
+    });
+}
+
+/// `validateFileKeySelector` and `validateFileKeyRefVolumes`.
+fn file_key_ref(check: &mut Check, selector: &FileKeySelector, volumes: &[Volume]) {
+    check.at("volumeName", |check| {
+        let name = selector.volume_name.as_str();
+        match volumes.iter().find(|volume| volume.name == name) {
+            None if name.is_empty() => check.required("the volume's name"),
+            None => check.invalid_text(name, "names no volume in spec.volumes"),
+            Some(volume) if volume.empty_dir.is_none() => {
+                check.invalid_text(name, "must be an emptyDir");
+            }
+            Some(_) => {}
+        }
+    });
+    check.at("path", |check| match selector.path.as_str() {
+        "" => check.required("the file below the volume"),
+        path => check.text(path, names::no_backsteps),
+    });
+    check.at("key", |check| match selector.key.as_str() {
+        "" => check.required("the variable's name in the file"),
+        key => check.text(key, names::env_name),
     });
 }
 
@@ -96,8 +124,12 @@ const FIELDS: [&str; 9] = [
     "status.podIPs",
 ];
 
-/// `validateObjectFieldSelector`.
-fn field_ref(check: &mut Check, selector: &ObjectFieldSelector) {
+/// The fields that files of a volume can have.
+pub(super) const FILE_FIELDS: [&str; 5] =
+    ["metadata.name", "metadata.namespace", "metadata.labels", "metadata.annotations", "metadata.uid"];
+
+/// `validateObjectFieldSelector`; `fields` are those without a subscript.
+pub(super) fn field_ref(check: &mut Check, selector: &ObjectFieldSelector, fields: &[&str]) {
     check
         .at("apiVersion", |check| check.one_of(selector.api_version.as_deref().unwrap_or_default(), &["v1"]));
     check.at("fieldPath", |check| {
@@ -117,8 +149,8 @@ fn field_ref(check: &mut Check, selector: &ObjectFieldSelector) {
                 check.invalid_text(path, "has a subscript, which only metadata.labels and .annotations take");
             }
             // The old name of spec.nodeName.
-            None if path == "spec.host" => {}
-            None => check.one_of(path, &FIELDS),
+            None if path == "spec.host" && fields == FIELDS => {}
+            None => check.one_of(path, fields),
         }
     });
 }
@@ -133,7 +165,7 @@ const RESOURCES: [&str; 6] = [
 ];
 
 /// `validateContainerResourceFieldSelector` and its divisor.
-fn resource_field_ref(check: &mut Check, selector: &ResourceFieldSelector) {
+pub(super) fn resource_field_ref(check: &mut Check, selector: &ResourceFieldSelector) {
     let resource = selector.resource.as_str();
     check.at("resource", |check| {
         let hugepages =

@@ -34,6 +34,19 @@ pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {
     check.errors
 }
 
+/// Checks the name and the namespace of a ConfigMap or Secret.
+pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
+    let mut check = Check::default();
+    check.at("metadata", |check| {
+        check.at("name", |check| match name.unwrap_or_default() {
+            "" => check.required("the object's name"),
+            name => check.text(name, names::subdomain),
+        });
+        check.at("namespace", |check| check.text(namespace, names::label));
+    });
+    check.errors
+}
+
 /// Checks a defaulted pod that has its identity: first what this version does not do, then what no version takes.
 pub fn pod(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();

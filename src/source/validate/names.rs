@@ -87,6 +87,18 @@ pub fn env_name(text: &str) -> Broken {
     broken(good, "must be printable ASCII characters other than '='")
 }
 
+/// `IsConfigMapKey`: a key of a ConfigMap or Secret.
+pub fn config_key(text: &str) -> Broken {
+    let good = (1..=253).contains(&text.len())
+        && !text.starts_with("..")
+        && text != "."
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    broken(
+        good,
+        "must be at most 253 letters, digits, '-', '_' or '.', neither \".\" nor beginning with \"..\"",
+    )
+}
+
 /// `IsValidSysctlName`.
 pub fn sysctl(text: &str) -> Broken {
     let good = text.len() <= 253

@@ -2,7 +2,9 @@
 //!
 //! A row leaves the tables when its feature arrives.
 
-use k8s_openapi::api::core::v1::{AppArmorProfile, Container, EnvVar, Pod, PodSpec, SecurityContext, Volume};
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection,
+};
 
 use super::Check;
 
@@ -120,43 +122,23 @@ const CONTAINER: &[Row<Container>] = &[
     }),
 ];
 
-/// Fields of an environment variable. Optional references are taken: they count as absent.
-const ENV: &[Row<EnvVar>] = &[
-    Row(
-        "valueFrom.configMapKeyRef",
-        "there are no ConfigMaps; write the value, or mark it optional",
-        |variable| {
-            let selector = variable.value_from.as_ref().and_then(|from| from.config_map_key_ref.as_ref());
-            selector.is_some_and(|selector| selector.optional != Some(true))
-        },
-    ),
-    Row(
-        "valueFrom.secretKeyRef",
-        "there are no Secrets; mount a file of the node, or mark it optional",
-        |variable| {
-            let selector = variable.value_from.as_ref().and_then(|from| from.secret_key_ref.as_ref());
-            selector.is_some_and(|selector| selector.optional != Some(true))
-        },
-    ),
-    Row(
-        "valueFrom.fileKeyRef",
-        "variables are not read from files; write the value, or mark it optional",
-        |variable| {
-            let selector = variable.value_from.as_ref().and_then(|from| from.file_key_ref.as_ref());
-            selector.is_some_and(|selector| selector.optional != Some(true))
-        },
-    ),
+/// Sources of a projected volume.
+const PROJECTION: &[Row<VolumeProjection>] = &[
+    Row("serviceAccountToken", "service accounts need an API server", |source| {
+        source.service_account_token.is_some()
+    }),
+    Row("clusterTrustBundle", "trust bundles need an API server", |source| {
+        source.cluster_trust_bundle.is_some()
+    }),
+    Row("podCertificate", "certificates for pods need an API server", |source| {
+        source.pod_certificate.is_some()
+    }),
 ];
 
-/// Fields of a volume, its kinds apart.
-const VOLUME: &[Row<Volume>] = &[
-    Row("emptyDir.medium", "an emptyDir is on the node's disk", |volume| {
-        volume.empty_dir.as_ref().is_some_and(|dir| filled(dir.medium.as_ref()))
-    }),
-    Row("emptyDir.sizeLimit", "use of disk is not limited yet", |volume| {
-        volume.empty_dir.as_ref().is_some_and(|dir| dir.size_limit.is_some())
-    }),
-];
+/// The refused fields that a source of a projected volume has.
+pub(super) fn projections(source: &VolumeProjection) -> impl Iterator<Item = &'static str> {
+    PROJECTION.iter().filter(|Row(_, _, has)| has(source)).map(|Row(field, ..)| *field)
+}
 
 /// A kind of volume: its field, whether it is supported, and whether a volume is one.
 type Kind = (&'static str, bool, fn(&Volume) -> bool);
@@ -165,10 +147,10 @@ type Kind = (&'static str, bool, fn(&Volume) -> bool);
 const VOLUME_KINDS: &[Kind] = &[
     ("emptyDir", true, |volume| volume.empty_dir.is_some()),
     ("hostPath", true, |volume| volume.host_path.is_some()),
-    ("configMap", false, |volume| volume.config_map.is_some()),
-    ("secret", false, |volume| volume.secret.is_some()),
-    ("projected", false, |volume| volume.projected.is_some()),
-    ("downwardAPI", false, |volume| volume.downward_api.is_some()),
+    ("configMap", true, |volume| volume.config_map.is_some()),
+    ("secret", true, |volume| volume.secret.is_some()),
+    ("projected", true, |volume| volume.projected.is_some()),
+    ("downwardAPI", true, |volume| volume.downward_api.is_some()),
     ("persistentVolumeClaim", false, |volume| volume.persistent_volume_claim.is_some()),
     ("ephemeral", false, |volume| volume.ephemeral.is_some()),
     ("csi", false, |volume| volume.csi.is_some()),
@@ -209,18 +191,12 @@ pub fn table() -> Vec<(String, &'static str)> {
     rows("metadata", METADATA)
         .chain(rows("spec", SPEC))
         .chain(rows("spec.containers[*]", CONTAINER))
-        .chain(rows("spec.containers[*].env[*]", ENV))
-        .chain([("spec.containers[*].envFrom[*]".to_owned(), ENV_FROM)])
-        .chain(MOUNT.map(|field| (format!("spec.containers[*].volumeMounts[*].{field}"), SUB_PATH)))
-        .chain(rows("spec.volumes[*]", VOLUME))
+        .chain(rows("spec.volumes[*].projected.sources[*]", PROJECTION))
         .chain(kinds.map(|(field, ..)| (format!("spec.volumes[*].{field}"), KIND)))
         .collect()
 }
 
-const ENV_FROM: &str = "there are no ConfigMaps and Secrets; write the variables, or mark it optional";
-const SUB_PATH: &str = "mount the whole volume";
-const KIND: &str = "use emptyDir or hostPath";
-const MOUNT: [&str; 2] = ["subPath", "subPathExpr"];
+const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI or projected";
 
 /// Refuses what the tables name.
 pub(super) fn pod(check: &mut Check, pod: &Pod) {
@@ -231,9 +207,13 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
         check.each("containers", &spec.containers, container);
         check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), container);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
-            rows(check, VOLUME, volume);
             for (field, _, _) in VOLUME_KINDS.iter().filter(|(_, supported, is)| !supported && is(volume)) {
                 refuse(check, field, KIND);
+            }
+            let sources = volume.projected.iter().flat_map(|of| of.sources.iter().flatten());
+            for (index, source) in sources.enumerate() {
+                check
+                    .at_path(&format!("projected.sources[{index}]"), |check| rows(check, PROJECTION, source));
             }
         });
     });
@@ -241,25 +221,6 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
 
 fn container(check: &mut Check, container: &Container) {
     rows(check, CONTAINER, container);
-    check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
-        rows(check, ENV, variable);
-    });
-    check.each("envFrom", container.env_from.as_deref().unwrap_or_default(), |check, source| {
-        let config_map = source.config_map_ref.as_ref().map(|source| source.optional);
-        let secret = source.secret_ref.as_ref().map(|source| source.optional);
-        for (field, optional) in [("configMapRef", config_map), ("secretRef", secret)] {
-            if optional.is_some_and(|optional| optional != Some(true)) {
-                refuse(check, field, ENV_FROM);
-            }
-        }
-    });
-    check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
-        for (field, given) in MOUNT.into_iter().zip([&mount.sub_path, &mount.sub_path_expr]) {
-            if filled(given.as_ref()) {
-                refuse(check, field, SUB_PATH);
-            }
-        }
-    });
 }
 
 fn rows<T>(check: &mut Check, rows: &[Row<T>], of: &T) {

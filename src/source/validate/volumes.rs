@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{KeyToPath, Volume};
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ProjectedVolumeSource, Volume};
 
-use super::{Check, names};
+use super::{Check, env, names};
 use crate::render::quantity::Quantity;
 
 /// All volumes.
@@ -29,6 +29,21 @@ fn source(check: &mut Check, volume: &Volume) {
     let kinds: Vec<&str> = super::unsupported::volume_kinds(volume).collect();
     if kinds.len() > 1 {
         check.wrong(&format!("must be of one kind, not of {} ({})", kinds.len(), kinds.join(", ")));
+    }
+    if let Some(medium) = volume.empty_dir.as_ref().and_then(|dir| dir.medium.as_deref()) {
+        let page = medium.strip_prefix("HugePages-").map(Quantity::parse);
+        if !matches!(medium, "" | "Memory" | "HugePages")
+            && !matches!(page, Some(Ok(size)) if size > Quantity::ZERO)
+        {
+            check.at("emptyDir", |check| {
+                check.at("medium", |check| {
+                    check.invalid_text(
+                        medium,
+                        "must be empty, Memory, HugePages or HugePages-SIZE, such as HugePages-2Mi",
+                    );
+                });
+            });
+        }
     }
     if let Some(size) = volume.empty_dir.as_ref().and_then(|dir| dir.size_limit.as_ref()) {
         check.at("emptyDir", |check| {
@@ -64,17 +79,113 @@ fn source(check: &mut Check, volume: &Volume) {
             });
         });
     }
-    for (kind, mode, items) in [
-        ("secret", volume.secret.as_ref().map(|s| (s.default_mode, &s.items))),
-        ("configMap", volume.config_map.as_ref().map(|s| (s.default_mode, &s.items))),
-    ]
-    .into_iter()
-    .filter_map(|(kind, source)| source.map(|(mode, items)| (kind, mode, items)))
-    {
-        check.at(kind, |check| {
-            check.at("defaultMode", |check| file_mode(check, mode));
-            check.each("items", items.as_deref().unwrap_or_default(), key_to_path);
+    if let Some(of) = &volume.secret {
+        check.at("secret", |check| {
+            object(check, "secretName", of.secret_name.as_deref(), of.items.as_deref());
+            check.at("defaultMode", |check| file_mode(check, of.default_mode));
         });
+    }
+    if let Some(of) = &volume.config_map {
+        check.at("configMap", |check| {
+            object(check, "name", Some(&of.name), of.items.as_deref());
+            check.at("defaultMode", |check| file_mode(check, of.default_mode));
+        });
+    }
+    if let Some(of) = &volume.downward_api {
+        check.at("downwardAPI", |check| {
+            check.at("defaultMode", |check| file_mode(check, of.default_mode));
+            check.each("items", of.items.as_deref().unwrap_or_default(), downward_file);
+        });
+    }
+    if let Some(of) = &volume.projected {
+        check.at("projected", |check| projected(check, of));
+    }
+    paths(check, volume);
+}
+
+/// The name of the object and the items of its volume.
+fn object(check: &mut Check, field: &str, name: Option<&str>, items: Option<&[KeyToPath]>) {
+    check.at(field, |check| match name.unwrap_or_default() {
+        "" => check.required("the object's name"),
+        name => check.text(name, names::subdomain),
+    });
+    check.each("items", items.unwrap_or_default(), key_to_path);
+}
+
+/// `validateProjectedVolumeSource`.
+fn projected(check: &mut Check, of: &ProjectedVolumeSource) {
+    check.at("defaultMode", |check| file_mode(check, of.default_mode));
+    check.each("sources", of.sources.as_deref().unwrap_or_default(), |check, source| {
+        if let Some(of) = &source.secret {
+            check.at("secret", |check| object(check, "name", Some(&of.name), of.items.as_deref()));
+        }
+        if let Some(of) = &source.config_map {
+            check.at("configMap", |check| object(check, "name", Some(&of.name), of.items.as_deref()));
+        }
+        if let Some(of) = &source.downward_api {
+            check.at("downwardAPI", |check| {
+                check.each("items", of.items.as_deref().unwrap_or_default(), downward_file);
+            });
+        }
+        let kinds = [source.secret.is_some(), source.config_map.is_some(), source.downward_api.is_some()];
+        match kinds.into_iter().filter(|given| *given).count()
+            + super::unsupported::projections(source).count()
+        {
+            0 => check.required("secret, configMap or downwardAPI"),
+            1 => {}
+            _ => check.wrong("must be of one kind only"),
+        }
+    });
+}
+
+/// `validateDownwardAPIVolumeFile`.
+fn downward_file(check: &mut Check, file: &DownwardAPIVolumeFile) {
+    file_path(check, &file.path);
+    check.at("mode", |check| file_mode(check, file.mode));
+    match (&file.field_ref, &file.resource_field_ref) {
+        (Some(_), Some(_)) => check.wrong("must have one of fieldRef and resourceFieldRef only"),
+        (Some(field), None) => check.at("fieldRef", |check| env::field_ref(check, field, &env::FILE_FIELDS)),
+        (None, Some(field)) => check.at("resourceFieldRef", |check| {
+            if field.container_name.as_deref().unwrap_or_default().is_empty() {
+                check.at("containerName", |check| check.required("a file is of no container by itself"));
+            }
+            env::resource_field_ref(check, field);
+        }),
+        (None, None) => check.required("one of fieldRef and resourceFieldRef"),
+    }
+}
+
+/// No file stands at the place of another, or where another needs a directory. The kubelet finds the second only when it
+/// writes the volume.
+fn paths(check: &mut Check, volume: &Volume) {
+    fn items(items: Option<&Vec<KeyToPath>>) -> impl Iterator<Item = &str> {
+        items.into_iter().flatten().map(|item| item.path.as_str())
+    }
+    fn files(files: Option<&Vec<DownwardAPIVolumeFile>>) -> impl Iterator<Item = &str> {
+        files.into_iter().flatten().map(|file| file.path.as_str())
+    }
+    let own = items(volume.config_map.as_ref().and_then(|of| of.items.as_ref()))
+        .chain(items(volume.secret.as_ref().and_then(|of| of.items.as_ref())))
+        .chain(files(volume.downward_api.as_ref().and_then(|of| of.items.as_ref())));
+    let sources = volume.projected.iter().flat_map(|of| of.sources.iter().flatten());
+    let projected = sources.flat_map(|source| {
+        items(source.config_map.as_ref().and_then(|of| of.items.as_ref()))
+            .chain(items(source.secret.as_ref().and_then(|of| of.items.as_ref())))
+            .chain(files(source.downward_api.as_ref().and_then(|of| of.items.as_ref())))
+    });
+    let clean = |path: &str| {
+        let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+        parts.join("/")
+    };
+    let mut seen: Vec<String> = own.chain(projected).map(clean).collect();
+    seen.sort();
+    let below = |path: &str, of: &str| path.strip_prefix(of).is_some_and(|rest| rest.starts_with('/'));
+    for pair in seen.windows(2).filter(|pair| !pair[0].is_empty()) {
+        if pair[0] == pair[1] {
+            check.invalid_text(&pair[1], "must be the path of one file only");
+        } else if below(&pair[1], &pair[0]) {
+            check.invalid_text(&pair[1], &format!("stands below {}, which is a file too", pair[0]));
+        }
     }
 }
 
@@ -83,16 +194,21 @@ fn key_to_path(check: &mut Check, item: &KeyToPath) {
     if item.key.is_empty() {
         check.at("key", |check| check.required(""));
     }
+    file_path(check, &item.path);
+    check.at("mode", |check| file_mode(check, item.mode));
+}
+
+/// `ValidateLocalNonReservedPath`.
+fn file_path(check: &mut Check, path: &str) {
     check.at("path", |check| {
-        if item.path.is_empty() {
+        if path.is_empty() {
             return check.required("");
         }
-        check.text(&item.path, names::descending);
-        if item.path.starts_with("..") && !item.path.starts_with("../") {
-            check.invalid_text(&item.path, "must not start with '..'");
+        check.text(path, names::descending);
+        if path.starts_with("..") && !path.starts_with("../") {
+            check.invalid_text(path, "must not start with '..'");
         }
     });
-    check.at("mode", |check| file_mode(check, item.mode));
 }
 
 fn file_mode(check: &mut Check, mode: Option<i32>) {
@@ -100,5 +216,120 @@ fn file_mode(check: &mut Check, mode: Option<i32>) {
         && !(0..=0o777).contains(&mode)
     {
         check.invalid(mode, "must be between 0 and 0777 (octal; JSON wants it in decimal, up to 511)");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::decode::FieldError;
+    use serde_json::{Value, json};
+
+    fn errors(kind: &str, source: &Value) -> Vec<String> {
+        let volume = json!([{"name": "v", kind: source}]);
+        let mut check = Check::default();
+        volumes(&mut check, &serde_json::from_value::<Vec<Volume>>(volume).unwrap());
+        let value =
+            |error: &FieldError| error.value.as_ref().map(|value| format!("{value}: ")).unwrap_or_default();
+        check
+            .errors
+            .iter()
+            .map(|error| format!("{}: {}{}", error.path, value(error), error.message))
+            .collect()
+    }
+
+    #[test]
+    fn files_of_volumes_are_checked() {
+        let field = |path: &str, field: &str| json!({"path": path, "fieldRef": {"apiVersion": "v1", "fieldPath": field}});
+        let memory = |container: &str| json!({"path": "m", "resourceFieldRef": {"containerName": container, "resource": "limits.memory"}});
+        let item = |path: &str| json!({"key": "k", "path": path});
+        for (kind, source, wanted) in [
+            ("emptyDir", json!({"medium": "Memory", "sizeLimit": "1Mi"}), ""),
+            ("emptyDir", json!({"medium": "HugePages-2Mi"}), ""),
+            (
+                "emptyDir",
+                json!({"medium": "HugePages-much"}),
+                "volumes[0].emptyDir.medium: \"HugePages-much\": must be empty, M",
+            ),
+            (
+                "emptyDir",
+                json!({"medium": "Flash"}),
+                "volumes[0].emptyDir.medium: \"Flash\": must be empty, Memory",
+            ),
+            ("secret", json!({}), "volumes[0].secret.secretName: is required"),
+            (
+                "secret",
+                json!({"secretName": "s", "defaultMode": 512}),
+                "volumes[0].secret.defaultMode: 512: must be between",
+            ),
+            ("configMap", json!({"name": "M"}), "volumes[0].configMap.name: \"M\": must be"),
+            ("configMap", json!({"name": "m", "items": [item("a"), item("b/c")]}), ""),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("../a")]}),
+                "volumes[0].configMap.items[0].path: \"../a\": must",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("..a")]}),
+                "volumes[0].configMap.items[0].path: \"..a\": must not start",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("a"), item("./a")]}),
+                "volumes[0]: \"a\": must be the path of one file",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("a"), item("a/b")]}),
+                "volumes[0]: \"a/b\": stands below a, which",
+            ),
+            ("downwardAPI", json!({"items": [field("n", "metadata.labels['a']"), memory("c")]}), ""),
+            (
+                "downwardAPI",
+                json!({"items": [field("n", "status.podIP")]}),
+                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: \"status.podIP\": must be one of metadata.name",
+            ),
+            (
+                "downwardAPI",
+                json!({"items": [field("n", "spec.host")]}),
+                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: \"spec.h",
+            ),
+            (
+                "downwardAPI",
+                json!({"items": [memory("")]}),
+                "volumes[0].downwardAPI.items[0].resourceFieldRef.containerName: is required",
+            ),
+            (
+                "downwardAPI",
+                json!({"items": [{"path": "x"}]}),
+                "volumes[0].downwardAPI.items[0]: is required: one of fieldRef",
+            ),
+            (
+                "projected",
+                json!({"sources": [{}]}),
+                "volumes[0].projected.sources[0]: is required: secret, configMap",
+            ),
+            (
+                "projected",
+                json!({"sources": [{"secret": {"name": "s"}, "configMap": {"name": "m"}}]}),
+                "volumes[0].projected.sources[0]: must be of one kind",
+            ),
+            (
+                "projected",
+                json!({"sources": [{"secret": {"name": "s", "items": [item("a")]}}, {"downwardAPI": {"items": [field("a", "metadata.name")]}}]}),
+                "volumes[0]: \"a\": must be the path of one file",
+            ),
+            (
+                "projected",
+                json!({"defaultMode": -1, "sources": []}),
+                "volumes[0].projected.defaultMode: -1: must be",
+            ),
+        ] {
+            let got = errors(kind, &source);
+            let fits =
+                if wanted.is_empty() { got.is_empty() } else { got.len() == 1 && got[0].starts_with(wanted) };
+            assert!(fits, "{kind} {source}: {got:?}, not {wanted:?}");
+        }
     }
 }

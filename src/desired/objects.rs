@@ -1,0 +1,157 @@
+//! The sources' ConfigMaps and Secrets merged into one set. PURE.
+//!
+//! | situation | what happens |
+//! |---|---|
+//! | two documents hold one object | the one already in use stays, the other is a problem naming both |
+//! | an immutable object has other content | it stays as it was, and that is a problem |
+//! | a source is incomplete (invalid or unreadable manifest) | an object that is missing stays |
+
+use std::collections::BTreeMap;
+
+use super::Source;
+use crate::limits;
+use crate::model::ObjectKey;
+use crate::source::{Problem, SourcedObject};
+
+pub(super) type Held = BTreeMap<ObjectKey, SourcedObject>;
+
+/// The objects there are now, and what is wrong with them taken together.
+pub(super) fn merge(before: &Held, sources: &[Source]) -> (Held, Vec<Problem>) {
+    let (mut after, mut problems) = (Held::new(), Vec::new());
+    let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
+        .iter()
+        .flat_map(|source| &source.objects)
+        .map(|candidate| (candidate.object.key(), candidate))
+        .collect();
+    // Stable: the others stay in the order of sources, files and documents.
+    candidates.sort_by_key(|(key, new)| before.get(key).is_none_or(|old| old.origin != new.origin));
+    for (key, new) in candidates {
+        if let Some(other) = after.get(&key) {
+            let message = format!("is in {} too, which stays; remove it from one of them", other.origin);
+            refuse(&mut problems, &key, new, message);
+            continue;
+        }
+        let mut new = new.clone();
+        if let Some(old) =
+            before.get(&key).filter(|old| old.object.is_immutable() && old.object != new.object)
+        {
+            let message = "is immutable and stays as it was; give what is changed another name";
+            refuse(&mut problems, &key, &new, message.into());
+            new.object = old.object.clone();
+        }
+        after.insert(key, new);
+    }
+    if !sources.iter().all(|source| source.settled && source.complete) {
+        for (key, old) in before {
+            after.entry(key.clone()).or_insert_with(|| old.clone());
+        }
+    }
+    (after, problems)
+}
+
+fn refuse(problems: &mut Vec<Problem>, key: &ObjectKey, of: &SourcedObject, message: String) {
+    if problems.len() < limits::PROBLEMS_MAX {
+        problems.push(Problem {
+            document: Some(of.origin.document),
+            object: Some(key.to_string().into()),
+            ..Problem::of_file(&of.origin.file, message)
+        });
+    }
+}
+
+/// What is other than before: there, gone, or with another content.
+pub(super) fn changes<'a>(before: &'a Held, after: &'a Held) -> impl Iterator<Item = &'a ObjectKey> {
+    let gone = before.keys().filter(|key| !after.contains_key(*key));
+    let new = after.iter().filter(|(key, new)| before.get(*key).is_none_or(|old| old.object != new.object));
+    gone.chain(new.map(|(key, _)| key))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::desired::{Change, Desired};
+    use crate::model::Object;
+    use crate::source::{Held as HeldBytes, Origin, SourceUpdate};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use serde_json::json;
+
+    /// `NAME VALUE FILE [immutable]`
+    fn object(text: &str) -> SourcedObject {
+        let words: Vec<&str> = text.split(' ').collect();
+        let map: ConfigMap = serde_json::from_value(json!({
+            "metadata": {"name": words[0], "namespace": "default"},
+            "data": {"k": words[1]}, "immutable": words.len() > 3}))
+        .unwrap();
+        let origin = Origin { file: Arc::from(words[2]), document: 1 };
+        SourcedObject { object: Object::ConfigMap(Arc::new(map)), origin }
+    }
+
+    /// Applies the objects; says what changed, and the problems behind it.
+    fn apply(desired: &mut Desired, objects: &[&str], complete: bool) -> String {
+        let update = SourceUpdate {
+            source: "file",
+            pods: Vec::new(),
+            objects: objects.iter().map(|text| object(text)).collect(),
+            problems: Vec::new(),
+            complete,
+            held: HeldBytes::default(),
+        };
+        let changes = desired.apply(update, |_| false);
+        let changed = changes.iter().map(|change| match change {
+            Change::Object(key) => key.name.to_string(),
+            other => panic!("{other:?}"),
+        });
+        let problems = desired.merge_problems().map(ToString::to_string);
+        changed.chain(problems).collect::<Vec<_>>().join(" | ")
+    }
+
+    fn value(desired: &Desired, name: &str) -> Option<String> {
+        let objects = desired.objects();
+        let found = objects.iter().find(|(key, _)| &*key.name == name)?;
+        let Object::ConfigMap(map) = found.1 else { return None };
+        map.data.as_ref()?.get("k").cloned()
+    }
+
+    #[test]
+    fn objects_come_change_and_go() {
+        let mut desired = Desired::new(&["file"]);
+        assert_eq!(apply(&mut desired, &["a 1 f", "b 1 f"], true), "a | b");
+        assert_eq!(apply(&mut desired, &["a 2 f", "b 1 g"], true), "a", "another place is no change");
+        assert_eq!(value(&desired, "a").as_deref(), Some("2"));
+        assert_eq!(apply(&mut desired, &["b 1 g"], false), "", "held while a manifest cannot be read");
+        assert_eq!(value(&desired, "a").as_deref(), Some("2"));
+        assert_eq!(apply(&mut desired, &["b 1 g"], true), "a");
+        assert_eq!(value(&desired, "a"), None);
+    }
+
+    #[test]
+    fn of_two_the_one_in_use_stays_and_both_are_named() {
+        let mut desired = Desired::new(&["file"]);
+        apply(&mut desired, &["a 1 new"], true);
+        let told = apply(&mut desired, &["a 2 before", "a 1 new"], true);
+        assert_eq!(
+            told,
+            "before: document 1: ConfigMap default/a: is in new (document 1) too, which stays; remove it from one of them"
+        );
+        assert_eq!(value(&desired, "a").as_deref(), Some("1"));
+        assert_eq!(apply(&mut desired, &["a 2 before"], true), "a", "the other takes its place");
+    }
+
+    #[test]
+    fn an_immutable_object_stays_as_it_was() {
+        let mut desired = Desired::new(&["file"]);
+        apply(&mut desired, &["a 1 f immutable"], true);
+        for other in ["a 2 f immutable", "a 1 f"] {
+            let told = apply(&mut desired, &[other], true);
+            assert_eq!(
+                told,
+                "f: document 1: ConfigMap default/a: is immutable and stays as it was; give what is changed another name"
+            );
+            assert_eq!(value(&desired, "a").as_deref(), Some("1"));
+        }
+        assert_eq!(apply(&mut desired, &[], true), "a");
+        assert_eq!(apply(&mut desired, &["a 2 f"], true), "a", "gone and made anew");
+    }
+}

@@ -1,0 +1,89 @@
+//! Pods whose emptyDirs outgrow their `sizeLimit` are ended (eviction manager, `emptyDirLimitEviction`).
+//!
+//! Looked at every [`VOLUME_USAGE_PERIOD`], all pods in one task; with no such volume on the node nothing wakes up.
+
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::limits::VOLUME_USAGE_PERIOD;
+use crate::model::{Mono, PodUid};
+use crate::render::paths;
+use crate::status::Phase;
+use crate::volume::usage::{Limited, limited};
+
+use super::agent::{Agent, Event};
+
+/// When volumes are measured.
+pub(super) struct Measuring {
+    /// Not before.
+    next: Mono,
+    in_flight: bool,
+}
+
+impl Measuring {
+    pub(super) fn new(now: Mono) -> Self {
+        Self { next: now + VOLUME_USAGE_PERIOD, in_flight: false }
+    }
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    pub(super) fn measuring_due(&self) -> Option<Mono> {
+        let wanted = !self.measuring.in_flight && self.records.values().any(|record| record.limits_volumes);
+        wanted.then_some(self.measuring.next)
+    }
+
+    pub(super) fn measure_when_due(&mut self, now: Mono) {
+        if self.measuring_due().is_none_or(|at| at > now) {
+            return;
+        }
+        self.measuring = Measuring { next: now + VOLUME_USAGE_PERIOD, in_flight: true };
+        let of_pod = |(uid, record): (&PodUid, &super::record::Record)| {
+            let pod = record.worker.pod().filter(|_| record.limits_volumes)?;
+            let volumes = limited(pod, &paths::pod_dir(&self.ctx.node, &pod.key));
+            (!self.statuses.has_ended(uid)).then(|| (uid.to_string(), volumes))
+        };
+        let pods: Vec<(String, Vec<Limited>)> = self.records.iter().filter_map(of_pod).collect();
+        let (blocking, events) = (self.ctx.blocking.clone(), self.events.clone());
+        let task = async move {
+            let outgrown = move || {
+                let message = |volumes: Vec<Limited>| volumes.iter().find_map(Limited::outgrown);
+                let found = pods.into_iter().filter_map(|(uid, volumes)| Some((uid, message(volumes)?)));
+                found.collect::<Vec<_>>()
+            };
+            let found = blocking.run(outgrown).await;
+            let found =
+                found.into_iter().map(|(uid, message)| (PodUid::from(uid.as_str()), message)).collect();
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::Measured(found)).await;
+        };
+        self.executor.spawn(task).detach();
+    }
+
+    pub(super) fn measured(&mut self, outgrown: Vec<(PodUid, String)>) {
+        self.measuring.in_flight = false;
+        for (uid, message) in outgrown {
+            self.evict(&uid, &message);
+        }
+    }
+
+    /// Ends a pod at once and for good (`evictPod`, with no grace period).
+    fn evict(&mut self, uid: &PodUid, message: &str) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(mut status) = self.statuses.status(uid).filter(|_| !self.statuses.has_ended(uid)) else {
+            return;
+        };
+        status.phase = Some(Phase::Failed.as_str().to_owned());
+        status.reason = Some("Evicted".to_owned());
+        status.message = Some(message.to_owned());
+        record.evicted = true;
+        // An act that starts its containers would go on.
+        record.give_up = None;
+        (self.ctx.notes)(record.worker.key(), EventKind::Warning, "Evicted", message);
+        self.statuses.put(uid, status);
+        let now = self.ctx.clock.now();
+        self.refresh_status(uid, now);
+        if let Some(record) = self.records.get_mut(uid) {
+            record.worker.finished();
+        }
+        self.drive(uid);
+    }
+}

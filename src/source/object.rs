@@ -1,0 +1,408 @@
+//! A document of kind ConfigMap or Secret → a valid object (`ValidateConfigMap`, `ValidateSecret`). PURE.
+//!
+//! What is wrong with a Secret is said without any value of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::ByteString;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use serde::de::IntoDeserializer as _;
+
+use super::decode::{FieldError, Node, Path, typed};
+use super::identity;
+use super::validate::{self, names};
+use crate::limits::OBJECT_BYTES_MAX;
+use crate::model::{Object, ObjectKind};
+
+/// `v1.ConfigMap` as a manifest has it.
+#[derive(Deserialize)]
+#[serde(rename = "ConfigMap", rename_all = "camelCase")]
+struct ConfigMapManifest {
+    #[serde(rename = "apiVersion", default)]
+    _api_version: Option<String>,
+    #[serde(rename = "kind", default)]
+    _kind: Option<String>,
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    binary_data: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    immutable: Option<bool>,
+}
+
+/// `v1.Secret` as a manifest has it.
+#[derive(Deserialize)]
+#[serde(rename = "Secret", rename_all = "camelCase")]
+struct SecretManifest {
+    #[serde(rename = "apiVersion", default)]
+    _api_version: Option<String>,
+    #[serde(rename = "kind", default)]
+    _kind: Option<String>,
+    #[serde(default)]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    string_data: Option<BTreeMap<String, String>>,
+    #[serde(rename = "type", default)]
+    type_: Option<String>,
+    #[serde(default)]
+    immutable: Option<bool>,
+}
+
+/// The kind of a document that is such an object.
+pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
+    match kind {
+        "ConfigMap" => Some(ObjectKind::ConfigMap),
+        "Secret" => Some(ObjectKind::Secret),
+        _ => None,
+    }
+}
+
+/// Reads the object; paths in its errors begin below `at`.
+pub(super) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
+    let prefix = at.shown();
+    let below = |mut error: FieldError| {
+        error.path = [prefix.as_str(), &error.path]
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join(".");
+        error
+    };
+    let mut errors = Vec::new();
+    let object = match kind {
+        ObjectKind::ConfigMap => {
+            let read = typed::read::<ConfigMapManifest>(tree, at)?;
+            let binary = decoded("binaryData", read.binary_data, "", &mut errors);
+            config_map_errors(read.data.as_ref(), binary.as_ref(), &mut errors);
+            let metadata = checked(read.metadata, tree, &mut errors);
+            let map = ConfigMap { metadata, data: read.data, binary_data: binary, immutable: read.immutable };
+            Object::ConfigMap(Arc::new(map))
+        }
+        ObjectKind::Secret => {
+            let read = typed::read::<SecretManifest>(tree, at).map_err(without_values)?;
+            let mut data = decoded("data", read.data, "; plain text belongs into stringData", &mut errors);
+            for (key, value) in read.string_data.into_iter().flatten() {
+                data.get_or_insert_default().insert(key, ByteString(value.into_bytes()));
+            }
+            keys(
+                "data",
+                data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.len())),
+                &mut errors,
+            );
+            secret_type_errors(read.type_.as_deref().unwrap_or_default(), data.as_ref(), &mut errors);
+            let metadata = checked(read.metadata, tree, &mut errors);
+            let type_ = read.type_.filter(|type_| !type_.is_empty()).or_else(|| Some("Opaque".into()));
+            Object::Secret(Arc::new(Secret {
+                metadata,
+                data,
+                string_data: None,
+                type_,
+                immutable: read.immutable,
+            }))
+        }
+    };
+    if errors.is_empty() { Ok(object) } else { Err(errors.into_iter().map(below).collect()) }
+}
+
+/// Memory an object takes: in bytes, rather too many than too few.
+pub(super) fn cost(object: &Object) -> usize {
+    const OBJECT: usize = 1024;
+    const ENTRY: usize = 64;
+    let entries: usize = match object {
+        Object::ConfigMap(map) => {
+            let text = map.data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.len());
+            let binary =
+                map.binary_data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.0.len());
+            text.chain(binary).sum()
+        }
+        Object::Secret(secret) => {
+            secret.data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.0.len()).sum()
+        }
+    };
+    OBJECT + entries
+}
+
+/// What is kept of the metadata: the name and the namespace, by default `default`.
+fn checked(metadata: ObjectMeta, tree: &Node, errors: &mut Vec<FieldError>) -> ObjectMeta {
+    let namespace = identity::namespace(tree).to_owned();
+    errors.extend(validate::object_names(metadata.name.as_deref(), &namespace));
+    ObjectMeta { name: metadata.name, namespace: Some(namespace), ..ObjectMeta::default() }
+}
+
+/// Base64 as Go reads it: line ends are passed over.
+fn decoded(
+    field: &str,
+    data: Option<BTreeMap<String, String>>,
+    mend: &str,
+    errors: &mut Vec<FieldError>,
+) -> Option<BTreeMap<String, ByteString>> {
+    let mut decoded = BTreeMap::new();
+    for (key, text) in data? {
+        let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
+        let bytes: Result<ByteString, serde::de::value::Error> =
+            ByteString::deserialize(text.as_str().into_deserializer());
+        match bytes {
+            Ok(bytes) => drop(decoded.insert(key, bytes)),
+            Err(_) => errors
+                .push(FieldError::new(format!("{field}.{}", shown(&key)), format!("must be base64{mend}"))),
+        }
+    }
+    Some(decoded)
+}
+
+fn shown(key: &str) -> String {
+    super::decode::middle_cut(key, 64).replace(char::is_control, "\u{fffd}")
+}
+
+/// The rules for keys, and the size of all values.
+fn keys<'a>(
+    field: &str,
+    entries: impl Iterator<Item = (&'a str, usize)>,
+    errors: &mut Vec<FieldError>,
+) -> usize {
+    let mut bytes = 0;
+    for (key, length) in entries {
+        bytes += length;
+        if let Some(message) = names::config_key(key) {
+            errors.push(FieldError::new(format!("{field}.{}", shown(key)), message));
+        }
+    }
+    if bytes > OBJECT_BYTES_MAX {
+        let message = format!("has {bytes} bytes of values; an object may have {OBJECT_BYTES_MAX}");
+        errors.push(FieldError::new(field, message));
+    }
+    bytes
+}
+
+fn config_map_errors(
+    data: Option<&BTreeMap<String, String>>,
+    binary: Option<&BTreeMap<String, ByteString>>,
+    errors: &mut Vec<FieldError>,
+) {
+    let text = keys("data", data.into_iter().flatten().map(|(k, v)| (k.as_str(), v.len())), errors);
+    let bytes =
+        keys("binaryData", binary.into_iter().flatten().map(|(k, v)| (k.as_str(), v.0.len())), errors);
+    if text <= OBJECT_BYTES_MAX && bytes <= OBJECT_BYTES_MAX && text + bytes > OBJECT_BYTES_MAX {
+        let message = format!("has {} bytes of values; an object may have {OBJECT_BYTES_MAX}", text + bytes);
+        errors.push(FieldError::new("", message));
+    }
+    for key in data.into_iter().flatten().map(|(key, _)| key) {
+        if binary.is_some_and(|binary| binary.contains_key(key)) {
+            errors.push(FieldError::new(
+                format!("data.{}", shown(key)),
+                "is in binaryData too; remove one of them",
+            ));
+        }
+    }
+}
+
+/// What a Secret of that type must hold.
+fn secret_type_errors(
+    type_: &str,
+    data: Option<&BTreeMap<String, ByteString>>,
+    errors: &mut Vec<FieldError>,
+) {
+    let value = |key: &str| data.and_then(|data| data.get(key)).map(|value| value.0.as_slice());
+    let mut required = |keys: &[&str]| {
+        for key in keys {
+            errors.push(FieldError::new(
+                format!("data.{key}"),
+                format!("is required in a Secret of type {type_}"),
+            ));
+        }
+    };
+    match type_ {
+        "kubernetes.io/service-account-token" => {
+            errors.push(FieldError::new(
+                "type",
+                "is not supported by this version: service accounts need an API server",
+            ));
+        }
+        "kubernetes.io/dockercfg" | "kubernetes.io/dockerconfigjson" => {
+            let key = if type_.ends_with("json") { ".dockerconfigjson" } else { ".dockercfg" };
+            match value(key).map(serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>) {
+                None => required(&[key]),
+                Some(Ok(_)) => {}
+                Some(Err(_)) => errors.push(FieldError::new(format!("data.{key}"), "must be a JSON object")),
+            }
+        }
+        "kubernetes.io/basic-auth" if value("username").is_none() && value("password").is_none() => {
+            required(&["username", "password"]);
+        }
+        "kubernetes.io/ssh-auth" if value("ssh-privatekey").is_none_or(<[u8]>::is_empty) => {
+            required(&["ssh-privatekey"]);
+        }
+        "kubernetes.io/tls" => {
+            let missing: Vec<&str> =
+                ["tls.crt", "tls.key"].into_iter().filter(|key| value(key).is_none()).collect();
+            required(&missing);
+        }
+        _ => {}
+    }
+}
+
+/// A type error names the field and what it must be, not what it is.
+fn without_values(mut errors: Vec<FieldError>) -> Vec<FieldError> {
+    for error in &mut errors {
+        error.value = None;
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::NodeName;
+    use crate::source::manifest::{ParsedFile, parse};
+
+    fn parsed(text: &str) -> ParsedFile {
+        parse(&Arc::from("f.yaml"), text.as_bytes(), &NodeName::new("n"), crate::model::Wall(0), 1 << 20)
+    }
+
+    fn one(text: &str) -> Object {
+        let parsed = parsed(text);
+        assert!(parsed.problems.is_empty(), "{:?}", parsed.problems);
+        parsed.objects.into_iter().next().unwrap().object
+    }
+
+    #[test]
+    fn both_kinds_are_read_with_all_their_fields() {
+        let Object::ConfigMap(map) = one(
+            "{apiVersion: v1, kind: ConfigMap, metadata: {name: m, namespace: ns, labels: {a: b}}, immutable: true,\n\
+             data: {a.conf: \"x\\ny\\n\", empty: }, binaryData: {raw: AP8=}}",
+        ) else {
+            panic!("a ConfigMap")
+        };
+        assert_eq!(map.data.as_ref().unwrap()["a.conf"], "x\ny\n");
+        assert_eq!(map.data.as_ref().unwrap()["empty"], "");
+        assert_eq!(map.binary_data.as_ref().unwrap()["raw"].0, [0, 255]);
+        assert_eq!((map.immutable, map.metadata.labels.is_none()), (Some(true), true));
+        assert_eq!(
+            one("{apiVersion: v1, kind: ConfigMap, metadata: {name: m}}").key().to_string(),
+            "ConfigMap default/m"
+        );
+
+        let Object::Secret(secret) = one(
+            "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata:\n  a: |\n    aGVs\n    bG8=\n  b: b2xk\n\
+             stringData: {b: new, c: plain}\n",
+        ) else {
+            panic!("a Secret")
+        };
+        let data = secret.data.as_ref().unwrap();
+        let value = |key: &str| String::from_utf8(data[key].0.clone()).unwrap();
+        assert_eq!((value("a"), value("b"), value("c")), ("hello".into(), "new".into(), "plain".into()));
+        assert_eq!((secret.type_.as_deref(), secret.string_data.is_none()), (Some("Opaque"), true));
+    }
+
+    #[test]
+    fn objects_stand_beside_pods_and_in_lists() {
+        let parsed = parsed(
+            "apiVersion: v1\nkind: List\nitems:\n\
+             - {apiVersion: v1, kind: ConfigMap, metadata: {name: m}}\n\
+             - {apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c, image: i}]}}\n\
+             ---\n{apiVersion: v1, kind: Secret, metadata: {name: s}}\n",
+        );
+        assert!(parsed.problems.is_empty(), "{:?}", parsed.problems);
+        let places: Vec<(String, u32)> =
+            parsed.objects.iter().map(|object| (object.object.key().to_string(), object.document)).collect();
+        assert_eq!(places, [("ConfigMap default/m".into(), 1), ("Secret default/s".into(), 2)]);
+        assert_eq!(parsed.pods.len(), 1);
+        assert!(parsed.bytes > 2 * 1024 + 3 * 1024);
+    }
+
+    /// What is wrong is named with object, field and mend, and no value of a Secret is in it.
+    #[test]
+    fn what_is_wrong_is_said_without_values() {
+        let large = "x".repeat(OBJECT_BYTES_MAX / 2 + 1);
+        let rows = [
+            (
+                "kind: ConfigMap, metadata: {name: m}, data: {port: 80}",
+                "ConfigMap default/m: data.port: 80: must be a string",
+            ),
+            ("kind: ConfigMap, metadata: {name: m}, dat: {}", "dat: unknown field"),
+            ("kind: ConfigMap, metadata: {name: M_}", "metadata.name: \"M_\": must be lower case"),
+            ("kind: ConfigMap, metadata: {}", "metadata.name: is required"),
+            ("kind: ConfigMap, metadata: {name: m, namespace: A}", "metadata.namespace: \"A\""),
+            ("kind: ConfigMap, metadata: {name: m}, data: {a/b: x}", "data.a/b: must be at most 253 letters"),
+            ("kind: ConfigMap, metadata: {name: m}, data: {..a: x}", "data...a: must be"),
+            (
+                "kind: ConfigMap, metadata: {name: m}, data: {a: x}, binaryData: {a: eA==}",
+                "data.a: is in binaryData too",
+            ),
+            ("kind: ConfigMap, metadata: {name: m}, binaryData: {a: '?'}", "binaryData.a: must be base64"),
+            (
+                "kind: ConfigMap, metadata: {name: m}, immutable: perhaps",
+                "immutable: \"perhaps\": must be true or false",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, data: {a: hunter2!}",
+                "Secret default/s: data.a: must be base64; plain text belongs into stringData",
+            ),
+            ("kind: Secret, metadata: {name: s}, data: {a: [hunter2]}", "data.a: must be a string"),
+            ("kind: Secret, metadata: {name: s}, stringData: hunter2", "stringData: must be a map"),
+            ("kind: Secret, metadata: {name: s}, password: hunter2", "password: unknown field"),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/tls, stringData: {tls.crt: hunter2}",
+                "data.tls.key: is required in a Secret of type kubernetes.io/tls",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/basic-auth",
+                "data.username: is required",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/ssh-auth, stringData: {ssh-privatekey: ''}",
+                "data.ssh-privatekey: is required",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockerconfigjson, stringData: {.dockerconfigjson: hunter2}",
+                "data..dockerconfigjson: must be a JSON object",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockercfg",
+                "data..dockercfg: is required",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/service-account-token",
+                "type: is not supported by this version",
+            ),
+            (
+                "kind: Secrets, metadata: {name: s}, stringData: {a: hunter2}",
+                "must be Pod, ConfigMap, Secret or List",
+            ),
+            (
+                &format!("kind: ConfigMap, metadata: {{name: m}}, data: {{a: {large}, b: {large}}}"),
+                "an object may have",
+            ),
+        ];
+        for (text, wanted) in rows {
+            let parsed = parsed(&format!("{{apiVersion: v1, {text}}}"));
+            let problems: Vec<String> = parsed.problems.iter().map(ToString::to_string).collect();
+            assert!(problems.iter().any(|problem| problem.contains(wanted)), "{wanted} is in {problems:?}");
+            assert!(parsed.objects.is_empty() && !problems.concat().contains("hunter2"), "{problems:?}");
+        }
+        let old = parsed("{apiVersion: v2, kind: Secret, metadata: {name: s}}");
+        assert!(old.problems[0].to_string().contains("Secret default/s: apiVersion: \"v2\": must be v1"));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let text = format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: m}}, data: {{a: {}}}}}",
+            "x".repeat(4096)
+        );
+        let node = NodeName::new("n");
+        let parsed = parse(&Arc::from("f.yaml"), text.as_bytes(), &node, crate::model::Wall(0), 4096);
+        assert!(
+            parsed.objects.is_empty() && parsed.problems[0].to_string().contains("does not fit"),
+            "{:?}",
+            parsed.problems
+        );
+    }
+}

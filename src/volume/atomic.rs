@@ -1,0 +1,266 @@
+//! Writes the files of a volume so that a reader sees all of the old or all of the new (kubelet `AtomicWriter`). I/O,
+//! blocking.
+//!
+//! ```text
+//!     VOLUME/..0            the files, in a directory of their own: ..0, the next time ..1, then ..0 again
+//!     VOLUME/..data         → ..0; replaced by rename, which is the moment the files change
+//!     VOLUME/NAME           → ..data/NAME, for each first part of a file's path
+//! ```
+//!
+//! What an interrupted write left behind goes with the next one. Only names beginning with `..` and the links are ever
+//! removed; the kubelet names the directories by the time of day, of which smolet's users may have none.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, symlink};
+use std::path::Path;
+
+use super::files::File;
+
+const DATA: &str = "..data";
+const DATA_NEW: &str = "..data_tmp";
+const PLACES: [&str; 2] = ["..0", "..1"];
+
+/// Makes the volume in `dir`, which is there, hold exactly `files`. Returns whether anything was written: nothing is when
+/// they stand there already. With `group`, the files belong to it and it may read them (`SetVolumeOwnership`).
+pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
+    let now = fs::read_link(dir.join(DATA)).ok();
+    let now = now.as_deref().and_then(Path::to_str);
+    let tops: BTreeSet<&str> = files.iter().filter_map(|file| file.path.split('/').next()).collect();
+    if let Some(now) = now
+        && holds(&dir.join(now), files, group)?
+        && links(dir)? == tops.iter().map(|top| (*top).to_owned()).collect()
+    {
+        return Ok(false);
+    }
+    let place = if now == Some(PLACES[0]) { PLACES[1] } else { PLACES[0] };
+    remove(&dir.join(place))?;
+    write_place(&dir.join(place), files, group)?;
+    remove(&dir.join(DATA_NEW))?;
+    symlink(place, dir.join(DATA_NEW))?;
+    fs::rename(dir.join(DATA_NEW), dir.join(DATA))?;
+    for top in &tops {
+        let (link, target) = (dir.join(top), Path::new(DATA).join(top));
+        if fs::read_link(&link).ok().as_deref() != Some(&target) {
+            remove(&link)?;
+            symlink(&target, &link)?;
+        }
+    }
+    for gone in links(dir)?.iter().filter(|name| !tops.contains(name.as_str())) {
+        fs::remove_file(dir.join(gone))?;
+    }
+    for old in PLACES.iter().filter(|old| **old != place) {
+        remove(&dir.join(old))?;
+    }
+    Ok(true)
+}
+
+fn write_place(place: &Path, files: &[File], group: Option<u32>) -> io::Result<()> {
+    make_dir(place, group)?;
+    for file in files {
+        let path = place.join(&file.path);
+        let mut dir = place.to_owned();
+        let parts: Vec<&str> = file.path.split('/').collect();
+        for part in &parts[..parts.len() - 1] {
+            dir.push(part);
+            if !dir.is_dir() {
+                make_dir(&dir, group)?;
+            }
+        }
+        // Nobody else reads it before it has its mode.
+        let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
+        io::Write::write_all(&mut open, file.content.bytes())?;
+        if group.is_some() {
+            chown(&path, None, group)?;
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode_of(file, group)))?;
+    }
+    Ok(())
+}
+
+/// `rwMask` is for volumes that are written to; these are read.
+fn mode_of(file: &File, group: Option<u32>) -> u32 {
+    if group.is_some() { file.mode | 0o440 } else { file.mode }
+}
+
+fn make_dir(path: &Path, group: Option<u32>) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)?;
+    if group.is_some() {
+        chown(path, None, group)?;
+    }
+    let mode = if group.is_some() { 0o2755 } else { 0o755 };
+    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+}
+
+/// These files stand there with their content and modes. That no others do is known from the links.
+fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
+    for file in files {
+        let path = place.join(&file.path);
+        let same = match path.symlink_metadata() {
+            Ok(there) => {
+                there.is_file()
+                    && there.permissions().mode() & 0o7777 == mode_of(file, group)
+                    && there.len() == file.content.bytes().len() as u64
+                    && fs::read(&path)? == file.content.bytes()
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            Err(error) => return Err(error),
+        };
+        if !same {
+            return Ok(false);
+        }
+    }
+    Ok(count(place)? == files.len())
+}
+
+/// How many files stand below a directory of ours.
+fn count(dir: &Path) -> io::Result<usize> {
+    let mut all = 0;
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        all += if entry.file_type()?.is_dir() { count(&entry.path())? } else { 1 };
+    }
+    Ok(all)
+}
+
+/// The names that users see.
+fn links(dir: &Path) -> io::Result<BTreeSet<String>> {
+    let mut names = BTreeSet::new();
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("..") && entry.file_type()?.is_symlink() {
+            names.insert(name);
+        }
+    }
+    Ok(names)
+}
+
+/// Removes a link, a file or a whole directory; links are not followed.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match path.symlink_metadata() {
+        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::files::Content;
+
+    fn file(path: &str, mode: u32, text: &str) -> File {
+        File { path: path.into(), mode, content: Content::Text(text.into()) }
+    }
+
+    /// What users see: names with what is read through them, and the mode.
+    fn seen(dir: &Path) -> Vec<String> {
+        fn walk(dir: &Path, below: &str, found: &mut Vec<String>) {
+            for entry in fs::read_dir(dir).unwrap().flatten() {
+                let name = entry.file_name().into_string().unwrap();
+                if below.is_empty() && name.starts_with("..") {
+                    continue;
+                }
+                let path = entry.path();
+                let (shown, meta) = (format!("{below}{name}"), path.metadata().unwrap());
+                if meta.is_dir() {
+                    walk(&path, &format!("{shown}/"), found);
+                } else {
+                    let mode = meta.permissions().mode() & 0o777;
+                    found.push(format!("{shown} {mode:o} {}", fs::read_to_string(&path).unwrap()));
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(dir, "", &mut found);
+        found.sort();
+        found
+    }
+
+    struct Scratch(std::path::PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("smolet-atomic-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn files_come_change_and_go_at_once() {
+        let scratch = Scratch::new("change");
+        let dir = &scratch.0;
+        let first = [file("a", 0o644, "1"), file("sub/b", 0o400, "2"), file("sub/deep/c", 0o755, "3")];
+        assert!(write(dir, &first, None).unwrap());
+        assert_eq!(seen(dir), ["a 644 1", "sub/b 400 2", "sub/deep/c 755 3"]);
+        assert_eq!(fs::read_link(dir.join("sub")).unwrap(), Path::new("..data/sub"));
+        assert!(!write(dir, &first, None).unwrap(), "nothing is written twice");
+
+        // A directory held open, as a reader has it, keeps the old files until it looks anew.
+        let second = [file("a", 0o644, "9"), file("d", 0o600, "4")];
+        assert!(write(dir, &second, None).unwrap());
+        assert_eq!(seen(dir), ["a 644 9", "d 600 4"]);
+        assert!(!dir.join("..0").exists() && dir.join("..1").is_dir(), "the old place is gone");
+        for (why, files) in [
+            ("a mode", vec![file("a", 0o640, "9"), file("d", 0o600, "4")]),
+            ("a file less", vec![file("a", 0o640, "9")]),
+            ("none", vec![]),
+        ] {
+            assert!(write(dir, &files, None).unwrap(), "{why}");
+            assert_eq!(seen(dir).len(), files.len(), "{why}");
+            assert!(!write(dir, &files, None).unwrap(), "{why}");
+        }
+    }
+
+    /// Whatever stands there of a write that was cut off, the next one mends it.
+    #[test]
+    fn what_an_interrupted_write_left_is_mended() {
+        let files = [file("a", 0o644, "1"), file("sub/b", 0o644, "2")];
+        type Spoil = fn(&Path);
+        let spoil: [(&str, Spoil); 6] = [
+            ("half a place", |dir| fs::write(dir.join("..1"), "").unwrap()),
+            ("a link in the making", |dir| symlink("..1", dir.join("..data_tmp")).unwrap()),
+            ("a file cut short", |dir| fs::write(dir.join("..0/a"), "").unwrap()),
+            ("a file gone", |dir| fs::remove_file(dir.join("..0/sub/b")).unwrap()),
+            ("a link missing", |dir| fs::remove_file(dir.join("sub")).unwrap()),
+            ("a link too many", |dir| symlink("..data/gone", dir.join("gone")).unwrap()),
+        ];
+        for (what, spoil) in spoil {
+            let scratch = Scratch::new("mend");
+            assert!(write(&scratch.0, &files, None).unwrap());
+            spoil(&scratch.0);
+            write(&scratch.0, &files, None).unwrap();
+            assert_eq!(seen(&scratch.0), ["a 644 1", "sub/b 644 2"], "{what}");
+            write(&scratch.0, &files[..1], None).unwrap();
+            write(&scratch.0, &files, None).unwrap();
+            let hidden = fs::read_dir(&scratch.0).unwrap().flatten();
+            let hidden = hidden.filter(|entry| entry.file_name().to_string_lossy().starts_with("..")).count();
+            assert_eq!(hidden, 2, "{what}: ..data and where it points to");
+        }
+    }
+
+    #[test]
+    fn a_group_may_read() {
+        let scratch = Scratch::new("group");
+        let group = rustix::process::getgid().as_raw();
+        write(&scratch.0, &[file("a", 0o400, "1")], Some(group)).unwrap();
+        assert_eq!(seen(&scratch.0), ["a 440 1"]);
+        assert!(!write(&scratch.0, &[file("a", 0o400, "1")], Some(group)).unwrap());
+        let place = scratch.0.join("..0").metadata().unwrap();
+        assert_eq!(place.permissions().mode() & 0o7777, 0o2755);
+    }
+}

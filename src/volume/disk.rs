@@ -1,0 +1,231 @@
+//! Makes volumes. I/O, blocking.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown};
+use std::path::Path;
+
+use rustix::mount::{MountFlags, mount};
+
+use super::{HostPathKind, Medium, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
+
+/// Makes what the steps say; what is there already stays as it is, but for the files of volumes made of objects.
+///
+/// # Errors
+/// The first step that fails, in a sentence that names the volume and the path.
+pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
+    for VolumeStep { name, path, content } in steps {
+        let failed = |error: io::Error| set_up_failed(name, &format!("{}: {error}", path.display()));
+        match content {
+            VolumeContent::Empty { medium, group } => empty(path, *medium, *group).map_err(failed)?,
+            VolumeContent::Host(kind) => check_host_path(path, *kind).map_err(|what| {
+                set_up_failed(name, &format!("hostPath type check failed: {} {what}", path.display()))
+            })?,
+            VolumeContent::Files { files, group, medium } => {
+                directory(path, *medium, 0o755)
+                    .and_then(|_| atomic::write(path, files, *group))
+                    .map_err(failed)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Mode of an emptyDir until it is ready. No container gives its own that mode, and what containers do to it stays.
+const UNREADY: u32 = 0;
+
+fn empty(path: &Path, medium: Medium, group: Option<u32>) -> io::Result<()> {
+    if !directory(path, medium, UNREADY)? {
+        return Ok(());
+    }
+    if let Some(group) = group {
+        chown(path, None, Some(group))?;
+    }
+    // After the chown, which may clear setgid; not through umask, as every user of the pod has to write here.
+    let mode = if group.is_some() { 0o2777 } else { 0o777 };
+    std::fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+/// Makes a volume's directory, and mounts its medium there. Returns whether it is new: made or mounted by this call, or by
+/// one that was cut off.
+fn directory(path: &Path, medium: Medium, mode: u32) -> io::Result<bool> {
+    let parent = path.parent().unwrap_or(path);
+    if let Some(volumes) = parent.parent() {
+        DirBuilder::new().recursive(true).mode(0o750).create(volumes)?;
+    }
+    // Nobody but root comes to what is kept in memory from outside its pod.
+    let private = if medium == Medium::Disk { 0o750 } else { 0o700 };
+    DirBuilder::new().recursive(true).mode(private).create(parent)?;
+    match DirBuilder::new().mode(mode).create(path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let there = path.symlink_metadata()?;
+    if !there.is_dir() {
+        return Err(io::Error::from(io::ErrorKind::NotADirectory));
+    }
+    let flags = MountFlags::NODEV | MountFlags::NOSUID;
+    let is_mounted = there.dev() != parent.metadata()?.dev();
+    match medium {
+        Medium::Memory { bytes_max } if !is_mounted => {
+            let size = bytes_max.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
+            let options = format!("mode={mode:o}{size}");
+            // Kept out of swap where the kernel can (6.4).
+            let no_swap = cstring(&format!("{options},noswap"))?;
+            let options = cstring(&options)?;
+            mount("tmpfs", path, "tmpfs", flags, Some(&*no_swap))
+                .or_else(|_| mount("tmpfs", path, "tmpfs", flags, Some(&*options)))?;
+            Ok(true)
+        }
+        Medium::HugePages { page_bytes } if !is_mounted => {
+            let options = cstring(&format!("mode={mode:o},pagesize={page_bytes}"))?;
+            mount("nodev", path, "hugetlbfs", flags, Some(&*options))?;
+            Ok(true)
+        }
+        _ => Ok(there.permissions().mode() & 0o7777 == mode),
+    }
+}
+
+fn cstring(text: &str) -> io::Result<std::ffi::CString> {
+    Ok(std::ffi::CString::new(text)?)
+}
+
+fn check_host_path(path: &Path, kind: HostPathKind) -> Result<(), String> {
+    let there = match path.metadata() {
+        Ok(metadata) => Some(metadata.file_type()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(format!("cannot be read: {error}")),
+    };
+    let is = |matches: bool, what: &str| if matches { Ok(()) } else { Err(format!("is not {what}")) };
+    match (kind, there) {
+        (HostPathKind::Unchecked, _) => Ok(()),
+        (HostPathKind::DirectoryOrCreate, None) => DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(path)
+            .map_err(|error| format!("cannot be made: {error}")),
+        (HostPathKind::FileOrCreate, None) => OpenOptions::new()
+            .create_new(true)
+            .write(true)
+            .open(path)
+            .map(drop)
+            .map_err(|error| format!("cannot be made: {error}")),
+        (HostPathKind::DirectoryOrCreate | HostPathKind::Directory, Some(t)) => is(t.is_dir(), "a directory"),
+        (HostPathKind::FileOrCreate | HostPathKind::File, Some(t)) => is(t.is_file(), "a file"),
+        (HostPathKind::Socket, Some(t)) => is(t.is_socket(), "a socket file"),
+        (HostPathKind::CharDevice, Some(t)) => is(t.is_char_device(), "a character device"),
+        (HostPathKind::BlockDevice, Some(t)) => is(t.is_block_device(), "a block device"),
+        (_, None) => Err("does not exist".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::volume::files::{Content, File};
+    use crate::volume::remove_pod_dir;
+
+    struct Scratch(PathBuf);
+
+    impl Scratch {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("smolet-disk-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = remove_pod_dir(&self.0.join("pods/u"));
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn step(path: PathBuf, content: VolumeContent) -> [VolumeStep; 1] {
+        [VolumeStep { name: "v".into(), path, content }]
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn directories_are_made_checked_and_removed_without_following_links() {
+        let root = Scratch::new("host");
+        let (outside, pod_dir) = (root.0.join("outside"), root.0.join("pods/u"));
+        std::fs::create_dir_all(&outside).unwrap();
+        std::fs::write(outside.join("keep"), "x").unwrap();
+        let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
+        let empty = VolumeContent::Empty { medium: Medium::Disk, group: None };
+        make(&step(data.clone(), empty.clone())).unwrap();
+        assert_eq!(mode(&data), 0o777);
+        // A database takes it for itself.
+        std::fs::set_permissions(&data, Permissions::from_mode(0o700)).unwrap();
+        make(&step(data.clone(), empty.clone())).unwrap();
+        assert_eq!(mode(&data), 0o700, "it keeps it over a restart");
+        std::fs::set_permissions(&data, Permissions::from_mode(UNREADY)).unwrap();
+        make(&step(data.clone(), empty)).unwrap();
+        assert_eq!(mode(&data), 0o777, "its making was cut off");
+        std::os::unix::fs::symlink(&outside, data.join("link")).unwrap();
+
+        for (path, kind, fine) in [
+            (outside.join("new"), HostPathKind::Directory, false),
+            (outside.join("new"), HostPathKind::DirectoryOrCreate, true),
+            (outside.join("new"), HostPathKind::Directory, true),
+            (outside.join("new"), HostPathKind::File, false),
+            (outside.join("file"), HostPathKind::FileOrCreate, true),
+            (outside.join("file"), HostPathKind::Socket, false),
+            ("/dev/null".into(), HostPathKind::CharDevice, true),
+            ("/dev/null".into(), HostPathKind::BlockDevice, false),
+            (outside.join("nothing"), HostPathKind::Unchecked, true),
+        ] {
+            let made = make(&step(path.clone(), VolumeContent::Host(kind)));
+            assert_eq!(made.is_ok(), fine, "{} as {kind:?}: {made:?}", path.display());
+        }
+
+        remove_pod_dir(&pod_dir).unwrap();
+        assert!(!pod_dir.exists() && outside.join("keep").exists());
+        remove_pod_dir(&pod_dir).expect("removing nothing is fine");
+        let error = remove_pod_dir(Path::new("/proc")).expect_err("mounted");
+        assert!(error.0.contains("still mounted"), "{error}");
+    }
+
+    #[test]
+    fn memory_is_mounted_once_bounded_and_unmounted_with_the_pod() {
+        let root = Scratch::new("memory");
+        let pod_dir = root.0.join("pods/u");
+        let group = rustix::process::getgid().as_raw();
+        let memory = Medium::Memory { bytes_max: Some(1 << 20) };
+        let (shared, secret) = (
+            pod_dir.join("volumes/kubernetes.io~empty-dir/m"),
+            pod_dir.join("volumes/kubernetes.io~secret/s"),
+        );
+        let file = File { path: "key".into(), mode: 0o400, content: Content::Text("hunter2".into()) };
+        let steps = [
+            step(shared.clone(), VolumeContent::Empty { medium: memory, group: Some(group) }),
+            step(secret.clone(), VolumeContent::Files { files: vec![file], group: None, medium: memory }),
+        ]
+        .concat();
+        for _ in 0..2 {
+            make(&steps).unwrap();
+            assert_eq!((mode(&shared), mode(&secret)), (0o2777, 0o755));
+            assert_eq!(mode(secret.parent().unwrap()), 0o700, "nobody but root comes to it from outside");
+            let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let own: Vec<&str> =
+                mounts.lines().filter(|line| line.contains(&*root.0.to_string_lossy())).collect();
+            assert_eq!(own.len(), 2, "{own:?}");
+            assert!(
+                own.iter().all(|line| line.contains("size=1024k") && line.contains("nosuid,nodev")),
+                "{own:?}"
+            );
+        }
+        assert!(std::fs::write(shared.join("big"), vec![1; 2 << 20]).is_err(), "no more than its size");
+        assert_eq!(std::fs::read_to_string(secret.join("key")).unwrap(), "hunter2");
+        remove_pod_dir(&pod_dir).unwrap();
+        assert!(!pod_dir.exists());
+    }
+}

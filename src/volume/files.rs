@@ -1,0 +1,271 @@
+//! What stands in a volume that is made of other things (configMap, secret, downwardAPI, projected). PURE.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Volume};
+
+use crate::model::{DesiredPod, Object, ObjectKey, ObjectKind, Objects};
+use crate::render::{NodeSettings, file_field, file_resource};
+use crate::text::quoted;
+
+/// Mode of a file that neither its item nor the volume gives one (`defaultMode`).
+const FILE_MODE: u32 = 0o644;
+
+/// One file of such a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Below the volume; validated: relative, no `..` in it.
+    pub path: String,
+    /// Permission bits, before what an `fsGroup` adds.
+    pub mode: u32,
+    /// What it holds.
+    pub content: Content,
+}
+
+/// What a file holds. Its `Debug` shows none of it.
+#[derive(Clone, PartialEq)]
+pub enum Content {
+    /// The value of a key; shared, as a hundred pods may have it in their volumes.
+    Value(Object, Box<str>),
+    /// Text of the downward API.
+    Text(Box<str>),
+}
+
+impl Eq for Content {}
+
+impl fmt::Debug for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.bytes().len())
+    }
+}
+
+impl Content {
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Value(object, key) => object.value(key).unwrap_or_default(),
+            Self::Text(text) => text.as_bytes(),
+        }
+    }
+}
+
+/// What volumes are made of.
+#[derive(Clone, Copy)]
+pub struct Sources<'a> {
+    /// The pod.
+    pub pod: &'a DesiredPod,
+    /// For limits that the pod does not set.
+    pub node: &'a NodeSettings,
+    /// ConfigMaps and Secrets.
+    pub objects: &'a Objects,
+}
+
+/// True when the files are kept in memory, as the kubelet does: those that may hold secrets.
+pub fn in_memory(volume: &Volume) -> bool {
+    volume.secret.is_some() || volume.downward_api.is_some() || volume.projected.is_some()
+}
+
+/// The files of such a volume, by path; `None` for a volume of another kind.
+///
+/// # Errors
+/// An object or a key of it is not there and not optional, or a field of the pod cannot be told, in the kubelet's words
+/// (`MakePayload`, `CollectData`).
+pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>, String>> {
+    let mut found = Files { from, mode: FILE_MODE, found: BTreeMap::new(), errors: Vec::new() };
+    if let Some(source) = &volume.config_map {
+        found.mode = bits(source.default_mode).unwrap_or(FILE_MODE);
+        found.object(ObjectKind::ConfigMap, &source.name, source.items.as_deref(), source.optional);
+    } else if let Some(source) = &volume.secret {
+        found.mode = bits(source.default_mode).unwrap_or(FILE_MODE);
+        let name = source.secret_name.as_deref().unwrap_or_default();
+        found.object(ObjectKind::Secret, name, source.items.as_deref(), source.optional);
+    } else if let Some(source) = &volume.downward_api {
+        found.mode = bits(source.default_mode).unwrap_or(FILE_MODE);
+        found.downward(source.items.as_deref());
+    } else if let Some(projected) = &volume.projected {
+        found.mode = bits(projected.default_mode).unwrap_or(FILE_MODE);
+        for source in projected.sources.iter().flatten() {
+            if let Some(of) = &source.secret {
+                found.object(ObjectKind::Secret, &of.name, of.items.as_deref(), of.optional);
+            } else if let Some(of) = &source.config_map {
+                found.object(ObjectKind::ConfigMap, &of.name, of.items.as_deref(), of.optional);
+            } else if let Some(of) = &source.downward_api {
+                found.downward(of.items.as_deref());
+            }
+        }
+    } else {
+        return None;
+    }
+    Some(found.done())
+}
+
+/// The files found so far; of two at one path the later stays.
+struct Files<'a> {
+    from: Sources<'a>,
+    mode: u32,
+    found: BTreeMap<String, File>,
+    errors: Vec<String>,
+}
+
+impl Files<'_> {
+    fn add(&mut self, path: &str, mode: Option<i32>, content: Content) {
+        let mode = bits(mode).unwrap_or(self.mode);
+        // `filepath.Clean`: what remains are the parts, as nothing leads upwards.
+        let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+        let path = parts.join("/");
+        self.found.insert(path.clone(), File { path, mode, content });
+    }
+
+    fn object(&mut self, kind: ObjectKind, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) {
+        let (optional, items) = (optional == Some(true), items.unwrap_or_default());
+        let found = self.from.objects.get(&ObjectKey::new(kind, &self.from.pod.key.namespace, name));
+        let (word, key_missing) = match kind {
+            ObjectKind::ConfigMap => ("configmap", "configmap references non-existent config key"),
+            ObjectKind::Secret => ("secret", "references non-existent secret key"),
+        };
+        let Some(object) = found.cloned() else {
+            if !optional {
+                self.errors.push(format!("{word} {} not found", quoted(name)));
+            }
+            return;
+        };
+        if items.is_empty() {
+            for key in object.keys() {
+                self.add(key, None, Content::Value(object.clone(), key.into()));
+            }
+        }
+        for item in items {
+            if object.value(&item.key).is_some() {
+                let content = Content::Value(object.clone(), item.key.as_str().into());
+                self.add(&item.path, item.mode, content);
+            } else if !optional {
+                self.errors.push(format!("{key_missing}: {}", item.key));
+                return;
+            }
+        }
+    }
+
+    fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) {
+        for item in items.unwrap_or_default() {
+            let text = match (&item.field_ref, &item.resource_field_ref) {
+                (Some(field), _) => file_field(self.from.pod, &field.field_path),
+                (None, Some(field)) => file_resource(self.from.node, self.from.pod, field),
+                (None, None) => Ok(String::new()),
+            };
+            match text {
+                Ok(text) => self.add(&item.path, item.mode, Content::Text(text.into())),
+                Err(error) => self.errors.push(error),
+            }
+        }
+    }
+
+    /// All errors as one (`utilerrors.NewAggregate`).
+    fn done(mut self) -> Result<Vec<File>, String> {
+        match self.errors.len() {
+            0 => Ok(self.found.into_values().collect()),
+            1 => Err(self.errors.remove(0)),
+            _ => Err(format!("[{}]", self.errors.join(", "))),
+        }
+    }
+}
+
+/// Validated: 0 to 0777.
+fn bits(mode: Option<i32>) -> Option<u32> {
+    mode.and_then(|mode| u32::try_from(mode).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn objects() -> Objects {
+        let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"a": "1", "b": "2"}, "binaryData": {"c": "AP8="}});
+        let secret = json!({"metadata": {"name": "s", "namespace": "ns"}, "data": {"word": "aHVudGVyMg=="}});
+        let all = [
+            Object::ConfigMap(Arc::new(serde_json::from_value(map).unwrap())),
+            Object::Secret(Arc::new(serde_json::from_value(secret).unwrap())),
+        ];
+        all.into_iter().map(|object| (object.key(), object)).collect()
+    }
+
+    fn shown(volume: Value) -> String {
+        let volume: Volume = serde_json::from_value(volume).unwrap();
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "labels": {"a": "1", "b": "x\"y"}},
+            "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c", "resources": {"limits": {"memory": "1Ki"}}}]}});
+        let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let mut node = NodeSettings::new("n", "/r");
+        node.memory_capacity_bytes = 5000;
+        let from = Sources { pod: &pod, node: &node, objects: &objects() };
+        match of_volume(&volume, from) {
+            None => "none".to_owned(),
+            Some(Ok(files)) => {
+                let one = |file: &File| format!("{} {:o} {:?}", file.path, file.mode, file.content);
+                format!("[{}]", files.iter().map(one).collect::<Vec<_>>().join(", "))
+            }
+            Some(Err(error)) => error,
+        }
+    }
+
+    #[test]
+    fn files_are_those_of_the_keys_or_of_the_items() {
+        for (source, wanted) in [
+            (json!({"configMap": {"name": "m"}}), "[a 644 1 bytes, b 644 1 bytes, c 644 2 bytes]"),
+            (
+                json!({"configMap": {"name": "m", "defaultMode": 256, "items": [
+                    {"key": "b", "path": "x/y"}, {"key": "c", "path": "z", "mode": 493}]}}),
+                "[x/y 400 1 bytes, z 755 2 bytes]",
+            ),
+            (json!({"secret": {"secretName": "s", "defaultMode": 288}}), "[word 440 7 bytes]"),
+            (
+                json!({"configMap": {"name": "m", "items": [{"key": "no", "path": "x"}]}}),
+                "configmap references non-existent config key: no",
+            ),
+            (
+                json!({"secret": {"secretName": "s", "items": [{"key": "no", "path": "x"}]}}),
+                "references non-existent secret key: no",
+            ),
+            (
+                json!({"secret": {"secretName": "s", "optional": true, "items": [{"key": "no", "path": "x"}]}}),
+                "[]",
+            ),
+            (json!({"configMap": {"name": "s"}}), "configmap \"s\" not found"),
+            (json!({"secret": {"secretName": "m"}}), "secret \"m\" not found"),
+            (json!({"secret": {"secretName": "m", "optional": true}}), "[]"),
+            (json!({"emptyDir": {}}), "none"),
+            (
+                json!({"downwardAPI": {"items": [
+                    {"path": "l", "fieldRef": {"fieldPath": "metadata.labels"}},
+                    {"path": "./x//n", "mode": 256, "fieldRef": {"fieldPath": "metadata.name"}},
+                    {"path": "own", "resourceFieldRef": {"containerName": "c", "resource": "limits.memory"}},
+                    {"path": "nodes", "resourceFieldRef": {"containerName": "i", "resource": "limits.memory"}}]}}),
+                "[l 644 14 bytes, nodes 644 4 bytes, own 644 4 bytes, x/n 400 1 bytes]",
+            ),
+            (
+                json!({"downwardAPI": {"items": [
+                    {"path": "ip", "fieldRef": {"fieldPath": "status.podIP"}},
+                    {"path": "s", "fieldRef": {"fieldPath": "spec['x']"}},
+                    {"path": "c", "resourceFieldRef": {"containerName": "no", "resource": "limits.cpu"}}]}}),
+                "[unsupported fieldPath: status.podIP, fieldPath \"spec['x']\" does not support subscript, container no not found]",
+            ),
+            (
+                json!({"projected": {"defaultMode": 288, "sources": [
+                    {"configMap": {"name": "m"}}, {"secret": {"name": "s", "items": [{"key": "word", "path": "a"}]}},
+                    {"downwardAPI": {"items": [{"path": "d/n", "mode": 292, "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                    {"secret": {"name": "no", "optional": true}}]}}),
+                "[a 440 7 bytes, b 440 1 bytes, c 440 2 bytes, d/n 444 1 bytes]",
+            ),
+            (
+                json!({"projected": {"sources": [{"configMap": {"name": "no"}}, {"secret": {"name": "no"}}]}}),
+                "[configmap \"no\" not found, secret \"no\" not found]",
+            ),
+        ] {
+            let mut volume = source.clone();
+            volume["name"] = json!("v");
+            assert_eq!(shown(volume), wanted, "{source}");
+        }
+    }
+}

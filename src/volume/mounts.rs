@@ -1,0 +1,202 @@
+//! Where a container sees its volumes (kubelet `makeMounts`). PURE.
+
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::VolumeMount;
+
+use super::own_path;
+use super::subpath::SubPath;
+use crate::model::DesiredPod;
+use crate::proto::runtime::v1::{Mount, MountPropagation};
+use crate::render::{Environment, expand};
+
+/// The mounts of one container, and what must be bound before they are there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Mounts {
+    /// In spec order.
+    pub mounts: Vec<Mount>,
+    /// One for each mount of a part of a volume.
+    pub sub_paths: Vec<SubPath>,
+}
+
+/// The mounts of the container `container`; `variables` are what `subPathExpr` means.
+///
+/// # Errors
+/// A mount names a volume the pod does not have (refused at the source; the core's types admit it), or a path that leads
+/// out of it.
+pub fn container_mounts(
+    pod: &DesiredPod,
+    container: &str,
+    wanted: &[VolumeMount],
+    variables: &Environment,
+    pod_dir: &str,
+) -> Result<Mounts, String> {
+    let find = |name: &str| pod.spec().volumes.iter().flatten().find(|volume| volume.name == name);
+    let mut found = Mounts::default();
+    for (index, mount) in wanted.iter().enumerate() {
+        let volume = find(&mount.name).ok_or_else(|| {
+            format!("cannot find volume {:?} to mount into container {container:?}", mount.name)
+        })?;
+        let mut host_path = match &volume.host_path {
+            Some(source) => source.path.clone(),
+            None => own_path(pod_dir, volume),
+        };
+        let part = sub_path(mount, variables)?;
+        if !part.is_empty() {
+            let target = format!("{pod_dir}/volume-subpaths/{}/{container}/{index}", volume.name);
+            found.sub_paths.push(SubPath {
+                mount: mount.name.clone(),
+                container: container.to_owned(),
+                volume: PathBuf::from(host_path),
+                part,
+                target: PathBuf::from(&target),
+            });
+            host_path = target;
+        }
+        let propagation = match mount.mount_propagation.as_deref() {
+            Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
+            Some("Bidirectional") => MountPropagation::PropagationBidirectional,
+            _ => MountPropagation::PropagationPrivate,
+        };
+        // A relative mount path counts from the root, as in the kubelet.
+        let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
+        let read_only = volume.host_path.is_none() && volume.empty_dir.is_none();
+        found.mounts.push(Mount {
+            container_path: format!("{slash}{}", mount.mount_path),
+            host_path,
+            // What is made of objects is read only, whatever the mount says (`GetAttributes`).
+            readonly: mount.read_only.unwrap_or(false) || read_only,
+            // What is smolet's own gets the container's label where there is SELinux.
+            selinux_relabel: volume.host_path.is_none(),
+            propagation: propagation as i32,
+            ..Mount::default()
+        });
+    }
+    Ok(found)
+}
+
+/// The part of the volume that is mounted; empty for all of it.
+fn sub_path(mount: &VolumeMount, variables: &Environment) -> Result<String, String> {
+    let expression = mount.sub_path_expr.as_deref().filter(|text| !text.is_empty());
+    let part = match expression {
+        Some(text) => expanded(text, variables)?,
+        None => mount.sub_path.clone().unwrap_or_default(),
+    };
+    if part.starts_with('/') {
+        return Err(format!("error SubPath `{part}` must not be an absolute path"));
+    }
+    if part.split('/').any(|part| part == "..") {
+        return Err(format!("unable to provision SubPath `{part}`: must not contain '..'"));
+    }
+    Ok(part)
+}
+
+/// `ExpandContainerVolumeMounts`: a variable that is not there, or empty, is an error.
+fn expanded(text: &str, variables: &Environment) -> Result<String, String> {
+    let missing = std::cell::RefCell::new(std::collections::BTreeSet::new());
+    let lookup = |name: &[u8]| {
+        let name = std::str::from_utf8(name).ok()?;
+        let value = variables.get(name).filter(|value| !value.is_empty());
+        if value.is_none() {
+            missing.borrow_mut().insert(name.to_owned());
+        }
+        value.map(Vec::as_slice)
+    };
+    let part = expand(text.as_bytes(), lookup);
+    let missing = missing.into_inner();
+    if !missing.is_empty() {
+        let names: Vec<String> = missing.into_iter().collect();
+        return Err(format!("missing value for {}", names.join(", ")));
+    }
+    String::from_utf8(part).map_err(|_| format!("subPathExpr {text:?} becomes text that is not valid UTF-8"))
+}
+
+/// True when the container's variables are needed to know its mounts.
+pub fn needs_variables(wanted: &[VolumeMount]) -> bool {
+    wanted.iter().any(|mount| mount.sub_path_expr.as_deref().is_some_and(|text| !text.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn mounts(wanted: &Value) -> Result<Mounts, String> {
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": {"containers": [], "volumes": [
+            {"name": "data", "emptyDir": {}}, {"name": "dev", "hostPath": {"path": "/dev/null"}},
+            {"name": "conf", "configMap": {"name": "m"}}, {"name": "key", "secret": {"secretName": "s"}},
+            {"name": "me", "downwardAPI": {}}, {"name": "all", "projected": {}}]}});
+        let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let wanted: Vec<VolumeMount> = serde_json::from_value(wanted.clone()).unwrap();
+        let variables = [("A", "a/b"), ("EMPTY", "")];
+        let variables = variables.map(|(name, value)| (name.to_owned(), value.into()));
+        container_mounts(&pod, "c", &wanted, &variables.into(), "/r")
+    }
+
+    #[test]
+    fn volumes_become_mounts() {
+        let found = mounts(&json!([
+            {"name": "data", "mountPath": "/data", "readOnly": true, "mountPropagation": "HostToContainer"},
+            {"name": "dev", "mountPath": "dev/x", "mountPropagation": "Bidirectional"},
+            {"name": "conf", "mountPath": "/c"}, {"name": "key", "mountPath": "/k"},
+            {"name": "me", "mountPath": "/m"}, {"name": "all", "mountPath": "/a"},
+            {"name": "data", "mountPath": "/d", "subPath": "x/./y"},
+            {"name": "dev", "mountPath": "/e", "subPathExpr": "$(A)/$$(A)"}]));
+        let found = found.unwrap();
+        let seen: Vec<String> = found
+            .mounts
+            .iter()
+            .map(|m| {
+                format!(
+                    "{} {} {} {} {}",
+                    m.container_path, m.host_path, m.readonly, m.propagation, m.selinux_relabel
+                )
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                "/data /r/volumes/kubernetes.io~empty-dir/data true 1 true",
+                "/dev/x /dev/null false 2 false",
+                "/c /r/volumes/kubernetes.io~configmap/conf true 0 true",
+                "/k /r/volumes/kubernetes.io~secret/key true 0 true",
+                "/m /r/volumes/kubernetes.io~downward-api/me true 0 true",
+                "/a /r/volumes/kubernetes.io~projected/all true 0 true",
+                "/d /r/volume-subpaths/data/c/6 false 0 true",
+                "/e /r/volume-subpaths/dev/c/7 false 0 false",
+            ]
+        );
+        let parts: Vec<String> = found
+            .sub_paths
+            .iter()
+            .map(|part| format!("{} {} {}", part.volume.display(), part.part, part.target.display()))
+            .collect();
+        assert_eq!(
+            parts,
+            [
+                "/r/volumes/kubernetes.io~empty-dir/data x/./y /r/volume-subpaths/data/c/6",
+                "/dev/null a/b/$(A) /r/volume-subpaths/dev/c/7"
+            ]
+        );
+    }
+
+    #[test]
+    fn what_leads_out_of_a_volume_or_is_not_known_is_an_error() {
+        for (mount, wanted) in [
+            (json!({"name": "no"}), "cannot find volume \"no\" to mount into container \"c\""),
+            (json!({"name": "data", "subPathExpr": "$(EMPTY)-$(NO)-$(A)"}), "missing value for EMPTY, NO"),
+            (
+                json!({"name": "data", "subPathExpr": "/$(A)"}),
+                "error SubPath `/a/b` must not be an absolute path",
+            ),
+            (
+                json!({"name": "data", "subPathExpr": "$(A)/../x"}),
+                "unable to provision SubPath `a/b/../x`: must not contain '..'",
+            ),
+        ] {
+            let mut mount = mount;
+            mount["mountPath"] = json!("/x");
+            assert_eq!(mounts(&json!([mount])).unwrap_err(), wanted);
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Whether an emptyDir on disk has outgrown its `sizeLimit` (eviction manager, `emptyDirLimitEviction`). What [`limited`]
+//! finds is PURE; measuring is I/O, blocking.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use super::own_path;
+use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
+use crate::model::DesiredPod;
+use crate::render::quantity::Quantity;
+
+/// An emptyDir that may hold so much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limited {
+    /// The volume's name.
+    pub name: Box<str>,
+    path: PathBuf,
+    limit: Box<str>,
+    bytes_max: u64,
+}
+
+/// The pod's emptyDirs on disk that have a limit. Those in memory cannot outgrow theirs.
+pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
+    let volumes = pod.spec().volumes.iter().flatten();
+    let found = volumes.filter_map(|volume| {
+        let of =
+            volume.empty_dir.as_ref().filter(|of| of.medium.as_deref().unwrap_or_default().is_empty())?;
+        let limit = of.size_limit.as_ref()?;
+        let bytes_max = u64::try_from(Quantity::parse(&limit.0).ok()?.value()).ok()?;
+        // 0 is no limit (`emptyDirLimitEviction` asks for a positive one).
+        (bytes_max > 0).then(|| Limited {
+            name: volume.name.as_str().into(),
+            path: own_path(pod_dir, volume).into(),
+            limit: limit.0.as_str().into(),
+            bytes_max,
+        })
+    });
+    found.collect()
+}
+
+impl Limited {
+    /// The kubelet's message when it holds more than it may.
+    pub fn outgrown(&self) -> Option<String> {
+        let mut sum = Sum { bytes: 0, bytes_max: self.bytes_max, links: BTreeSet::new() };
+        sum.add(&self.path, 0);
+        (sum.bytes > self.bytes_max).then(|| {
+            // With the blank at its end.
+            format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.name, self.limit)
+        })
+    }
+}
+
+struct Sum {
+    bytes: u64,
+    bytes_max: u64,
+    /// Files of several names that are counted already.
+    links: BTreeSet<(u64, u64)>,
+}
+
+impl Sum {
+    /// Adds what a directory takes on the disk, as `du` does. Symlinks are not followed; what goes away meanwhile, or
+    /// cannot be read, counts nothing. Ends when it is enough.
+    fn add(&mut self, directory: &Path, depth: usize) {
+        let Ok(entries) = std::fs::read_dir(directory) else { return };
+        for entry in entries.flatten() {
+            let Ok(there) = entry.metadata() else { continue };
+            let is_new = there.is_dir()
+                || there.nlink() < 2
+                || self.links.len() >= VOLUME_LINKS_MAX
+                || self.links.insert((there.dev(), there.ino()));
+            if is_new {
+                self.bytes = self.bytes.saturating_add(there.blocks() * 512);
+            }
+            if there.is_dir() && depth < VOLUME_DEPTH_MAX {
+                self.add(&entry.path(), depth + 1);
+            }
+            if self.bytes > self.bytes_max {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_an_empty_dir_takes_on_the_disk_is_held_against_its_limit() {
+        let root = std::env::temp_dir().join(format!("smolet-usage-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": [
+            {"name": "a", "emptyDir": {"sizeLimit": "1Mi"}}, {"name": "b", "emptyDir": {}},
+            {"name": "c", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}, {"name": "d", "emptyDir": {"sizeLimit": "0"}}]}});
+        let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let found = limited(&pod, root.to_str().unwrap());
+        assert_eq!(found.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["a"]);
+        let (dir, outgrown) = (&found[0].path, || found[0].outgrown());
+        assert_eq!(outgrown(), None, "it is not there yet");
+        std::fs::create_dir_all(dir.join("deep/er")).unwrap();
+        std::fs::write(dir.join("deep/er/x"), vec![1; 600 << 10]).unwrap();
+        std::fs::hard_link(dir.join("deep/er/x"), dir.join("again")).unwrap();
+        std::os::unix::fs::symlink("/", dir.join("all")).unwrap();
+        std::fs::File::create(dir.join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        assert_eq!(outgrown(), None, "two names of one file, a link and a hole take nothing");
+        std::fs::write(dir.join("y"), vec![1; 500 << 10]).unwrap();
+        assert_eq!(outgrown().as_deref(), Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". "));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,120 @@
+//! ConfigMaps and Secrets from the manifest directory.
+
+use crate::world::World;
+
+const POD: &str = "containers: [{name: app, image: 'busybox:1', \
+                   env: [{name: A, valueFrom: {configMapKeyRef: {name: conf, key: a}}}], \
+                   envFrom: [{prefix: L_, secretRef: {name: login}}]}]";
+const CONF: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: conf}\ndata: {a: '1'}\n";
+const LOGIN: &str = "apiVersion: v1\nkind: Secret\nmetadata: {name: login}\nstringData: {word: hunter2}\n";
+
+/// The variables that the newest container of that name was made with.
+fn variables(world: &World, name: &str) -> Vec<(String, String)> {
+    let state = world.fake.state();
+    let container = state.containers.values().filter(|c| c.name() == name).max_by_key(|c| c.attempt());
+    let envs = &container.expect("the container").config.envs;
+    let own = envs.iter().filter(|env| env.key == "A" || env.key.starts_with("L_"));
+    own.map(|env| (env.key.clone(), String::from_utf8_lossy(&env.value).into_owned())).collect()
+}
+
+fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
+    list.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+#[test]
+fn a_pod_waits_for_what_it_names_and_starts_when_it_comes() {
+    let world = World::new();
+    world.put("web", POD);
+    let missed = |what: &str| ("CreateContainerConfigError".to_owned(), format!("{what} not found"));
+    world.until("the Secret is missed", |world| world.waiting("web", "app") == missed("secret \"login\""));
+    world.put_text("login", LOGIN);
+    world.until("the ConfigMap is missed", |world| {
+        world.waiting("web", "app") == missed("configmap \"conf\"")
+    });
+    let before = world.seconds();
+    world.put_text("conf", CONF);
+    world.until("it runs", |world| world.running() == ["web/app#0"]);
+    assert!(world.seconds() - before < 5, "at once, not with the next try");
+    assert_eq!(variables(&world, "app"), pairs(&[("A", "1"), ("L_word", "hunter2")]));
+    for path in ["/pods", "/pods?output=yaml", "/pods?output=table", "/describe?pod=web-gw", "/metrics"] {
+        let (_, body) = world.ask(path);
+        assert!(!body.contains("hunter2"), "{path} shows a Secret's value");
+    }
+}
+
+#[test]
+fn a_changed_object_is_for_the_next_container() {
+    let world = World::new();
+    world.put_text("all", &format!("{CONF}---\n{LOGIN}"));
+    world.run("web", POD);
+    world.fake.clear_calls();
+    world.put_text("all", &format!("{}---\n{LOGIN}", CONF.replace("'1'", "'2'")));
+    world.pass(15);
+    assert_eq!(world.actions(), [""; 0], "what runs is not disturbed");
+    world.put("web", &POD.replace("busybox:1", "busybox:2"));
+    world.until("the new container", |world| world.running() == ["web/app#1"]);
+    assert_eq!(variables(&world, "app"), pairs(&[("A", "2"), ("L_word", "hunter2")]));
+}
+
+#[test]
+fn objects_stay_while_a_manifest_cannot_be_read_and_go_with_their_file() {
+    let world = World::new();
+    world.put_text("conf", CONF);
+    world.put_text("login", LOGIN);
+    world.run("web", POD);
+    world.put_text("conf", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: conf}\ndata: [a]\n");
+    world.pass(5);
+    world.put("other", &POD.replace("name: app", "name: second"));
+    world.until("the held object serves", |world| world.running().contains(&"other/second#0".to_owned()));
+    world.remove("conf");
+    world.pass(5);
+    world.put("third", &POD.replace("name: app", "name: third"));
+    world.until("it is missed", |world| world.waiting("third", "third").0 == "CreateContainerConfigError");
+    assert_eq!(world.running().len(), 2, "what runs needs it no more");
+}
+
+const FILES: &str = "volumes: [{name: files, configMap: {name: conf, items: [{key: a, path: sub/a, mode: 0400}]}}], \
+                     containers: [{name: app, image: 'busybox:1', volumeMounts: [{name: files, mountPath: /etc/app}]}]";
+
+#[test]
+fn a_volume_has_the_files_of_its_config_map_and_follows_it() {
+    let world = World::new();
+    world.put("web", FILES);
+    world.pass(3);
+    assert_eq!(world.waiting("web", "app").0, "ContainerCreating");
+    let missed = "MountVolume.SetUp failed for volume \"files\" : configmap \"conf\" not found";
+    assert!(world.describe("web-gw").contains(missed), "{}", world.describe("web-gw"));
+    world.put_text("conf", CONF);
+    world.until("it runs", |world| world.running() == ["web/app#0"]);
+    let pod_dir = world.pod_dir("web");
+    let dir = pod_dir.join("volumes/kubernetes.io~configmap/files");
+    let file = || std::fs::read_to_string(dir.join("sub/a")).unwrap();
+    assert_eq!(file(), "1");
+    {
+        let state = world.fake.state();
+        let container = state.containers.values().find(|c| c.name() == "app").unwrap();
+        let mount = container.config.mounts.iter().find(|mount| mount.container_path == "/etc/app").unwrap();
+        assert_eq!((mount.host_path.as_str(), mount.readonly), (dir.to_str().unwrap(), true));
+    }
+
+    world.fake.clear_calls();
+    world.put_text("conf", &CONF.replace("'1'", "'2'"));
+    world.until("the file follows", |_| file() == "2");
+    world.remove("conf");
+    world.pass(5);
+    assert_eq!(file(), "2", "a ConfigMap that goes leaves what runs its files");
+    assert!(world.describe("web-gw").contains(missed));
+    assert_eq!(world.actions(), [""; 0], "the container was not touched");
+
+    world.kill();
+    world.put_text("conf", &CONF.replace("'1'", "'3'"));
+    world.start();
+    world.until("what changed meanwhile is made good", |_| file() == "3");
+    // Both at once: the object's end must not bring the pod back.
+    world.remove("conf");
+    world.remove("web");
+    world.until("it is gone", |world| world.pods().is_empty());
+    world.pass(15);
+    assert!(world.running().is_empty() && world.pods().is_empty());
+    assert!(!pod_dir.exists());
+}
