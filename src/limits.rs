@@ -232,6 +232,11 @@ pub const PULL_MESSAGES_MAX: usize = 128;
 /// Bytes of such a message. Longer: cut.
 pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
 
+/// Bytes of the node's own logins (`config.json` in the state directory). Larger: none of them is used, and it is said.
+pub const NODE_LOGINS_BYTES_MAX: usize = 256 * KIB;
+/// Logins that are tried for one pull, those of the pod's pull secrets first. More: the rest is not tried.
+pub const PULL_LOGINS_MAX: usize = 8;
+
 /// Images whose first and last use is remembered. Full: the one not used for the longest time goes; when all are in
 /// use, a further one is not remembered.
 pub const IMAGES_SEEN_MAX: usize = 512;

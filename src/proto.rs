@@ -10,6 +10,13 @@ pub mod runtime {
     /// Version 1.
     pub mod v1 {
         include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+
+        /// Shows nothing of the credentials.
+        impl std::fmt::Debug for AuthConfig {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("AuthConfig")
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
-//! Images: their names (PURE, [`name`]).
+//! Images: their names and the logins that fit them (PURE, [`name`], [`keyring`]), and how they come to the node.
 
+pub mod credentials;
+pub mod keyring;
 pub mod name;
 pub mod pull;
 pub mod seen;

@@ -14,16 +14,22 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::path::Path;
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::Secret;
 use smol::lock::Semaphore;
 
-use super::name::for_runtime;
+use super::credentials;
+use super::keyring::Login;
+use super::name::{ImageName, for_runtime};
+use crate::blocking::Blocking;
 use crate::clock::SharedClock;
-use crate::cri::{Image, Runtime, RuntimeError};
+use crate::cri::{Image, Runtime};
 use crate::events::{EventKind, cut};
-use crate::limits::{PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
+use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
@@ -101,10 +107,21 @@ pub struct ImageRequest<'a> {
     pub image: &'a str,
     /// `imagePullPolicy`.
     pub policy: PullPolicy,
-    /// Credentials for the registry.
-    pub auth: Option<&'a AuthConfig>,
+    /// Where credentials for the registry are.
+    pub logins: LoginSources<'a>,
     /// The pod's sandbox configuration, which the runtime may want for the pull.
     pub sandbox: &'a PodSandboxConfig,
+}
+
+/// Where the credentials for a pull are, in the order in which they are tried.
+#[derive(Clone, Copy)]
+pub struct LoginSources<'a> {
+    /// The pod's pull secrets.
+    pub secrets: &'a [Arc<Secret>],
+    /// The node's own logins ([`credentials::NODE_LOGINS`]).
+    pub node: &'a Path,
+    /// Reads them.
+    pub blocking: &'a Blocking,
 }
 
 /// `imagePullPolicy`.
@@ -135,6 +152,8 @@ pub struct ImagePuller {
     clock: SharedClock,
     turns: Semaphore,
     failures: RefCell<Failures>,
+    /// What was said last about the node's logins, so that it is said once.
+    complaint: RefCell<Option<String>>,
 }
 
 struct Failures {
@@ -151,6 +170,7 @@ impl ImagePuller {
             clock,
             turns: Semaphore::new(at_once.max(1)),
             failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
+            complaint: RefCell::default(),
         }
     }
 
@@ -252,12 +272,19 @@ impl ImagePuller {
             let message = cause.map_or(message.clone(), |cause| format!("{message}: {cause}"));
             return Err(ImageError { problem: ImageProblem::BackOff, message, retry_at: Some(until) });
         }
+        let logins = match self.logins(request).await {
+            Ok(logins) => logins,
+            Err(message) => {
+                note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {message}"));
+                return Err(ImageError { problem: ImageProblem::Pull, message, retry_at: None });
+            }
+        };
         note(EventKind::Normal, "Pulling", &format!("Pulling image {wanted}"));
         let asked = self.clock.now().mono;
         let turn = self.turns.acquire().await;
         let began = self.clock.now().mono;
         let pulled = {
-            let mut pull = pin!(runtime.pull_image(name, request.auth, request.sandbox));
+            let mut pull = pin!(pull_with(runtime, name, &logins, request.sandbox));
             let in_turn = async { Some(pull.as_mut().await) };
             let turn_is_over = async {
                 self.clock.sleep(PULL_TURN).await;
@@ -275,7 +302,7 @@ impl ImagePuller {
             Ok(image_ref) => image_ref,
             Err(error) => {
                 note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {error}"));
-                let (problem, message) = pull_problem(request.image, &error);
+                let (problem, message) = pull_problem(request.image, error);
                 let retry_at = self.failed(key, now, &format!("{problem}: {message}"));
                 return Err(ImageError { problem, message, retry_at });
             }
@@ -293,6 +320,23 @@ impl ImagePuller {
         );
         note(EventKind::Normal, "Pulled", &message);
         Ok(ReadyImage { image_ref, image })
+    }
+
+    /// The credentials to try (`makeLookupPullCredentialsFunc`); none to pull without any.
+    async fn logins(&self, request: &ImageRequest<'_>) -> Result<Vec<AuthConfig>, String> {
+        let LoginSources { secrets, node, blocking } = request.logins;
+        let repository = ImageName::parse(request.image)?.repository;
+        let of_pod = credentials::of_secrets(secrets)?;
+        let path = node.to_owned();
+        let of_node = blocking.run(move || credentials::of_node(&path)).await;
+        if *self.complaint.borrow() != of_node.complaint {
+            if let Some(complaint) = &of_node.complaint {
+                log::warn!("{complaint}");
+            }
+            self.complaint.replace(of_node.complaint);
+        }
+        let found = of_pod.lookup(&repository).into_iter().chain(of_node.keyring.lookup(&repository));
+        Ok(found.take(PULL_LOGINS_MAX).map(Login::auth).collect())
     }
 
     /// The wait the image is in; without one its old message is forgotten.
@@ -320,9 +364,34 @@ impl ImagePuller {
     }
 }
 
+/// `kubeGenericRuntimeManager.PullImage`: one login after the other, until one will do.
+async fn pull_with<R: Runtime>(
+    runtime: &R,
+    name: &str,
+    logins: &[AuthConfig],
+    sandbox: &PodSandboxConfig,
+) -> Result<Box<str>, String> {
+    if logins.is_empty() {
+        return runtime.pull_image(name, None, sandbox).await.map_err(|error| error.to_string());
+    }
+    let mut errors: Vec<String> = Vec::new();
+    for login in logins {
+        match runtime.pull_image(name, Some(login), sandbox).await {
+            Ok(image_ref) => return Ok(image_ref),
+            Err(error) => {
+                let error = credentials::without_login(error.to_string(), login);
+                if !errors.contains(&error) {
+                    errors.push(error);
+                }
+            }
+        }
+    }
+    // As `utilerrors.NewAggregate` puts them.
+    Err(if errors.len() == 1 { errors.remove(0) } else { format!("[{}]", errors.join(", ")) })
+}
+
 /// `evalCRIPullErr`: two errors have names of their own in the CRI.
-fn pull_problem(image: &str, error: &RuntimeError) -> (ImageProblem, String) {
-    let text = error.to_string();
+fn pull_problem(image: &str, text: String) -> (ImageProblem, String) {
     let named = [
         (ImageProblem::RegistryUnavailable, "the registry is unavailable"),
         (ImageProblem::SignatureValidationFailed, "the signature validation failed"),

@@ -65,6 +65,12 @@ impl DesiredPod {
         &self.spec().containers
     }
 
+    /// The images of both lists.
+    pub fn images(&self) -> impl Iterator<Item = &str> {
+        let containers = self.init_containers().iter().chain(self.containers());
+        containers.map(|container| container.image.as_deref().unwrap_or_default())
+    }
+
     /// The name of the container at that place; empty when there is none.
     pub fn container_name(&self, kind: ContainerKind, index: usize) -> &str {
         match kind {

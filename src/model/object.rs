@@ -134,6 +134,9 @@ pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
             }
         }
     }
+    for name in pull_secrets(pod) {
+        add(ObjectKind::Secret, name);
+    }
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         if let Some(of) = &volume.config_map {
             add(ObjectKind::ConfigMap, &of.name);
@@ -151,6 +154,12 @@ pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
         }
     }
     names
+}
+
+/// The names of a pod's pull secrets. Empty ones, which the API lets pass, are none (`getPullSecretsForPod`).
+pub fn pull_secrets(pod: &Pod) -> impl Iterator<Item = &str> {
+    let references = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
+    references.map(|of| of.name.as_str()).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]
@@ -171,6 +180,7 @@ mod tests {
                     "envFrom": [{"configMapRef": reference}, {"secretRef": reference}]}],
                 "volumes": [{"name": "x", "configMap": {"name": "v"}}, {"name": "y", "secret": {"secretName": "w"}},
                     {"name": "z", "projected": {"sources": [{"configMap": {"name": "p"}}, {"secret": {"name": "q"}}]}}],
+                "imagePullSecrets": [{"name": "z"}, {"name": ""}],
             },
         }))
         .unwrap();
@@ -185,7 +195,8 @@ mod tests {
                 "Secret ns/b",
                 "Secret ns/q",
                 "Secret ns/r",
-                "Secret ns/w"
+                "Secret ns/w",
+                "Secret ns/z"
             ]
         );
 

@@ -32,7 +32,7 @@ use crate::events::{EventKind, EventRing};
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
 use crate::metrics::Metrics;
-use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObservedPod, PodKey, PodUid, Wall, object};
+use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, ObservedPod, PodKey, PodUid, Wall, object};
 use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
 use crate::render::ManifestObjects;
@@ -278,6 +278,12 @@ impl<R: Runtime + 'static> Agent<R> {
             let Some(pod) = record.worker.pod().filter(|_| self.desired.pod(uid).is_some()) else { continue };
             if !object::named_by(&pod.pod).is_disjoint(objects) {
                 let pod = pod.clone();
+                // Differs from the kubelet, whose pulls wait on although the login is another one now.
+                if object::pull_secrets(&pod.pod).any(|name| names_secret(objects, &pod.key, name)) {
+                    for image in pod.images() {
+                        self.ctx.images.forget(uid, image);
+                    }
+                }
                 record.worker.want(pod);
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
@@ -426,6 +432,11 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
     }
+}
+
+/// The secret of that name in the pod's namespace is among these.
+fn names_secret(objects: &BTreeSet<ObjectKey>, pod: &PodKey, name: &str) -> bool {
+    objects.contains(&ObjectKey::new(ObjectKind::Secret, &pod.namespace, name))
 }
 
 fn same_name(a: &PodKey, b: &PodKey) -> bool {

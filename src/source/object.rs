@@ -14,6 +14,7 @@ use serde::de::IntoDeserializer as _;
 use super::decode::{FieldError, Node, Path, typed};
 use super::identity;
 use super::validate::{self, names};
+use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::{Object, ObjectKind};
 
@@ -225,14 +226,6 @@ fn secret_type_errors(
                 "is not supported by this version: service accounts need an API server",
             ));
         }
-        "kubernetes.io/dockercfg" | "kubernetes.io/dockerconfigjson" => {
-            let key = if type_.ends_with("json") { ".dockerconfigjson" } else { ".dockercfg" };
-            match value(key).map(serde_json::from_slice::<serde_json::Map<String, serde_json::Value>>) {
-                None => required(&[key]),
-                Some(Ok(_)) => {}
-                Some(Err(_)) => errors.push(FieldError::new(format!("data.{key}"), "must be a JSON object")),
-            }
-        }
         "kubernetes.io/basic-auth" if value("username").is_none() && value("password").is_none() => {
             required(&["username", "password"]);
         }
@@ -244,7 +237,15 @@ fn secret_type_errors(
                 ["tls.crt", "tls.key"].into_iter().filter(|key| value(key).is_none()).collect();
             required(&missing);
         }
-        _ => {}
+        _ => {
+            if let Some((key, read)) = pull_secret(type_) {
+                match value(key).map(read) {
+                    None => required(&[key]),
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => errors.push(FieldError::new(format!("data.{key}"), error)),
+                }
+            }
+        }
     }
 }
 
@@ -363,6 +364,11 @@ mod tests {
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockerconfigjson, stringData: {.dockerconfigjson: hunter2}",
                 "data..dockerconfigjson: must be a JSON object",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockerconfigjson, \
+                 stringData: {.dockerconfigjson: '{\"auths\": {\"r.io\": {\"auth\": \"hunter2!\"}}}'}",
+                "data..dockerconfigjson: auths[\"r.io\"].auth: must be the base64 of user:password",
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockercfg",

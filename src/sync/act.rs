@@ -27,7 +27,7 @@ use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
 use super::overtaken::Overtaken;
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
-use super::start::{Started, VolumeMounts, create_dir, start_container};
+use super::start::{Started, VolumeMounts, create_dir, pull_secrets, start_container};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
@@ -519,6 +519,7 @@ async fn start_all<R: Runtime>(
     turn: &mut Turn<'_>,
     outcome: &mut Outcome,
 ) {
+    let secrets = pull_secrets(ctx, pod);
     for start in starts {
         if ctx.give_up.is_asked() {
             return;
@@ -543,7 +544,7 @@ async fn start_all<R: Runtime>(
             }
             StartWhen::First | StartWhen::Again(_) => {
                 let at = ctx.clock.now().mono;
-                let started = start_container(ctx, pod, observed, sandbox, start, turn).await;
+                let started = start_container(ctx, pod, observed, sandbox, start, &secrets, turn).await;
                 if matches!(started, Ok(Started::GivenUp)) {
                     return;
                 }

@@ -15,9 +15,10 @@ use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::image::pull::{ImageRequest, PullPolicy};
+use crate::image::credentials::NODE_LOGINS;
+use crate::image::pull::{ImageRequest, LoginSources, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
-use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObjectKind, ObservedPod};
+use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObjectKind, ObservedPod, object};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
 use crate::render::{
     ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
@@ -31,6 +32,26 @@ pub(super) enum Started {
     GivenUp,
 }
 
+/// The pod's pull secrets that are there (`getPullSecretsForPod`). Those that are not are told of: the pull is tried
+/// without them.
+pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Vec<Arc<Secret>> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for name in object::pull_secrets(&pod.pod) {
+        match ctx.env.secret(&pod.key.namespace, name) {
+            Ok(Some(secret)) => found.push(secret),
+            Ok(None) | Err(_) => missing.push(name),
+        }
+    }
+    if !missing.is_empty() {
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        ctx.note(&pod.key, EventKind::Warning, "FailedToRetrieveImagePullSecret", &message);
+    }
+    found
+}
+
 /// Starts a container in the pod's sandbox. The failure is what the pod's status shows.
 pub(super) async fn start_container<R: Runtime>(
     ctx: &ActContext<R>,
@@ -38,6 +59,7 @@ pub(super) async fn start_container<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     start: &Start,
+    secrets: &[Arc<Secret>],
     turn: &mut Turn<'_>,
 ) -> Result<Started, Failure> {
     let spec = Spec::of(pod, start);
@@ -47,11 +69,12 @@ pub(super) async fn start_container<R: Runtime>(
         ctx.note(&pod.key, EventKind::Warning, "Failed", &shown);
         Failure::new(error, message)
     };
+    let node_logins = Path::new(&*ctx.node.root_dir).join(NODE_LOGINS);
     let request = ImageRequest {
         pod: &pod.key.uid,
         image: spec.image,
         policy: PullPolicy::parse(spec.pull_policy),
-        auth: None,
+        logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
         sandbox: sandbox.config,
     };
     let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);

@@ -147,3 +147,107 @@ fn a_pod_restored_while_it_ends_pulls_at_once_whatever_its_back_off_was() {
     assert!(world.seconds() - begun <= 5, "{} s", world.seconds() - begun);
     assert_eq!(world.count("PullImage"), pulls + 1);
 }
+
+/// The pulls so far: which image, and as whom.
+fn pulls(world: &World) -> Vec<String> {
+    let pulls =
+        world.actions().into_iter().filter_map(|call| Some(call.strip_prefix("PullImage ")?.to_owned()));
+    pulls.collect()
+}
+
+fn logins(registry: &str, user: &str, password: &str) -> String {
+    format!(r#"{{"auths": {{"{registry}": {{"username": "{user}", "password": "{password}"}}}}}}"#)
+}
+
+/// A pull secret of that name.
+fn pull_secret(name: &str, registry: &str, user: &str, password: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Secret\nmetadata: {{name: {name}}}\ntype: kubernetes.io/dockerconfigjson\n\
+         stringData: {{.dockerconfigjson: '{}'}}\n",
+        logins(registry, user, password)
+    )
+}
+
+const PRIVATE: &str = "r.io/team/app:1";
+const WITH_SECRETS: &str = "imagePullSecrets: [{name: a}, {name: ''}, {name: b}], \
+                            containers: [{name: app, image: 'r.io/team/app:1'}]";
+
+fn private_image() -> World {
+    let world = World::new();
+    world.fake.state().private.insert(PRIVATE.into(), ("me".into(), "hunter2hunter2".into()));
+    world
+}
+
+/// Nothing that is shown or kept has the text.
+fn nowhere(world: &World, text: &str) {
+    for path in ["/pods", "/pods?output=yaml", "/pods?output=table", "/describe?pod=web-gw", "/metrics"] {
+        let (_, body) = world.ask(path);
+        assert!(!body.contains(text), "{path} shows {text}: {body}");
+    }
+    let mut dirs = vec![world.path("root")];
+    while let Some(dir) = dirs.pop() {
+        for entry in std::fs::read_dir(dir).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.file_name().unwrap() != "config.json" {
+                let kept = std::fs::read(&path).unwrap();
+                assert!(!kept.windows(text.len()).any(|part| part == text.as_bytes()), "{}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pull_secret_opens_a_private_image_as_soon_as_it_is_right() {
+    let world = private_image();
+    world.put("web", WITH_SECRETS);
+    world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
+    let missing =
+        "Unable to retrieve some image pull secrets (a, b); attempting to pull the image may not succeed.";
+    let shown = world.describe("web");
+    assert!(shown.contains("FailedToRetrieveImagePullSecret") && shown.contains(missing), "{shown}");
+    assert_eq!(pulls(&world), [PRIVATE], "without a login");
+
+    world.put_text("b", &pull_secret("b", "r.io", "me", "wrong-word"));
+    world.until("the wrong login is tried", |world| pulls(world).len() == 2);
+    world.until("the back-off", |world| world.waiting("web", "app").0 == "ImagePullBackOff");
+    let (_, message) = world.waiting("web", "app");
+    assert!(message.contains("pull access denied, \"[a login]\" may not"), "{message}");
+
+    let before = world.seconds();
+    world.put_text("a", &pull_secret("a", "r.io/team", "me", "hunter2hunter2"));
+    world.until("the pod", |world| world.running() == ["web/app#0"]);
+    assert!(world.seconds() - before < 5, "no wait for what another login failed with");
+    let me = format!("{PRIVATE} as me");
+    assert_eq!(pulls(&world), [PRIVATE, &me, &me], "the longer path first");
+    nowhere(&world, "hunter2hunter2");
+    nowhere(&world, "wrong-word");
+}
+
+#[test]
+fn the_nodes_logins_come_after_the_pods() {
+    let world = private_image();
+    std::fs::write(world.path("root").join("config.json"), logins("*.io", "me", "hunter2hunter2")).unwrap();
+    world.put_text("a", &pull_secret("a", "r.io", "other", "word"));
+    world.put_text("b", &pull_secret("b", "elsewhere.io", "third", "word"));
+    world.run("web", WITH_SECRETS);
+    assert_eq!(pulls(&world), [format!("{PRIVATE} as other"), format!("{PRIVATE} as me")]);
+    world.run("next", "containers: [{name: app, image: 'docker.org/app:1'}]");
+    assert_eq!(pulls(&world).last().unwrap(), "docker.org/app:1", "no login fits");
+    nowhere(&world, "hunter2hunter2");
+}
+
+#[test]
+fn every_login_that_failed_is_told_of() {
+    let world = private_image();
+    std::fs::write(world.path("root").join("config.json"), logins("r.io", "me", "second")).unwrap();
+    world.put_text("a", &pull_secret("a", "r.io", "me", "ab"));
+    world.put("web", WITH_SECRETS);
+    world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
+    let (_, message) = world.waiting("web", "app");
+    assert!(
+        message.starts_with("[failed to resolve reference") && message.matches("denied").count() == 2,
+        "{message}"
+    );
+}

@@ -13,10 +13,12 @@ mod agent;
 mod crash;
 mod events;
 mod finding;
+mod images;
 mod life;
 mod promises;
 mod recovery;
 mod refusal;
+mod registry;
 mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
@@ -50,6 +52,7 @@ const TESTS: &[Test] = tests![
     volumes::volumes_are_what_the_spec_says,
     volumes::a_sub_path_leads_nowhere_outside_its_volume,
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
+    images::private_images_are_pulled_with_the_right_login_only,
     events::an_exit_is_told_and_waits_for_no_relist,
     events::events_come_again_after_containerd_was_killed,
     recovery::a_killed_agent_takes_its_pods_up_again,

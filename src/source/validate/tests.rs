@@ -539,7 +539,6 @@ fn what_this_version_does_not_do_is_refused() {
         ),
         ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"), "metadata.deletionTimestamp"),
         ("/spec/ephemeralContainers", json!([{"name": "e", "image": "x"}]), "spec.ephemeralContainers"),
-        ("/spec/imagePullSecrets", json!([{"name": "s"}]), "spec.imagePullSecrets"),
         ("/spec/runtimeClassName", json!("kata"), "spec.runtimeClassName"),
         ("/spec/serviceAccountName", json!("s"), "spec.serviceAccountName"),
         ("/spec/serviceAccount", json!("s"), "spec.serviceAccount"),

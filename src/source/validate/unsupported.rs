@@ -43,9 +43,6 @@ const SPEC: &[Row<PodSpec>] = &[
     Row("ephemeralContainers", "they are added to a running pod, not written in a manifest", |spec| {
         any(spec.ephemeral_containers.as_ref())
     }),
-    Row("imagePullSecrets", "use the node's registry credentials", |spec| {
-        any(spec.image_pull_secrets.as_ref())
-    }),
     Row("runtimeClassName", "all pods run with the runtime's default handler", |spec| {
         filled(spec.runtime_class_name.as_ref())
     }),

@@ -25,6 +25,8 @@ pub struct State {
     pub images: BTreeMap<String, Image>,
     /// Names that no registry has.
     pub missing: BTreeSet<String>,
+    /// Names that a registry gives to this user with this password only.
+    pub private: BTreeMap<String, (String, String)>,
     /// Every call since the start or the last [`super::Fake::clear_calls`].
     pub calls: Vec<Call>,
     pub connections: u64,
@@ -559,7 +561,11 @@ impl State {
             }
             "ReopenContainerLog" => container(&decode::<cri::ReopenContainerLogRequest>(m)?.container_id),
             "ImageStatus" => decode::<cri::ImageStatusRequest>(m)?.image.unwrap_or_default().image,
-            "PullImage" => decode::<cri::PullImageRequest>(m)?.image.unwrap_or_default().image,
+            "PullImage" => {
+                let request = decode::<cri::PullImageRequest>(m)?;
+                let login = request.auth.map(|auth| format!(" as {}", auth.username)).unwrap_or_default();
+                request.image.unwrap_or_default().image + &login
+            }
             "RemoveImage" => decode::<cri::RemoveImageRequest>(m)?.image.unwrap_or_default().image,
             _ => String::new(),
         })
@@ -664,7 +670,22 @@ impl State {
                 encode(&cri::ListImagesResponse { images })
             }
             "PullImage" => {
-                let name = decode::<cri::PullImageRequest>(m)?.image.unwrap_or_default().image;
+                let request = decode::<cri::PullImageRequest>(m)?;
+                let name = request.image.unwrap_or_default().image;
+                let auth = request.auth.unwrap_or_default();
+                if self
+                    .private
+                    .get(&name)
+                    .is_some_and(|login| *login != (auth.username, auth.password.clone()))
+                {
+                    let full = full_name(&name);
+                    // With what was sent: a registry may say anything.
+                    let message = format!(
+                        "failed to resolve reference \"{full}\": pull access denied, {:?} may not: authorization failed",
+                        auth.password
+                    );
+                    return Err((UNKNOWN, message));
+                }
                 if self.missing.contains(&name) {
                     let full = full_name(&name);
                     let message = format!(
