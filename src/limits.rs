@@ -225,7 +225,8 @@ pub const PULLS_AT_ONCE: usize = 1;
 /// How long one pull keeps the others waiting. Longer: it goes on, and the next one begins beside it, so that one
 /// registry that hangs does not hold up every pod.
 pub const PULL_TURN: Duration = Duration::from_mins(1);
-/// Image pulls at once with `serializeImagePulls: false`. Full: further ones wait for their turn.
+/// Image pulls at once with `serializeImagePulls: false` and no `maxParallelImagePulls` (the kubelet: any number). Full:
+/// further ones wait for their turn.
 pub const PULLS_AT_ONCE_MAX: usize = 4;
 /// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
 pub const PULL_MESSAGES_MAX: usize = 128;

@@ -35,8 +35,8 @@ use crate::events::{EventKind, EventRing};
 use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
-    EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, PULLS_AT_ONCE, PULLS_AT_ONCE_MAX, RELIST_RETRY_MAX,
-    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX, memory_ceiling,
+    EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX,
+    STARTS_AT_ONCE_MAX, memory_ceiling,
 };
 use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
@@ -343,7 +343,6 @@ fn context<R>(
     clock: &SharedClock,
     ring: &Rc<RefCell<EventRing>>,
 ) -> ActContext<R> {
-    let pulls = if config.serialize_image_pulls { PULLS_AT_ONCE } else { PULLS_AT_ONCE_MAX };
     let (ring, note_clock) = (ring.clone(), clock.clone());
     let notes = move |pod: &PodKey, kind: EventKind, reason: &'static str, message: &str| {
         let is_new = ring.borrow_mut().record(pod, kind, reason, message, note_clock.now());
@@ -358,7 +357,7 @@ fn context<R>(
     ActContext {
         runtime: Rc::new(runtime),
         clock: clock.clone(),
-        images: Rc::new(ImagePuller::new(clock.clone(), pulls)),
+        images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls)),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
         hooks: Rc::new(NoHooks),

@@ -37,6 +37,7 @@ pub struct FileSettings {
     pub(super) max_pods: Option<i32>,
     pub(super) crash_loop_back_off: CrashLoopBackOff,
     pub(super) serialize_image_pulls: Option<bool>,
+    pub(super) max_parallel_image_pulls: Option<i32>,
 }
 
 /// `crashLoopBackOff`.

@@ -106,8 +106,8 @@ pub struct Config {
     pub max_pods: usize,
     /// Longest crash-loop back-off.
     pub max_container_restart_period: Duration,
-    /// One image pull at a time.
-    pub serialize_image_pulls: bool,
+    /// Image pulls at a time (`serializeImagePulls`, `maxParallelImagePulls`).
+    pub image_pulls: usize,
     /// Memory for the pods' statuses.
     pub status_store_bytes: usize,
 }
@@ -178,7 +178,7 @@ impl Config {
                 file.crash_loop_back_off.max_container_restart_period,
                 limits::CRASH_BACKOFF_MAX,
             ),
-            serialize_image_pulls: file.serialize_image_pulls.unwrap_or(true),
+            image_pulls: image_pulls(file.serialize_image_pulls, file.max_parallel_image_pulls)?,
             status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
         };
         config.check()?;
@@ -247,6 +247,27 @@ impl Config {
     }
 }
 
+/// How many pulls may run at once (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
+fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, ConfigError> {
+    let most = limits::CRI_PULLS_AT_ONCE_MAX;
+    let parallel = match parallel.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
+        None => None,
+        Some((_, pulls)) if (1..=most).contains(&pulls) => Some(pulls),
+        Some((given, _)) => {
+            let message = format!("maxParallelImagePulls: {given}: must be between 1 and {most}");
+            return Err(ConfigError(message));
+        }
+    };
+    match (serialize, parallel) {
+        (Some(true), Some(pulls)) if pulls > 1 => Err(ConfigError(format!(
+            "maxParallelImagePulls: {pulls}: more than one pull at a time needs serializeImagePulls: false"
+        ))),
+        (_, Some(pulls)) => Ok(pulls),
+        (Some(false), None) => Ok(limits::PULLS_AT_ONCE_MAX),
+        (Some(true) | None, None) => Ok(limits::PULLS_AT_ONCE),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,6 +302,36 @@ mod tests {
         assert_eq!(config.max_container_restart_period, Duration::from_secs(30));
         let config = Config::join(&Flags::default(), None, settings).expect("valid");
         assert_eq!(config.manifests, Path::new("/from/file"));
+    }
+
+    #[test]
+    fn image_pulls_are_serial_unless_the_file_says_otherwise() {
+        let pulls = |fields: &str| {
+            let config = Config::join(&Flags::default(), None, file(fields).expect("of the right type"));
+            config.map(|config| config.image_pulls).map_err(|error| error.0)
+        };
+        for (fields, wanted) in [
+            ("", Ok(1)),
+            ("serializeImagePulls: true\n", Ok(1)),
+            ("serializeImagePulls: false\n", Ok(limits::PULLS_AT_ONCE_MAX)),
+            ("maxParallelImagePulls: 1\n", Ok(1)),
+            ("maxParallelImagePulls: 3\n", Ok(3)),
+            ("serializeImagePulls: false\nmaxParallelImagePulls: 16\n", Ok(16)),
+            ("serializeImagePulls: true\nmaxParallelImagePulls: 1\n", Ok(1)),
+            (
+                "serializeImagePulls: true\nmaxParallelImagePulls: 2\n",
+                Err("maxParallelImagePulls: 2: more than one"),
+            ),
+            ("maxParallelImagePulls: 0\n", Err("maxParallelImagePulls: 0: must be between 1 and 16")),
+            ("maxParallelImagePulls: -1\n", Err("maxParallelImagePulls: -1: must be between 1 and 16")),
+            ("maxParallelImagePulls: 17\n", Err("maxParallelImagePulls: 17: must be between 1 and 16")),
+        ] {
+            match (pulls(fields), wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
+                (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
+                (found, _) => panic!("{fields}: {found:?}"),
+            }
+        }
     }
 
     #[test]
