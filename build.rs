@@ -8,8 +8,8 @@ use std::process::Command;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors =
-        protox::compile(["proto/runtime.v1.proto", "proto/containerd.events.proto"], ["proto"])?;
+    let files = ["runtime.v1", "containerd.events", "containerd.images"];
+    let descriptors = protox::compile(files.map(|name| format!("proto/{name}.proto")), ["proto"])?;
     let mut config = prost_build::Config::new();
     // Maps keep their order, so that requests, hashes and tests are the same every time.
     config.btree_map(["."]);

@@ -19,9 +19,9 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `image::{name, keyring, seen}`, of `store` all but `file`, `identity` and `poison`, of `grpc` `message` and
-//! `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but `file`, `scan` and `check`, and
-//! of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
+//! of `grpc` `message` and `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but
+//! `file`, `scan` and `check`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 
 pub mod blocking;
 pub mod cgroup;

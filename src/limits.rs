@@ -238,6 +238,32 @@ pub const NODE_LOGINS_BYTES_MAX: usize = 256 * KIB;
 /// Logins that are tried for one pull, those of the pod's pull secrets first. More: the rest is not tried.
 pub const PULL_LOGINS_MAX: usize = 8;
 
+/// Image archives looked at in one directory. Full: those behind them in name order are named in one message and left.
+pub const IMAGE_ARCHIVES_MAX: usize = 256;
+/// Entries of one image archive. More: it is refused.
+pub const IMAGE_ARCHIVE_ENTRIES_MAX: usize = 4096;
+/// Bytes of a name in an image archive, and of an extended header. Longer: the archive is refused.
+pub const IMAGE_ARCHIVE_NAME_BYTES_MAX: usize = 4 * KIB;
+/// Images with a name in one archive. More: it is refused.
+pub const IMAGES_PER_ARCHIVE_MAX: usize = 64;
+/// Layers of one image of an archive. More: it is refused. (overlayfs has 500 at most.)
+pub const LAYERS_PER_IMAGE_MAX: usize = 512;
+/// Bytes of an index, a manifest or a configuration in an archive. Longer: it is refused.
+pub const IMAGE_JSON_BYTES_MAX: usize = 512 * KIB;
+/// Bytes of a blob that are on their way to the runtime at once.
+pub const IMAGE_CHUNK_BYTES: usize = 128 * KIB;
+/// Quiet time after a change in the directory of image archives before it is looked at: copies take a while.
+pub const IMAGE_ARCHIVE_QUIET: Duration = Duration::from_secs(2);
+/// Wait before a look after one that could not be carried out: the directory cannot be read, the runtime is away.
+pub const IMAGE_ARCHIVE_RETRY: Duration = Duration::from_secs(30);
+/// How long the runtime may take to know an image by its name that was put into its store. Longer: it is left to find it.
+pub const IMAGE_KNOWN_TIME: Duration = Duration::from_secs(10);
+/// Records of imported images that are looked through. More: the rest of them counts as not imported, and is again.
+pub const IMAGE_RECORDS_MAX: usize = 4096;
+/// Bytes of one image record in the runtime's list. Longer: passed over.
+pub const IMAGE_RECORD_BYTES_MAX: usize = 16 * KIB;
+const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
+
 /// Images whose first and last use is remembered. Full: the one not used for the longest time goes; when all are in
 /// use, a further one is not remembered.
 pub const IMAGES_SEEN_MAX: usize = 512;

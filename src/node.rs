@@ -33,6 +33,7 @@ use crate::config::Config;
 use crate::cri::{GrpcRuntime, Runtime, endpoint};
 use crate::events::{EventKind, EventRing};
 use crate::facts;
+use crate::image::import::Importer;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX,
@@ -129,8 +130,23 @@ pub async fn run_until(
             let blocking = Rc::new(Blocking::on_threads());
             let executor = executor.clone();
             let runtime = runtime.counted_by(metrics.operations.clone());
-            let parts =
-                Parts { config, identity, node, executor, clock, blocking, source, set_aside, once, metrics };
+            let (told, images) = smol::channel::bounded(1);
+            let (dir, of) = (&config.images_dir, identity.node_name());
+            let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), blocking.clone(), told);
+            executor.spawn(importer.run()).detach();
+            let parts = Parts {
+                config,
+                identity,
+                node,
+                executor,
+                clock,
+                blocking,
+                source,
+                images,
+                set_aside,
+                once,
+                metrics,
+            };
             Ok(parts.run_loop(runtime, name, asked, stopped).await)
         }
         Ok(None) => Ok(Ending::Stopped),
@@ -229,6 +245,8 @@ pub struct Parts<'a> {
     pub blocking: Rc<Blocking>,
     /// What the source wants, each time all of it.
     pub source: Receiver<SourceUpdate>,
+    /// The whole names of images that were imported.
+    pub images: Receiver<Vec<String>>,
     /// What ended the process too often.
     pub set_aside: Arc<SetAside>,
     /// End when every pod runs or has failed.
@@ -246,10 +264,10 @@ impl Parts<'_> {
         asked: Receiver<Query>,
         stopped: Receiver<()>,
     ) -> Ending {
-        let Parts { config, identity, node, executor, clock, blocking, source, set_aside, once, metrics } =
-            self;
+        let Parts { config, identity, node, executor, clock, blocking, set_aside, once, metrics, .. } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
-        executor.spawn(forward(source, events.clone(), Event::Source)).detach();
+        executor.spawn(forward(self.source, events.clone(), Event::Source)).detach();
+        executor.spawn(forward(self.images, events.clone(), Event::Imported)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
         executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
 

@@ -1,4 +1,4 @@
-//! The CRI v1 messages, and containerd's events, generated from `proto/` by `build.rs`.
+//! The CRI v1 messages, and those of containerd's own services, generated from `proto/` by `build.rs`.
 //!
 //! `render` builds the configuration messages directly: they are the CRI's own vocabulary, and a second copy of
 //! them in model types would be transcription. What the runtime *reports* becomes model types in `cri::convert`.
@@ -20,10 +20,15 @@ pub mod runtime {
     }
 }
 
-/// What is used of containerd's own event service.
+/// What is used of containerd's own services.
 pub mod containerd {
     /// Package `containerd.events`.
     pub mod events {
         include!(concat!(env!("OUT_DIR"), "/containerd.events.rs"));
+    }
+
+    /// Package `containerd.images`: content, leases and image records.
+    pub mod images {
+        include!(concat!(env!("OUT_DIR"), "/containerd.images.rs"));
     }
 }

@@ -46,3 +46,8 @@ fn http() {
 fn checkpoint() {
     replay("checkpoint", targets::checkpoint::run);
 }
+
+#[test]
+fn archive() {
+    replay("archive", targets::archive::run);
+}

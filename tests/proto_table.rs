@@ -1,5 +1,6 @@
-//! Our compact `proto/` against upstream's CRI v1: each message, field and enum value we have must have upstream's
-//! number, type and label. `cri_fields.tsv` was taken from upstream's `api.proto`, whole messages at a time.
+//! Our compact `proto/` against upstream's CRI v1 and containerd's services: each message, field and enum value we have
+//! must have upstream's number, type and label. `cri_fields.tsv` was taken from upstream's `api.proto`,
+//! `containerd_fields.tsv` from containerd's files, whole messages at a time.
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
@@ -11,7 +12,11 @@ use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, Kind};
 type Table = BTreeMap<(String, String), (String, String, String)>;
 
 fn upstream() -> Table {
-    let rows = include_str!("cri_fields.tsv").lines().filter(|line| !line.starts_with('#')).map(|line| {
+    table(include_str!("cri_fields.tsv"))
+}
+
+fn table(text: &str) -> Table {
+    let rows = text.lines().filter(|line| !line.starts_with('#')).map(|line| {
         let columns: Vec<_> = line.split('\t').map(str::to_owned).collect();
         let [owner, name, number, kind, label] = columns.try_into().expect("five columns");
         ((owner, name), (number, kind, label))
@@ -20,13 +25,18 @@ fn upstream() -> Table {
 }
 
 fn pool() -> DescriptorPool {
+    pool_of("runtime.v1")
+}
+
+fn pool_of(package: &str) -> DescriptorPool {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/proto");
-    let files = protox::compile([format!("{root}/runtime.v1.proto")], [root]).expect("proto/ compiles");
+    let files = protox::compile([format!("{root}/{package}.proto")], [root]).expect("proto/ compiles");
     DescriptorPool::from_file_descriptor_set(files).expect("proto/ is whole")
 }
 
 fn short(name: &str) -> String {
-    name.strip_prefix("runtime.v1.").expect("our package is upstream's").to_owned()
+    let of = |package| name.strip_prefix(package);
+    of("runtime.v1.").or_else(|| of("containerd.images.")).expect("our packages").to_owned()
 }
 
 fn kind(field: &FieldDescriptor) -> String {
@@ -43,8 +53,31 @@ fn kind(field: &FieldDescriptor) -> String {
 
 #[test]
 fn our_messages_are_upstreams() {
-    let upstream = upstream();
-    let pool = pool();
+    let (messages, fields) = compare(&upstream(), &pool());
+    println!("{messages} messages, {fields} fields and enum values compared");
+    assert!(messages >= 90 && fields >= 300, "{messages} messages, {fields} fields");
+}
+
+#[test]
+fn containerds_messages_and_methods_are_upstreams() {
+    let upstream = table(include_str!("containerd_fields.tsv"));
+    let (messages, fields) = compare(&upstream, &pool_of("containerd.images"));
+    println!("{messages} messages, {fields} fields and enum values compared");
+    assert!(messages >= 12 && fields >= 30, "{messages} messages, {fields} fields");
+    let client = include_str!("../src/cri/store.rs");
+    let mut called = 0;
+    for call in client.split("method!(\"").skip(1) {
+        let (package, rest) = call.split_once("\", \"").expect("method!(package, service/name)");
+        let (service, name) = rest.split_once('"').unwrap().0.split_once('/').unwrap();
+        let method = upstream.get(&(format!("{package}.v1.{service}"), name.to_owned()));
+        assert!(method.is_some(), "upstream has no {package}.v1.{service}/{name}");
+        called += 1;
+    }
+    assert_eq!(called, 7);
+}
+
+/// How many messages and fields were compared.
+fn compare(upstream: &Table, pool: &DescriptorPool) -> (usize, usize) {
     let (mut fields, mut wrong) = (0, Vec::new());
     let mut check = |owner: String, name: &str, ours: (String, String, String)| {
         fields += 1;
@@ -76,9 +109,8 @@ fn our_messages_are_upstreams() {
             check(short(values.full_name()), value.name(), ours);
         }
     }
-    println!("{messages} messages, {fields} fields and enum values compared");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(messages >= 90 && fields >= 300, "{messages} messages, {fields} fields");
+    (messages, fields)
 }
 
 #[test]

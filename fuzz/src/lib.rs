@@ -1,5 +1,6 @@
 //! What each fuzz target does with its bytes. The targets hand them over; tests/corpus.rs replays the corpus.
 
+pub mod archive;
 pub mod checkpoint;
 pub mod grpc;
 pub mod http;

@@ -45,6 +45,9 @@ pub struct Flags {
     /// The node's name, also the ending of every static pod's name [default: the host's name at first start]
     #[arg(long, value_name = "NAME", visible_alias = "hostname-override")]
     pub node_name: Option<String>,
+    /// Directory of image archives to import [default: images in the state directory]
+    #[arg(long, value_name = "DIR")]
+    pub images_dir: Option<PathBuf>,
     /// Container logs [default: /var/log/pods]
     #[arg(long, value_name = "DIR")]
     pub pod_logs_dir: Option<PathBuf>,
@@ -72,6 +75,8 @@ pub struct Config {
     pub manifests: PathBuf,
     /// State and pod directories; one agent each (flock).
     pub root_dir: PathBuf,
+    /// Image archives that are imported.
+    pub images_dir: PathBuf,
     /// The local socket.
     pub socket: PathBuf,
     /// The runtime's socket, when it was named.
@@ -149,9 +154,11 @@ impl Config {
             within.ok_or_else(|| ConfigError(format!("maxPods: {given}: must be between 1 and {most}")))
         };
         let driver = flags.cgroup_driver.clone().or(file.cgroup_driver);
+        let root_dir = path(&flags.root_dir, None, paths::ROOT_DIR);
         let config = Config {
+            images_dir: flags.images_dir.clone().unwrap_or_else(|| root_dir.join("images")),
             manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
-            root_dir: path(&flags.root_dir, None, paths::ROOT_DIR),
+            root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
             runtime_endpoint: flags.runtime_endpoint.clone().or(file.container_runtime_endpoint),
             node_name: flags.node_name.clone(),
@@ -189,6 +196,7 @@ impl Config {
         for (name, path) in [
             ("--manifests (staticPodPath)", &self.manifests),
             ("--root-dir", &self.root_dir),
+            ("--images-dir", &self.images_dir),
             ("--socket", &self.socket),
             ("--pod-logs-dir (podLogsDir)", &self.pod_logs_dir),
             ("--container-logs-dir", &self.container_logs_dir),
@@ -283,6 +291,7 @@ mod tests {
             Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
         assert_eq!(config.manifests, Path::new("/etc/smolet/manifests"));
         assert_eq!(config.file_check_frequency, Duration::from_secs(20));
+        assert_eq!(config.images_dir, Path::new("/var/lib/smolet/images"));
         assert_eq!(config.max_pods, 110);
         assert_eq!(config.cgroup_driver, CgroupDriver::Cgroupfs);
     }

@@ -12,7 +12,7 @@ use prost::Message;
 use smol::LocalExecutor;
 use smol::lock::Semaphore;
 
-use super::{EventService, RuntimeEvent, convert, events, termination};
+use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
 use super::{
     ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
     RuntimeVersion,
@@ -93,6 +93,11 @@ impl GrpcRuntime {
     pub fn counted_by(mut self, operations: Rc<Operations>) -> Self {
         self.operations = operations;
         self
+    }
+
+    /// containerd's own store of images, on the same connection. `lease` names the lease under which blobs are written.
+    pub fn image_store(&self, lease: &str) -> ImageStore {
+        ImageStore::new(&self.channel, lease, self.timeout)
     }
 
     /// Where the runtime's socket is.
@@ -489,7 +494,7 @@ fn no_id(method: &str) -> RuntimeError {
 }
 
 /// gRPC's classes as the runtime's. The runtime's own words stay as they are: they are shown in pod statuses.
-fn blame(method: &str, error: GrpcError) -> RuntimeError {
+pub(super) fn blame(method: &str, error: GrpcError) -> RuntimeError {
     let named = |message: String| format!("{}: {message}", name(method));
     match error {
         GrpcError::Unavailable(message) => RuntimeError::Unavailable(named(message)),

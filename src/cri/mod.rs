@@ -1,12 +1,13 @@
 //! The container runtime as smolet sees it: the [`Runtime`] trait in model types, and its gRPC implementation.
 //!
 //! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `events` follows what the
-//! runtime tells by itself; `endpoint` finds the socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
+//! runtime tells by itself; `store` puts images into containerd's own store; `endpoint` finds the socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
 
 pub mod client;
 pub mod convert;
 pub mod endpoint;
 pub mod events;
+pub mod store;
 pub mod termination;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
 
 pub use client::GrpcRuntime;
 pub use events::{EventService, RuntimeEvent, RuntimeEventKind};
+pub use store::ImageStore;
 
 /// CRI `VersionResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,7 +30,11 @@ pub type Call<'s, A, E = GrpcError> = Pin<Box<dyn Future<Output = Result<A, E>> 
 ///
 /// At most `limits::GRPC_CALLS_MAX` calls run at once; a further one waits, and its deadline runs meanwhile.
 #[derive(Clone)]
-pub struct Channel(Rc<Shared>);
+pub struct Channel {
+    shared: Rc<Shared>,
+    /// Sent with every call.
+    metadata: Rc<[(&'static str, HeaderValue)]>,
+}
 
 struct Shared {
     path: Box<Path>,
@@ -45,19 +49,32 @@ impl Channel {
     /// A channel to the socket at `path`. Connects with the first call, not before. hyper's tasks run on
     /// `executor`, which somebody else drives and keeps.
     pub fn new(path: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
-        Self(Rc::new(Shared {
+        let shared = Rc::new(Shared {
             path: path.into(),
             clock,
             spawner: Spawner::new(executor),
             link: Mutex::default(),
             connection: Cell::new(0),
             calls: std::sync::Arc::new(Semaphore::new(GRPC_CALLS_MAX)),
-        }))
+        });
+        Self { shared, metadata: Rc::from([]) }
+    }
+
+    /// The same channel, with these headers on every call. A value that is none (control characters) is left out.
+    #[must_use]
+    pub fn with_metadata(&self, metadata: &[(&'static str, &str)]) -> Self {
+        let header = |(name, value): &(&'static str, &str)| Some((*name, HeaderValue::from_str(value).ok()?));
+        Self { shared: self.shared.clone(), metadata: metadata.iter().filter_map(header).collect() }
+    }
+
+    /// Time for deadlines.
+    pub fn clock(&self) -> &SharedClock {
+        &self.shared.clock
     }
 
     /// Where the socket is.
     pub fn path(&self) -> &Path {
-        &self.0.path
+        &self.shared.path
     }
 
     /// One request, one answer of at most `limits::GRPC_ANSWER_BYTES_MAX`. `method` is `/package.Service/Method`;
@@ -119,7 +136,7 @@ impl Channel {
     /// Which connection calls use now: counts up with each new one, 0 before the first. What a server cannot do is
     /// worth remembering as long as it is the same server.
     pub fn connection(&self) -> u64 {
-        self.0.connection.get()
+        self.shared.connection.get()
     }
 
     /// One request, many answers. Returns when the request is on its way, without waiting for the server's headers: a
@@ -152,12 +169,12 @@ impl Channel {
         body: RequestBody,
         deadline: Option<Duration>,
     ) -> Result<Streaming, GrpcError> {
-        let shared = &*self.0;
+        let shared = &*self.shared;
         let until = deadline.map(|deadline| shared.clock.now().mono + deadline);
         let opening = async {
             let permit = shared.calls.acquire_arc().await;
             let mut up = self.connected().await?;
-            let answer = up.requests.try_send_request(request(method, body, deadline));
+            let answer = up.requests.try_send_request(self.request(method, body, deadline));
             let fate = up.fate;
             let head = Box::pin(async move {
                 let response = answer.await.map_err(|e| blame(e.error()))?;
@@ -178,7 +195,7 @@ impl Channel {
         messages: Messages,
     ) -> Result<(), GrpcError> {
         let work = async {
-            let _permit = self.0.calls.acquire().await;
+            let _permit = self.shared.calls.acquire().await;
             let response = self.respond(method, &message, deadline).await?;
             read(response, sink, messages).await
         };
@@ -197,7 +214,7 @@ impl Channel {
         loop {
             let mut up = self.connected().await?;
             let body = RequestBody::One(Some(message.clone()));
-            match up.requests.try_send_request(request(method, body, deadline)).await {
+            match up.requests.try_send_request(self.request(method, body, deadline)).await {
                 Ok(response) => {
                     up.fate.answered.set(true);
                     return Ok(response);
@@ -218,8 +235,21 @@ impl Channel {
         }
     }
 
+    fn request(
+        &self,
+        method: &'static str,
+        body: RequestBody,
+        deadline: Option<Duration>,
+    ) -> Request<RequestBody> {
+        let mut request = request(method, body, deadline);
+        for (name, value) in &*self.metadata {
+            request.headers_mut().insert(*name, value.clone());
+        }
+        request
+    }
+
     async fn connected(&self) -> Result<super::link::Connected, GrpcError> {
-        let shared = &*self.0;
+        let shared = &*self.shared;
         let up = shared.link.lock().await.connected(&shared.path, &shared.clock, &shared.spawner).await?;
         shared.connection.set(up.number);
         Ok(up)
@@ -234,7 +264,7 @@ impl Channel {
     ) -> Result<T, GrpcError> {
         let Some(deadline) = deadline else { return work.await };
         let late = async {
-            self.0.clock.sleep(deadline).await;
+            self.shared.clock.sleep(deadline).await;
             Err(late(method, deadline))
         };
         smol::future::or(work, late).await

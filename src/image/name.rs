@@ -35,6 +35,18 @@ pub fn for_runtime(image: &str) -> Result<String, String> {
     Ok(if complete { image.to_owned() } else { format!("{image}:{}", name.tag) })
 }
 
+/// The whole name, as a runtime keeps it: `docker.io/library/busybox:latest` for `busybox`.
+pub fn full_name(image: &str) -> Result<String, String> {
+    let ImageName { mut repository, tag, digest } = ImageName::parse(image)?;
+    for (mark, part) in [(':', tag), ('@', digest)] {
+        if !part.is_empty() {
+            repository.push(mark);
+            repository.push_str(&part);
+        }
+    }
+    Ok(repository)
+}
+
 /// `Always` for the tag `latest`, else `IfNotPresent` (`SetDefaults_Container`); a name nobody can read counts as
 /// any other.
 pub fn default_pull_policy(image: &str) -> &'static str {
@@ -223,6 +235,8 @@ mod tests {
         let image = format!("x:1@sha256:{hex}");
         let name = ImageName::parse(&image).unwrap();
         assert_eq!((&*name.tag, name.digest), ("1", format!("sha256:{hex}")));
+        assert_eq!(full_name(&image), Ok(format!("docker.io/library/x:1@sha256:{hex}")));
+        assert_eq!(full_name("r.io/x").as_deref(), Ok("r.io/x:latest"));
         assert_eq!(for_runtime(&image), Ok(image));
     }
 

@@ -29,6 +29,7 @@ use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::{EventKind, EventRing};
+use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
 use crate::metrics::Metrics;
@@ -53,6 +54,8 @@ const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
 pub(super) enum Event {
     /// A source's full set.
     Source(SourceUpdate),
+    /// Images of these names were imported.
+    Imported(Vec<String>),
     /// A relist ended.
     Relisted(RuntimeResult<Relist>),
     /// The runtime tells something.
@@ -207,6 +210,7 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn take(&mut self, event: Event) {
         match event {
             Event::Source(update) => self.source(update),
+            Event::Imported(images) => self.imported(&images),
             Event::Relisted(result) => self.relisted(result),
             Event::Runtime(event) => self.runtime_event(event),
             Event::StreamEnded(stream, result) => self.stream_ended(stream, result),
@@ -288,6 +292,24 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
             }
+        }
+    }
+
+    /// Pods that want one of these images may have waited for it, and need not any more.
+    fn imported(&mut self, images: &[String]) {
+        let is_one = |image: &&str| full_name(image).is_ok_and(|name| images.contains(&name));
+        let mut touched = BTreeSet::new();
+        for (uid, record) in &mut self.records {
+            let Some(pod) = record.worker.pod().filter(|_| self.desired.pod(uid).is_some()) else { continue };
+            let pod = pod.clone();
+            for image in pod.images().filter(is_one) {
+                self.ctx.images.forget(uid, image);
+                record.worker.want(pod.clone());
+                touched.insert(uid.clone());
+            }
+        }
+        for uid in touched {
+            self.drive(&uid);
         }
     }
 

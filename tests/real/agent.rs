@@ -119,6 +119,11 @@ impl<'r> Agent<'r> {
         self.dir.join("manifests")
     }
 
+    /// Where image archives are imported from; made by the agent.
+    pub fn images(&self) -> PathBuf {
+        self.dir.join("root/images")
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.join("s.sock")
     }

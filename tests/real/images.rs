@@ -1,11 +1,14 @@
-//! Images: pulls with and without logins.
+//! Images: pulls with and without logins, and archives.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
-use crate::agent::{Agent, container, waits_for};
-use crate::registry::{Registry, STAYS, TestImage, architecture, basic, digest};
-use crate::runtime::Runtime;
+use serde_json::{Value, json};
+
+use crate::agent::{Agent, PATIENCE, container, waits_for};
+use crate::registry::{MANIFEST, Registry, STAYS, TestImage, architecture, basic, digest, pack};
+use crate::runtime::{Runtime, wait_for};
 
 fn logins(registry: &Registry, login: &str) -> String {
     let (user, password) = login.split_once(':').unwrap();
@@ -90,4 +93,170 @@ pub fn private_images_are_pulled_with_the_right_login_only(runtime: &Runtime) {
         }
     }
     agent.end_pods();
+}
+
+/// An OCI layout with that index, put there in one step.
+fn oci_archive(agent: &Agent, to: &Path, images: &[&TestImage], index: &Value) {
+    let root = agent.dir.join("layout");
+    fs::create_dir_all(root.join("blobs/sha256")).unwrap();
+    for blob in images.iter().flat_map(|image| image.blobs()) {
+        fs::write(root.join("blobs").join(digest(blob).replace(':', "/")), blob).unwrap();
+    }
+    fs::write(root.join("oci-layout"), r#"{"imageLayoutVersion": "1.0.0"}"#).unwrap();
+    fs::write(root.join("index.json"), index.to_string()).unwrap();
+    put_archive(agent, to, &root);
+}
+
+/// As `docker save` writes it.
+fn docker_archive(agent: &Agent, to: &Path, image: &TestImage, tag: &str) {
+    let root = agent.dir.join("save");
+    fs::create_dir_all(root.join("0")).unwrap();
+    fs::write(root.join("0/layer.tar"), &image.layer).unwrap();
+    fs::write(root.join("c.json"), &image.config).unwrap();
+    let manifest = json!([{"Config": "c.json", "RepoTags": [tag], "Layers": ["0/layer.tar"]}]);
+    fs::write(root.join("manifest.json"), manifest.to_string()).unwrap();
+    put_archive(agent, to, &root);
+}
+
+fn put_archive(agent: &Agent, to: &Path, root: &Path) {
+    let part = agent.dir.join("part");
+    pack(root, &part);
+    fs::remove_dir_all(root).unwrap();
+    fs::create_dir_all(to.parent().unwrap()).unwrap();
+    fs::rename(part, to).unwrap();
+}
+
+fn never_pulled(image: &str) -> String {
+    format!(
+        "
+  terminationGracePeriodSeconds: 2
+  containers:
+  - {{name: app, image: '{image}', imagePullPolicy: Never, command: {STAYS}}}"
+    )
+}
+
+fn named(image: &TestImage, name: &str) -> Value {
+    let mut entry = image.descriptor();
+    entry["annotations"] = json!({"io.containerd.image.name": name});
+    entry
+}
+
+/// The labels of an image record, as `ctr` shows them.
+fn labels(runtime: &Runtime, name: &str) -> String {
+    let list = runtime.ctr(&["images", "ls"]);
+    list.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap_or_default().to_owned()
+}
+
+pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &Runtime) {
+    let mut agent = Agent::started(runtime, "archives");
+    agent.apply_pod("oci", &never_pulled("archive.test/oci:1"));
+    agent.apply_pod("saved", &never_pulled("archive-test-saved:2"));
+    for name in ["oci", "saved"] {
+        agent.wait_pod(name, "waiting for its image", |status| {
+            waits_for(status, "app") == Some("ErrImageNeverPull")
+        });
+    }
+    // One that is for another machine stands beside it, and is not in the archive.
+    let image = TestImage::new(&agent.dir, "oci", architecture());
+    let mut here = image.descriptor();
+    here["platform"] = json!({"os": "linux", "architecture": architecture()});
+    let other = json!({"mediaType": MANIFEST, "digest": digest(b"other"), "size": 5,
+        "platform": {"os": "linux", "architecture": "s390x"}});
+    let nested = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [other, here]});
+    let nested = TestImage { manifest: nested.to_string().into_bytes(), ..image.clone() };
+    let mut entry = named(&nested, "archive.test/oci:1");
+    entry["mediaType"] = json!("application/vnd.oci.image.index.v1+json");
+    let index = json!({"schemaVersion": 2, "manifests": [entry]});
+    let (a, b) = (agent.images().join("a.tar"), agent.images().join("b.tar"));
+    oci_archive(&agent, &a, &[&image, &nested], &index);
+    docker_archive(&agent, &b, &TestImage::new(&agent.dir, "saved", architecture()), "archive-test-saved:2");
+    agent.running("oci");
+    agent.running("saved");
+    for (name, archive) in
+        [("archive.test/oci:1", "1 a.tar"), ("docker.io/library/archive-test-saved:2", "1 b.tar")]
+    {
+        let labels = labels(runtime, name);
+        assert!(
+            labels.contains("io.cri-containerd.pinned=pinned") && labels.contains(archive),
+            "{name}: {labels}"
+        );
+    }
+    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "the lease is over");
+    // Nothing but the records keeps them now: what containerd takes for garbage is gone when this lease is.
+    runtime.ctr(&["leases", "create", "--id", "collect"]);
+    runtime.ctr(&["leases", "delete", "--sync", "collect"]);
+    for name in ["archive.test/oci:1", "docker.io/library/archive-test-saved:2"] {
+        let check = runtime.ctr(&["images", "check", &format!("name=={name}")]);
+        assert!(check.contains("complete (") && !check.contains("incomplete"), "{check}");
+    }
+    agent.end_pods();
+    agent.apply_pod("again", &never_pulled("archive.test/oci:1"));
+    agent.running("again");
+
+    // containerd's own importer makes the same image of it.
+    let target = || {
+        labels(runtime, "docker.io/library/archive-test-saved:2").split_whitespace().nth(2).map(str::to_owned)
+    };
+    let ours = target();
+    runtime.ctr(&["images", "import", &b.display().to_string()]);
+    assert!(
+        ours.as_ref().is_some_and(|digest| digest.starts_with("sha256:")) && target() == ours,
+        "{ours:?}"
+    );
+
+    // What is there is not imported again, what has changed is.
+    agent.stop();
+    let imports = |agent: &Agent| agent.log().matches(": imported in ").count();
+    assert_eq!(imports(&agent), 2);
+    agent.start();
+    let changed = TestImage::new(&agent.dir, "changed", architecture());
+    docker_archive(&agent, &b, &changed, "archive-test-saved:2");
+    wait_for("the changed archive is imported", PATIENCE, || (imports(&agent) == 3).then_some(()));
+    let status = runtime.image("archive-test-saved:2").expect("the image is there");
+    assert_eq!(&*status.id, digest(&changed.config));
+
+    // An image whose archive is gone is as any other.
+    fs::remove_file(a).unwrap();
+    wait_for("it is not pinned any more", PATIENCE, || {
+        let labels = labels(runtime, "archive.test/oci:1");
+        (!labels.contains("pinned=") && !labels.contains("smolet.io/archive")).then_some(())
+    });
+    agent.end_pods();
+}
+
+pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "bad-archives");
+    let image = TestImage::new(&agent.dir, "bad", architecture());
+    let index = json!({"schemaVersion": 2, "manifests": [named(&image, "bad.test/app:1")]});
+    let elsewhere = agent.dir.join("good.tar");
+    oci_archive(&agent, &elsewhere, &[&image], &index);
+    let good = fs::read(elsewhere).unwrap();
+    fs::create_dir_all(agent.images()).unwrap();
+    // A layer with one byte changed: the runtime finds out.
+    let at = good.windows(14).position(|bytes| bytes == b"bin/busybox\0\0\0").expect("the layer");
+    let mut flipped = good.clone();
+    flipped[at + 4096] ^= 1;
+    let foreign = TestImage::new(&agent.dir, "foreign", "s390x");
+    for (name, bytes) in
+        [("cut.tar", &good[..good.len() / 2]), ("flipped.tar", &flipped), ("junk.tar", b"junk")]
+    {
+        let part = agent.dir.join("part");
+        fs::write(&part, bytes).unwrap();
+        fs::rename(part, agent.images().join(name)).unwrap();
+    }
+    docker_archive(&agent, &agent.images().join("foreign.tar"), &foreign, "foreign.test/app:1");
+    fs::write(agent.images().join("packed.tar.gz"), [b"\x1f\x8b".as_slice(), &[0; 600]].concat()).unwrap();
+    for (name, wanted) in [
+        ("cut.tar", "is cut off"),
+        ("junk.tar", "is cut off"),
+        ("foreign.tar", "foreign.test/app:1 is for linux/s390x, and this node is linux/"),
+        ("packed.tar.gz", "is compressed (gzip), which is not supported; unpack it with gunzip"),
+        ("flipped.tar", "the runtime refuses it: unexpected commit digest"),
+    ] {
+        let line = format!("{}: {wanted}", agent.images().join(name).display());
+        wait_for(&line, PATIENCE, || agent.log().contains(&line).then_some(()));
+    }
+    assert!(runtime.image("bad.test/app:1").is_none());
+    assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "no lease is left");
 }

@@ -53,6 +53,8 @@ const TESTS: &[Test] = tests![
     volumes::a_sub_path_leads_nowhere_outside_its_volume,
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
     images::private_images_are_pulled_with_the_right_login_only,
+    images::archives_are_imported_and_their_pods_start_without_a_registry,
+    images::archives_that_cannot_be_imported_are_named,
     events::an_exit_is_told_and_waits_for_no_relist,
     events::events_come_again_after_containerd_was_killed,
     recovery::a_killed_agent_takes_its_pods_up_again,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 /// Runs until SIGTERM in a container of such an image.
@@ -19,7 +19,7 @@ pub const STAYS: &str =
 
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+pub const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 pub fn digest(bytes: &[u8]) -> String {
     let hex: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -27,6 +27,7 @@ pub fn digest(bytes: &[u8]) -> String {
 }
 
 /// busybox with a file `/etc/mark` that makes it another image than any before.
+#[derive(Clone)]
 pub struct TestImage {
     pub config: Vec<u8>,
     pub layer: Vec<u8>,
@@ -58,6 +59,11 @@ impl TestImage {
         Self { manifest: manifest.to_string().into_bytes(), config, layer }
     }
 
+    /// What it refers to in an index.
+    pub fn descriptor(&self) -> Value {
+        json!({"mediaType": MANIFEST, "digest": digest(&self.manifest), "size": self.manifest.len()})
+    }
+
     /// All its blobs.
     pub fn blobs(&self) -> [&[u8]; 3] {
         [&self.config, &self.layer, &self.manifest]
@@ -74,7 +80,7 @@ pub fn architecture() -> &'static str {
 }
 
 /// A tar of what is in a directory.
-fn pack(dir: &Path, tar: &Path) {
+pub fn pack(dir: &Path, tar: &Path) {
     let status = Command::new("tar")
         .args(["--sort=name", "--mtime=@0", "--owner=0", "--group=0", "--numeric-owner", "-C"])
         .arg(dir)

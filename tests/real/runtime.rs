@@ -64,6 +64,20 @@ impl Runtime {
         run(&self.dir, "start");
     }
 
+    /// What `ctr` says in the CRI's namespace.
+    pub fn ctr(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new(script());
+        let output =
+            command.arg("ctr").arg(&self.dir).args(arguments).output().expect("runtime.sh can be run");
+        assert!(output.status.success(), "ctr {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// The image of that name.
+    pub fn image(&self, name: &str) -> Option<smolet::cri::Image> {
+        self.block(self.cri.image_status(name))
+    }
+
     /// As at the beginning, whatever a test that failed has left it in.
     pub fn recover(&self) {
         self.kill();

@@ -163,6 +163,8 @@ impl World {
         let node = Rc::new(facts::node_settings(&config, NODE));
         let executor = Rc::new(LocalExecutor::new());
         let (updates, source) = smol::channel::bounded(1);
+        // No image archives.
+        let (_, images) = smol::channel::bounded(1);
         let (asked, queries) = smol::channel::bounded(4);
         let (stop, stopped) = smol::channel::bounded(1);
         let (clock, runtime, on) = (Rc::new(self.clock.clone()), self.runtime.clone(), executor.clone());
@@ -177,6 +179,7 @@ impl World {
                 clock,
                 blocking,
                 source,
+                images,
                 set_aside,
                 once: false,
                 metrics: Rc::default(),

@@ -1,0 +1,252 @@
+//! containerd's own stores behind the CRI, on the same socket: blobs and image records. CRI-O has no such services.
+//!
+//! ```text
+//!     lease ─► blobs, what others refer to first ─► image records ─► end of the lease
+//! ```
+//!
+//! Until a record refers to a blob, only the lease keeps it from containerd's garbage collector.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::client::blame;
+use super::{RuntimeError, RuntimeResult};
+use crate::clock::SharedClock;
+use crate::grpc::{Channel, Code, Field, GrpcError, Sender, Streaming, Value};
+use crate::limits::{IMAGE_RECORD_BYTES_MAX, IMAGE_RECORDS_MAX};
+use crate::proto::containerd::images as proto;
+use prost::Message as _;
+
+/// The namespace of the CRI's images and containers.
+const NAMESPACE: &str = "k8s.io";
+
+macro_rules! method {
+    ($package:literal, $name:literal) => {
+        concat!("/containerd.services.", $package, ".v1.", $name)
+    };
+}
+
+const WRITE: &str = method!("content", "Content/Write");
+const UPDATE_CONTENT: &str = method!("content", "Content/Update");
+const CREATE_LEASE: &str = method!("leases", "Leases/Create");
+const DELETE_LEASE: &str = method!("leases", "Leases/Delete");
+const CREATE_IMAGE: &str = method!("images", "Images/Create");
+const UPDATE_IMAGE: &str = method!("images", "Images/Update");
+const LIST_IMAGES: &str = method!("images", "Images/List");
+
+/// Labels of a blob or an image record.
+pub type Labels = BTreeMap<String, String>;
+
+/// What a record points to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// The manifest's or index's media type.
+    pub media_type: &'a str,
+    /// Its digest.
+    pub digest: &'a str,
+    /// Its bytes.
+    pub size: u64,
+}
+
+/// containerd's store of images.
+pub struct ImageStore {
+    /// Calls outside the lease.
+    plain: Channel,
+    leased: Channel,
+    lease: Box<str>,
+    timeout: Duration,
+}
+
+impl ImageStore {
+    pub(super) fn new(channel: &Channel, lease: &str, timeout: Duration) -> Self {
+        let namespace = ("containerd-namespace", NAMESPACE);
+        Self {
+            plain: channel.with_metadata(&[namespace]),
+            leased: channel.with_metadata(&[namespace, ("containerd-lease", lease)]),
+            lease: lease.into(),
+            timeout,
+        }
+    }
+
+    /// Takes the lease; one that was left behind will do.
+    pub async fn take_lease(&self) -> RuntimeResult<()> {
+        let request = proto::CreateRequest { id: self.lease.to_string() };
+        match self.plain.unary::<()>(CREATE_LEASE, &request, Some(self.timeout)).await {
+            Err(error) if !is(&error, Code::ALREADY_EXISTS) => Err(blame(CREATE_LEASE, error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Ends the lease: what no record refers to is garbage then.
+    pub async fn end_lease(&self) -> RuntimeResult<()> {
+        let request = proto::DeleteRequest { id: self.lease.to_string() };
+        match self.plain.unary::<()>(DELETE_LEASE, &request, Some(self.timeout)).await {
+            Err(error) if !is(&error, Code::NOT_FOUND) => Err(blame(DELETE_LEASE, error)),
+            Ok(()) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Begins to write a blob. `None`: it is there already, and belongs to the lease now.
+    pub async fn write(&self, digest: &str, size: u64) -> RuntimeResult<Option<Upload>> {
+        let opened = self.leased.bidirectional(WRITE, None).await;
+        let (sender, answers) = opened.map_err(|error| blame(WRITE, error))?;
+        let (clock, timeout) = (self.leased.clock().clone(), self.timeout);
+        let mut upload = Upload { sender, answers, clock, timeout, size, offset: 0 };
+        let first = proto::WriteContentRequest {
+            action: proto::WriteAction::Stat.into(),
+            r#ref: format!("smolet-{digest}"),
+            total: signed(size),
+            expected: digest.to_owned(),
+            ..Default::default()
+        };
+        match upload.exchange(&first).await {
+            // What an upload before has left is written over.
+            Ok(_) => Ok(Some(upload)),
+            Err(error) if is(&error, Code::ALREADY_EXISTS) => Ok(None),
+            Err(error) => Err(blame(WRITE, error)),
+        }
+    }
+
+    /// Adds labels to a blob that is there.
+    pub async fn label(&self, digest: &str, labels: &Labels) -> RuntimeResult<()> {
+        let request = proto::UpdateRequest {
+            info: Some(proto::Info { digest: digest.to_owned(), labels: labels.clone() }),
+            update_mask: Some(proto::FieldMask { paths: paths(labels).collect() }),
+        };
+        let answer = self.leased.unary::<()>(UPDATE_CONTENT, &request, Some(self.timeout)).await;
+        answer.map_err(|error| blame(UPDATE_CONTENT, error))
+    }
+
+    /// Lets a name mean that image, whatever it meant before.
+    pub async fn name(&self, name: &str, target: &Target<'_>, labels: &Labels) -> RuntimeResult<()> {
+        let target = proto::Descriptor {
+            media_type: target.media_type.to_owned(),
+            digest: target.digest.to_owned(),
+            size: signed(target.size),
+        };
+        let image = proto::Image { name: name.to_owned(), labels: labels.clone(), target: Some(target) };
+        let request = proto::CreateImageRequest { image: Some(image.clone()) };
+        match self.leased.unary::<()>(CREATE_IMAGE, &request, Some(self.timeout)).await {
+            Err(error) if is(&error, Code::ALREADY_EXISTS) => {
+                let paths = paths(labels).chain(["target".to_owned()]).collect();
+                self.update_image(image, paths).await
+            }
+            answer => answer.map_err(|error| blame(CREATE_IMAGE, error)),
+        }
+    }
+
+    /// Takes labels from a record; one that is gone has none.
+    pub async fn unlabel(&self, name: &str, labels: &[&str]) -> RuntimeResult<()> {
+        // An empty value is none.
+        let labels: Labels = labels.iter().map(|label| ((*label).to_owned(), String::new())).collect();
+        let paths = paths(&labels).collect();
+        match self.update_image(proto::Image { name: name.to_owned(), labels, target: None }, paths).await {
+            Err(RuntimeError::NotFound(_)) => Ok(()),
+            done => done,
+        }
+    }
+
+    async fn update_image(&self, image: proto::Image, paths: Vec<String>) -> RuntimeResult<()> {
+        let update_mask = Some(proto::FieldMask { paths });
+        let request = proto::UpdateImageRequest { image: Some(image), update_mask };
+        let answer = self.leased.unary::<()>(UPDATE_IMAGE, &request, Some(self.timeout)).await;
+        answer.map_err(|error| blame(UPDATE_IMAGE, error))
+    }
+
+    /// The records with that label: name and the label's value, at most `limits::IMAGE_RECORDS_MAX`.
+    pub async fn labelled(&self, label: &str) -> RuntimeResult<Vec<(String, String)>> {
+        let request = proto::ListImagesRequest { filters: vec![format!("labels.\"{label}\"")] };
+        let mut found = Vec::new();
+        let mut each = |field: Field<'_>| {
+            let Field { number: 1, value: Value::Bytes { kept, length } } = field else { return Ok(()) };
+            if kept.len() as u64 == length
+                && found.len() < IMAGE_RECORDS_MAX
+                && let Ok(mut image) = proto::Image::decode(kept)
+                && let Some(value) = image.labels.remove(label).filter(|value| !value.is_empty())
+            {
+                found.push((image.name, value));
+            }
+            Ok(())
+        };
+        let (timeout, cap) = (Some(self.timeout), IMAGE_RECORD_BYTES_MAX);
+        let listed = self.plain.unary_fields(LIST_IMAGES, &request, timeout, cap, &mut each).await;
+        listed.map_err(|error| blame(LIST_IMAGES, error))?;
+        Ok(found)
+    }
+}
+
+/// A blob on its way: one piece after the other, each once the one before has arrived.
+pub struct Upload {
+    sender: Sender,
+    answers: Streaming,
+    clock: SharedClock,
+    timeout: Duration,
+    size: u64,
+    offset: u64,
+}
+
+impl Upload {
+    /// Sends the next piece.
+    pub async fn put(&mut self, data: Vec<u8>) -> RuntimeResult<()> {
+        let sent = self.offset + data.len() as u64;
+        let request = proto::WriteContentRequest {
+            action: proto::WriteAction::Write.into(),
+            offset: signed(self.offset),
+            data,
+            ..Default::default()
+        };
+        let answer = self.exchange(&request).await.map_err(|error| blame(WRITE, error))?;
+        if answer.offset != signed(sent) {
+            let message = format!("Write: the runtime is at {} where {sent} bytes were sent", answer.offset);
+            return Err(RuntimeError::Protocol(message));
+        }
+        self.offset = sent;
+        Ok(())
+    }
+
+    /// Ends it: the runtime compares size and digest. One that somebody else has written meanwhile is fine.
+    pub async fn commit(mut self, labels: &Labels) -> RuntimeResult<()> {
+        let request = proto::WriteContentRequest {
+            action: proto::WriteAction::Commit.into(),
+            total: signed(self.size),
+            offset: signed(self.offset),
+            labels: labels.clone(),
+            ..Default::default()
+        };
+        match self.exchange(&request).await {
+            Err(error) if !is(&error, Code::ALREADY_EXISTS) => Err(blame(WRITE, error)),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    async fn exchange(
+        &mut self,
+        request: &proto::WriteContentRequest,
+    ) -> Result<proto::WriteContentResponse, GrpcError> {
+        let Self { sender, answers, clock, timeout, .. } = self;
+        let exchange = async {
+            // When the call has ended, the answer says why.
+            let _ = sender.send(request).await;
+            let answer = answers.next().await?;
+            answer.ok_or_else(|| GrpcError::Protocol("Write: the runtime ended the call".to_owned()))
+        };
+        let late = async {
+            clock.sleep(*timeout).await;
+            let seconds = timeout.as_secs();
+            Err(GrpcError::DeadlineExceeded(format!("Write: no answer within {seconds} s")))
+        };
+        smol::future::or(exchange, late).await
+    }
+}
+
+fn is(error: &GrpcError, wanted: Code) -> bool {
+    matches!(error, GrpcError::Status { code, .. } if *code == wanted)
+}
+
+fn paths(labels: &Labels) -> impl Iterator<Item = String> {
+    labels.keys().map(|label| format!("labels.{label}"))
+}
+
+fn signed(size: u64) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}

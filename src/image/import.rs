@@ -1,0 +1,484 @@
+//! Brings image archives from a directory into the runtime's store, at start-up and whenever they change.
+//!
+//! ```text
+//!     change ──► quiet for IMAGE_ARCHIVE_QUIET ──► look ──► plan (archive) ──► lease, blobs, records (cri::store)
+//! ```
+//!
+//! What was imported is written at the image records themselves ([`ARCHIVE_LABEL`]: size, time and name of the archive, and
+//! how many images it has), so nothing is imported twice, after a restart either, and nothing has to be kept here. An
+//! imported image is pinned for as long as its archive stands there: runtimes report that, and garbage collection spares
+//! it. An archive that cannot be imported is tried again when it changes, or when the agent starts.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::Async;
+use rustix::fs::OFlags;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+
+use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
+use crate::blocking::{Blocking, unblock};
+use crate::clock::SharedClock;
+use crate::cri::store::{Labels, Target};
+use crate::cri::{GrpcRuntime, ImageStore, Runtime as _, RuntimeError};
+use crate::limits::{
+    IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME,
+    INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
+};
+use crate::sync::backoff::GoDuration;
+
+/// On the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
+pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
+/// containerd's own: the CRI reports the image as pinned (from 1.7.3 on).
+const PINNED_LABEL: &str = "io.cri-containerd.pinned";
+
+/// What tells one state of an archive from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Stamp {
+    fn of(meta: &fs::Metadata) -> Self {
+        Self { size: meta.size(), modified: (meta.mtime(), meta.mtime_nsec()) }
+    }
+
+    /// The label of an archive in this state with so many images.
+    fn label(&self, images: usize, name: &str) -> String {
+        let (seconds, nanos) = self.modified;
+        format!("{} {seconds}.{nanos:09} {images} {name}", self.size)
+    }
+}
+
+/// Why an archive is not imported.
+enum Failure {
+    /// Until it changes: what is wrong with it, to be read behind its name.
+    Refused(String),
+    /// For now: the runtime is away.
+    Later(String),
+    /// This runtime has no such services.
+    Unsupported,
+}
+
+impl From<RuntimeError> for Failure {
+    fn from(error: RuntimeError) -> Self {
+        match error {
+            RuntimeError::Unavailable(why) | RuntimeError::DeadlineExceeded(why) => Self::Later(why),
+            RuntimeError::Unimplemented(_) => Self::Unsupported,
+            RuntimeError::NotFound(why)
+            | RuntimeError::Failed { message: why, .. }
+            | RuntimeError::Protocol(why) => Self::Refused(format!("the runtime refuses it: {why}")),
+        }
+    }
+}
+
+/// Imports the archives of one directory.
+pub struct Importer {
+    dir: PathBuf,
+    runtime: GrpcRuntime,
+    store: ImageStore,
+    platform: Platform,
+    clock: SharedClock,
+    blocking: Rc<Blocking>,
+    /// Is told the whole names of images that came.
+    told: smol::channel::Sender<Vec<String>>,
+    /// Archives not to be looked at until they change; as many as there are in the directory.
+    settled: Vec<(String, Stamp)>,
+    watch: Option<Async<OwnedFd>>,
+    /// What was said last about the directory or the runtime, so that it is said once.
+    said: Option<String>,
+}
+
+impl Importer {
+    /// For the archives in `dir`, which is made when it is not there. The node's name tells this agent's lease from
+    /// others'.
+    pub fn new(
+        dir: &Path,
+        runtime: GrpcRuntime,
+        node_name: &str,
+        clock: SharedClock,
+        blocking: Rc<Blocking>,
+        told: smol::channel::Sender<Vec<String>>,
+    ) -> Self {
+        let store = runtime.image_store(&format!("smolet-images-{node_name}"));
+        let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
+        let (settled, watch, said) = Default::default();
+        Self { dir: dir.to_owned(), runtime, store, platform, clock, blocking, told, settled, watch, said }
+    }
+
+    /// Looks now, and whenever something changed, for as long as the agent lives.
+    pub async fn run(mut self) {
+        loop {
+            let retry = match self.look().await {
+                Ok(()) => {
+                    self.said = None;
+                    None
+                }
+                Err(why) => {
+                    self.say(why);
+                    Some(IMAGE_ARCHIVE_RETRY)
+                }
+            };
+            self.wait(retry).await;
+        }
+    }
+
+    fn say(&mut self, why: String) {
+        if self.said.as_ref() != Some(&why) {
+            log::warn!("{why}");
+            self.said = Some(why);
+        }
+    }
+
+    /// Waits for a change and for the quiet after it, or until it is time to look all the same.
+    async fn wait(&mut self, retry: Option<Duration>) {
+        // Without a watch nothing tells of a change.
+        let retry = if self.watch.is_none() { Some(IMAGE_ARCHIVE_RETRY) } else { retry };
+        let due = async {
+            match retry {
+                Some(retry) => self.clock.sleep(retry).await,
+                None => std::future::pending().await,
+            }
+            false
+        };
+        let Some(watch) = &self.watch else {
+            due.await;
+            return;
+        };
+        let change = async {
+            // An error of the reactor is met again when the events are read.
+            let _ = watch.readable().await;
+            true
+        };
+        if !smol::future::or(change, due).await {
+            return;
+        }
+        loop {
+            match self.watch.as_ref().map(|watch| drain(watch.get_ref())) {
+                Some(Ok(0)) => return,
+                Some(Ok(_)) => self.clock.sleep(IMAGE_ARCHIVE_QUIET).await,
+                // The directory is another one now, or none: the next look makes a new watch.
+                Some(Err(())) | None => {
+                    self.watch = None;
+                    return self.clock.sleep(IMAGE_ARCHIVE_QUIET).await;
+                }
+            }
+        }
+    }
+
+    /// Imports what is new. The error is about the directory or the runtime; what is wrong with an archive is logged.
+    async fn look(&mut self) -> Result<(), String> {
+        let (dir, watches) = (self.dir.clone(), self.watch.is_none());
+        let found = unblock(move || look(&dir, watches)).await;
+        let shown = self.dir.display().to_string();
+        let found = found.map_err(|error| format!("{shown}: {error}; image archives are not imported"))?;
+        if let Some(watch) = found.watch {
+            self.watch = Async::new_nonblocking(watch).ok();
+        }
+        self.settled.retain(|settled| found.archives.contains(settled));
+        let records = match self.store.labelled(ARCHIVE_LABEL).await.map_err(Failure::from) {
+            Ok(records) => records,
+            Err(failure @ Failure::Unsupported) => {
+                if found.archives != self.settled {
+                    log::warn!("{shown}: {}", failure.of_runtime());
+                }
+                self.settled = found.archives;
+                return Ok(());
+            }
+            Err(failure) => return Err(format!("{shown}: {}", failure.of_runtime())),
+        };
+        self.release(&found.archives, &records).await?;
+        for (name, stamp) in found.archives {
+            if self.settled.iter().any(|(settled, as_it_was)| *settled == name && *as_it_was == stamp) {
+                continue;
+            }
+            if !is_imported(&records, &name, stamp) {
+                match self.import(&name).await {
+                    Ok(images) => {
+                        // The loop is gone only when the process ends.
+                        let _ = self.told.send(images).await;
+                    }
+                    Err(Failure::Refused(why)) => log::warn!("{}: {why}", self.dir.join(&name).display()),
+                    Err(failure) => return Err(format!("{shown}: {}", failure.of_runtime())),
+                }
+            }
+            self.settled.push((name, stamp));
+        }
+        Ok(())
+    }
+
+    /// Images whose archive is gone are as any other image.
+    async fn release(
+        &self,
+        archives: &[(String, Stamp)],
+        records: &[(String, String)],
+    ) -> Result<(), String> {
+        for (image, label) in records {
+            let archive = label.splitn(4, ' ').nth(3).unwrap_or_default();
+            if archives.iter().any(|(name, _)| name == archive) {
+                continue;
+            }
+            let released = self.store.unlabel(image, &[ARCHIVE_LABEL, PINNED_LABEL]).await;
+            released
+                .map_err(|error| format!("{}: {}", self.dir.display(), Failure::from(error).of_runtime()))?;
+            log::info!("{}: image {image} is not pinned any more", self.dir.join(archive).display());
+        }
+        Ok(())
+    }
+
+    async fn import(&self, name: &str) -> Result<Vec<String>, Failure> {
+        let began = self.clock.now().mono;
+        let (path, platform) = (self.dir.join(name), self.platform.clone());
+        let read = self.blocking.run(move || read(&path, &platform)).await;
+        let (file, stamp, plan) = read.map_err(Failure::Refused)?;
+        self.store.take_lease().await?;
+        let stored = self.put(&Arc::new(file), &plan, &stamp.label(plan.images.len(), name)).await;
+        let ended = self.store.end_lease().await;
+        stored?;
+        ended?;
+        let names: Vec<String> = plan.images.into_iter().map(|image| image.name).collect();
+        for name in &names {
+            self.known(name).await;
+        }
+        let took = GoDuration(self.clock.now().mono.since(began));
+        log::info!("{}: imported in {took}: {}", self.dir.join(name).display(), names.join(", "));
+        Ok(names)
+    }
+
+    async fn put(&self, file: &Arc<File>, plan: &Plan, label: &str) -> Result<(), Failure> {
+        for blob in &plan.blobs {
+            self.put_blob(file, blob).await?;
+        }
+        let labels = [(ARCHIVE_LABEL, label), (PINNED_LABEL, "pinned")];
+        let labels: Labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        for image in &plan.images {
+            let target = Target {
+                media_type: &image.target.media_type,
+                digest: &image.target.digest,
+                size: image.target.size,
+            };
+            self.store.name(&image.name, &target, &labels).await?;
+        }
+        Ok(())
+    }
+
+    async fn put_blob(&self, file: &Arc<File>, blob: &Blob) -> Result<(), Failure> {
+        let Some(mut upload) = self.store.write(&blob.digest, blob.size).await? else {
+            // Whoever stored it need not have labelled it.
+            if !blob.labels.is_empty() {
+                self.store.label(&blob.digest, &blob.labels).await?;
+            }
+            return Ok(());
+        };
+        match &blob.data {
+            Data::Made(bytes) => {
+                for piece in bytes.chunks(IMAGE_CHUNK_BYTES) {
+                    upload.put(piece.to_vec()).await?;
+                }
+            }
+            Data::InArchive(at) => {
+                let mut done = 0;
+                while done < at.size {
+                    let size = (at.size - done).min(IMAGE_CHUNK_BYTES as u64);
+                    let (file, piece) = (file.clone(), Extent { offset: at.offset + done, size });
+                    let piece = self.blocking.run(move || read_at(&file, piece)).await;
+                    upload.put(piece.map_err(Failure::Refused)?).await?;
+                    done += size;
+                }
+            }
+        }
+        upload.commit(&blob.labels).await?;
+        Ok(())
+    }
+
+    /// Waits until the CRI knows the image: it hears of it by an event.
+    async fn known(&self, name: &str) {
+        let until = self.clock.now().mono + IMAGE_KNOWN_TIME;
+        let mut wait = Duration::from_millis(5);
+        while self.clock.now().mono < until && !matches!(self.runtime.image_status(name).await, Ok(Some(_))) {
+            self.clock.sleep(wait).await;
+            wait *= 2;
+        }
+    }
+}
+
+impl Failure {
+    /// As it is said of the runtime.
+    fn of_runtime(&self) -> String {
+        match self {
+            Self::Refused(why) => why.clone(),
+            Self::Later(why) => {
+                format!("the runtime is away ({why}); image archives are imported when it is back")
+            }
+            Self::Unsupported => {
+                "image archives need containerd's own services on the runtime's socket, which this \
+                                  runtime (CRI-O?) has not; load them with its own tool (podman load)"
+                    .to_owned()
+            }
+        }
+    }
+}
+
+/// All images of the archive in this state are there.
+fn is_imported(records: &[(String, String)], name: &str, stamp: Stamp) -> bool {
+    let of_archive: Vec<usize> = records
+        .iter()
+        .filter_map(|(_, label)| {
+            let images = label.split(' ').nth(2)?.parse().ok()?;
+            (*label == stamp.label(images, name)).then_some(images)
+        })
+        .collect();
+    of_archive.first().is_some_and(|images| of_archive.len() >= *images)
+}
+
+/// What a look at the directory found.
+struct Found {
+    watch: Option<OwnedFd>,
+    /// In name order.
+    archives: Vec<(String, Stamp)>,
+}
+
+/// Looks at the directory, and makes it when it is not there. Blocks.
+fn look(dir: &Path, watches: bool) -> io::Result<Found> {
+    fs::create_dir_all(dir)?;
+    // Before reading: what changes from here on is told by an event.
+    let watch = if watches { watch(dir).ok() } else { None };
+    let mut archives = Vec::new();
+    for entry in fs::read_dir(dir)?.take(MANIFEST_DIR_ENTRIES_MAX) {
+        let Ok(name) = entry?.file_name().into_string() else { continue };
+        if !is_archive(&name) {
+            continue;
+        }
+        // Links are followed; what is gone again meanwhile is not there.
+        if let Ok(meta) = fs::metadata(dir.join(&name)) {
+            archives.push((name, Stamp::of(&meta)));
+        }
+    }
+    archives.sort_by(|(a, _), (b, _)| a.cmp(b));
+    if archives.len() > IMAGE_ARCHIVES_MAX {
+        let more = archives.len() - IMAGE_ARCHIVES_MAX;
+        log::warn!("{}: has {more} archives more than the {IMAGE_ARCHIVES_MAX} that are read", dir.display());
+        archives.truncate(IMAGE_ARCHIVES_MAX);
+    }
+    Ok(Found { watch, archives })
+}
+
+/// By its name: `.tar`, and the compressed ones that k3s takes, which are refused with a sentence when they are read.
+fn is_archive(name: &str) -> bool {
+    const ENDINGS: [&str; 9] =
+        [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz", ".tar.lz4", ".tar.xz"];
+    !name.starts_with('.') && ENDINGS.iter().any(|ending| name.len() > ending.len() && name.ends_with(ending))
+}
+
+fn watch(dir: &Path) -> io::Result<OwnedFd> {
+    let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?;
+    let events = WatchFlags::MODIFY
+        | WatchFlags::CLOSE_WRITE
+        | WatchFlags::MOVED_FROM
+        | WatchFlags::MOVED_TO
+        | WatchFlags::CREATE
+        | WatchFlags::DELETE
+        | WatchFlags::ATTRIB
+        | WatchFlags::DELETE_SELF
+        | WatchFlags::MOVE_SELF
+        | WatchFlags::ONLYDIR;
+    inotify::add_watch(&fd, dir, events)?;
+    Ok(fd)
+}
+
+/// Takes the events that are there; how many, or that the watch is lost.
+fn drain(watch: &OwnedFd) -> Result<usize, ()> {
+    let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
+    let mut reader = Reader::new(watch, &mut buffer);
+    let mut events = 0;
+    loop {
+        match reader.next() {
+            Ok(event) => {
+                let gone =
+                    ReadFlags::IGNORED | ReadFlags::UNMOUNT | ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF;
+                if event.events().intersects(gone) {
+                    return Err(());
+                }
+                events += 1;
+            }
+            Err(rustix::io::Errno::AGAIN) => return Ok(events),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return Err(()),
+        }
+    }
+}
+
+/// Opens an archive and plans its import. Blocks.
+fn read(path: &Path, platform: &Platform) -> Result<(File, Stamp, Plan), String> {
+    let unread = |error: io::Error| format!("cannot be read: {error}");
+    // Never waits for the writer of a FIFO.
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(unread)?;
+    let meta = file.metadata().map_err(unread)?;
+    if !meta.is_file() {
+        return Err("is no regular file".to_owned());
+    }
+    let index = Index::read(&file, meta.size())?;
+    let plan = plan(&index, platform, &mut |at| read_at(&file, at))?;
+    Ok((file, Stamp::of(&meta), plan))
+}
+
+/// That piece of a file; at most `limits::IMAGE_JSON_BYTES_MAX`, as its callers ask.
+fn read_at(file: &File, at: Extent) -> Result<Vec<u8>, String> {
+    let size = usize::try_from(at.size).map_err(|_| "is too large".to_owned())?;
+    let mut bytes = vec![0; size];
+    file.read_exact_at(&mut bytes, at.offset).map_err(|error| format!("cannot be read: {error}"))?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_archive_is_imported_when_all_its_images_have_its_label() {
+        let stamp = Stamp { size: 10, modified: (5, 7) };
+        let label = stamp.label(2, "a b.tar");
+        assert_eq!(label, "10 5.000000007 2 a b.tar");
+        let records = |labels: &[&str]| -> Vec<(String, String)> {
+            labels.iter().map(|label| ("image".to_owned(), (*label).to_owned())).collect()
+        };
+        for (labels, name, is) in [
+            (&[&*label, &label][..], "a b.tar", true),
+            (&[&label], "a b.tar", false),
+            (&[&label, &label], "a", false),
+            (&[&label, "10 5.000000008 2 a b.tar"], "a b.tar", false),
+            (&["10 5.000000007 x a b.tar", "", "10"], "a b.tar", false),
+            (&[], "a b.tar", false),
+        ] {
+            assert_eq!(is_imported(&records(labels), name, stamp), is, "{labels:?} {name}");
+        }
+    }
+
+    #[test]
+    fn archives_are_found_by_their_names() {
+        let dir = std::env::temp_dir().join(format!("smolet-archives-{}", std::process::id())).join("images");
+        assert!(look(&dir, false).unwrap().archives.is_empty(), "it is made");
+        for name in ["b.tar", "a.tar.gz", ".hidden.tar", ".tar", "c.txt", "c.tar.part", "c.tgz"] {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink("nowhere", dir.join("d.tar")).unwrap();
+        let found = look(&dir, true).unwrap();
+        let names: Vec<&str> = found.archives.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a.tar.gz", "b.tar", "c.tgz"]);
+        let watch = found.watch.expect("a watch");
+        fs::write(dir.join("e.tar"), "").unwrap();
+        assert!(drain(&watch).unwrap() > 0);
+        assert_eq!(drain(&watch), Ok(0));
+        fs::remove_dir_all(dir.parent().unwrap()).unwrap();
+        assert_eq!(drain(&watch), Err(()));
+    }
+}
