@@ -3,7 +3,8 @@
 //! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
 //! nothing, for as long as the agent lives.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smol::lock::Semaphore;
 
@@ -63,31 +64,43 @@ impl Blocking {
 /// Runs `work` on a thread of its own. The caller bounds how many run at once (`Blocking`; a source has one look). Dropping the
 /// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.
 pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, receiver) = smol::channel::bounded(1);
-    start(Box::new(move || {
-        // Closed: nobody waits any more.
-        let _ = sender.try_send(work());
-    }));
-    match receiver.recv().await {
-        Ok(done) => done,
+    let done = Arc::new(Mutex::new(None));
+    let theirs = done.clone();
+    // Only this knows the type: the rest is compiled once for all work.
+    start(Box::new(move || *lock(&theirs) = Some(work()))).await;
+    let done = lock(&done).take();
+    match done {
+        Some(done) => done,
         // Where panics do not end the process (tests), this one goes on.
-        Err(_) => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
+        None => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
     }
 }
 
-fn start(job: Job) {
+/// Waits until the job has ended, or panicked.
+async fn start(job: Job) {
+    let (ends, ended) = smol::channel::bounded::<Infallible>(1);
     let job = Arc::new(Mutex::new(Some(job)));
     let theirs = job.clone();
     let run = |job: &Mutex<Option<Job>>| {
-        let job = job.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let job = lock(job).take();
         if let Some(job) = job {
             job();
         }
     };
-    if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(move || run(&theirs)) {
+    let there = move || {
+        let _ends = ends;
+        run(&theirs);
+    };
+    if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(there) {
         log::warn!("no thread can be started ({error}): the agent stands still for its work on the disk");
         run(&job);
     }
+    // Nothing ever comes; the sender goes with the thread.
+    let _ = ended.recv().await;
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
