@@ -362,7 +362,7 @@ fn look(dir: &Path, watches: bool) -> io::Result<Found> {
             archives.push((name, Stamp::of(&meta)));
         }
     }
-    archives.sort_by(|(a, _), (b, _)| a.cmp(b));
+    archives.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     if archives.len() > IMAGE_ARCHIVES_MAX {
         let more = archives.len() - IMAGE_ARCHIVES_MAX;
         log::warn!("{}: has {more} archives more than the {IMAGE_ARCHIVES_MAX} that are read", dir.display());
