@@ -1,4 +1,5 @@
-//! Removes what the runtime leaves behind of a pod: its cgroup parent, in every hierarchy, and the processes in it.
+//! The node's cgroup hierarchies: what they are set to for pods (`settings`), and the removal of what the runtime leaves
+//! behind of a pod: its cgroup parent, in every hierarchy, and the processes in it.
 //! I/O, small; blocking, so that callers run it on another thread (UIDs are plain text here, as a `PodUid` stays on
 //! the loop's thread).
 //!
@@ -7,6 +8,8 @@
 //!
 //! A runtime that was killed at the wrong moment forgets a container and lets its processes run: nobody else would
 //! ever end them. They get SIGKILL as from the kubelet (`tryKillingCgroupProcesses`).
+
+mod settings;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -20,9 +23,9 @@ use crate::limits::{
 };
 use crate::render::NodeSettings;
 use crate::render::cgroup_name::pod_cgroup_candidates;
+use crate::render::cgroup_settings::Controller;
 
-/// Where cgroup hierarchies are mounted; what is mounted elsewhere belongs to somebody else.
-const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
+pub use settings::{Missing, SettingError};
 
 /// A cgroup that could not be read or removed. All kinds are tried again with the pod's next sync.
 #[derive(Debug)]
@@ -53,29 +56,41 @@ impl std::error::Error for CgroupError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroups {
     hierarchies: Vec<PathBuf>,
+    /// Where each controller of version 1 is.
+    controllers: Vec<(Controller, PathBuf)>,
+    /// The one hierarchy of version 2, when there is no other.
+    unified: Option<PathBuf>,
 }
 
 impl Cgroups {
-    /// The hierarchies with these mount points.
-    pub fn new(hierarchies: Vec<PathBuf>) -> Self {
-        Self { hierarchies }
-    }
-
-    /// The hierarchies that `mounts` (the text of `/proc/self/mounts`) names below `/sys/fs/cgroup`.
-    pub fn from_mounts(mounts: &str) -> Self {
-        let mut hierarchies: Vec<PathBuf> = mounts
-            .lines()
-            .filter_map(|line| {
-                let mut fields = line.split(' ');
-                let (point, kind) = (Path::new(fields.nth(1)?), fields.next()?);
-                (matches!(kind, "cgroup" | "cgroup2") && point.starts_with(CGROUP_MOUNTS))
-                    .then(|| point.to_owned())
-            })
-            .collect();
+    /// The hierarchies that `mounts` (the text of `/proc/self/mounts`) names below `root`, `/sys/fs/cgroup`; what is
+    /// mounted elsewhere belongs to somebody else.
+    pub fn from_mounts(mounts: &str, root: &Path) -> Self {
+        let (mut hierarchies, mut controllers) = (Vec::new(), Vec::new());
+        let mut all_v2 = true;
+        for line in mounts.lines() {
+            let mut fields = line.split(' ').skip(1);
+            let (Some(point), Some(kind), options) = (fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
+            let point = Path::new(point);
+            if !matches!(kind, "cgroup" | "cgroup2") || !point.starts_with(root) {
+                continue;
+            }
+            hierarchies.push(point.to_owned());
+            if kind == "cgroup" {
+                all_v2 = false;
+                let has = |controller: &Controller| {
+                    options.is_some_and(|all| all.split(',').any(|option| option == controller.as_str()))
+                };
+                controllers.extend(Controller::ALL.into_iter().filter(has).map(|c| (c, point.to_owned())));
+            }
+        }
         // Controllers mounted together stand there once; a mount over another one stands twice.
         hierarchies.sort_unstable();
         hierarchies.dedup();
-        Self { hierarchies }
+        let unified = hierarchies.first().filter(|_| all_v2).cloned();
+        Self { hierarchies, controllers, unified }
     }
 
     /// Removes the pod's cgroups, whatever its class was, children first, and ends the processes in them: only for a
@@ -223,11 +238,16 @@ mod tests {
         ["a-b", "u1", "u2"].into_iter().filter(is_there).collect()
     }
 
+    /// Hierarchies with these mount points, for the removal.
+    fn mounted_at(hierarchies: Vec<PathBuf>) -> Cgroups {
+        Cgroups { hierarchies, controllers: Vec::new(), unified: None }
+    }
+
     /// A directory of the test's own, gone when the test ends.
-    struct Scratch(PathBuf);
+    pub(super) struct Scratch(pub(super) PathBuf);
 
     impl Scratch {
-        fn new() -> Self {
+        pub(super) fn new() -> Self {
             static NEXT: AtomicU32 = AtomicU32::new(0);
             let name =
                 format!("smolet-cgroup-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
@@ -236,13 +256,13 @@ mod tests {
             Self(path)
         }
 
-        fn make(&self, path: &str) -> PathBuf {
+        pub(super) fn make(&self, path: &str) -> PathBuf {
             let path = self.0.join(path);
             std::fs::create_dir_all(&path).unwrap();
             path
         }
 
-        fn has(&self, path: &str) -> bool {
+        pub(super) fn has(&self, path: &str) -> bool {
             self.0.join(path).exists()
         }
     }
@@ -266,11 +286,19 @@ mod tests {
                       cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n\
                       cgroup2 /run/other/cgroup cgroup2 rw 0 0\n\
                       /dev/sda1 / ext4 rw 0 0\nbroken\n";
-        let points = ["cpu,cpuacct", "memory", "unified"];
-        let expected = points.map(|point| Path::new("/sys/fs/cgroup").join(point)).to_vec();
-        assert_eq!(Cgroups::from_mounts(mounts), Cgroups::new(expected));
-        let v2 = Cgroups::from_mounts("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n");
-        assert_eq!(v2, Cgroups::new(vec!["/sys/fs/cgroup".into()]));
+        let root = Path::new("/sys/fs/cgroup");
+        let [cpu, memory, unified] = ["cpu,cpuacct", "memory", "unified"].map(|point| root.join(point));
+        assert_eq!(
+            Cgroups::from_mounts(mounts, root),
+            Cgroups {
+                hierarchies: vec![cpu, memory.clone(), unified],
+                controllers: vec![(Controller::Memory, memory)],
+                unified: None,
+            }
+        );
+        let v2 = Cgroups::from_mounts("cgroup2 /sys/fs/cgroup cgroup2 rw,nosuid 0 0\n", root);
+        let root = PathBuf::from(root);
+        assert_eq!(v2, Cgroups { hierarchies: vec![root.clone()], controllers: vec![], unified: Some(root) });
     }
 
     #[test]
@@ -280,7 +308,7 @@ mod tests {
         scratch.make("memory/kubepods/burstable/podu2/c1");
         scratch.make("cpu/kubepods/podu1");
         scratch.make("cpu/other/podu1");
-        let cgroups = Cgroups::new(vec![scratch.0.join("memory"), scratch.0.join("cpu")]);
+        let cgroups = mounted_at(vec![scratch.0.join("memory"), scratch.0.join("cpu")]);
         let node = node(CgroupDriver::Cgroupfs);
         assert_eq!(with_cgroups(&cgroups, &node), ["u1", "u2"]);
         assert_eq!(cgroups.remove_pod(&node, "u1").unwrap().directories, 4);
@@ -299,7 +327,7 @@ mod tests {
         let scratch = Scratch::new();
         let slice = "kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-poda_b.slice";
         scratch.make(&format!("{slice}/cri-containerd-1.scope"));
-        let cgroups = Cgroups::new(vec![scratch.0.clone()]);
+        let cgroups = mounted_at(vec![scratch.0.clone()]);
         let node = node(CgroupDriver::Systemd);
         assert_eq!(with_cgroups(&cgroups, &node), ["a-b"]);
         assert_eq!(cgroups.remove_pod(&node, "a-b").unwrap().directories, 2);
@@ -316,7 +344,7 @@ mod tests {
         std::os::unix::fs::symlink(scratch.0.join("outside"), scratch.0.join("root/kubepods/podu1/link"))
             .unwrap();
         std::os::unix::fs::symlink(scratch.0.join("outside"), scratch.0.join("root/kubepods/podu2")).unwrap();
-        let cgroups = Cgroups::new(vec![scratch.0.join("root")]);
+        let cgroups = mounted_at(vec![scratch.0.join("root")]);
         let node = node(CgroupDriver::Cgroupfs);
         // Not empty, so it stays; a link cannot stand in a real cgroup.
         assert!(cgroups.remove_pod(&node, "u1").is_err());
@@ -339,7 +367,7 @@ mod tests {
         let procs = format!("{}\n0\n{}\n-{}\n{}", left.id(), std::process::id(), other.id(), other.id());
         std::fs::write(pod.join("cgroup.procs"), procs).unwrap();
         // A real cgroup's files do not keep it from being removed; here they do.
-        let removed = Cgroups::new(vec![scratch.0.clone()]).remove_pod(&node(CgroupDriver::Cgroupfs), "u1");
+        let removed = mounted_at(vec![scratch.0.clone()]).remove_pod(&node(CgroupDriver::Cgroupfs), "u1");
         assert!(removed.is_err());
         let ended = left.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
@@ -353,7 +381,7 @@ mod tests {
         let scratch = Scratch::new();
         let deep = format!("kubepods/podu1{}", "/x".repeat(CGROUP_DEPTH_MAX + 1));
         scratch.make(&deep);
-        let cgroups = Cgroups::new(vec![scratch.0.clone()]);
+        let cgroups = mounted_at(vec![scratch.0.clone()]);
         let error = cgroups.remove_pod(&node(CgroupDriver::Cgroupfs), "u1").unwrap_err();
         assert!(error.to_string().contains("more cgroups below it than one pod may have"), "{error}");
         assert!(scratch.has(&deep));

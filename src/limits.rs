@@ -284,6 +284,8 @@ pub const CGROUPS_PER_POD_MAX: usize = 4096;
 pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
 /// Bytes read of one `cgroup.procs`, some 8,000 PIDs. More: the rest is killed with the next try.
 pub const CGROUP_PROCS_BYTES_MAX: u64 = 64 * 1024;
+/// Bytes read of a cgroup's setting. Longer: it is written again.
+pub const CGROUP_FILE_BYTES_MAX: u64 = 4096;
 /// Tries to remove a pod's cgroups when processes in them were killed; then with the pod's next sync.
 pub const CGROUP_REMOVE_TRIES: u32 = 10;
 /// The wait after the first of them; the second is twice as long, the third three times: 0.45 s in all.

@@ -41,7 +41,7 @@ use crate::limits::{
 };
 use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
-use crate::render::{ManifestObjects, NodeSettings};
+use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
@@ -93,6 +93,12 @@ pub async fn run_until(
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
     let node = Rc::new(facts::node_settings(config, identity.node_name()));
+    if node.cgroup_driver == CgroupDriver::Systemd {
+        log::info!(
+            "cgroup driver systemd: the runtime limits each container; the slices of pods and of their classes have no \
+             limits and weights of their own"
+        );
+    }
     let server = Server::bind(&config.socket)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
@@ -274,7 +280,7 @@ impl Parts<'_> {
         let ring = Rc::new(RefCell::new(EventRing::default()));
         let ctx = context(config, runtime, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let cgroups = Rc::new(Cgroups::from_mounts(&mounts));
+        let cgroups = Rc::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));
         let mut agent = Agent::new(
             ctx,
             executor,

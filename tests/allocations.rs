@@ -99,7 +99,8 @@ fn config(dir: &TempDir, fake: &Fake) -> Config {
         node_name: Some("gw".to_owned()),
         pod_logs_dir: path("logs"),
         container_logs_dir: path("links"),
-        cgroup_root: Some("/smolet-test-of-the-agent".to_owned()),
+        // Nothing is mounted there.
+        cgroup_mounts: path("cgroup"),
         ..Flags::default()
     };
     let config = Config::load(&flags, Some(&dir.path().join("sock"))).unwrap();

@@ -56,7 +56,7 @@ impl Node {
     fn run(&self) -> Command {
         let mut command = runner::smolet();
         command
-            .args(["run", "--node-name", "gw", "--cgroup-root", "/smolet-test-of-the-binary"])
+            .args(["run", "--node-name", "gw", "--cgroup-mounts", &self.path("cgroup")])
             .args(["--runtime-endpoint", &format!("unix://{}", self.fake.socket().display())])
             .args(["--manifests", &self.path("manifests"), "--root-dir", &self.path("root")])
             .args(["--socket", &self.path("sock"), "--pod-logs-dir", &self.path("logs")])

@@ -104,7 +104,10 @@ impl Node {
         let path = |name: &str| self.folder.path().join(name);
         let log = File::options().create(true).append(true).open(path("agent.log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_smolet"))
-            .args(["run", "--node-name", NODE, "--cgroup-root", "/smolet-test-of-crashes"])
+            .args(["run", "--node-name", NODE])
+            // Nothing is mounted there: the machine's own cgroups are left alone.
+            .arg("--cgroup-mounts")
+            .arg(path("cgroup"))
             .args(["--runtime-endpoint", &format!("unix://{}", self.fake.socket().display())])
             .arg("--manifests")
             .arg(path("manifests"))

@@ -26,6 +26,8 @@ pub mod paths {
     pub const POD_LOGS: &str = "/var/log/pods";
     /// Symlinks to them by container, for log collectors.
     pub const CONTAINER_LOGS: &str = "/var/log/containers";
+    /// cgroup hierarchies.
+    pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
     /// The node's resolver configuration.
     pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 }
@@ -57,6 +59,9 @@ pub struct Flags {
     /// cgroup below which the pods' cgroups lie [default: /]
     #[arg(long, value_name = "PATH")]
     pub cgroup_root: Option<String>,
+    /// Where the cgroup hierarchies are mounted [default: /sys/fs/cgroup]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_mounts: Option<PathBuf>,
     /// cgroupfs or systemd [default: cgroupfs]
     #[arg(long, value_name = "DRIVER", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: Option<String>,
@@ -91,6 +96,8 @@ pub struct Config {
     pub cgroup_root: String,
     /// How they are named.
     pub cgroup_driver: CgroupDriver,
+    /// Where the cgroup hierarchies are mounted; hierarchies elsewhere are left alone.
+    pub cgroup_mounts: PathBuf,
     /// CPU limits are enforced by CFS quota.
     pub cpu_cfs_quota: bool,
     /// Period of that quota.
@@ -172,6 +179,7 @@ impl Config {
                     return Err(ConfigError(format!("cgroupDriver: {other:?}: must be cgroupfs or systemd")));
                 }
             },
+            cgroup_mounts: path(&flags.cgroup_mounts, None, paths::CGROUP_MOUNTS),
             cpu_cfs_quota: file.cpu_cfs_quota.unwrap_or(true),
             cpu_cfs_quota_period: or(file.cpu_cfs_quota_period, Duration::from_millis(100)),
             seccomp_default: file.seccomp_default.unwrap_or(false),
@@ -200,6 +208,7 @@ impl Config {
             ("--socket", &self.socket),
             ("--pod-logs-dir (podLogsDir)", &self.pod_logs_dir),
             ("--container-logs-dir", &self.container_logs_dir),
+            ("--cgroup-mounts", &self.cgroup_mounts),
             ("resolvConf", &self.resolv_conf),
         ] {
             // The runtime resolves paths in its own working directory, so a relative one would mean two places.

@@ -7,18 +7,19 @@ use std::rc::Rc;
 use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
 
 use crate::blocking::Blocking;
-use crate::cgroup::Cgroups;
+use crate::cgroup::{Cgroups, Missing};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::ORPHAN_DIRS_MAX;
 use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, SandboxItem};
 use crate::proto::runtime::v1::Mount;
-use crate::render::{Environment, NodeSettings, paths};
+use crate::render::cgroup_settings::{class_settings, pod_settings};
+use crate::render::{CgroupDriver, Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
 use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
-use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
+use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts, create_dir};
 use crate::volume::{self, files::Sources};
 
 /// The volumes of pods, below the agent's root.
@@ -88,14 +89,25 @@ impl VolumeMounts for DiskVolumes {
     }
 }
 
-/// Makes the pod's volumes, then carries out the plan.
+/// Makes the pod's cgroup and volumes, then carries out the plan.
 pub(super) async fn sync<R: Runtime>(
     ctx: &ActContext<R>,
+    cgroups: &PodCgroups,
     pod: &DesiredPod,
     observed: &ObservedPod,
     objects: &Objects,
     plan: &Plan,
 ) -> Outcome {
+    if plan.makes_sandbox()
+        && let Err(error) = cgroups.ensure(ctx, pod).await
+    {
+        let note = format!("unable to ensure pod container exists: {error}");
+        (ctx.notes)(&pod.key, EventKind::Warning, "FailedCreatePodContainer", &note);
+        let uid = &pod.key.uid;
+        let error =
+            format!("failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {error}");
+        return Outcome { sync_error: Some(error), ..Outcome::default() };
+    }
     if !plan.starts().is_empty() {
         let from = Sources { pod, node: &ctx.node, objects };
         let made = match volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key)) {
@@ -115,13 +127,58 @@ pub(super) async fn sync<R: Runtime>(
 /// directory goes last: as long as it is there, [`sweep`] finds what an agent that was killed has left.
 pub(super) async fn remove<R: Runtime>(
     ctx: &ActContext<R>,
-    cgroups: &Rc<Cgroups>,
+    cgroups: &PodCgroups,
     key: &PodKey,
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    let (cgroups, node, uid) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node), key.uid.to_string());
-    ctx.blocking.run(move || remove_from_disk(&cgroups, &node, &uid)).await
+    let (milli_cpu, uid) = (cgroups.burstable_milli_cpu, key.uid.to_string());
+    let (cgroups, node) = (Cgroups::clone(&cgroups.hierarchies), NodeSettings::clone(&ctx.node));
+    let removed = ctx.blocking.run(move || {
+        remove_from_disk(&cgroups, &node, &uid)?;
+        weigh_classes(&cgroups, &node, milli_cpu, Missing::Leave);
+        Ok(())
+    });
+    removed.await
+}
+
+/// The cgroups of pods, and what they depend on besides the pod.
+pub(super) struct PodCgroups {
+    pub(super) hierarchies: Rc<Cgroups>,
+    /// Thousandths of a CPU that the node's burstable pods ask for together.
+    pub(super) burstable_milli_cpu: i64,
+}
+
+impl PodCgroups {
+    /// `UpdateQOSCgroups`, `EnsureExists`.
+    async fn ensure<R: Runtime>(&self, ctx: &ActContext<R>, pod: &DesiredPod) -> Result<(), String> {
+        if ctx.node.cgroup_driver == CgroupDriver::Systemd {
+            return Ok(());
+        }
+        let (cgroups, node) = (Cgroups::clone(&self.hierarchies), NodeSettings::clone(&ctx.node));
+        let milli_cpu = self.burstable_milli_cpu;
+        let (settings, pod_dir) = (pod_settings(&node, pod), paths::pod_dir(&node, &pod.key));
+        let set = ctx.blocking.run(move || {
+            // By its directory is found what an agent that was killed has left of a pod.
+            create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
+            weigh_classes(&cgroups, &node, milli_cpu, Missing::Make);
+            cgroups.set(&settings, Missing::Make).map_err(|error| error.to_string())
+        });
+        set.await.map(drop)
+    }
+}
+
+/// Gives the classes their weights: with each sandbox that is made and each pod that is removed, where the kubelet looks
+/// every minute too. As there a failure is no pod's: it is told, and tried the next time.
+fn weigh_classes(cgroups: &Cgroups, node: &NodeSettings, burstable_milli_cpu: i64, missing: Missing) {
+    if node.cgroup_driver == CgroupDriver::Systemd {
+        return;
+    }
+    for settings in class_settings(node, burstable_milli_cpu) {
+        if let Err(error) = cgroups.set(&settings, missing) {
+            log::warn!("weight of a class of pods: {error}");
+        }
+    }
 }
 
 fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result<(), String> {

@@ -12,7 +12,8 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::agent::{Agent, Event, JobResult};
-use super::jobs;
+use super::jobs::{self, PodCgroups};
+use super::record::Record;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{self, GcPlan, collect_pod};
@@ -21,6 +22,7 @@ use crate::limits::{
 };
 use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::pleg;
+use crate::render::cgroup_settings::burstable_milli_cpu;
 use crate::render::paths;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, StatusInput, merge, time};
@@ -183,6 +185,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>) {
+        let cgroups = self.pod_cgroups(uid, job, work.as_ref());
         let Some(record) = self.records.get_mut(uid) else { return };
         self.jobs += 1;
         let number = self.jobs;
@@ -190,7 +193,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let objects = self.desired.objects();
         let grace = record.evicted.then_some(Seconds(0));
-        let (mut ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = self.statuses.status(uid)
         {
@@ -208,7 +211,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let result = match (job, pod, work) {
                 (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
                 (Job::Act, Some(pod), Some(Work::Act(plan))) => {
-                    JobResult::Done(jobs::sync(&ctx, &pod, &observed, &objects, &plan).await)
+                    JobResult::Done(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan).await)
                 }
                 (Job::Collect, _, Some(Work::Refresh(steps))) => {
                     let made = ctx.blocking.run(move || volume::make(&steps)).await;
@@ -231,6 +234,23 @@ impl<R: Runtime + 'static> Agent<R> {
         record.job_began = self.ctx.clock.now().mono;
         record.worker.started(job);
         record.task = Some(self.executor.spawn(poison::scoped(record.mark.clone(), task)));
+    }
+
+    /// What a job needs of the cgroups: all but the pods' CPU for one that makes no pod's cgroup and removes none.
+    fn pod_cgroups(&self, uid: &PodUid, job: Job, work: Option<&Work>) -> PodCgroups {
+        let changes = match (job, work) {
+            (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox(),
+            (Job::Remove, _) => true,
+            (Job::Act | Job::Read | Job::Collect | Job::Kill, _) => false,
+        };
+        let counts =
+            |(of, _): &(&PodUid, &Record)| (job != Job::Remove || *of != uid) && !self.statuses.has_ended(of);
+        let pods = self.records.iter().filter(|_| changes).filter(counts);
+        let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
+        PodCgroups {
+            burstable_milli_cpu: milli_cpu.fold(0, i64::saturating_add),
+            hierarchies: self.cgroups.clone(),
+        }
     }
 
     /// Containers whose failure to start can still be kept.

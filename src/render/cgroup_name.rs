@@ -12,12 +12,20 @@ const CLASSES: [Option<&str>; 3] = [None, Some("burstable"), Some("besteffort")]
 
 /// The pod's cgroup parent as the CRI wants it, absolute in every hierarchy (`GetPodContainerName`).
 pub fn pod_cgroup_parent(node: &NodeSettings, uid: &str, qos: QosClass) -> String {
-    let class = match qos {
+    literal(node, directory(qos), Some(&format!("pod{uid}")))
+}
+
+/// The cgroup of all pods of a class; of Guaranteed ones `kubepods` itself.
+pub fn class_cgroup(node: &NodeSettings, qos: QosClass) -> String {
+    literal(node, directory(qos), None)
+}
+
+fn directory(qos: QosClass) -> Option<&'static str> {
+    match qos {
         QosClass::Guaranteed => None,
         QosClass::Burstable => Some("burstable"),
         QosClass::BestEffort => Some("besteffort"),
-    };
-    literal(node, class, Some(&format!("pod{uid}")))
+    }
 }
 
 /// Every name the pod's cgroup may have, whatever its class was when it ran.

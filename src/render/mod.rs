@@ -5,6 +5,7 @@
 //! `Kubelet.GenerateRunContainerOptions` and `generateContainerConfig`.
 
 pub mod cgroup_name;
+pub mod cgroup_settings;
 mod container;
 mod dns;
 mod downward;

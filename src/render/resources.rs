@@ -329,7 +329,7 @@ fn hugepage_limits(
 
 /// `2097152` → `2MB`, as the cgroup files spell it (`HugePageUnitSizeFromByteSize`); `None` for a size that is
 /// no whole number of the largest unit below it.
-fn hugepage_unit_size(bytes: i64) -> Option<String> {
+pub(super) fn hugepage_unit_size(bytes: i64) -> Option<String> {
     const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
     let (mut size, mut unit) = (bytes, 0);
     while size % 1024 == 0 && unit < UNITS.len() - 1 {

@@ -198,6 +198,17 @@ impl Plan {
         idle && self.prunes.is_empty()
     }
 
+    /// A sandbox is made, the pod's first or another one.
+    pub fn makes_sandbox(&self) -> bool {
+        match &self.action {
+            PodAction::Recreate { .. }
+            | PodAction::RestartAll { sandbox: SandboxStep::Recreate { .. }, .. } => true,
+            PodAction::Keep { .. }
+            | PodAction::End { .. }
+            | PodAction::RestartAll { sandbox: SandboxStep::Keep { .. }, .. } => false,
+        }
+    }
+
     /// Every start of the plan, whatever happens to the sandbox.
     pub fn starts(&self) -> &[Start] {
         match &self.action {

@@ -270,7 +270,7 @@ fn termination_log<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str
 }
 
 /// Creates a directory and those above it; one that is there is fine.
-pub(super) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
+pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
 }

@@ -129,8 +129,8 @@ impl World {
             node_name: Some(NODE.to_owned()),
             pod_logs_dir: Some(self.path("logs")),
             container_logs_dir: Some(self.path("links")),
-            // Nothing of the machine's own is to be touched, whatever a test removes.
-            cgroup_root: Some("/smolet-test-of-the-agent".to_owned()),
+            // Nothing is mounted there: the machine's own cgroups are not touched, whatever a test does.
+            cgroup_mounts: Some(self.path("cgroup")),
             ..Flags::default()
         };
         Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid")

@@ -40,7 +40,10 @@ impl Agent {
         let binary =
             std::env::var_os("SMOLET_BIN").expect("SMOLET_BIN names the release binary (make attack)");
         let child = Command::new(binary)
-            .args(["run", "--node-name", "gw", "--cgroup-root", "/smolet-test-of-attacks"])
+            .args(["run", "--node-name", "gw"])
+            // Nothing is mounted there: the machine's own cgroups are left alone.
+            .arg("--cgroup-mounts")
+            .arg(path("cgroup"))
             .arg("--runtime-endpoint")
             .arg(format!("unix://{}", fake.socket().display()))
             .arg("--manifests")

@@ -1,0 +1,256 @@
+//! Makes cgroups and gives them their settings, which `render::cgroup_settings` decides. I/O, small; blocking.
+//!
+//! On version 1 each setting is in the hierarchy of its controller, and only directories with settings are made: the
+//! runtime makes the others when it puts a container there. On version 2 there is one directory, and a controller has to
+//! be handed down to it from the root (`cgroup.subtree_control`). A file that has its value already is not written.
+
+use std::fmt;
+use std::fs;
+use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::Cgroups;
+use crate::limits::CGROUP_FILE_BYTES_MAX;
+use crate::render::cgroup_settings::{CgroupFile, CgroupSettings, Controller};
+
+/// Controllers that are handed down on version 2 where the kernel has them (`supportedControllers`); the runtime wants
+/// them for its containers too.
+const HANDED_DOWN: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
+
+/// A cgroup that could not be made as wanted.
+#[derive(Debug)]
+pub enum SettingError {
+    /// The kernel has no such controller, or it is switched off, and there is a limit to keep to.
+    NoController(Controller),
+    /// A directory or file, and what went wrong with it.
+    Io(PathBuf, io::Error),
+}
+
+impl fmt::Display for SettingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoController(Controller::Memory) => f.write_str(
+                "the kernel does not limit memory: its memory cgroup is off; boot it with cgroup_enable=memory \
+                 (Raspberry Pi OS: at the end of the line in /boot/firmware/cmdline.txt), or leave the limit out",
+            ),
+            Self::NoController(controller) => {
+                write!(f, "the kernel has no cgroup {}, and there is a limit of it", controller.as_str())
+            }
+            Self::Io(path, error) => write!(f, "cgroup {}: {error}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for SettingError {}
+
+/// What to do about a cgroup that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// It is made.
+    Make,
+    /// It stays away.
+    Leave,
+}
+
+impl Cgroups {
+    /// Gives the cgroup its settings and returns how many files were written.
+    ///
+    /// # Errors
+    /// The first thing that went wrong; what stands behind it was not tried.
+    pub fn set(&self, settings: &CgroupSettings, missing: Missing) -> Result<usize, SettingError> {
+        let mut written = 0;
+        if let Some(root) = &self.unified {
+            let Some(directory) = enter(root, &settings.name, missing)? else { return Ok(0) };
+            let has = fs::read_to_string(directory.join("cgroup.controllers")).unwrap_or_default();
+            for file in &settings.files {
+                let is_there = words(&has).any(|word| word == file.controller.as_str());
+                written += usize::from(write(is_there.then_some(&*directory), file)?);
+            }
+        } else if !self.hierarchies.is_empty() {
+            for file in &settings.files {
+                let root = self.controllers.iter().find(|(controller, _)| *controller == file.controller);
+                let directory = root.map(|(_, root)| root.join(settings.name.trim_start_matches('/')));
+                if let Some(directory) = directory.as_deref().filter(|directory| !directory.is_dir()) {
+                    if missing == Missing::Leave {
+                        continue;
+                    }
+                    make(directory)?;
+                }
+                written += usize::from(write(directory.as_deref(), file)?);
+            }
+        }
+        Ok(written)
+    }
+}
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split_ascii_whitespace()
+}
+
+fn make(directory: &Path) -> Result<(), SettingError> {
+    fs::create_dir_all(directory).map_err(|error| SettingError::Io(directory.to_owned(), error))
+}
+
+/// The directory of that name below the root of version 2, with all that it can be handed down; `None` when it is not
+/// there and is to stay away.
+fn enter(root: &Path, name: &str, missing: Missing) -> Result<Option<PathBuf>, SettingError> {
+    let mut directory = root.to_owned();
+    for part in name.split('/').filter(|part| !part.is_empty()) {
+        let below = directory.join(part);
+        if !below.is_dir() && missing == Missing::Leave {
+            return Ok(None);
+        }
+        hand_down(&directory);
+        make(&below)?;
+        directory = below;
+    }
+    Ok(Some(directory))
+}
+
+/// Hands down what the directory has. One that cannot be is missed below, where a limit needs it.
+fn hand_down(directory: &Path) {
+    let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
+    let (has, down) = (read("cgroup.controllers"), read("cgroup.subtree_control"));
+    for controller in HANDED_DOWN {
+        if words(&has).any(|word| word == controller) && !words(&down).any(|word| word == controller) {
+            let path = directory.join("cgroup.subtree_control");
+            if let Err(error) = put(&path, &format!("+{controller}")) {
+                log::warn!("cgroup {}: {controller} is not handed down: {error}", directory.display());
+            }
+        }
+    }
+}
+
+/// True when the file was written.
+fn write(directory: Option<&Path>, file: &CgroupFile) -> Result<bool, SettingError> {
+    let Some(directory) = directory else {
+        return if file.is_limit { Err(SettingError::NoController(file.controller)) } else { Ok(false) };
+    };
+    let path = directory.join(&file.name);
+    let mut now = String::new();
+    let read = fs::File::open(&path).and_then(|f| f.take(CGROUP_FILE_BYTES_MAX).read_to_string(&mut now));
+    match read {
+        Ok(_) if now.trim_end() == file.value => return Ok(false),
+        Ok(_) => {}
+        // A size of huge pages without a cgroup.
+        Err(error) if error.kind() == ErrorKind::NotFound && !file.is_limit => return Ok(false),
+        Err(error) => return Err(SettingError::Io(path, error)),
+    }
+    put(&path, &file.value).map(|()| true).map_err(|error| SettingError::Io(path, error))
+}
+
+/// Files of a cgroup cannot be made.
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    fs::File::options().write(true).truncate(true).open(path)?.write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::Scratch;
+    use super::*;
+
+    fn file(controller: Controller, name: &str, value: &str, is_limit: bool) -> CgroupFile {
+        CgroupFile { controller, name: name.to_owned(), value: value.to_owned(), is_limit }
+    }
+
+    fn settings(files: Vec<CgroupFile>) -> CgroupSettings {
+        CgroupSettings { name: "/kubepods/burstable/podu1".to_owned(), files }
+    }
+
+    const POD: &str = "kubepods/burstable/podu1";
+
+    impl Scratch {
+        fn file(&self, path: &str, text: &str) {
+            let (directory, name) = path.rsplit_once('/').unwrap();
+            std::fs::write(self.make(directory).join(name), text).unwrap();
+        }
+
+        fn text(&self, path: &str) -> String {
+            std::fs::read_to_string(self.0.join(path)).unwrap()
+        }
+    }
+
+    #[test]
+    fn version_1_has_a_directory_for_each_controller() {
+        let scratch = Scratch::new();
+        let root = scratch.0.display();
+        let mounts = format!(
+            "cgroup {root}/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\ncgroup {root}/memory cgroup rw,memory 0 0\n\
+             cgroup {root}/pids cgroup rw,pids 0 0\ncgroup2 {root}/unified cgroup2 rw 0 0\n"
+        );
+        let cgroups = Cgroups::from_mounts(&mounts, &scratch.0);
+        let shares = file(Controller::Cpu, "cpu.shares", "512", false);
+        let limit = file(Controller::Memory, "memory.limit_in_bytes", "4096", true);
+        let both = settings(vec![shares, limit]);
+        assert_eq!(cgroups.set(&both, Missing::Leave).unwrap(), 0);
+        assert!(!scratch.has("cpu,cpuacct"), "what is not there stays away");
+        // The kernel fills a new cgroup with files; here the test does.
+        scratch.file(&format!("cpu,cpuacct/{POD}/cpu.shares"), "1024\n");
+        scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), "9223372036854771712\n");
+        assert_eq!(cgroups.set(&both, Missing::Leave).unwrap(), 2);
+        assert_eq!(cgroups.set(&both, Missing::Make).unwrap(), 0, "nothing is written twice");
+        assert_eq!(scratch.text(&format!("cpu,cpuacct/{POD}/cpu.shares")), "512");
+        assert_eq!(scratch.text(&format!("memory/{POD}/memory.limit_in_bytes")), "4096");
+        assert!(!scratch.has("pids") && !scratch.has("unified"));
+
+        // No hierarchy for it: a limit cannot be kept, the rest is left out.
+        let pages =
+            |is_limit| settings(vec![file(Controller::Hugetlb, "hugetlb.2MB.limit_in_bytes", "0", is_limit)]);
+        assert_eq!(cgroups.set(&pages(false), Missing::Make).unwrap(), 0);
+        let error = cgroups.set(&pages(true), Missing::Make).unwrap_err().to_string();
+        assert_eq!(error, "the kernel has no cgroup hugetlb, and there is a limit of it");
+        let without_memory = Cgroups::from_mounts(mounts.lines().next().unwrap(), &scratch.0);
+        let error = without_memory.set(&both, Missing::Make).unwrap_err().to_string();
+        assert!(error.contains("cgroup_enable=memory"), "{error}");
+        // A directory that the kernel does not fill: the file's own error.
+        let error =
+            cgroups.set(&settings(vec![file(Controller::Cpu, "cpu.cfs_quota_us", "1", true)]), Missing::Make);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("cpu.cfs_quota_us") && error.contains("No such file"), "{error}");
+    }
+
+    #[test]
+    fn version_2_hands_controllers_down_from_the_root() {
+        let scratch = Scratch::new();
+        let mounts = format!("cgroup2 {} cgroup2 rw,nosuid 0 0\n", scratch.0.display());
+        let cgroups = Cgroups::from_mounts(&mounts, &scratch.0);
+        let wanted = settings(vec![
+            file(Controller::Cpu, "cpu.weight", "20", false),
+            file(Controller::Memory, "memory.max", "4096", true),
+            file(Controller::Hugetlb, "hugetlb.2MB.max", "0", false),
+        ]);
+        assert_eq!(cgroups.set(&wanted, Missing::Leave).unwrap(), 0);
+        assert!(!scratch.has("kubepods"));
+        let levels = ["", "kubepods/", "kubepods/burstable/"];
+        for level in levels {
+            scratch.file(&format!("./{level}cgroup.controllers"), "cpu io memory pids\n");
+            scratch.file(
+                &format!("./{level}cgroup.subtree_control"),
+                if level.is_empty() { "cpu memory\n" } else { "" },
+            );
+        }
+        scratch.file(&format!("{POD}/cgroup.controllers"), "cpu memory pids\n");
+        scratch.file(&format!("{POD}/cpu.weight"), "100\n");
+        scratch.file(&format!("{POD}/memory.max"), "max\n");
+        assert_eq!(cgroups.set(&wanted, Missing::Make).unwrap(), 2);
+        assert_eq!(scratch.text(&format!("{POD}/cpu.weight")), "20");
+        assert_eq!(scratch.text(&format!("{POD}/memory.max")), "4096");
+        // The kernel adds up what is written there; in a plain file the last word stays.
+        assert_eq!(
+            levels.map(|level| scratch.text(&format!("./{level}cgroup.subtree_control"))),
+            ["+pids"; 3]
+        );
+
+        // As on a Raspberry Pi whose kernel has its memory cgroup switched off.
+        scratch.file(&format!("{POD}/cgroup.controllers"), "cpu pids\n");
+        let error = cgroups.set(&wanted, Missing::Make).unwrap_err().to_string();
+        assert!(error.contains("cgroup_enable=memory"), "{error}");
+    }
+
+    #[test]
+    fn without_cgroups_there_is_nothing_to_do() {
+        let cgroups = Cgroups::from_mounts("/dev/sda1 / ext4 rw 0 0\n", Path::new("/sys/fs/cgroup"));
+        let limit = file(Controller::Memory, "memory.max", "4096", true);
+        assert_eq!(cgroups.set(&settings(vec![limit]), Missing::Make).unwrap(), 0);
+    }
+}

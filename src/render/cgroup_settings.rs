@@ -1,0 +1,267 @@
+//! What the cgroups of pods and of their classes are set to, file by file. PURE.
+//! Follows `cm/qos_container_manager_linux.go`, `cm/pod_container_manager_linux.go` and libcontainer's writing of it.
+//!
+//! ```text
+//!     kubepods                left as it is: what all pods together may use is not limited (enforceNodeAllocatable: [])
+//!     ├─ burstable            CPU weight: what its pods ask for together
+//!     │  └─ podUID            CPU weight, quota, memory, huge pages
+//!     ├─ besteffort           CPU weight: the least there is
+//!     │  └─ podUID            CPU weight: the least there is; no huge pages
+//!     └─ podUID               Guaranteed: as a burstable one's
+//! ```
+//!
+//! For the driver cgroupfs. With systemd the runtime has the slices made, without settings of their own: to give them
+//! some takes systemd's D-Bus interface.
+
+use super::cgroup_name::{class_cgroup, pod_cgroup_parent};
+use super::node::{CgroupVersion, NodeSettings};
+use super::qos::{QosClass, pod_qos};
+use super::resources::{hugepage_unit_size, milli_cpu_to_shares, pod_cgroup, pod_requests};
+use crate::model::DesiredPod;
+
+/// The part of the kernel that keeps to a setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// CPU time.
+    Cpu,
+    /// Memory.
+    Memory,
+    /// Huge pages.
+    Hugetlb,
+}
+
+impl Controller {
+    /// All there are here.
+    pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Hugetlb];
+
+    /// As the kernel calls it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::Memory => "memory",
+            Self::Hugetlb => "hugetlb",
+        }
+    }
+}
+
+/// One file of a cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupFile {
+    /// Whose it is.
+    pub controller: Controller,
+    /// Its name.
+    pub name: String,
+    /// Its content.
+    pub value: String,
+    /// It is a limit: a node that cannot keep to it may not run the pod. Another setting is left out where the kernel has
+    /// not its controller.
+    pub is_limit: bool,
+}
+
+/// One cgroup.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupSettings {
+    /// Its absolute name in every hierarchy.
+    pub name: String,
+    /// In the order in which they are written.
+    pub files: Vec<CgroupFile>,
+}
+
+/// Thousandths of a CPU that a burstable pod asks for; other pods count for nothing here (`setCPUCgroupConfig`).
+pub fn burstable_milli_cpu(pod: &DesiredPod) -> i64 {
+    match pod_qos(&pod.pod) {
+        QosClass::Burstable => pod_requests(&pod.pod, true).get("cpu").map_or(0, |cpu| cpu.milli_value()),
+        QosClass::Guaranteed | QosClass::BestEffort => 0,
+    }
+}
+
+/// The cgroups of the two classes that have some, when the burstable pods together ask for so much CPU.
+pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupSettings; 2] {
+    [(QosClass::Burstable, burstable_milli_cpu), (QosClass::BestEffort, 0)].map(|(class, milli_cpu)| {
+        CgroupSettings {
+            name: class_cgroup(node, class),
+            files: vec![weight(node.cgroup_version, milli_cpu_to_shares(milli_cpu))],
+        }
+    })
+}
+
+/// The pod's cgroup (`EnsureExists`).
+pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
+    let own = pod_cgroup(&pod.pod, node.cpu_cfs_quota, node.cpu_cfs_period_us);
+    let is_v1 = matches!(node.cgroup_version, CgroupVersion::V1 { .. });
+    let mut files = vec![weight(node.cgroup_version, own.cpu_shares)];
+    let mut put = |controller, name: &str, value: String, is_limit| {
+        files.push(CgroupFile { controller, name: name.to_owned(), value, is_limit });
+    };
+    // libcontainer takes 0 for "not set".
+    let quota = own.cpu_quota_us.filter(|quota| *quota != 0);
+    let period = own.cpu_period_us.unwrap_or(node.cpu_cfs_period_us);
+    match quota {
+        None => {}
+        Some(quota) if is_v1 => {
+            put(Controller::Cpu, "cpu.cfs_period_us", period.to_string(), quota > 0);
+            put(Controller::Cpu, "cpu.cfs_quota_us", quota.to_string(), quota > 0);
+        }
+        Some(quota) if quota > 0 => put(Controller::Cpu, "cpu.max", format!("{quota} {period}"), true),
+        Some(_) => put(Controller::Cpu, "cpu.max", format!("max {period}"), false),
+    }
+    if let Some(bytes) = own.memory_limit_bytes.filter(|bytes| *bytes > 0) {
+        let name = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
+        put(Controller::Memory, name, bytes.to_string(), true);
+    }
+    let asked = own
+        .huge_page_limit_bytes
+        .iter()
+        .filter_map(|(size, bytes)| Some((hugepage_unit_size(*size)?, *bytes)));
+    let asked: Vec<(String, i64)> = asked.collect();
+    // Of the sizes it does not ask for it gets none. As in the kubelet (`maybeSetHugetlb`) a kernel that does not count
+    // huge pages is no obstacle: they have to be there to be used.
+    let others = node.hugepage_sizes.iter().filter(|size| asked.iter().all(|(known, _)| **known != ***size));
+    let others = others.map(|size| (size.to_string(), 0));
+    for (size, bytes) in asked.iter().cloned().chain(others) {
+        let file = if is_v1 { "limit_in_bytes" } else { "max" };
+        put(Controller::Hugetlb, &format!("hugetlb.{size}.{file}"), bytes.to_string(), false);
+    }
+    let name = pod_cgroup_parent(node, pod.key.uid.as_str(), pod_qos(&pod.pod));
+    CgroupSettings { name, files }
+}
+
+fn weight(version: CgroupVersion, shares: i64) -> CgroupFile {
+    let (name, value) = match version {
+        CgroupVersion::V1 { .. } => ("cpu.shares", shares),
+        CgroupVersion::V2 { .. } => ("cpu.weight", shares_to_weight(shares)),
+    };
+    CgroupFile {
+        controller: Controller::Cpu,
+        name: name.to_owned(),
+        value: value.to_string(),
+        is_limit: false,
+    }
+}
+
+/// From 2 … 262144 to 1 … 10000 (`getCPUWeight`). `shares` are within the first.
+fn shares_to_weight(shares: i64) -> i64 {
+    1 + (shares - 2) * 9999 / 262_142
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn pod(spec: &Value) -> DesiredPod {
+        let pod = json!({"metadata": {"name": "p", "uid": "u1"}, "spec": spec});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn lines(settings: &CgroupSettings) -> Vec<String> {
+        let mark = |file: &CgroupFile| if file.is_limit { "!" } else { "" };
+        settings.files.iter().map(|f| format!("{}{}={}", f.name, mark(f), f.value)).collect()
+    }
+
+    #[test]
+    fn each_class_on_both_versions() {
+        let mut v1 = NodeSettings::new("n", "/r");
+        v1.cgroup_version = CgroupVersion::V1 { swap_controller: false };
+        v1.hugepage_sizes = vec!["2MB".into(), "1GB".into()];
+        let v2 = NodeSettings { cgroup_version: CgroupVersion::V2 { swap_controller: false }, ..v1.clone() };
+        let of = |resources: Value| json!({"containers": [{"name": "c", "resources": resources}]});
+        let guaranteed = json!({"requests": {"cpu": "500m", "memory": "64Mi"}, "limits": {"cpu": "500m", "memory": "64Mi"}});
+        let pages = json!({"limits": {"memory": "1Gi", "hugepages-2Mi": "4Mi"},
+            "requests": {"memory": "1Mi", "hugepages-2Mi": "4Mi"}});
+        let own = json!({"containers": [{"name": "c"}],
+            "resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}}});
+        let none = ["hugetlb.2MB.limit_in_bytes=0", "hugetlb.1GB.limit_in_bytes=0"];
+        let none2 = ["hugetlb.2MB.max=0", "hugetlb.1GB.max=0"];
+        type Row<'a> = (Value, &'a str, Vec<&'a str>, Vec<&'a str>);
+        let rows: [Row<'_>; 5] = [
+            (of(json!({})), "/kubepods/besteffort/podu1", vec!["cpu.shares=2"], vec!["cpu.weight=1"]),
+            (
+                of(guaranteed),
+                "/kubepods/podu1",
+                vec![
+                    "cpu.shares=512",
+                    "cpu.cfs_period_us!=100000",
+                    "cpu.cfs_quota_us!=50000",
+                    "memory.limit_in_bytes!=67108864",
+                ],
+                vec!["cpu.weight=20", "cpu.max!=50000 100000", "memory.max!=67108864"],
+            ),
+            (
+                of(json!({"requests": {"cpu": "1"}})),
+                "/kubepods/burstable/podu1",
+                vec!["cpu.shares=1024"],
+                vec!["cpu.weight=39"],
+            ),
+            (
+                own,
+                "/kubepods/burstable/podu1",
+                vec![
+                    "cpu.shares=1024",
+                    "cpu.cfs_period_us!=100000",
+                    "cpu.cfs_quota_us!=200000",
+                    "memory.limit_in_bytes!=1073741824",
+                ],
+                vec!["cpu.weight=39", "cpu.max!=200000 100000", "memory.max!=1073741824"],
+            ),
+            (
+                of(pages),
+                "/kubepods/burstable/podu1",
+                vec![
+                    "cpu.shares=2",
+                    "memory.limit_in_bytes!=1073741824",
+                    "hugetlb.2MB.limit_in_bytes=4194304",
+                    "hugetlb.1GB.limit_in_bytes=0",
+                ],
+                vec![
+                    "cpu.weight=1",
+                    "memory.max!=1073741824",
+                    "hugetlb.2MB.max=4194304",
+                    "hugetlb.1GB.max=0",
+                ],
+            ),
+        ];
+        for (spec, name, mut first, mut second) in rows {
+            if !first.iter().any(|line| line.starts_with("hugetlb")) {
+                first.extend(none);
+                second.extend(none2);
+            }
+            let ours = [&v1, &v2].map(|node| pod_settings(node, &pod(&spec)));
+            assert!(ours.iter().all(|settings| settings.name == name), "{spec}: {ours:?}");
+            assert_eq!(lines(&ours[0]), first, "{spec}");
+            assert_eq!(lines(&ours[1]), second, "{spec}");
+        }
+    }
+
+    #[test]
+    fn without_enforcement_a_quota_is_lifted() {
+        let mut node = NodeSettings::new("n", "/r");
+        node.cpu_cfs_quota = false;
+        let pod = pod(&json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}));
+        assert_eq!(lines(&pod_settings(&node, &pod)), ["cpu.weight=1", "cpu.max=max 100000"]);
+    }
+
+    #[test]
+    fn a_class_weighs_what_its_pods_ask_for() {
+        let node = NodeSettings::new("n", "/r");
+        let of = |cpu: &str, limit: Option<&str>| {
+            let mut resources = json!({"requests": {"cpu": cpu, "memory": "1Mi"}});
+            if let Some(limit) = limit {
+                resources["limits"] = json!({"cpu": limit, "memory": "1Mi"});
+            }
+            burstable_milli_cpu(&pod(&json!({"containers": [{"name": "c", "resources": resources}]})))
+        };
+        assert_eq!((of("250m", None), of("1500m", Some("2")), of("1", Some("1"))), (250, 1500, 0));
+        let [burstable, best_effort] = class_settings(&node, 1750);
+        assert_eq!(
+            (&*burstable.name, lines(&burstable)),
+            ("/kubepods/burstable", vec!["cpu.weight=69".to_owned()])
+        );
+        assert_eq!(
+            (&*best_effort.name, lines(&best_effort)),
+            ("/kubepods/besteffort", vec!["cpu.weight=1".to_owned()])
+        );
+        assert_eq!((shares_to_weight(2), shares_to_weight(1024), shares_to_weight(262_144)), (1, 39, 10_000));
+    }
+}
