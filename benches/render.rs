@@ -44,6 +44,7 @@ fn input<'a>(pod: &'a DesiredPod, env: &'a ManifestObjects) -> ContainerInput<'a
         termination_log: Some("/var/lib/smolet/pods/u/containers/web/01234567"),
         target: None,
         annotations: &[],
+        user_namespace: None,
         env,
     }
 }
@@ -58,7 +59,7 @@ fn container_config_typical(bencher: Bencher<'_, '_>) {
 #[divan::bench]
 fn sandbox_config_typical(bencher: Bencher<'_, '_>) {
     let (node, pod) = (NodeSettings::new("node-1", "/var/lib/smolet"), pod());
-    bencher.bench_local(|| sandbox_config(black_box(&node), black_box(&pod), 0).unwrap());
+    bencher.bench_local(|| sandbox_config(black_box(&node), black_box(&pod), 0, None).unwrap());
 }
 
 #[divan::bench]

@@ -62,6 +62,7 @@ fn pod() -> (Pod, ObservedPod) {
         image_ref: "registry.example/app@sha256:0123456789abcdef".into(),
         user: None,
         resources: None,
+        stop_signal: 0,
         meta: ContainerMeta::default(),
     };
     let observed = ObservedPod {

@@ -1,4 +1,5 @@
-//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses, resolver. Blocks; I/O only.
+//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses, resolver (again for each sandbox).
+//! Blocks; I/O only.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -6,7 +7,7 @@ use std::path::Path;
 
 use crate::config::Config;
 use crate::limits::RESOLV_CONF_BYTES_MAX;
-use crate::render::{CgroupVersion, NodeSettings, ResolvConf};
+use crate::render::{CgroupVersion, NodeSettings, ResolvConf, admission};
 
 /// What rendering needs to know of this node, under the given name. What cannot be read counts as not there.
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
@@ -29,6 +30,9 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
     node.cluster_domain = config.cluster_domain.as_str().into();
     node.seccomp_default = config.seccomp_default;
+    node.apparmor = apparmor_is_on();
+    let allowed = config.allowed_unsafe_sysctls.iter().map(|pattern| admission::sysctl_name(pattern).into());
+    node.allowed_unsafe_sysctls = allowed.collect();
     node.thermal_throttle_paths = thermal_throttle_paths();
     node
 }
@@ -79,6 +83,12 @@ fn cgroup_version() -> CgroupVersion {
     CgroupVersion::V1 { swap_controller }
 }
 
+/// As runtimes find out (libcontainer's `apparmor.IsEnabled`).
+fn apparmor_is_on() -> bool {
+    Path::new("/sys/kernel/security/apparmor").exists()
+        && read("/sys/module/apparmor/parameters/enabled").starts_with('Y')
+}
+
 /// `hugepages-2048kB` → `2MB`, as the cgroup files spell the sizes.
 fn hugepage_sizes() -> Vec<Box<str>> {
     let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
@@ -101,8 +111,8 @@ fn hugepage_name(kib: u64) -> String {
     }
 }
 
-/// `None` when the configuration switches the node's resolver off with an empty path.
-fn resolv_conf(path: &Path) -> Option<ResolvConf> {
+/// The node's resolver configuration as it is now. `None` when the configuration switches the node's resolver off with an empty path.
+pub fn resolv_conf(path: &Path) -> Option<ResolvConf> {
     use std::io::Read as _;
     if path.as_os_str().is_empty() {
         return None;

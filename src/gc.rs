@@ -334,6 +334,7 @@ mod tests {
             image_ref: "".into(),
             user: None,
             resources: None,
+            stop_signal: 0,
             meta: ContainerMeta { restart_count: attempt, ..ContainerMeta::default() },
         };
         let mut observed = ObservedPod {

@@ -48,4 +48,5 @@ pub mod status;
 pub mod store;
 pub mod sync;
 mod text;
+pub mod userns;
 pub mod volume;

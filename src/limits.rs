@@ -217,6 +217,18 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 /// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
 pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
 
+// ---- user namespaces -------------------------------------------------------------------------------------
+
+/// Pods with users of their own (`hostUsers: false`). Full: a further one waits, with a message, until one is gone.
+pub const USER_NAMESPACES_MAX: u32 = 2 * 110;
+const _: () = assert!(USER_NAMESPACES_MAX as usize == PODS_IN_HAND_MAX);
+// Ids are 32 bits wide.
+const _: () = assert!(((USER_NAMESPACES_MAX + 1) as u64) << 16 <= u32::MAX as u64);
+/// Directories of pods that are looked at for the users they have. More: a pod with users of its own waits, with a message.
+pub const POD_DIRS_READ_MAX: usize = 4 * KIB;
+/// Bytes read of such a file; the kubelet's have some 150. Longer: it counts as damaged.
+pub const USERNS_FILE_BYTES_MAX: u64 = 4096;
+
 // ---- images ----------------------------------------------------------------------------------------------
 
 /// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
@@ -381,6 +393,8 @@ pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 pub const CONFIG_FILE_BYTES_MAX: usize = 256 * KIB;
 /// Bytes of the node's resolver configuration (the kubelet reads 10 MiB). Longer: the rest is not read.
 pub const RESOLV_CONF_BYTES_MAX: usize = MIB;
+/// Patterns in `allowedUnsafeSysctls`. More: refused.
+pub const UNSAFE_SYSCTLS_MAX: usize = 64;
 /// Name servers in `clusterDNS`. More: refused.
 pub const DNS_SERVERS_MAX: usize = 16;
 

@@ -388,6 +388,7 @@ fn context<R>(
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),
+        resolv_conf: Some(Rc::from(config.resolv_conf.as_path())),
         blocking,
         starts: Rc::new(Semaphore::new(STARTS_AT_ONCE_MAX)),
         give_up: GiveUp::default(),

@@ -69,6 +69,7 @@ impl World {
             notes: Rc::new(note),
             container_logs_dir: Rc::from(dir.path().join("containers")),
             hosts_file: Rc::from(dir.path().join("hosts")),
+            resolv_conf: None,
             blocking: Rc::new(smolet::blocking::Blocking::on_threads()),
             starts: Rc::new(smol::lock::Semaphore::new(1)),
             give_up: smolet::sync::act::GiveUp::default(),

@@ -143,6 +143,7 @@ fn status(
         image_ref: "".into(),
         user: None,
         resources: None,
+        stop_signal: 0,
         meta: ContainerMeta { hash: u64::from(hash), restart_count: count, ..ContainerMeta::default() },
     }
 }

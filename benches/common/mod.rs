@@ -39,6 +39,7 @@ pub fn pod() -> (DesiredPod, ObservedPod) {
         image_ref: "".into(),
         user: None,
         resources: None,
+        stop_signal: 0,
         meta: ContainerMeta { hash: u64::from(hash), restart_count: generation, ..ContainerMeta::default() },
     };
     let running = hashes.map(|one| record(one, ContainerState::Running, 1));

@@ -67,7 +67,7 @@ impl<'r> Floor<'r> {
         let image =
             self.runtime.drive(self.runtime.cri.image_status(container.image.as_deref().expect("an image")));
         let image = image.expect("an answer").expect("the image is there");
-        let sandbox_config = sandbox_config(&self.node, &desired, 0).expect("a sandbox configuration");
+        let sandbox_config = sandbox_config(&self.node, &desired, 0, None).expect("a sandbox configuration");
 
         let pod_dir = paths::pod_dir(&self.node, &desired.key);
         let log_dir = paths::termination_log_dir(&self.node, &desired.key, &container.name);
@@ -98,6 +98,7 @@ impl<'r> Floor<'r> {
                 termination_log: Some(&last_words),
                 target: None,
                 annotations: &[],
+                user_namespace: None,
                 env: &none,
             };
             container_config(&self.node, &input).expect("a container configuration")

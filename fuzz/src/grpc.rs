@@ -92,7 +92,7 @@ fn converted(bytes: &[u8]) {
         assert!(image.repo_tags.len() <= limits::CRI_ENTRIES_MAX);
     }
     if let Some(status) = of(bytes) {
-        assert!(convert::conditions(status).len() <= limits::CRI_ENTRIES_MAX);
+        assert!(convert::runtime_status(status).conditions.len() <= limits::CRI_ENTRIES_MAX);
     }
     if let Some(info) = of(bytes) {
         assert!(convert::filesystems(info).len() <= limits::CRI_ENTRIES_MAX);

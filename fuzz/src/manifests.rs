@@ -29,7 +29,7 @@ pub fn run(data: &[u8]) {
         assert_eq!((&pod.pod.metadata, &pod.config_hash), (&twin.pod.metadata, &twin.config_hash));
         let pod = DesiredPod::new(pod.pod);
         assert!(pod.key.is_path_safe(), "{:?}", pod.key);
-        let _ = sandbox_config(&node, &pod, 0);
+        let _ = sandbox_config(&node, &pod, 0, None);
         let _ = volume::pod_volumes(Sources { pod: &pod, node: &node, objects: &env.0 }, "/pods/u");
         let lists = [
             (ContainerKind::Init, pod.init_containers().len()),
@@ -49,6 +49,7 @@ pub fn run(data: &[u8]) {
                 termination_log: None,
                 target: None,
                 annotations: &[],
+                user_namespace: None,
                 env: &env,
             };
             let _ = container_config(&node, &input);

@@ -28,6 +28,8 @@ pub struct FileSettings {
     #[serde(rename = "cpuCFSQuotaPeriod")]
     pub(super) cpu_cfs_quota_period: Option<GoDuration>,
     pub(super) seccomp_default: Option<bool>,
+    #[serde(rename = "allowedUnsafeSysctls")]
+    pub(super) allowed_unsafe_sysctls: Option<Vec<String>>,
     #[serde(rename = "clusterDNS")]
     pub(super) cluster_dns: Option<Vec<String>>,
     pub(super) cluster_domain: Option<String>,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::limits;
-use crate::render::CgroupDriver;
+use crate::render::{CgroupDriver, admission};
 use crate::source::validate::names;
 use kubelet::GoDuration;
 
@@ -104,6 +104,8 @@ pub struct Config {
     pub cpu_cfs_quota_period: Duration,
     /// Pods without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
+    /// Sysctls besides the safe ones that pods may set; a `*` at the end stands for the rest of a name.
+    pub allowed_unsafe_sysctls: Vec<String>,
     /// Servers for pods with `dnsPolicy: ClusterFirst`.
     pub cluster_dns: Vec<String>,
     /// Their search domain.
@@ -183,6 +185,7 @@ impl Config {
             cpu_cfs_quota: file.cpu_cfs_quota.unwrap_or(true),
             cpu_cfs_quota_period: or(file.cpu_cfs_quota_period, Duration::from_millis(100)),
             seccomp_default: file.seccomp_default.unwrap_or(false),
+            allowed_unsafe_sysctls: file.allowed_unsafe_sysctls.unwrap_or_default(),
             cluster_dns: file.cluster_dns.unwrap_or_default(),
             cluster_domain: file.cluster_domain.unwrap_or_default(),
             resolv_conf: path(&None, file.resolv_conf, paths::RESOLV_CONF),
@@ -248,6 +251,19 @@ impl Config {
             if server.parse::<std::net::IpAddr>().is_err() {
                 return Err(ConfigError(format!("clusterDNS: {server:?}: must be an IP address")));
             }
+        }
+        let sysctls = &self.allowed_unsafe_sysctls;
+        if sysctls.len() > limits::UNSAFE_SYSCTLS_MAX {
+            return Err(ConfigError(format!(
+                "allowedUnsafeSysctls: at most {} patterns",
+                limits::UNSAFE_SYSCTLS_MAX
+            )));
+        }
+        if let Some(other) = sysctls.iter().find(|pattern| !admission::is_namespaced_sysctl(pattern)) {
+            return Err(ConfigError(format!(
+                "allowedUnsafeSysctls: {other:?}: must begin with kernel.shm, kernel.msg, fs.mqueue. or net., or be \
+                 kernel.sem: the kernel has no other sysctl for each pod"
+            )));
         }
         let domain =
             (!self.cluster_domain.is_empty()).then(|| names::subdomain(&self.cluster_domain)).flatten();
@@ -382,6 +398,10 @@ mod tests {
             ("resolvConf: resolv.conf\n", "resolvConf: resolv.conf: must be an absolute path"),
             ("fileCheckFrequency: 500ms\n", "fileCheckFrequency: 0.5 s: must be between 1 s and 86400 s"),
             ("clusterDomain: a b\n", "clusterDomain: \"a b\": "),
+            (
+                "allowedUnsafeSysctls: [net.*, vm.swappiness]\n",
+                "allowedUnsafeSysctls: \"vm.swappiness\": must begin",
+            ),
         ] {
             let settings = file(fields).expect("of the right type");
             let error = Config::join(&Flags::default(), None, settings).expect_err("must be refused");

@@ -14,8 +14,7 @@ use smol::lock::Semaphore;
 
 use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
 use super::{
-    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeResult,
-    RuntimeVersion,
+    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus, RuntimeVersion,
 };
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
@@ -244,9 +243,9 @@ impl Runtime for GrpcRuntime {
         })
     }
 
-    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
+    async fn status(&self) -> RuntimeResult<RuntimeStatus> {
         let request = cri::StatusRequest { verbose: false };
-        self.call(method!("Runtime", "Status"), request).await.map(convert::conditions)
+        self.call(method!("Runtime", "Status"), request).await.map(convert::runtime_status)
     }
 
     async fn run_pod_sandbox(

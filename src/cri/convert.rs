@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::{FilesystemUsage, Image, RuntimeCondition};
+use super::{FilesystemUsage, Image, RuntimeCondition, RuntimeHandler, RuntimeStatus};
 use crate::limits::{CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX};
 use crate::model::observed::ContainerResources;
 use crate::model::{
@@ -109,6 +109,7 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
                 memory_limit_in_bytes: linux.memory_limit_in_bytes,
             })
         }),
+        stop_signal: status.stop_signal,
         meta,
     })
 }
@@ -127,16 +128,23 @@ pub fn image(image: cri::Image) -> Option<Image> {
     })
 }
 
-/// `StatusResponse.status.conditions`.
-pub fn conditions(status: cri::StatusResponse) -> Vec<RuntimeCondition> {
-    let reported = status.status.unwrap_or_default().conditions;
+/// `StatusResponse`.
+pub fn runtime_status(status: cri::StatusResponse) -> RuntimeStatus {
     let condition = |condition: cri::RuntimeCondition| RuntimeCondition {
         kind: text(condition.r#type),
         status: condition.status,
         reason: text(condition.reason),
         message: cut(condition.message, CRI_MESSAGE_BYTES_MAX),
     };
-    some(reported).map(condition).collect()
+    let handler = |handler: cri::RuntimeHandler| RuntimeHandler {
+        name: text(handler.name),
+        user_namespaces: handler.features.is_some_and(|features| features.user_namespaces),
+    };
+    RuntimeStatus {
+        conditions: some(status.status.unwrap_or_default().conditions).map(condition).collect(),
+        handlers: some(status.runtime_handlers).map(handler).collect(),
+        supplemental_groups_policy: status.features.is_some_and(|f| f.supplemental_groups_policy),
+    }
 }
 
 /// `ImageFsInfoResponse.image_filesystems`.

@@ -312,7 +312,7 @@ pub async fn check(runtime: &GrpcRuntime) -> Result<RuntimeVersion, EndpointErro
 /// host-network pods while only `NetworkReady` does not hold.
 pub async fn ready(runtime: &GrpcRuntime) -> Result<(), EndpointError> {
     let failed = |error: RuntimeError| EndpointError::Failed(runtime.socket().into(), error.to_string());
-    for condition in runtime.status().await.map_err(failed)? {
+    for condition in runtime.status().await.map_err(failed)?.conditions {
         if !condition.status && ["RuntimeReady", "NetworkReady"].contains(&&*condition.kind) {
             let why = [&*condition.reason, &*condition.message].join(": ");
             return Err(EndpointError::NotReady { condition: condition.kind, why });

@@ -46,6 +46,26 @@ pub struct RuntimeCondition {
     pub message: Box<str>,
 }
 
+/// CRI `RuntimeHandler`: one way to run pods (runc, kata …).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeHandler {
+    /// Its name; empty for the default one, which may be listed by its name too.
+    pub name: Box<str>,
+    /// It runs pods with users of their own.
+    pub user_namespaces: bool,
+}
+
+/// CRI `StatusResponse`: what the runtime says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RuntimeStatus {
+    /// `RuntimeReady`, `NetworkReady` ...
+    pub conditions: Vec<RuntimeCondition>,
+    /// Its handlers; none from a runtime that does not tell (containerd before 2.0).
+    pub handlers: Vec<RuntimeHandler>,
+    /// It knows `supplementalGroupsPolicy: Strict`.
+    pub supplemental_groups_policy: bool,
+}
+
 /// CRI `ImageStatusResponse.image` and the items of `ListImages`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
@@ -138,8 +158,8 @@ pub type RuntimeResult<T> = Result<T, RuntimeError>;
 pub trait Runtime {
     /// `Version`.
     async fn version(&self) -> RuntimeResult<RuntimeVersion>;
-    /// `Status`: the runtime's conditions.
-    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>>;
+    /// `Status`: the runtime's conditions, and what it can do.
+    async fn status(&self) -> RuntimeResult<RuntimeStatus>;
 
     /// `RunPodSandbox`. `handler` is the runtime handler, empty for the default.
     async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId>;

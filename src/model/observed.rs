@@ -145,6 +145,8 @@ pub struct ContainerStatus {
     pub user: Option<ContainerUser>,
     /// `resources.linux` as the runtime reports it; `None` when it does not.
     pub resources: Option<Box<ContainerResources>>,
+    /// The CRI's number of the signal that ends it; 0 from a runtime that does not report it.
+    pub stop_signal: i32,
     /// What was written on the container at its creation.
     pub meta: ContainerMeta,
 }

@@ -174,6 +174,7 @@ mod tests {
             image_ref: "".into(),
             user: None,
             resources: None,
+            stop_signal: 0,
             meta: ContainerMeta::default(),
         };
         let sandbox = SandboxStatus {

@@ -10,12 +10,13 @@ use super::hostname::hostname_and_domain;
 use super::labels::{container_annotations, container_labels};
 use super::paths::{container_log_path, hosts_file_path};
 use super::resources::container_resources;
-use super::security::{container_security_context, image_user, verify_run_as_non_root};
+use super::security::{UserNamespace, container_security_context, image_user, verify_run_as_non_root};
 use super::{NodeSettings, RenderError};
 use crate::cri::Image;
 use crate::model::{ContainerId, ContainerKind, DesiredPod};
 use crate::proto::runtime::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, NamespaceMode,
+    Signal,
 };
 
 /// What a container's configuration is made from, besides the node.
@@ -42,6 +43,8 @@ pub struct ContainerInput<'a> {
     pub termination_log: Option<&'a str>,
     /// The container an ephemeral container's `targetContainerName` means, when it runs.
     pub target: Option<&'a ContainerId>,
+    /// The users of the pod, when it has its own.
+    pub user_namespace: Option<UserNamespace>,
     /// Annotations of device plugins, overridden by the kubelet's own.
     pub annotations: &'a [(Box<str>, Box<str>)],
     /// Where environment variables come from.
@@ -135,7 +138,7 @@ fn render(node: &NodeSettings, input: &ContainerInput<'_>) -> Result<ContainerCo
     let environment = environment(node, input, container)?;
     let user = image_user(input.image);
     verify_run_as_non_root(pod, container, &user)?;
-    let mut security_context = container_security_context(node, pod, container, &user)?;
+    let mut security_context = container_security_context(node, pod, container, &user, input.user_namespace)?;
     if let (Some(target), Some(namespaces)) = (input.target, &mut security_context.namespace_options)
         && namespaces.pid == NamespaceMode::Container as i32
     {
@@ -163,9 +166,25 @@ fn render(node: &NodeSettings, input: &ContainerInput<'_>) -> Result<ContainerCo
             resources: Some(container_resources(node, &pod.pod, container)),
             security_context: Some(security_context),
         }),
+        stop_signal: container_stop_signal(container).map_or(0, |signal| signal as i32),
         envs: environment.into_iter().map(|(key, value)| KeyValue { key, value }).collect(),
         ..ContainerConfig::default()
     })
+}
+
+/// The signal that ends the container (`getContainerConfigStopSignal`); `None` leaves it to the image.
+fn container_stop_signal(container: &Container) -> Option<Signal> {
+    stop_signal(container.lifecycle.as_ref()?.stop_signal.as_deref()?)
+}
+
+/// A signal by its name in the API, `SIGRTMIN+1` for example; `None` when there is none of that name.
+pub fn stop_signal(name: &str) -> Option<Signal> {
+    // The CRI writes the signs as words.
+    let words = ["PLUS", "MINUS", "DEFAULT"];
+    if words.iter().any(|word| name.contains(word)) {
+        return None;
+    }
+    Signal::from_str_name(&name.replace('+', words[0]).replace('-', words[1]))
 }
 
 /// Command or arguments with `$(NAME)` replaced (`ExpandContainerCommandAndArgs`). The CRI carries text, so that a
@@ -200,6 +219,12 @@ fn mounts(node: &NodeSettings, input: &ContainerInput<'_>, container: &Container
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         mounts.push(file(host_path.to_owned(), &path));
     }
+    // What the node's root owns is the pod's root's in there (`applyPlatformSpecificContainerConfig`).
+    if let Some(users) = input.user_namespace {
+        for mount in &mut mounts {
+            (mount.uid_mappings, mount.gid_mappings) = (users.mappings(), users.mappings());
+        }
+    }
     mounts
 }
 
@@ -233,6 +258,7 @@ mod tests {
             termination_log: None,
             target: None,
             annotations: &[],
+            user_namespace: None,
             env,
         }
     }
@@ -428,6 +454,48 @@ mod tests {
         assert_eq!(paths(&spec, &[]), [data.clone(), hosts, log.clone()]);
         spec["containers"][0]["volumeMounts"][0]["mountPath"] = "/etc/hosts".into();
         assert_eq!(paths(&spec, &ips), [data, log], "the container brings its own");
+    }
+
+    #[test]
+    fn a_stop_signal_is_called_as_in_the_api() {
+        for (name, signal) in [
+            ("SIGQUIT", Some(Signal::Sigquit)),
+            ("SIGRTMIN", Some(Signal::Sigrtmin)),
+            ("SIGRTMIN+3", Some(Signal::Sigrtminplus3)),
+            ("SIGRTMAX-14", Some(Signal::Sigrtmaxminus14)),
+            ("SIGRTMINPLUS3", None),
+            ("RUNTIME_DEFAULT", None),
+            ("QUIT", None),
+            ("sigquit", None),
+            ("", None),
+        ] {
+            assert_eq!(stop_signal(name), signal, "{name}");
+        }
+        let spec = json!({"enableServiceLinks": false,
+            "containers": [{"name": "c", "lifecycle": {"stopSignal": "SIGUSR1"}}]});
+        let config = container_config(&node(), &input(&pod(&spec), &ManifestObjects::default())).unwrap();
+        assert_eq!(config.stop_signal, Signal::Sigusr1 as i32);
+    }
+
+    #[test]
+    fn a_pods_own_users_are_mapped_in_its_mounts_too() {
+        let spec = json!({"enableServiceLinks": false, "hostUsers": false, "containers": [{"name": "c"}]});
+        let (pod, none) = (pod(&spec), ManifestObjects::default());
+        let ips: [Box<str>; 1] = ["10.0.0.9".into()];
+        let users = UserNamespace { first: 131_072 };
+        let input = ContainerInput { user_namespace: Some(users), pod_ips: &ips, ..input(&pod, &none) };
+        let config = container_config(&node(), &input).unwrap();
+        let options = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
+        let options = options.userns_options.unwrap();
+        assert_eq!(options.mode, NamespaceMode::Pod as i32);
+        for mappings in
+            [&options.uids, &options.gids, &config.mounts[0].uid_mappings, &config.mounts[0].gid_mappings]
+        {
+            assert_eq!(
+                (mappings[0].host_id, mappings[0].container_id, mappings[0].length),
+                (131_072, 0, 65_536)
+            );
+        }
     }
 
     #[test]

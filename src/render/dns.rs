@@ -51,6 +51,15 @@ fn put_option(options: &mut Vec<Box<str>>, option: &str) {
 /// The resolver settings for the pod's sandbox (`GetPodDNS`). Options are sorted: the kubelet leaves their order
 /// to chance.
 pub fn pod_dns(node: &NodeSettings, pod: &DesiredPod) -> DnsConfig {
+    formed(node, pod).0
+}
+
+/// What resolvers would not take and was left out of [`pod_dns`], a sentence each (the events `DNSConfigForming`).
+pub fn dns_warnings(node: &NodeSettings, pod: &DesiredPod) -> Vec<String> {
+    formed(node, pod).1
+}
+
+fn formed(node: &NodeSettings, pod: &DesiredPod) -> (DnsConfig, Vec<String>) {
     let spec = pod.spec();
     let host_network = spec.host_network.unwrap_or(false);
     let mut dns = match spec.dns_policy.as_deref() {
@@ -78,9 +87,23 @@ pub fn pod_dns(node: &NodeSettings, pod: &DesiredPod) -> DnsConfig {
         }
     }
     dns.options.sort_unstable();
-    dns.servers.truncate(SERVERS_MAX);
+    let mut warnings = Vec::new();
+    if dns.servers.len() > SERVERS_MAX {
+        dns.servers.truncate(SERVERS_MAX);
+        warnings.push(format!(
+            "Nameserver limits were exceeded, some nameservers have been omitted, the applied nameserver line is: {}",
+            dns.servers.join(" ")
+        ));
+    }
+    let searches = dns.searches.len();
     fit_searches(&mut dns.searches);
-    dns
+    if dns.searches.len() < searches {
+        warnings.push(format!(
+            "Search Line limits were exceeded, some search paths have been omitted, the applied search line is: {}",
+            dns.searches.join(" ")
+        ));
+    }
+    (dns, warnings)
 }
 
 fn owned(texts: &[Box<str>]) -> Vec<String> {
@@ -167,9 +190,17 @@ mod tests {
         }});
         let dns = pod_dns(&node, &pod(&spec));
         assert_eq!(dns.servers, ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
+        let warnings = dns_warnings(&node, &pod(&spec));
+        assert_eq!(warnings.len(), 2);
+        assert!(
+            warnings[0].ends_with("the applied nameserver line is: 1.1.1.1 2.2.2.2 3.3.3.3"),
+            "{warnings:?}"
+        );
+        assert!(warnings[1].starts_with("Search Line limits were exceeded"), "{warnings:?}");
         assert_eq!(dns.searches.len(), 10, "ten of 202 bytes and nine blanks are 2029 bytes");
         node.resolv_conf = None;
         let spec = serde_json::json!({"containers": [], "dnsPolicy": "Default"});
+        assert_eq!(dns_warnings(&node, &pod(&spec)), [""; 0]);
         let dns = pod_dns(&node, &pod(&spec));
         assert_eq!((dns.servers, dns.searches), (vec!["127.0.0.1".to_owned()], vec![".".to_owned()]));
     }

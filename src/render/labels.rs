@@ -90,6 +90,20 @@ pub fn container_annotations(
     annotations
 }
 
+/// The pod's annotations that name devices of the Container Device Interface (`cdi.k8s.io/ANY: VENDOR/CLASS=DEVICE`):
+/// runtimes that know it give them to a container with these annotations.
+///
+/// Differs from the kubelet, where only device plugins and claims name such devices: a node without them has no other
+/// way to ask for one.
+pub fn cdi_annotations(pod: &DesiredPod) -> Vec<(Box<str>, Box<str>)> {
+    let annotations = pod.pod.metadata.annotations.iter().flatten();
+    let cdi = annotations.filter(|(key, _)| key.starts_with(CDI_PREFIX));
+    cdi.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect()
+}
+
+/// Annotations that name devices begin like this.
+pub const CDI_PREFIX: &str = "cdi.k8s.io/";
+
 /// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read counts
 /// as absent, as in the kubelet; so does an empty path, and a value longer than the API admits (somebody else
 /// wrote it). The handler and the ports stay as text once they are known to be readable.

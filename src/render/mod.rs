@@ -4,6 +4,7 @@
 //! [`sandbox_config`] follows `generatePodSandboxConfig`, [`container_config`] follows
 //! `Kubelet.GenerateRunContainerOptions` and `generateContainerConfig`.
 
+pub mod admission;
 pub mod cgroup_name;
 pub mod cgroup_settings;
 mod container;
@@ -24,8 +25,8 @@ mod sandbox;
 mod security;
 mod services;
 
-pub use container::{ContainerInput, container_config, mounts_hosts_file};
-pub use dns::pod_dns;
+pub use container::{ContainerInput, container_config, mounts_hosts_file, stop_signal};
+pub use dns::{dns_warnings, pod_dns};
 pub use downward::{file_field, file_resource, sorted_pod_ips};
 pub use env::{EnvSources, Environment, ManifestObjects, environment};
 pub use error::RenderError;
@@ -33,6 +34,7 @@ pub use expand::expand;
 pub use hostname::hosts_file;
 pub use node::{CgroupDriver, CgroupVersion, NodeSettings, ResolvConf, SwapBehavior};
 pub use sandbox::sandbox_config;
+pub use security::UserNamespace;
 
 #[cfg(test)]
 mod tests {
@@ -67,7 +69,8 @@ mod tests {
             });
             let pod = crate::model::DesiredPod::new(serde_json::from_value(pod).unwrap());
             let node = NodeSettings::new("n", "/r");
-            let _ = sandbox_config(&node, &pod, 0);
+            let _ = sandbox_config(&node, &pod, 0, None);
+            let _ = admission::refusal(&node, &pod, None);
             let _ = hosts_file(&node, &pod, &[], "");
             let none = ManifestObjects::default();
             let input = ContainerInput {
@@ -82,6 +85,7 @@ mod tests {
                 termination_log: None,
                 target: None,
                 annotations: &[],
+                user_namespace: None,
                 env: &none,
             };
             if let Ok(config) = container_config(&node, &input) {

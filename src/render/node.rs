@@ -90,6 +90,10 @@ pub struct NodeSettings {
     pub single_process_oom_kill: bool,
     /// `memorySwap.swapBehavior`.
     pub memory_swap: SwapBehavior,
+    /// `AppArmor` is on in the kernel.
+    pub apparmor: bool,
+    /// `allowedUnsafeSysctls`: names, or beginnings with a `*` behind them, with points between their parts.
+    pub allowed_unsafe_sysctls: Vec<Box<str>>,
     /// Paths masked besides the fixed list: the machine's `/sys/devices/system/cpu/cpuN/thermal_throttle`.
     pub thermal_throttle_paths: Vec<Box<str>>,
 }
@@ -119,6 +123,8 @@ impl NodeSettings {
             seccomp_default: false,
             single_process_oom_kill: false,
             memory_swap: SwapBehavior::NoSwap,
+            apparmor: false,
+            allowed_unsafe_sysctls: Vec::new(),
             thermal_throttle_paths: Vec::new(),
         }
     }

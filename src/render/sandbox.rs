@@ -13,7 +13,8 @@ use super::paths::pod_logs_dir;
 use super::qos::pod_qos;
 use super::resources::sandbox_resources;
 use super::security::{
-    namespaces, runtime_default, selinux_option, supplemental_groups, supplemental_groups_policy,
+    UserNamespace, namespaces, runtime_default, selinux_option, supplemental_groups,
+    supplemental_groups_policy,
 };
 use super::{NodeSettings, RenderError};
 use crate::model::DesiredPod;
@@ -22,16 +23,23 @@ use crate::proto::runtime::v1::{
     PortMapping, Protocol,
 };
 
-/// The configuration for `RunPodSandbox`. `attempt` counts the pod's sandboxes from 0.
+/// The configuration for `RunPodSandbox`. `attempt` counts the pod's sandboxes from 0; `user_namespace` is the pod's
+/// own, when it wants one.
 pub fn sandbox_config(
     node: &NodeSettings,
     pod: &DesiredPod,
     attempt: u32,
+    user_namespace: Option<UserNamespace>,
 ) -> Result<PodSandboxConfig, RenderError> {
-    render(node, pod, attempt).map_err(RenderError::Sandbox)
+    render(node, pod, attempt, user_namespace).map_err(RenderError::Sandbox)
 }
 
-fn render(node: &NodeSettings, pod: &DesiredPod, attempt: u32) -> Result<PodSandboxConfig, String> {
+fn render(
+    node: &NodeSettings,
+    pod: &DesiredPod,
+    attempt: u32,
+    user_namespace: Option<UserNamespace>,
+) -> Result<PodSandboxConfig, String> {
     let hostname =
         if pod.spec().host_network == Some(true) { String::new() } else { kernel_hostname(node, pod)? };
     Ok(PodSandboxConfig {
@@ -47,7 +55,7 @@ fn render(node: &NodeSettings, pod: &DesiredPod, attempt: u32) -> Result<PodSand
         port_mappings: pod.containers().iter().flat_map(port_mappings).collect(),
         labels: pod_labels(pod),
         annotations: pod_annotations(pod),
-        linux: Some(linux(node, pod)?),
+        linux: Some(linux(node, pod, user_namespace)?),
     })
 }
 
@@ -92,7 +100,11 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
 
 /// `generatePodSandboxLinuxConfig`, `applySandboxResources`. Users, groups and namespaces are only set when the
 /// pod has a security context, which the API always gives it.
-fn linux(node: &NodeSettings, pod: &DesiredPod) -> Result<LinuxPodSandboxConfig, String> {
+fn linux(
+    node: &NodeSettings,
+    pod: &DesiredPod,
+    user_namespace: Option<UserNamespace>,
+) -> Result<LinuxPodSandboxConfig, String> {
     let of_pod = pod.spec().security_context.as_ref();
     let mut context = LinuxSandboxSecurityContext {
         privileged: has_privileged_container(pod),
@@ -106,7 +118,7 @@ fn linux(node: &NodeSettings, pod: &DesiredPod) -> Result<LinuxPodSandboxConfig,
         }
         context.run_as_user = of.run_as_user.map(|value| Int64Value { value });
         context.run_as_group = of.run_as_group.map(|value| Int64Value { value });
-        context.namespace_options = Some(namespaces(pod)?);
+        context.namespace_options = Some(namespaces(pod, user_namespace)?);
         context.supplemental_groups = supplemental_groups(of_pod);
         context.supplemental_groups_policy = supplemental_groups_policy(of_pod)?;
         context.selinux_options = of.se_linux_options.as_ref().map(selinux_option);
@@ -134,7 +146,7 @@ fn has_privileged_container(pod: &DesiredPod) -> bool {
 
 /// `net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`: with a slash before any point, the two change places
 /// (`NormalizeName`).
-fn sysctl_name(name: &str) -> String {
+pub fn sysctl_name(name: &str) -> String {
     if name.find(['.', '/']).is_none_or(|at| name.as_bytes()[at] == b'.') {
         return name.to_owned();
     }

@@ -6,11 +6,12 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::NodeSettings;
+use super::admission::APPARMOR_ANNOTATION;
 use crate::cri::Image;
 use crate::model::DesiredPod;
 use crate::proto::runtime::v1::{
-    Capability, Int64Value, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, SeLinuxOption,
-    SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
+    self as proto, Capability, IdMapping, Int64Value, LinuxContainerSecurityContext, NamespaceMode,
+    NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,
 };
 use crate::text::quoted;
 
@@ -87,13 +88,14 @@ pub(super) fn container_security_context(
     pod: &DesiredPod,
     container: &Container,
     user: &ImageUser<'_>,
+    user_namespace: Option<UserNamespace>,
 ) -> Result<LinuxContainerSecurityContext, String> {
     let own = container.security_context.as_ref();
     let of_pod = pod.spec().security_context.as_ref();
     let mut context = LinuxContainerSecurityContext {
         capabilities: own.and_then(|own| own.capabilities.as_ref()).map(capabilities),
         privileged: own.and_then(|own| own.privileged).unwrap_or(false),
-        namespace_options: Some(namespaces(pod)?),
+        namespace_options: Some(namespaces(pod, user_namespace)?),
         selinux_options: effective!(pod, container, se_linux_options).map(selinux_option),
         run_as_user: effective!(pod, container, run_as_user).map(|&value| Int64Value { value }),
         run_as_group: effective!(pod, container, run_as_group).map(|&value| Int64Value { value }),
@@ -157,13 +159,19 @@ pub(super) fn supplemental_groups_policy(of: Option<&PodSecurityContext>) -> Res
 
 /// The namespaces a pod shares with its node or among its containers (`NamespacesForPod`).
 ///
-/// Deviation: user namespaces are not offered, so `hostUsers: false` is refused in the kubelet's words for a
-/// runtime without them; the kubelet's explicit "the node's" is left out, which runtimes take for the same.
-pub(super) fn namespaces(pod: &DesiredPod) -> Result<NamespaceOption, String> {
+/// Deviation: the kubelet's explicit "the node's" users are left out, which runtimes take for the same.
+pub(super) fn namespaces(
+    pod: &DesiredPod,
+    user_namespace: Option<UserNamespace>,
+) -> Result<NamespaceOption, String> {
     let spec = pod.spec();
-    if spec.host_users == Some(false) {
-        return Err("can't set `spec.hostUsers: false`, runtime does not support user namespaces".into());
-    }
+    let users = match (spec.host_users, user_namespace) {
+        (Some(false), Some(users)) => Some(users.options()),
+        (Some(false), None) => {
+            return Err("can't set `spec.hostUsers: false`, runtime does not support user namespaces".into());
+        }
+        (Some(true) | None, _) => None,
+    };
     let node_or_pod =
         |host: Option<bool>| if host == Some(true) { NamespaceMode::Node } else { NamespaceMode::Pod };
     let pid = if spec.host_pid == Some(true) {
@@ -177,8 +185,32 @@ pub(super) fn namespaces(pod: &DesiredPod) -> Result<NamespaceOption, String> {
         network: node_or_pod(spec.host_network) as i32,
         pid: pid as i32,
         ipc: node_or_pod(spec.host_ipc) as i32,
+        userns_options: users,
         ..NamespaceOption::default()
     })
+}
+
+/// The users and groups of a pod that are others than the node's: its 0 is the node's [`Self::first`], and so on for
+/// [`Self::LENGTH`] of them (`userns.Manager`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UserNamespace {
+    /// The id on the node that is root in the pod.
+    pub first: u32,
+}
+
+impl UserNamespace {
+    /// Ids of one pod (`userNsUnitLength`).
+    pub const LENGTH: u32 = 65_536;
+
+    /// The one mapping, of users as of groups.
+    pub(super) fn mappings(self) -> Vec<IdMapping> {
+        vec![IdMapping { host_id: self.first, container_id: 0, length: Self::LENGTH }]
+    }
+
+    fn options(self) -> proto::UserNamespace {
+        let mode = NamespaceMode::Pod as i32;
+        proto::UserNamespace { mode, uids: self.mappings(), gids: self.mappings() }
+    }
 }
 
 fn profile(kind: ProfileType, localhost_ref: String) -> SecurityProfile {
@@ -241,7 +273,7 @@ fn apparmor(pod: &DesiredPod, container: &Container) -> Result<Option<(SecurityP
 
 /// Static pods may carry the profile in an annotation alone (`getProfileFromPodAnnotations`).
 fn apparmor_annotation(pod: &DesiredPod, container: &str) -> Option<AppArmorProfile> {
-    let key = format!("container.apparmor.security.beta.kubernetes.io/{container}");
+    let key = format!("{APPARMOR_ANNOTATION}{container}");
     let value = pod.pod.metadata.annotations.as_ref()?.get(&key)?;
     let of = |kind: &str, name: Option<&str>| AppArmorProfile {
         type_: kind.to_owned(),
@@ -273,7 +305,7 @@ mod tests {
     ) -> Result<LinuxContainerSecurityContext, String> {
         let node = NodeSettings::new("n", "/var/lib/smolet");
         let pod = pod(of_pod, own, annotations);
-        container_security_context(&node, &pod, &pod.containers()[0], &ImageUser::Name("app"))
+        container_security_context(&node, &pod, &pod.containers()[0], &ImageUser::Name("app"), None)
     }
 
     #[test]

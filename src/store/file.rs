@@ -82,7 +82,8 @@ impl CheckpointFile {
     }
 }
 
-fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+/// Replaces `path` by way of `beside`, mode 0600, and waits for the disk.
+pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     // For root alone: a container's last words may hold secrets.
     let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(beside)?;
     file.write_all(bytes)?;

@@ -32,14 +32,17 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::Runtime;
 use crate::events::EventKind;
+use crate::facts;
 use crate::image::pull::ImagePuller;
 use crate::model::{
     ContainerId, ContainerKind, ContainerStatus, DesiredPod, ObservedPod, PodKey, SandboxId, SandboxStatus,
     Seconds,
 };
 use crate::proto::runtime::v1::PodSandboxConfig;
-use crate::render::{EnvSources, NodeSettings, paths, sandbox_config};
+use crate::render::admission::{self, Refusal};
+use crate::render::{EnvSources, NodeSettings, UserNamespace, dns_warnings, paths, sandbox_config};
 use crate::text::quoted;
+use crate::userns;
 
 pub use super::kill::remove_pod;
 pub use super::start::NoVolumes;
@@ -72,6 +75,9 @@ pub struct ActContext<R> {
     pub container_logs_dir: Rc<Path>,
     /// The node's own hosts file, for pods on its network.
     pub hosts_file: Rc<Path>,
+    /// The node's resolver configuration, read again for each sandbox: it changes with the network, and may come after the
+    /// agent. `None` goes by [`Self::node`].
+    pub resolv_conf: Option<Rc<Path>>,
     /// Where blocking work is done.
     pub blocking: Rc<Blocking>,
     /// Turns of the acts that make a sandbox or start containers (`limits::STARTS_AT_ONCE_MAX`).
@@ -142,6 +148,7 @@ impl<R> Clone for ActContext<R> {
             notes: self.notes.clone(),
             container_logs_dir: self.container_logs_dir.clone(),
             hosts_file: self.hosts_file.clone(),
+            resolv_conf: self.resolv_conf.clone(),
             blocking: self.blocking.clone(),
             starts: self.starts.clone(),
             give_up: self.give_up.clone(),
@@ -200,6 +207,7 @@ impl Hooks for NoHooks {
 pub(super) struct PodSandbox<'a> {
     pub id: SandboxId,
     pub config: &'a PodSandboxConfig,
+    pub users: Option<UserNamespace>,
     pub ips: Vec<Box<str>>,
 }
 
@@ -270,7 +278,19 @@ async fn make<R: Runtime>(
     mut turn: Turn<'_>,
     outcome: &mut Outcome,
 ) {
-    let config = match configure_sandbox(ctx, pod, attempt) {
+    if let Some(refusal) = refused(ctx, pod).await {
+        ctx.note(&pod.key, EventKind::Warning, refusal.reason, &refusal.message);
+        for start in starts {
+            let failure = Failure::new(SyncError::Refused(refusal.reason), refusal.message.clone());
+            let name = Rc::from(pod.container_name(start.kind, start.index));
+            outcome.add(SyncAction::StartContainer, &name, Some(failure));
+        }
+        if starts.is_empty() {
+            outcome.sync_error = Some(refusal.message);
+        }
+        return;
+    }
+    let config = match configure_sandbox(ctx, pod, attempt, known.is_none()).await {
         Ok(config) => config,
         Err(error) => {
             let name = quoted(&pod.key.kubelet_format());
@@ -284,7 +304,7 @@ async fn make<R: Runtime>(
         }
     };
     let sandbox = match known {
-        Some(id) => PodSandbox { id, config: &config, ips: observed.ips.clone() },
+        Some(id) => PodSandbox { id, config: &config.cri, users: config.users, ips: observed.ips.clone() },
         None => match make_sandbox(ctx, pod, observed, &config, outcome).await {
             Some(sandbox) => sandbox,
             None => return,
@@ -415,15 +435,57 @@ async fn reset_all<R: Runtime>(
     true
 }
 
-/// The sandbox's configuration with smolet's own annotation.
-fn configure_sandbox<R: Runtime>(
+/// Why the pod cannot run here. The runtime is asked only for pods that want something special of it, each time: after
+/// an upgrade it may be able to do more.
+async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Option<Refusal> {
+    let runtime = if admission::asks_runtime(pod) {
+        match ctx.runtime.status().await {
+            Ok(status) => Some(status),
+            Err(error) => {
+                let message = format!("the runtime does not say what it can do: {error}");
+                return Some(Refusal { reason: "CreatePodSandboxError", message });
+            }
+        }
+    } else {
+        None
+    };
+    admission::refusal(&ctx.node, pod, runtime.as_ref())
+}
+
+/// A sandbox's configuration.
+struct SandboxConfig {
+    cri: PodSandboxConfig,
+    /// The pod's own users.
+    users: Option<UserNamespace>,
+}
+
+/// The sandbox's configuration with smolet's own annotation. `is_new` says that there is no sandbox yet.
+async fn configure_sandbox<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     attempt: u32,
-) -> Result<PodSandboxConfig, String> {
-    let mut config = sandbox_config(&ctx.node, pod, attempt).map_err(|error| error.to_string())?;
+    is_new: bool,
+) -> Result<SandboxConfig, String> {
+    let mut users = None;
+    if admission::wants_user_namespace(pod) {
+        let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+        create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
+        let (root, uid) = (ctx.node.root_dir.to_string(), pod.key.uid.to_string());
+        let given = move || userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new);
+        users = Some(ctx.blocking.run(given).await?);
+    }
+    let mut node = ctx.node.clone();
+    if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
+        Rc::make_mut(&mut node).resolv_conf = facts::resolv_conf(path);
+    }
+    let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
     config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
-    Ok(config)
+    if is_new {
+        for warning in dns_warnings(&node, pod) {
+            ctx.note(&pod.key, EventKind::Warning, "DNSConfigForming", &warning);
+        }
+    }
+    Ok(SandboxConfig { cri: config, users })
 }
 
 /// `createPodSandbox` and what `SyncPod` does with the result; `None` when the sync is over.
@@ -431,10 +493,10 @@ async fn make_sandbox<'a, R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     observed: &ObservedPod,
-    config: &'a PodSandboxConfig,
+    made: &'a SandboxConfig,
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
-    let name = quoted(&pod.key.kubelet_format());
+    let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));
     // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
     // killed is found by it.
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
@@ -446,17 +508,11 @@ async fn make_sandbox<'a, R: Runtime>(
         }
     }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
-    let run = match runtime_handler(pod) {
-        Ok(handler) => {
-            let overtaken = &ctx.give_up.overtaken;
-            if !overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
-                return None;
-            }
-            ctx.runtime.run_pod_sandbox(config, handler).await.map_err(|error| error.to_string())
-        }
-        Err(error) => Err(error),
-    };
-    let id = match run {
+    if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
+        return None;
+    }
+    let run = ctx.runtime.run_pod_sandbox(config, admission::runtime_handler(pod)).await;
+    let id = match run.map_err(|error| error.to_string()) {
         Ok(id) => id,
         Err(error) => {
             let message = format!("Failed to create sandbox for pod {name}: {error}");
@@ -477,7 +533,7 @@ async fn make_sandbox<'a, R: Runtime>(
     };
     let host_network = pod.spec().host_network == Some(true);
     let ips = if host_network { observed.ips.clone() } else { sandbox_ips(&status) };
-    Some(PodSandbox { id, config, ips })
+    Some(PodSandbox { id, config, users: made.users, ips })
 }
 
 fn sandbox_failed<R: Runtime>(
@@ -491,14 +547,6 @@ fn sandbox_failed<R: Runtime>(
     ctx.note(&pod.key, EventKind::Warning, "FailedCreatePodSandBox", &note);
     let failure = Failure::new(SyncError::CreatePodSandbox, message);
     outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), Some(failure));
-}
-
-/// `LookupRuntimeHandler`: without an API server no `RuntimeClass` is known but the default.
-fn runtime_handler(pod: &DesiredPod) -> Result<&'static str, String> {
-    match pod.spec().runtime_class_name.as_deref() {
-        None | Some("") => Ok(""),
-        Some(class) => Err(format!("RuntimeClass {} not found", quoted(class))),
-    }
 }
 
 /// `determinePodSandboxIPs`: none when any of them cannot be read.

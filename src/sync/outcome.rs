@@ -42,6 +42,8 @@ pub enum SyncError {
     CrashLoopBackOff,
     /// Its image is not there.
     Image(ImageProblem),
+    /// The node cannot run its pod, for this reason.
+    Refused(&'static str),
     /// Its configuration cannot be made.
     CreateContainerConfig,
     /// The runtime did not create it.
@@ -62,6 +64,7 @@ impl fmt::Display for SyncError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Image(problem) => return problem.fmt(f),
+            Self::Refused(reason) => reason,
             Self::CrashLoopBackOff => "CrashLoopBackOff",
             Self::CreateContainerConfig => "CreateContainerConfigError",
             Self::CreateContainer => "CreateContainerError",

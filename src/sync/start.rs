@@ -20,6 +20,7 @@ use crate::image::pull::{ImageRequest, LoginSources, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
 use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObjectKind, ObservedPod, object};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
+use crate::render::labels::cdi_annotations;
 use crate::render::{
     ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
 };
@@ -131,7 +132,22 @@ pub(super) async fn start_container<R: Runtime>(
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);
+    if config.stop_signal != 0 {
+        check_stop_signal(ctx, pod, name, &id).await;
+    }
     Ok(Started::Runs)
+}
+
+/// A runtime that does not know `lifecycle.stopSignal` passes over it in silence (containerd before 2.1): only what it
+/// reports tells. The container runs all the same; it is stopped by its image's signal.
+async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str, id: &ContainerId) {
+    if ctx.runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0) {
+        let message = format!(
+            "container {name}: this runtime has no lifecycle.stopSignal; the container is stopped by its image's signal, \
+             SIGTERM when that has none"
+        );
+        ctx.note(&pod.key, EventKind::Warning, "StopSignalIgnored", &message);
+    }
 }
 
 /// What a start needs of a container's definition, whichever list it stands in.
@@ -206,7 +222,8 @@ async fn configuration<R: Runtime>(
         mounts: &[],
         termination_log: termination_log.as_deref(),
         target: made.target,
-        annotations: &[],
+        user_namespace: sandbox.users,
+        annotations: &cdi_annotations(pod),
         env: &env,
     };
     let mounts = ctx.volumes.mounts(pod, start.kind, start.index, &|| input.variables(&ctx.node)).await?;

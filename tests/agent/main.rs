@@ -16,6 +16,7 @@ mod images;
 mod metrics;
 mod objects;
 mod restart;
+mod settings;
 mod socket;
 mod start;
 mod world;

@@ -19,8 +19,8 @@ use prost::Message;
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::events::{of_containerd, of_cri};
 use smolet::cri::{
-    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeEvent,
-    RuntimeResult, RuntimeVersion, convert,
+    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
+    RuntimeStatus, RuntimeVersion, convert,
 };
 use smolet::limits::RUNTIME_REQUEST_TIMEOUT;
 use smolet::model::{
@@ -436,8 +436,8 @@ impl Runtime for SimRuntime {
         })
     }
 
-    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
-        self.call("Status", &cri::StatusRequest::default(), USUAL).await.map(convert::conditions)
+    async fn status(&self) -> RuntimeResult<RuntimeStatus> {
+        self.call("Status", &cri::StatusRequest::default(), USUAL).await.map(convert::runtime_status)
     }
 
     async fn run_pod_sandbox(

@@ -34,6 +34,7 @@ fn container_config_set() {
             termination_log: Some(&termination_log),
             target: None,
             annotations: &[],
+            user_namespace: None,
             env: &fixture.sources,
         };
         let with = |version| {

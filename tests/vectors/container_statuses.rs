@@ -103,6 +103,7 @@ fn container(value: &Value) -> ContainerStatus {
                 .collect(),
         }),
         resources: None,
+        stop_signal: 0,
         meta: ContainerMeta {
             restart_count: u32::try_from(value["restartCount"].as_u64().unwrap_or(0)).expect("a count"),
             ..ContainerMeta::default()

@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::{
-    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeCondition, RuntimeError, RuntimeEvent,
-    RuntimeResult, RuntimeVersion,
+    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
+    RuntimeStatus, RuntimeVersion,
 };
 use smolet::events::EventKind;
 use smolet::image::pull::ImagePuller;
@@ -101,6 +101,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),
         container_logs_dir: Rc::from(dir.join("containers")),
         hosts_file: Rc::from(dir.join("hosts")),
+        resolv_conf: None,
         blocking: Rc::new(smolet::blocking::Blocking::on_threads()),
         starts: Rc::new(smol::lock::Semaphore::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
@@ -199,7 +200,7 @@ impl Runtime for Recorder {
     async fn version(&self) -> RuntimeResult<RuntimeVersion> {
         unused()
     }
-    async fn status(&self) -> RuntimeResult<Vec<RuntimeCondition>> {
+    async fn status(&self) -> RuntimeResult<RuntimeStatus> {
         unused()
     }
     async fn remove_pod_sandbox(&self, _: &SandboxId) -> RuntimeResult<()> {

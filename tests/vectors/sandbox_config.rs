@@ -17,7 +17,7 @@ fn sandbox_config_set() {
     run_set("sandbox_config", |case| {
         let pod = DesiredPod::new(serde_json::from_value(case.input["pod"].clone()).expect("a pod"));
         let attempt = u32::try_from(case.input["attempt"].as_u64().unwrap_or_default()).unwrap();
-        let config = match sandbox_config(&fixture.node, &pod, attempt) {
+        let config = match sandbox_config(&fixture.node, &pod, attempt, None) {
             Ok(config) => config,
             Err(error) => return json!({"error": error.to_string()}),
         };
@@ -26,7 +26,8 @@ fn sandbox_config_set() {
             cgroup_driver: CgroupDriver::Systemd,
             ..fixture.node.clone()
         };
-        let linux = sandbox_config(&v2, &pod, attempt).expect("as before").linux.expect("Linux settings");
+        let linux =
+            sandbox_config(&v2, &pod, attempt, None).expect("as before").linux.expect("Linux settings");
         let pod_ips = pod_ips(&case.input);
         let hosts = wants_hosts_file(&fixture.node, &pod, &pod_ips, &fixture.sources)
             .then(|| hosts_file(&fixture.node, &pod, &pod_ips, "").expect("as the sandbox's host name"));
@@ -60,6 +61,7 @@ fn wants_hosts_file(node: &NodeSettings, pod: &DesiredPod, pod_ips: &[Box<str>],
                 termination_log: None,
                 target: None,
                 annotations: &[],
+                user_namespace: None,
                 env: sources,
             };
             let container = input.container().expect("it is in the spec");

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec, VolumeMount};
 
 use super::{Check, env, names, resources, security};
+use crate::render::stop_signal;
 
 /// Both lists of containers, and the host ports they share.
 pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
@@ -106,6 +107,22 @@ fn common<'a>(
     resources::container(check, container.resources.as_ref());
     resize_policy(check, container, spec);
     security::container(check, container, spec);
+    stop_signal_of(check, container, spec);
+}
+
+/// `validateStopSignal`.
+fn stop_signal_of(check: &mut Check, container: &Container, spec: &PodSpec) {
+    let Some(signal) = container.lifecycle.as_ref().and_then(|own| own.stop_signal.as_deref()) else {
+        return;
+    };
+    check.at_path("lifecycle.stopSignal", |check| {
+        if spec.os.is_none() {
+            check.wrong("may only be given when spec.os.name is");
+        }
+        if stop_signal(signal).is_none() {
+            check.invalid_text(signal, "must be a signal's name, such as SIGQUIT or SIGRTMIN+3");
+        }
+    });
 }
 
 /// `validateContainerPorts`.

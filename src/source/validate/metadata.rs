@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use super::{Check, names};
+use crate::render::labels::CDI_PREFIX;
 use crate::source::identity::NodeName;
 
 /// Bytes of all annotations together (`TotalAnnotationSizeLimitB`).
@@ -54,11 +55,25 @@ pub(super) fn metadata(check: &mut Check, meta: &ObjectMeta) {
             if let Some(message) = names::qualified(&key.to_lowercase()) {
                 check.invalid_text(key, message);
             }
+            if key.starts_with(CDI_PREFIX) && !value.split(',').all(is_cdi_device) {
+                check.at(key, |check| {
+                    check.invalid_text(
+                        value,
+                        "must be devices, VENDOR/CLASS=DEVICE, with commas between them",
+                    );
+                });
+            }
         }
         if bytes > ANNOTATIONS_BYTES_MAX {
             check.wrong(&format!("hold {bytes} bytes; all together may have {ANNOTATIONS_BYTES_MAX}"));
         }
     });
+}
+
+/// `vendor.com/class=device`, as far as it decides what is meant.
+fn is_cdi_device(name: &str) -> bool {
+    let parts = name.split_once('/').and_then(|(vendor, rest)| Some((vendor, rest.split_once('=')?)));
+    parts.is_some_and(|(vendor, (class, device))| ![vendor, class, device].contains(&""))
 }
 
 /// One entry of a map of labels.

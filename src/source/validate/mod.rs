@@ -51,7 +51,10 @@ pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
 pub fn pod(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();
     unsupported::pod(&mut check, pod);
-    check.at("metadata", |check| metadata::metadata(check, &pod.metadata));
+    check.at("metadata", |check| {
+        metadata::metadata(check, &pod.metadata);
+        security::app_armor_annotations(check, pod);
+    });
     if let Some(spec) = &pod.spec {
         check.at("spec", |check| spec::spec(check, spec));
     }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, PodSpec, SeccompProfile};
+use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSpec, SeccompProfile};
 
 use super::{Check, names};
+use crate::render::admission::APPARMOR_ANNOTATION;
 
 /// Largest user and group id.
 const ID_MAX: i64 = i32::MAX as i64;
@@ -17,6 +18,14 @@ fn id(check: &mut Check, field: &str, value: Option<i64>) {
 
 /// `spec.securityContext`, and the namespaces beside it.
 pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
+    if spec.host_users == Some(false) {
+        // `validateHostUsers`.
+        let hosts =
+            [("hostNetwork", spec.host_network), ("hostPID", spec.host_pid), ("hostIPC", spec.host_ipc)];
+        for (field, _) in hosts.iter().filter(|(_, host)| *host == Some(true)) {
+            check.at(field, |check| check.invalid(true, "may not be true beside hostUsers: false"));
+        }
+    }
     if spec.share_process_namespace == Some(true) && spec.host_pid == Some(true) {
         check
             .at("shareProcessNamespace", |check| check.invalid(true, "may not be true beside hostPID: true"));
@@ -39,7 +48,11 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
         if let Some(policy) = context.supplemental_groups_policy.as_deref() {
             check.at("supplementalGroupsPolicy", |check| check.one_of(policy, &["Merge", "Strict"]));
         }
+        if let Some(policy) = context.se_linux_change_policy.as_deref() {
+            check.at("seLinuxChangePolicy", |check| check.one_of(policy, &["MountOption", "Recursive"]));
+        }
         seccomp(check, context.seccomp_profile.as_ref());
+        app_armor(check, context.app_armor_profile.as_ref());
         let mut seen = BTreeSet::new();
         check.each("sysctls", context.sysctls.as_deref().unwrap_or_default(), |check, sysctl| {
             check.at("name", |check| {
@@ -79,6 +92,7 @@ pub(super) fn container(check: &mut Check, container: &Container, spec: &PodSpec
             });
         }
         seccomp(check, context.seccomp_profile.as_ref());
+        app_armor(check, context.app_armor_profile.as_ref());
         if context.allow_privilege_escalation == Some(false) {
             check.at("allowPrivilegeEscalation", |check| {
                 if context.privileged == Some(true) {
@@ -113,4 +127,63 @@ fn seccomp(check: &mut Check, profile: Option<&SeccompProfile>) {
             None => {}
         });
     });
+}
+
+/// `ValidateAppArmorProfileField`.
+fn app_armor(check: &mut Check, profile: Option<&AppArmorProfile>) {
+    const NAME_BYTES_MAX: usize = 4095;
+    let Some(profile) = profile else { return };
+    check.at("appArmorProfile", |check| {
+        check.at("type", |check| match profile.type_.as_str() {
+            "" => check.required("RuntimeDefault, Unconfined or Localhost"),
+            kind => check.one_of(kind, &["Localhost", "RuntimeDefault", "Unconfined"]),
+        });
+        check.at("localhostProfile", |check| match profile.localhost_profile.as_deref() {
+            None | Some("") if profile.type_ == "Localhost" => check.required("type is Localhost"),
+            Some(name) if profile.type_ != "Localhost" => {
+                check.invalid_text(name, "may only be given when type is Localhost");
+            }
+            Some(name) if name.trim() != name || name.len() > NAME_BYTES_MAX => {
+                check.invalid_text(name, "must have at most 4095 bytes and no blanks before or behind it");
+            }
+            None | Some(_) => {}
+        });
+    });
+}
+
+/// Profiles in annotations (`ValidateAppArmorPodAnnotations`, `validateAppArmorAnnotationsAndFieldsMatchOnCreate`).
+pub(super) fn app_armor_annotations(check: &mut Check, pod: &Pod) {
+    let spec = pod.spec.as_ref();
+    let find = |name: &str| {
+        let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
+        let all = spec.map_or(&[][..], |spec| &spec.containers).iter().chain(init);
+        all.into_iter().find(|container| container.name == name)
+    };
+    for (key, value) in pod.metadata.annotations.iter().flatten() {
+        let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else { continue };
+        check.at("annotations", |check| {
+            let Some(container) = find(name) else {
+                return check.at(key, |check| check.wrong("names no container of the pod"));
+            };
+            let (kind, local) = match value.as_str() {
+                "" => return,
+                "runtime/default" => ("RuntimeDefault", None),
+                "unconfined" => ("Unconfined", None),
+                value => {
+                    let Some(local) = value.strip_prefix("localhost/") else {
+                        let allowed = "must be runtime/default, unconfined or localhost/NAME";
+                        return check.at(key, |check| check.invalid_text(value, allowed));
+                    };
+                    ("Localhost", Some(local))
+                }
+            };
+            let field = container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref());
+            if field.is_some_and(|f| {
+                f.type_ != kind || local.is_some() && f.localhost_profile.as_deref() != local
+            }) {
+                check
+                    .at(key, |check| check.invalid_text(value, "must be as the container's appArmorProfile"));
+            }
+        });
+    }
 }

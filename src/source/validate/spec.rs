@@ -42,6 +42,9 @@ pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
     if let Some(class) = spec.priority_class_name.as_deref().filter(|class| !class.is_empty()) {
         check.at("priorityClassName", |check| check.text(class, names::subdomain));
     }
+    if let Some(class) = spec.runtime_class_name.as_deref().filter(|class| !class.is_empty()) {
+        check.at("runtimeClassName", |check| check.text(class, names::subdomain));
+    }
     if let Some(policy) = spec.preemption_policy.as_deref() {
         check.at("preemptionPolicy", |check| check.one_of(policy, &["PreemptLowerPriority", "Never"]));
     }

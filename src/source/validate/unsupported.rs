@@ -2,9 +2,7 @@
 //!
 //! A row leaves the tables when its feature arrives.
 
-use k8s_openapi::api::core::v1::{
-    AppArmorProfile, Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection,
-};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection};
 
 use super::Check;
 
@@ -31,20 +29,12 @@ const METADATA: &[Row<Pod>] = &[
     Row("annotations[kubernetes.io/config.mirror]", "it marks the copy of a pod in an API server", |pod| {
         annotation(pod, |key, _| key == "kubernetes.io/config.mirror")
     }),
-    Row("annotations", "use securityContext.appArmorProfile's default, not the AppArmor annotation", |pod| {
-        annotation(pod, |key, value| {
-            key.starts_with("container.apparmor.security.beta.kubernetes.io/") && value != "runtime/default"
-        })
-    }),
 ];
 
 /// Fields of `spec`.
 const SPEC: &[Row<PodSpec>] = &[
     Row("ephemeralContainers", "they are added to a running pod, not written in a manifest", |spec| {
         any(spec.ephemeral_containers.as_ref())
-    }),
-    Row("runtimeClassName", "all pods run with the runtime's default handler", |spec| {
-        filled(spec.runtime_class_name.as_ref())
     }),
     Row("serviceAccountName", "service accounts need an API server", |spec| {
         filled(spec.service_account_name.as_ref())
@@ -53,10 +43,6 @@ const SPEC: &[Row<PodSpec>] = &[
         filled(spec.service_account.as_ref())
     }),
     Row("resourceClaims", "dynamic resources need an API server", |spec| any(spec.resource_claims.as_ref())),
-    Row("hostUsers", "pods run without a user namespace of their own; leave it out", |spec| {
-        spec.host_users == Some(false)
-    }),
-    Row("hostAliases", "add the names to the image or to DNS", |spec| any(spec.host_aliases.as_ref())),
     Row("overhead", "it belongs to a runtime class", |spec| spec.overhead.is_some()),
     Row("schedulingGates", "nothing here would open them", |spec| any(spec.scheduling_gates.as_ref())),
     Row("schedulingGroup", "there is no scheduler", |spec| spec.scheduling_group.is_some()),
@@ -74,16 +60,6 @@ const SPEC: &[Row<PodSpec>] = &[
     Row("securityContext.windowsOptions", "this is Linux", |spec| {
         spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some())
     }),
-    Row("securityContext.seLinuxOptions", "the runtime's default label is used", |spec| {
-        spec.security_context.as_ref().is_some_and(|context| context.se_linux_options.is_some())
-    }),
-    Row("securityContext.seLinuxChangePolicy", "the runtime's default label is used", |spec| {
-        spec.security_context.as_ref().is_some_and(|context| context.se_linux_change_policy.is_some())
-    }),
-    Row("securityContext.appArmorProfile", "the runtime's default profile is used", |spec| {
-        let profile = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
-        own_app_armor(profile)
-    }),
 ];
 
 /// Fields of a container in either list.
@@ -93,7 +69,7 @@ const CONTAINER: &[Row<Container>] = &[
     Row("startupProbe", "probes are not run yet", |container| container.startup_probe.is_some()),
     Row("lifecycle", "hooks are not run yet", |container| {
         let lifecycle = container.lifecycle.as_ref();
-        lifecycle.is_some_and(|l| l.post_start.is_some() || l.pre_stop.is_some() || l.stop_signal.is_some())
+        lifecycle.is_some_and(|l| l.post_start.is_some() || l.pre_stop.is_some())
     }),
     Row("volumeDevices", "block devices are not mapped", |container| any(container.volume_devices.as_ref())),
     Row("resources.claims", "dynamic resources need an API server", |container| {
@@ -110,12 +86,6 @@ const CONTAINER: &[Row<Container>] = &[
     }),
     Row("securityContext.windowsOptions", "this is Linux", |container| {
         security(container, |context| context.windows_options.is_some())
-    }),
-    Row("securityContext.seLinuxOptions", "the runtime's default label is used", |container| {
-        security(container, |context| context.se_linux_options.is_some())
-    }),
-    Row("securityContext.appArmorProfile", "the runtime's default profile is used", |container| {
-        security(container, |context| own_app_armor(context.app_armor_profile.as_ref()))
     }),
 ];
 
@@ -238,8 +208,4 @@ fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {
 
 fn security(container: &Container, has: fn(&SecurityContext) -> bool) -> bool {
     container.security_context.as_ref().is_some_and(has)
-}
-
-fn own_app_armor(profile: Option<&AppArmorProfile>) -> bool {
-    profile.is_some_and(|profile| profile.type_ != "RuntimeDefault")
 }

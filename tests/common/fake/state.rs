@@ -42,6 +42,12 @@ pub struct State {
     /// The connections that are served, by the number of their arrival.
     pub(super) streams: BTreeMap<u64, UnixStream>,
     conditions: BTreeMap<String, (String, String)>,
+    /// Its handlers, and whether each runs pods with users of their own; an older runtime lists none.
+    pub handlers: Vec<(String, bool)>,
+    /// It knows `supplementalGroupsPolicy: Strict`.
+    pub strict_groups: bool,
+    /// It reports a container's stop signal.
+    pub stop_signals: bool,
     made: u64,
     /// Times that all containers were listed.
     pub relists: usize,
@@ -724,7 +730,22 @@ impl State {
             cri::RuntimeCondition { r#type: kind.to_owned(), status, reason, message }
         };
         let conditions = vec![condition("RuntimeReady"), condition("NetworkReady")];
-        cri::StatusResponse { status: Some(cri::RuntimeStatus { conditions }), ..Default::default() }
+        let handler = |(name, user_namespaces): &(String, bool)| cri::RuntimeHandler {
+            name: name.clone(),
+            features: Some(cri::RuntimeHandlerFeatures {
+                user_namespaces: *user_namespaces,
+                ..Default::default()
+            }),
+        };
+        cri::StatusResponse {
+            status: Some(cri::RuntimeStatus { conditions }),
+            runtime_handlers: self.handlers.iter().map(handler).collect(),
+            features: Some(cri::RuntimeFeatures {
+                supplemental_groups_policy: self.strict_groups,
+                ..Default::default()
+            }),
+            ..Default::default()
+        }
     }
 
     fn run_pod_sandbox(&mut self, request: cri::RunPodSandboxRequest, now: Now) -> Result<Vec<u8>> {
@@ -880,6 +901,7 @@ impl State {
             annotations: container.config.annotations.clone(),
             mounts: container.config.mounts.clone(),
             log_path: self.log_path(container),
+            stop_signal: if self.stop_signals { container.config.stop_signal } else { 0 },
             ..Default::default()
         }
     }

@@ -1,0 +1,321 @@
+//! What this node cannot run, whatever else holds (the kubelet's `PodAdmitHandler`s). PURE.
+//!
+//! ```text
+//!     SysctlForbidden                       a sysctl that is neither safe nor allowed (`sysctl.patternAllowlist`)
+//!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
+//!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
+//!     RuntimeClassNotFound                  a runtime class that is no handler of the runtime
+//!     CreatePodSandboxError                 a user namespace, and the handler has none (`userns.Manager`)
+//!     PodLevelResourcesNotAdmitted          limits on the pod itself, and its cgroup cannot be given them
+//! ```
+//!
+//! Differs from the kubelet, which marks such a pod Failed for good and waits for somebody to make another one: nobody
+//! does that with a manifest in a directory. Here its containers wait, with the kubelet's reason and words, and start
+//! when the node can run them. No container of such a pod is started, in a sandbox that is there neither.
+
+use super::node::{CgroupDriver, NodeSettings};
+use super::resources::pod_level_limits;
+pub use super::sandbox::sysctl_name;
+use crate::cri::RuntimeStatus;
+use crate::model::DesiredPod;
+use crate::text::quoted;
+
+/// Why a pod cannot run here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// One word, the kubelet's.
+    pub reason: &'static str,
+    /// One sentence.
+    pub message: String,
+}
+
+/// Sysctls that have no influence outside the pod (`safeSysctls`). The kubelet leaves some of them out on kernels
+/// before 4.15, on which no runtime of the CRI's version 1 runs.
+const SAFE_SYSCTLS: [&str; 12] = [
+    "kernel.shm_rmid_forced",
+    "net.ipv4.ip_local_port_range",
+    "net.ipv4.ip_local_reserved_ports",
+    "net.ipv4.ip_unprivileged_port_start",
+    "net.ipv4.ping_group_range",
+    "net.ipv4.tcp_fin_timeout",
+    "net.ipv4.tcp_keepalive_intvl",
+    "net.ipv4.tcp_keepalive_probes",
+    "net.ipv4.tcp_keepalive_time",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_syncookies",
+    "net.ipv4.tcp_wmem",
+];
+
+/// True when the kernel has this sysctl, or all that begin like this (`kernel.msg*`), once for each namespace
+/// (`GetNamespace`): only such may be allowed.
+pub fn is_namespaced_sysctl(pattern: &str) -> bool {
+    let name = sysctl_name(pattern);
+    let name = name.strip_suffix('*').unwrap_or(&name);
+    name == "kernel.sem"
+        || ["kernel.shm", "kernel.msg", "fs.mqueue.", "net."].iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// Whether [`refusal`] has to know what the runtime can do.
+pub fn asks_runtime(pod: &DesiredPod) -> bool {
+    wants_user_namespace(pod) || runtime_class(pod).is_some() || wants_strict_groups(pod)
+}
+
+/// True when the pod's users are to be others than the node's (`hostUsers: false`).
+pub fn wants_user_namespace(pod: &DesiredPod) -> bool {
+    pod.spec().host_users == Some(false)
+}
+
+/// The runtime handler the pod runs with: what its runtime class is called, or the default one, which has no name
+/// (`LookupRuntimeHandler`).
+///
+/// Differs from the kubelet, which finds the handler in the `RuntimeClass` object of that name: there is no API server to
+/// hold it. Where classes are made for a runtime's handlers (k3s makes one for each) they have the handlers' names.
+pub fn runtime_handler(pod: &DesiredPod) -> &str {
+    runtime_class(pod).unwrap_or_default()
+}
+
+fn runtime_class(pod: &DesiredPod) -> Option<&str> {
+    pod.spec().runtime_class_name.as_deref().filter(|class| !class.is_empty())
+}
+
+fn wants_strict_groups(pod: &DesiredPod) -> bool {
+    let context = pod.spec().security_context.as_ref();
+    context.and_then(|context| context.supplemental_groups_policy.as_deref()) == Some("Strict")
+}
+
+/// Why the pod cannot run here, if it cannot. `runtime` is what the runtime says of itself now; it has to be there when
+/// [`asks_runtime`] says so.
+pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeStatus>) -> Option<Refusal> {
+    let refuse = |reason, message| Some(Refusal { reason, message });
+    if let Some(name) = forbidden_sysctl(node, pod) {
+        let message = format!("forbidden sysctl: {} not allowlisted", quoted(&name));
+        return refuse("SysctlForbidden", message);
+    }
+    if !node.apparmor && wants_apparmor(pod) {
+        let message = "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned();
+        return refuse("AppArmor", message);
+    }
+    if node.cgroup_driver == CgroupDriver::Systemd && pod_level_limits(&pod.pod).is_some() {
+        let message =
+            "spec.resources.limits cannot be enforced with the cgroup driver systemd, whose slices the \
+                       runtime makes; set limits on the containers, or run runtime and agent with cgroupfs"
+                .to_owned();
+        return refuse("PodLevelResourcesNotAdmitted", message);
+    }
+    let (handlers, strict) =
+        runtime.map_or((&[][..], false), |r| (&*r.handlers, r.supplemental_groups_policy));
+    if wants_strict_groups(pod) && !strict {
+        let message = "SupplementalGroupsPolicy=Strict is not supported in this node".to_owned();
+        return refuse("SupplementalGroupsPolicyNotSupported", message);
+    }
+    let wanted = runtime_handler(pod);
+    let handler = handlers.iter().find(|handler| *handler.name == *wanted);
+    // A runtime that lists no handlers (containerd before 2.0) says by itself when it has not this one.
+    if handler.is_none() && !handlers.is_empty() && !wanted.is_empty() {
+        let known: Vec<&str> = handlers.iter().map(|h| &*h.name).filter(|name| !name.is_empty()).collect();
+        let message = format!(
+            "RuntimeClass {} not found: it has to be the name of one of the runtime's handlers, {}",
+            quoted(wanted),
+            known.join(", ")
+        );
+        return refuse("RuntimeClassNotFound", message);
+    }
+    if wants_user_namespace(pod) && !handler.is_some_and(|handler| handler.user_namespaces) {
+        let who = if wanted.is_empty() {
+            "runtime".to_owned()
+        } else {
+            format!("RuntimeClass handler {}", quoted(wanted))
+        };
+        let message = format!("can't set `spec.hostUsers: false`, {who} does not support user namespaces");
+        return refuse("CreatePodSandboxError", message);
+    }
+    None
+}
+
+/// The first sysctl of the pod that is neither safe nor allowed.
+fn forbidden_sysctl(node: &NodeSettings, pod: &DesiredPod) -> Option<String> {
+    let context = pod.spec().security_context.as_ref()?;
+    let allowed = |name: &str| {
+        SAFE_SYSCTLS.contains(&name)
+            || node.allowed_unsafe_sysctls.iter().any(|pattern| match pattern.strip_suffix('*') {
+                Some(prefix) => name.starts_with(prefix),
+                None => **pattern == *name,
+            })
+    };
+    let names = context.sysctls.iter().flatten().map(|sysctl| sysctl_name(&sysctl.name));
+    names.into_iter().find(|name| !allowed(name))
+}
+
+/// Any profile but `Unconfined` (`isRequired`).
+fn wants_apparmor(pod: &DesiredPod) -> bool {
+    let spec = pod.spec();
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.app_armor_profile.as_ref());
+    let containers = pod.init_containers().iter().chain(pod.containers());
+    let own = containers.filter_map(|c| c.security_context.as_ref()?.app_armor_profile.as_ref());
+    let annotations = pod.pod.metadata.annotations.iter().flatten();
+    let mut annotated = annotations.filter(|(key, _)| key.starts_with(APPARMOR_ANNOTATION));
+    of_pod.into_iter().chain(own).any(|profile| profile.type_ != "Unconfined")
+        || annotated.any(|(_, profile)| profile != "unconfined")
+}
+
+/// A container's `AppArmor` profile as it was written before there was a field; the container's name stands behind it.
+pub const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cri::RuntimeHandler;
+
+    fn pod(spec: &Value, annotations: &Value) -> DesiredPod {
+        let mut spec = spec.clone();
+        spec["containers"] = json!([{"name": "c", "securityContext": spec["own"]}]);
+        spec["own"].take();
+        let pod = json!({"metadata": {"name": "p", "annotations": annotations}, "spec": spec});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn runtime(handlers: &[(&str, bool)], strict: bool) -> RuntimeStatus {
+        let handler = |(name, user_namespaces): &(&str, bool)| RuntimeHandler {
+            name: (*name).into(),
+            user_namespaces: *user_namespaces,
+        };
+        RuntimeStatus {
+            conditions: Vec::new(),
+            handlers: handlers.iter().map(handler).collect(),
+            supplemental_groups_policy: strict,
+        }
+    }
+
+    #[test]
+    fn what_the_node_lacks() {
+        let mut node = NodeSettings::new("n", "/r");
+        node.allowed_unsafe_sysctls = vec!["kernel.msg*".into(), "net.core.somaxconn".into()];
+        let sysctl = |name: &str| json!({"securityContext": {"sysctls": [{"name": name, "value": "1"}]}});
+        let profile = |kind: &str| json!({"appArmorProfile": {"type": kind}});
+        for (spec, annotations, expected) in [
+            (json!({}), json!({}), None),
+            (sysctl("net.ipv4.tcp_syncookies"), json!({}), None),
+            (sysctl("net/ipv4/tcp_syncookies"), json!({}), None),
+            (sysctl("kernel.msgmax"), json!({}), None),
+            (sysctl("net.core.somaxconn"), json!({}), None),
+            (
+                sysctl("net.core.somaxconn2"),
+                json!({}),
+                Some(("SysctlForbidden", "forbidden sysctl: \"net.core.somaxconn2\" not allowlisted")),
+            ),
+            (
+                sysctl("kernel.sem"),
+                json!({}),
+                Some(("SysctlForbidden", "forbidden sysctl: \"kernel.sem\" not allowlisted")),
+            ),
+            (json!({"securityContext": profile("Unconfined")}), json!({}), None),
+            (
+                json!({"securityContext": profile("RuntimeDefault")}),
+                json!({}),
+                Some(("AppArmor", "Cannot enf")),
+            ),
+            (
+                json!({"own": profile("Localhost")}),
+                json!({}),
+                Some(("AppArmor", "Cannot enforce AppArmor: App")),
+            ),
+            (json!({}), json!({(format!("{APPARMOR_ANNOTATION}c")): "unconfined"}), None),
+            (
+                json!({}),
+                json!({(format!("{APPARMOR_ANNOTATION}c")): "runtime/default"}),
+                Some(("AppArmor", "Cannot enforce AppArmor")),
+            ),
+        ] {
+            let ours = refusal(&node, &pod(&spec, &annotations), None);
+            assert_eq!(
+                ours.as_ref().map(|r| r.reason),
+                expected.map(|(reason, _)| reason),
+                "{spec} {ours:?}"
+            );
+            assert!(ours.is_none_or(|r| r.message.starts_with(expected.map_or("", |(_, words)| words))));
+        }
+        node.apparmor = true;
+        assert_eq!(
+            refusal(&node, &pod(&json!({"securityContext": profile("Localhost")}), &json!({})), None),
+            None
+        );
+
+        let limited = pod(&json!({"resources": {"limits": {"memory": "1Gi"}}}), &json!({}));
+        assert_eq!(refusal(&node, &limited, None), None);
+        node.cgroup_driver = CgroupDriver::Systemd;
+        let ours = refusal(&node, &limited, None).unwrap();
+        assert_eq!(ours.reason, "PodLevelResourcesNotAdmitted");
+        assert_eq!(refusal(&node, &pod(&json!({}), &json!({})), None), None);
+    }
+
+    #[test]
+    fn what_the_runtime_lacks() {
+        let node = NodeSettings::new("n", "/r");
+        let (class, users) = (json!({"runtimeClassName": "kata"}), json!({"hostUsers": false}));
+        let both = json!({"runtimeClassName": "kata", "hostUsers": false});
+        let strict = json!({"securityContext": {"supplementalGroupsPolicy": "Strict"}});
+        let merge = json!({"securityContext": {"supplementalGroupsPolicy": "Merge"}});
+        let old = runtime(&[], false);
+        let new = runtime(&[("", true), ("runc", true), ("kata", false)], true);
+        let other = runtime(&[("", false), ("runc", true)], false);
+        for (spec, runtime, expected) in [
+            (&class, &old, None),
+            (&class, &new, None),
+            (
+                &class,
+                &other,
+                Some(
+                    "RuntimeClass \"kata\" not found: it has to be the name of one of the runtime's handlers, runc",
+                ),
+            ),
+            (
+                &users,
+                &old,
+                Some("can't set `spec.hostUsers: false`, runtime does not support user namespaces"),
+            ),
+            (&users, &new, None),
+            (
+                &users,
+                &other,
+                Some("can't set `spec.hostUsers: false`, runtime does not support user namespaces"),
+            ),
+            (
+                &both,
+                &new,
+                Some(
+                    "can't set `spec.hostUsers: false`, RuntimeClass handler \"kata\" does not support user namespaces",
+                ),
+            ),
+            (&strict, &new, None),
+            (&strict, &other, Some("SupplementalGroupsPolicy=Strict is not supported in this node")),
+            (&merge, &old, None),
+        ] {
+            let pod = pod(spec, &json!({}));
+            assert_eq!(asks_runtime(&pod), *spec != merge, "{spec}");
+            let ours = refusal(&node, &pod, Some(runtime));
+            assert_eq!(ours.as_ref().map(|r| &*r.message), expected, "{spec}");
+        }
+        let pod = pod(&class, &json!({}));
+        assert_eq!(runtime_handler(&pod), "kata");
+    }
+
+    #[test]
+    fn only_namespaced_sysctls_can_be_allowed() {
+        for (pattern, namespaced) in [
+            ("kernel.sem", true),
+            ("kernel.shm*", true),
+            ("kernel/msg*", true),
+            ("fs.mqueue.msg_max", true),
+            ("net.*", true),
+            ("net.core.somaxconn", true),
+            ("kernel.*", false),
+            ("vm.swappiness", false),
+            ("*", false),
+            ("", false),
+        ] {
+            assert_eq!(is_namespaced_sysctl(pattern), namespaced, "{pattern}");
+        }
+    }
+}
