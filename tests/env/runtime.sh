@@ -127,6 +127,11 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
   Root = "$DIR/runc"
+# A second handler, for pods with a runtime class.
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other]
+  runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other.options]
+  Root = "$DIR/runc-other"
 E
     cat >"$DIR/cni/conf/10-smolet-test.conflist" <<E
 {

@@ -1,5 +1,6 @@
 //! One agent under test: its directory, its process and what it says of its pods.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
@@ -30,6 +31,8 @@ pub struct Agent<'r> {
     pub dir: PathBuf,
     node: String,
     pub log_level: &'static str,
+    /// Further arguments of `smolet run`.
+    pub arguments: Vec<OsString>,
     child: Option<Child>,
 }
 
@@ -40,7 +43,7 @@ impl<'r> Agent<'r> {
         for part in ["manifests", "out"] {
             fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
         }
-        Self { runtime, dir, node: name.to_owned(), log_level: "debug", child: None }
+        Self { runtime, dir, node: name.to_owned(), log_level: "debug", arguments: Vec::new(), child: None }
     }
 
     pub fn started(runtime: &'r Runtime, name: &str) -> Self {
@@ -66,6 +69,7 @@ impl<'r> Agent<'r> {
             .arg(self.pod_logs())
             .arg("--container-logs-dir")
             .arg(self.container_logs())
+            .args(&self.arguments)
             .stdin(Stdio::null());
         command
     }

@@ -22,6 +22,7 @@ mod registry;
 mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
+mod settings;
 mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,6 +56,14 @@ const TESTS: &[Test] = tests![
     images::private_images_are_pulled_with_the_right_login_only,
     images::archives_are_imported_and_their_pods_start_without_a_registry,
     images::archives_that_cannot_be_imported_are_named,
+    settings::names_hosts_and_resolver_are_as_the_pod_says,
+    settings::namespaces_are_the_nodes_the_pods_or_the_containers,
+    settings::users_and_rights_are_as_the_security_context_says,
+    settings::cgroups_of_pods_and_classes_are_the_kubelets,
+    settings::a_runtime_class_is_a_handler_of_the_runtime,
+    settings::last_words_are_kept_within_their_limits,
+    settings::a_stop_signal_is_the_containers_or_its_neglect_is_told,
+    settings::what_this_machine_cannot_show_is_named,
     events::an_exit_is_told_and_waits_for_no_relist,
     events::events_come_again_after_containerd_was_killed,
     recovery::a_killed_agent_takes_its_pods_up_again,
