@@ -1,11 +1,12 @@
 //! Validation of static pods, as Kubernetes does it (`ValidatePodCreate` in `pkg/apis/core/validation`), and the
-//! list of what this version does not do yet (`unsupported`). PURE.
+//! list of what this version does not do yet (`unsupported`), which is part of the table of all fields (`fields`). PURE.
 //!
 //! Every rule looks at a defaulted pod and adds to one list of errors: all of them are found at once, each with the
 //! field's path, the offending value and what is allowed.
 
 mod container;
 mod env;
+pub mod fields;
 mod metadata;
 pub mod names;
 mod resources;
@@ -21,8 +22,6 @@ use k8s_openapi::api::core::v1::Pod;
 use super::decode::{FieldError, Path, quoted};
 use super::identity::NodeName;
 use crate::limits;
-
-pub use unsupported::table;
 
 /// Checks what the identity is made of, before the pod gets it: the name, the UID and the node's name.
 pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {

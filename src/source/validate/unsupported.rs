@@ -1,13 +1,15 @@
 //! What this version does not do yet: refused with a sentence that names the field, never ignored. PURE.
 //!
-//! A row leaves the tables when its feature arrives.
+//! A row leaves the tables when its feature arrives; `fields` then answers for the field what its own line says.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{
+    Container, Lifecycle, Pod, PodSpec, SecurityContext, Volume, VolumeMount, VolumeProjection,
+};
 
 use super::Check;
 
 /// A field of a `T` that is refused: its path below the `T`, why (read behind "is not supported by this version"),
-/// and whether a `T` has it.
+/// and whether a `T` has it. The path is one of the API's, or a key behind one that is a map.
 struct Row<T>(&'static str, &'static str, fn(&T) -> bool);
 
 fn any<T>(list: Option<&Vec<T>>) -> bool {
@@ -53,9 +55,16 @@ const SPEC: &[Row<PodSpec>] = &[
         let known = |(key, value): (&String, &String)| key == "kubernetes.io/os" && value == "linux";
         !spec.node_selector.iter().flatten().all(known)
     }),
-    Row("affinity.nodeAffinity", "this node has no labels", |spec| {
-        let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-        affinity.is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some())
+    Row(
+        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
+        "this node has no labels",
+        |spec| {
+            let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
+            affinity.is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some())
+        },
+    ),
+    Row("resources.claims", "dynamic resources need an API server", |spec| {
+        spec.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
     }),
     Row("securityContext.windowsOptions", "this is Linux", |spec| {
         spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some())
@@ -67,15 +76,17 @@ const CONTAINER: &[Row<Container>] = &[
     Row("livenessProbe", "probes are not run yet", |container| container.liveness_probe.is_some()),
     Row("readinessProbe", "probes are not run yet", |container| container.readiness_probe.is_some()),
     Row("startupProbe", "probes are not run yet", |container| container.startup_probe.is_some()),
-    Row("lifecycle", "hooks are not run yet", |container| {
-        let lifecycle = container.lifecycle.as_ref();
-        lifecycle.is_some_and(|l| l.post_start.is_some() || l.pre_stop.is_some())
+    Row("lifecycle.postStart", "hooks are not run yet", |container| {
+        lifecycle(container, |lifecycle| lifecycle.post_start.is_some())
+    }),
+    Row("lifecycle.preStop", "hooks are not run yet", |container| {
+        lifecycle(container, |lifecycle| lifecycle.pre_stop.is_some())
     }),
     Row("volumeDevices", "block devices are not mapped", |container| any(container.volume_devices.as_ref())),
     Row("resources.claims", "dynamic resources need an API server", |container| {
         container.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
     }),
-    Row("resources", "device plugins (resources named DOMAIN/NAME) are not served", |container| {
+    Row("resources.limits[DOMAIN/NAME]", "device plugins are not served", |container| {
         let resources = container.resources.as_ref();
         let lists = resources.map(|r| [r.limits.as_ref(), r.requests.as_ref()]);
         lists.iter().flatten().flatten().any(|list| list.keys().any(|name| name.contains('/')))
@@ -88,6 +99,13 @@ const CONTAINER: &[Row<Container>] = &[
         security(container, |context| context.windows_options.is_some())
     }),
 ];
+
+/// Fields of a volume's mount.
+const MOUNT: &[Row<VolumeMount>] =
+    &[Row("recursiveReadOnly", "mounts are read-only at their top alone", |mount| {
+        mount.read_only == Some(true)
+            && matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
+    })];
 
 /// Sources of a projected volume.
 const PROJECTION: &[Row<VolumeProjection>] = &[
@@ -149,8 +167,8 @@ pub(super) fn volume_kinds(volume: &Volume) -> impl Iterator<Item = &'static str
     VOLUME_KINDS.iter().filter(|(_, _, is)| is(volume)).map(|(field, ..)| *field)
 }
 
-/// Everything that is refused as (field, why), for the documentation.
-pub fn table() -> Vec<(String, &'static str)> {
+/// Everything that is refused: the field, with `[*]` for the items of a list on its way, and why.
+pub(super) fn table() -> Vec<(String, &'static str)> {
     fn rows<T>(below: &str, rows: &'static [Row<T>]) -> impl Iterator<Item = (String, &'static str)> {
         rows.iter().map(move |Row(field, why, _)| (format!("{below}.{field}"), *why))
     }
@@ -158,6 +176,7 @@ pub fn table() -> Vec<(String, &'static str)> {
     rows("metadata", METADATA)
         .chain(rows("spec", SPEC))
         .chain(rows("spec.containers[*]", CONTAINER))
+        .chain(rows("spec.containers[*].volumeMounts[*]", MOUNT))
         .chain(rows("spec.volumes[*].projected.sources[*]", PROJECTION))
         .chain(kinds.map(|(field, ..)| (format!("spec.volumes[*].{field}"), KIND)))
         .collect()
@@ -188,6 +207,9 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
 
 fn container(check: &mut Check, container: &Container) {
     rows(check, CONTAINER, container);
+    check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
+        rows(check, MOUNT, mount);
+    });
 }
 
 fn rows<T>(check: &mut Check, rows: &[Row<T>], of: &T) {
@@ -208,4 +230,8 @@ fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {
 
 fn security(container: &Container, has: fn(&SecurityContext) -> bool) -> bool {
     container.security_context.as_ref().is_some_and(has)
+}
+
+fn lifecycle(container: &Container, has: fn(&Lifecycle) -> bool) -> bool {
+    container.lifecycle.as_ref().is_some_and(has)
 }
