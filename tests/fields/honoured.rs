@@ -50,7 +50,10 @@ fn pod() -> Value {
             "dnsPolicy": "None",
             "dnsConfig": {"nameservers": ["192.0.2.2"], "options": [{"name": "ndots", "value": "2"}]},
             "os": {"name": "linux"},
-            "affinity": {"nodeAffinity": {}},
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "kubernetes.io/os", "operator": "In", "values": ["linux"]}],
+                    "matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]},
+            ]}}},
             "securityContext": {
                 "seccompProfile": {"type": "RuntimeDefault"},
                 "sysctls": [{"name": "kernel.shm_rmid_forced", "value": "0"}],

@@ -56,7 +56,7 @@ fn minimal() -> Value {
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
         "spec": {
             "initContainers": [container("i")], "containers": [container("c")], "volumes": [{"name": "v"}],
-            "resources": {}, "securityContext": {}, "affinity": {"nodeAffinity": {}},
+            "resources": {}, "securityContext": {},
         },
     });
     // A sidecar may have all that a container may.

@@ -9,6 +9,7 @@ mod env;
 pub mod fields;
 mod metadata;
 pub mod names;
+mod node;
 mod resources;
 mod security;
 mod spec;

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, Toleration};
 
-use super::{Check, container, metadata, names, resources, security, volumes};
+use super::{Check, container, names, node, resources, security, volumes};
 
 /// The whole spec.
 pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
@@ -21,11 +21,7 @@ pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
         let policies = ["ClusterFirst", "ClusterFirstWithHostNet", "Default", "None"];
         check.one_of(&text(&spec.dns_policy), &policies);
     });
-    check.at("nodeSelector", |check| {
-        for (key, value) in spec.node_selector.iter().flatten() {
-            metadata::label(check, key, value);
-        }
-    });
+    node::node(check, spec);
     security::pod(check, spec);
     dns_config(check, spec);
     hostnames(check, spec);

@@ -51,18 +51,6 @@ const SPEC: &[Row<PodSpec>] = &[
     Row("readinessGates", "nothing here would set their conditions", |spec| {
         any(spec.readiness_gates.as_ref())
     }),
-    Row("nodeSelector", "this node has no label but kubernetes.io/os: linux", |spec| {
-        let known = |(key, value): (&String, &String)| key == "kubernetes.io/os" && value == "linux";
-        !spec.node_selector.iter().flatten().all(known)
-    }),
-    Row(
-        "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution",
-        "this node has no labels",
-        |spec| {
-            let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
-            affinity.is_some_and(|node| node.required_during_scheduling_ignored_during_execution.is_some())
-        },
-    ),
     Row("resources.claims", "dynamic resources need an API server", |spec| {
         spec.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
     }),
