@@ -16,10 +16,7 @@
 #
 # With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it.
 #
-# Images (no registry needed; made from a static busybox):
-#   smolet.test/pause:1          the sandbox image
-#   smolet.test/busybox:1, :2    busybox; /etc/version tells them apart
-#   smolet.test/version:1, :2    prints "version N", then waits for SIGTERM
+# Its images need no registry: images.sh says what they are.
 set -euo pipefail
 export LC_ALL=C
 
@@ -27,7 +24,6 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly here
 readonly REGISTRY=/run/smolet-test           # one file per instance: its DIR
 readonly START_SECONDS=30 STOP_SECONDS=10
-readonly IMAGES="smolet.test/pause:1 smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2"
 
 die() {
     echo "runtime.sh: $*" >&2
@@ -195,94 +191,28 @@ end_containerd() {
 
 # ---- images ----------------------------------------------------------------------------------------------------
 
-layer() { # layer ROOTFS-DIR: adds a layer to the archive; prints its digest
-    local tmp=$DIR/images/layer.tar digest
-    tar --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -C "$1" -cf "$tmp" .
-    digest=$(sha256sum <"$tmp" | cut -d' ' -f1)
-    mv "$tmp" "$DIR/images/out/$digest.tar"
-    echo "$digest"
-}
-
-image() { # image NAME CMD-JSON LAYER...: adds an image to the archive's manifest
-    local name=$1 cmd=$2 arch diff='' files='' digest config
-    shift 2
-    case $(uname -m) in
-    x86_64) arch=amd64 ;;
-    aarch64) arch=arm64 ;;
-    *) arch=arm ;;
-    esac
-    for digest; do
-        diff="$diff${diff:+,}\"sha256:$digest\""
-        files="$files${files:+,}\"$digest.tar\""
-    done
-    config=$(printf '{"architecture":"%s","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":%s},"rootfs":{"type":"layers","diff_ids":[%s]}}' \
-        "$arch" "$cmd" "$diff")
-    digest=$(printf '%s' "$config" | sha256sum | cut -d' ' -f1)
-    printf '%s' "$config" >"$DIR/images/out/$digest.json"
-    printf '%s{"Config":"%s.json","RepoTags":["%s"],"Layers":[%s]}' \
-        "${MANIFEST:+,}" "$digest" "$name" "$files" >>"$DIR/images/manifest"
-    MANIFEST=1
-}
-
-# The images as one docker archive, in DIR/images.tar.
-build_images() {
-    local busybox fs=$DIR/images/fs base version applet n
-    busybox=$(command -v busybox)
-    rm -rf "$DIR/images"
-    mkdir -p "$DIR/images/out" "$fs"/{bin,etc,tmp,run,proc,sys,dev,www}
-    chmod 1777 "$fs/tmp"
-    cp "$busybox" "$fs/bin/busybox"
-    for applet in $("$busybox" --list); do
-        [ "$applet" = busybox ] || ln -s busybox "$fs/bin/$applet"
-    done
-    printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$fs/etc/passwd"
-    printf 'root:x:0:\nnogroup:x:65534:\n' >"$fs/etc/group"
-    # Reading it sleeps without a child process: opened for reading and writing, it never ends.
-    mkfifo "$fs/run/forever"
-    # PID 1 gets only the signals that it asked for.
-    cat >"$fs/bin/forever" <<'E'
-#!/bin/sh
-trap 'exit 0' TERM INT
-while :; do read -r _ <>/run/forever; done
-E
-    cat >"$fs/bin/version" <<'E'
-#!/bin/sh
-echo "version $(cat /etc/version)"
-exec forever
-E
-    chmod 755 "$fs/bin/forever" "$fs/bin/version"
-    base=$(layer "$fs")
-    MANIFEST=
-    image smolet.test/pause:1 '["/bin/forever"]' "$base"
-    for n in 1 2; do
-        rm -rf "$fs"
-        mkdir -p "$fs/etc" "$fs/www"
-        echo $n >"$fs/etc/version"
-        echo "smolet test page $n" >"$fs/www/index.html"
-        version=$(layer "$fs")
-        image smolet.test/busybox:$n '["sh"]' "$base" "$version"
-        image smolet.test/version:$n '["/bin/version"]' "$base" "$version"
-    done
-    echo "[$(cat "$DIR/images/manifest")]" >"$DIR/images/out/manifest.json"
-    tar -C "$DIR/images/out" -cf "$DIR/images.tar" .
-    rm -rf "$DIR/images"
-}
+# shellcheck source=tests/env/images.sh
+. "$here/images.sh"
 
 # The CRI plugin learns of an image through an event and labels it: before that, it does not know it.
 images_known() {
     local name list
     list=$(ctr images ls) || return 1
-    for name in $IMAGES; do
+    for name; do
         grep -F "$name " <<<"$list" | grep -q 'io.cri-containerd.image=managed' || return 1
     done
 }
 
+# import_images FUNCTION NAME...: these images, of which the function makes an archive.
 import_images() {
-    ! images_known || return 0
-    build_images
+    local build=$1
+    shift
+    ! images_known "$@" || return 0
+    archive "$build" "$DIR/images.tar"
     ctr images import "$DIR/images.tar" >/dev/null
     rm -f "$DIR/images.tar"
-    within $START_SECONDS images_known || die "the CRI plugin does not know the imported images: $(ctr images ls -q | tr '\n' ' ')"
+    within $START_SECONDS images_known "$@" ||
+        die "the CRI plugin does not know the imported images: $(ctr images ls -q | tr '\n' ' ')"
 }
 
 # ---- the machine's shared state ----------------------------------------------------------------------------------
@@ -494,7 +424,7 @@ up() {
         configure
     fi
     start
-    import_images
+    import_images test_images $TEST_IMAGES
 }
 
 command=${1:-}
@@ -515,6 +445,7 @@ env)
 ctr) ctr "$@" ;;
 kill) end_containerd KILL ;;
 start) start ;;
+gateway) import_images gateway_images $(cut -d' ' -f1 <<<"$GATEWAY_IMAGES") ;;
 down) down ;;
 leftovers)
     if [ $# -ge 2 ]; then
