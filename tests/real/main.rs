@@ -4,6 +4,8 @@
 //! other; each has an agent of its own (state, manifests, socket, node name) and leaves no pod behind. The harness
 //! is this file's own, because libtest offers no place to take the runtime down, whatever a test does.
 //!
+//! All of it happens in a mount namespace of its own: what is mounted for a test is nobody else's and ends with it.
+//!
 //! `SMOLET_BIN` names the binary to test, by default cargo's build of this profile. Arguments are parts of test
 //! names. The truth is what the CRI reports; `smolet pods -o json` is tested against it.
 
@@ -25,8 +27,9 @@ mod seeds;
 mod settings;
 mod volumes;
 
+use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::Instant;
 
 use runtime::Runtime;
@@ -85,7 +88,31 @@ const TESTS: &[Test] = tests![
     promises::an_idle_agent_costs_no_more_than_promised,
 ];
 
+/// Goes on in a mount namespace of its own. `/` is a shared mount there, as systemd makes it: containerd wants that of
+/// what a pod mounts with HostToContainer.
+fn with_own_mounts() {
+    const DONE: &str = "SMOLET_TEST_OWN_MOUNTS";
+    if std::env::var_os(DONE).is_some() {
+        return;
+    }
+    let error = Command::new("unshare")
+        .args([
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            "mount --make-rshared / && exec \"$0\" \"$@\"",
+        ])
+        .arg(std::env::current_exe().expect("our own path"))
+        .args(std::env::args_os().skip(1))
+        .env(DONE, "1")
+        .exec();
+    panic!("unshare: {error}");
+}
+
 fn main() -> ExitCode {
+    with_own_mounts();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let chosen: Vec<&Test> = TESTS
         .iter()

@@ -82,6 +82,8 @@ impl Runtime {
     pub fn recover(&self) {
         self.kill();
         self.start();
+        // Its other services answer before the CRI does.
+        wait_for("the CRI answers", 30, || self.drive(self.cri.version()).ok());
     }
 
     /// Runs to the end of `work`, and the connection's own tasks meanwhile.
