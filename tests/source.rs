@@ -557,3 +557,13 @@ fn mutated_manifests_are_read_or_refused() {
     }
     assert!(pods > 100 && refused > 100, "{pods} pods, {refused} problems");
 }
+
+/// tests/real/examples.rs runs them.
+#[test]
+fn the_examples_are_valid() {
+    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gateway");
+    let files = fs::read_dir(&examples).unwrap().count();
+    let report = smolet::source::check(&[examples], &NodeName::new("gw"), Wall(0));
+    assert!(report.is_good(), "{report}");
+    assert_eq!((files, report.pods.len()), (10, 10), "a pod each");
+}

@@ -3,8 +3,25 @@
 #   smolet.test/pause:1          the sandbox image
 #   smolet.test/busybox:1, :2    busybox; /etc/version tells them apart
 #   smolet.test/version:1, :2    prints "version N", then waits for SIGTERM
+#
+# and stand-ins for those that examples/gateway names: small scripts (stand-ins/) in the place of the real programs. They
+# look at what they are given as the real ones do, and say what they found.
 
 readonly TEST_IMAGES="smolet.test/pause:1 smolet.test/busybox:1 smolet.test/busybox:2 smolet.test/version:1 smolet.test/version:2"
+
+# A name and what the image's configuration says of its program.
+readonly GATEWAY_IMAGES='docker.io/library/busybox:1.36 "Cmd":["sh"]
+docker.io/library/eclipse-mosquitto:2 "Cmd":["/usr/sbin/mosquitto","-c","/mosquitto/config/mosquitto.conf"]
+docker.io/prom/node-exporter@sha256:4032c6d5bfd752342c3e631c2f1de93ba6b86c41db6b167b9a35372c139e7706 "User":"nobody","Entrypoint":["/bin/node_exporter"]
+docker.io/volkszaehler/mbmd:latest "Entrypoint":["/usr/local/bin/mbmd"]
+docker.io/fluent/fluent-bit:3.1.9 "Entrypoint":["/fluent-bit/bin/fluent-bit"]
+docker.io/keinos/sqlite3:3.46.1 "Cmd":["sqlite3"]
+docker.io/datasetteproject/datasette:0.64.8 "Cmd":["datasette"]
+docker.io/nodered/node-red:4.0.9 "WorkingDir":"/usr/src/node-red","Entrypoint":["./entrypoint.sh"]
+docker.io/library/nginx:1.27-alpine "Entrypoint":["/docker-entrypoint.sh"],"Cmd":["nginx","-g","daemon off;"]
+docker.io/library/telegraf:1.31-alpine "Cmd":["telegraf"]
+docker.io/curlimages/curl:8.10.1 "Cmd":["curl"]
+docker.io/prom/prometheus:v2.55.1 "User":"nobody","Entrypoint":["/bin/prometheus"]'
 
 layer() { # layer ROOTFS-DIR: adds a layer to the archive; prints its digest
     local tmp=$DIR/images/layer.tar digest
@@ -81,4 +98,12 @@ test_images() { # test_images LAYER
         image smolet.test/busybox:$n "$path,\"Cmd\":[\"sh\"]" "$base" "$version"
         image smolet.test/version:$n "$path,\"Cmd\":[\"/bin/version\"]" "$base" "$version"
     done
+}
+
+gateway_images() { # gateway_images LAYER
+    local path='"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]' programs name config
+    programs=$(layer "$here/stand-ins")
+    while read -r name config; do
+        image "$name" "$path,$config" "$1" "$programs"
+    done <<<"$GATEWAY_IMAGES"
 }

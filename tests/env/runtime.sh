@@ -6,6 +6,8 @@
 #   runtime.sh ctr DIR ARG...  `ctr` in the CRI's namespace of that containerd
 #   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
 #   runtime.sh start DIR       starts containerd again after kill
+#   runtime.sh gateway DIR     imports stand-ins for the images of examples/gateway
+#   runtime.sh gateway DIR     imports stand-ins for the images of examples/gateway
 #   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
 #   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended,
 #                              and agents that outlived their test
@@ -429,7 +431,7 @@ up() {
 
 command=${1:-}
 case $command in
-up | env | ctr | kill | start | down)
+up | env | ctr | kill | start | gateway | down)
     [ $# -ge 2 ] || die "$command needs a directory"
     [ "$(id -u)" = 0 ] || die "containers need root"
     names "$2"

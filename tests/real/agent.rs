@@ -27,7 +27,7 @@ pub fn is_release() -> bool {
 
 /// An agent in a directory and with a node name of its own. Dropped: its pods are ended and its process too.
 pub struct Agent<'r> {
-    runtime: &'r Runtime,
+    pub runtime: &'r Runtime,
     pub dir: PathBuf,
     node: String,
     pub log_level: &'static str,
@@ -332,6 +332,12 @@ pub fn id_of(pod: &Pod, name: &str) -> String {
 /// The pod's address.
 pub fn ip_of(pod: &Pod) -> String {
     pod.status.as_ref().and_then(|status| status.pod_ip.clone()).expect("a pod address")
+}
+
+/// The node's address on the pods' bridge: the first of the pod's /24.
+pub fn bridge_address(pod_ip: &str) -> String {
+    let (net, _) = pod_ip.rsplit_once('.').expect("an IPv4 address");
+    format!("{net}.1")
 }
 
 /// A file's bytes as text.

@@ -1,13 +1,11 @@
 //! A pod's life: start, init containers, exits, changes, the end.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
 use smolet::model::ContainerState;
 
-use crate::agent::{Agent, PATIENCE, container, id_of, ip_of, is_ready, text, waits_for};
-use crate::runtime::{Runtime, wait_for};
+use crate::agent::{Agent, PATIENCE, bridge_address, container, id_of, ip_of, is_ready, text, waits_for};
+use crate::runtime::{Runtime, http_get, wait_for};
 
 /// Waits for SIGTERM in a container of the test images.
 const STAYS: &str = "[sh, -c, exec forever]";
@@ -48,7 +46,10 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
 
     // Two ways in: the pod's address, and the host port that the runtime maps.
     for address in [format!("{}:8080", ip_of(&pod)), format!("{}:18431", bridge_address(&ip_of(&pod)))] {
-        assert!(fetch(&address).contains("smolet test page 1"), "the web server answers on {address}");
+        assert!(
+            http_get(&address, "/").contains("smolet test page 1"),
+            "the web server answers on {address}"
+        );
     }
 
     let log = agent.log_dir("web").expect("a log directory").join("web/0.log");
@@ -83,23 +84,6 @@ pub fn a_pod_runs_with_address_log_and_volume(runtime: &Runtime) {
     agent.wait_gone("web");
     assert!(!link.is_symlink(), "the link is gone with its log");
     assert!(!mark.exists(), "the emptyDir is gone with its pod");
-}
-
-/// The node's address on the pods' bridge: the first of the pod's /24.
-fn bridge_address(pod_ip: &str) -> String {
-    let (net, _) = pod_ip.rsplit_once('.').expect("an IPv4 address");
-    format!("{net}.1")
-}
-
-fn fetch(address: &str) -> String {
-    wait_for(&format!("{address} answers"), 10, || {
-        let mut stream = TcpStream::connect(address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-        stream.write_all(b"GET / HTTP/1.0\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
-    })
 }
 
 /// The limit of a container's memory cgroup, version 1 or 2.

@@ -14,6 +14,7 @@
 mod agent;
 mod crash;
 mod events;
+mod examples;
 mod finding;
 mod images;
 mod life;
@@ -85,6 +86,7 @@ const TESTS: &[Test] = tests![
     refusal::foreign_pods_are_left_alone,
     refusal::once_tells_what_became_of_each_pod,
     refusal::check_judges_manifests_without_an_agent,
+    examples::ten_manifests_of_a_gateway_run_unchanged,
     promises::an_idle_agent_costs_no_more_than_promised,
 ];
 

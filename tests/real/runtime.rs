@@ -1,6 +1,8 @@
 //! The private containerd, and the truth as its CRI reports it.
 
 use std::future::Future;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::rc::Rc;
@@ -53,6 +55,11 @@ impl Runtime {
 
     pub fn endpoint(&self) -> String {
         format!("unix://{}", self.cri.socket().display())
+    }
+
+    /// Stand-ins for the images of examples/gateway.
+    pub fn import_gateway_images(&self) {
+        run(&self.dir, "gateway");
     }
 
     /// SIGKILL for containerd; pods run on.
@@ -240,4 +247,16 @@ pub fn wait_for<T>(what: &str, seconds: u64, mut look: impl FnMut() -> Option<T>
         assert!(Instant::now() < end, "not within {seconds} s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The answer to a GET, with its head.
+pub fn http_get(address: &str, path: &str) -> String {
+    wait_for(&format!("{address} answers"), 10, || {
+        let mut stream = TcpStream::connect(address).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        stream.write_all(format!("GET {path} HTTP/1.0\r\n\r\n").as_bytes()).ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        Some(answer)
+    })
 }
