@@ -187,29 +187,36 @@ run_tests() {
     cargo test --locked --quiet "${plain[@]}" "${t_arguments[@]}" "$@" -- "${LONG[@]}"
 }
 
-# build_one TARGET: the release binary and the tests.
-build_one() {
-    local release
-    eval "$(exports "$1")"
-    cd "$repo"
-    # Beside each other: the one is linked on one core for a minute.
-    cargo build --release --locked --quiet &
-    release=$!
-    run_tests --no-run || { wait "$release"; return 1; }
-    wait "$release"
+# build TARGET...: the release binaries and the tests, all targets in one go: host crates are compiled once, and what is
+# one core's work at the end is that for each target at the same time.
+build() {
+    local t release targets=()
+    setup "$@"
+    (
+        for t in "$@"; do
+            eval "$(exports "$t")"
+            targets+=(--target "$t")
+        done
+        cd "$repo"
+        cargo build --release --locked --quiet "${targets[@]}" &
+        release=$!
+        run_tests "${targets[@]}" --no-run || { wait "$release"; exit 1; }
+        wait "$release"
+    )
 }
 
-# check_one TARGET: builds, release binary within SIZE_MAX, then the tests on it; a line of the table into $ARM_HOME/table.
+# check_one TARGET, which is built: its binary within SIZE_MAX, then the tests on it; a line of the table into
+# $ARM_HOME/row-TARGET. In a shell of its own: one target's exports are not the next one's.
 check_one() {
-    local t=$1 start=$SECONDS binary size built log tests
-    build_one "$t"
+    local t=$1 start=$SECONDS binary size log tests
+    eval "$(exports "$t")"
+    cd "$repo"
     binary=$CARGO_TARGET_DIR/$t/release/smolet
     size=$(stat -c %s "$binary")
     if [ "$size" -gt "${SIZE_MAX:-$size}" ]; then
         echo "arm.sh: $binary: $size bytes, more than $SIZE_MAX" >&2
         return 1
     fi
-    built=$SECONDS
     log=$ARM_HOME/test-$t.log
     if ! SMOLET_BIN=$binary run_tests >"$log" 2>&1; then
         cat "$log" >&2
@@ -217,29 +224,23 @@ check_one() {
     fi
     tests=$(awk '/^test result: ok/ { n += $4 } END { print n }' "$log")
     # shellcheck disable=SC2059
-    printf "$ROW" "$t" "$size" "$tests" $((built - start)) $((SECONDS - built)) >>"$ARM_HOME/table"
+    printf "$ROW" "$t" "$size" "$tests" $((SECONDS - start)) >"$ARM_HOME/row-$t"
 }
 
-ROW='%-32s %9s %13s %8s %8s\n'
+ROW='%-32s %9s %13s %8s\n'
 
 check() {
-    setup "$@"
-    local t
-    : >"$ARM_HOME/table"
+    build "$@"
+    local t failed=0 jobs=()
     for t in "$@"; do
-        echo "check of $t"
-        # A shell of its own: one target's exports are not the next one's.
-        (check_one "$t")
+        check_one "$t" &
+        jobs+=($!)
     done
+    for t in "${jobs[@]}"; do wait "$t" || failed=1; done
+    [ $failed = 0 ] || return 1
     # shellcheck disable=SC2059
-    printf "$ROW" TARGET BYTES 'TESTS PASSED' 'BUILD s' 'TEST s'
-    cat "$ARM_HOME/table"
-}
-
-build() {
-    setup "$@"
-    local t
-    for t in "$@"; do (build_one "$t"); done
+    printf "$ROW" TARGET BYTES 'TESTS PASSED' 'TEST s'
+    for t in "$@"; do cat "$ARM_HOME/row-$t"; done
 }
 
 cmd=${1:-}; shift || true

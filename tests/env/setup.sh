@@ -88,7 +88,7 @@ fuzz() {
 cargo_deny() {
     local tools=$repo/.cache/tools
     [ -x "$tools/bin/cargo-deny" ] || has cargo-deny ||
-        cargo install --quiet --locked --debug --root "$tools" cargo-deny
+        CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --locked --debug --root "$tools" cargo-deny
 }
 
 [ $# -gt 0 ] || set -- runtime rust
