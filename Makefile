@@ -27,7 +27,7 @@ step = @printf '\n== %s\n' '$(1)'
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
-FUZZ_TIMES := 50000
+FUZZ_TIMES := 20000
 
 .PHONY: help demo test lint deny unit sim vectors attack real real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release

@@ -43,6 +43,7 @@ fn input<'a>(pod: &'a DesiredPod, env: &'a ManifestObjects) -> ContainerInput<'a
         mounts: &[],
         termination_log: Some("/var/lib/smolet/pods/u/containers/web/01234567"),
         target: None,
+        recursive_read_only: false,
         annotations: &[],
         user_namespace: None,
         env,

@@ -3,12 +3,15 @@
 //! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
 //! nothing, for as long as the agent lives.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smol::lock::Semaphore;
+use smol::lock::{Mutex as AsyncMutex, Semaphore};
 
 use crate::limits::BLOCKING_JOBS_MAX;
+use crate::model::PodUid;
 use crate::store::poison;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -17,6 +20,8 @@ type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug)]
 pub struct Blocking {
     turns: Arc<Semaphore>,
+    /// One for each pod whose work is under way or waits; at most as many as pods in hand.
+    pods: RefCell<BTreeMap<Box<str>, Arc<AsyncMutex<()>>>>,
     place: Place,
 }
 
@@ -29,13 +34,36 @@ enum Place {
 impl Blocking {
     /// Each on a thread of its own.
     pub fn on_threads() -> Self {
-        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), place: Place::OwnThread }
+        Self::at(Place::OwnThread)
     }
 
     /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
     /// the same each time.
     pub fn on_this_thread() -> Self {
-        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), place: Place::Here }
+        Self::at(Place::Here)
+    }
+
+    fn at(place: Place) -> Self {
+        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), pods: RefCell::default(), place }
+    }
+
+    /// As [`Blocking::run`], and after all other work for the pod: work whose task was cancelled goes on, and must not make
+    /// anew what the pod's removal takes away.
+    pub async fn run_for<T: Send + 'static>(
+        &self,
+        pod: &PodUid,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> T {
+        let turn = self.pods.borrow_mut().entry(pod.as_str().into()).or_default().clone();
+        let mine = turn.lock_arc().await;
+        let done = self.run(move || {
+            let _mine = mine;
+            work()
+        });
+        let done = done.await;
+        drop(turn);
+        self.pods.borrow_mut().retain(|_, turn| Arc::strong_count(turn) > 1);
+        done
     }
 
     /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end, and keeps its turn.
@@ -106,6 +134,35 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a cancelled task began is over before the pod's next work begins; others' work waits for nothing.
+    #[test]
+    fn the_work_for_one_pod_is_done_one_after_the_other() {
+        let blocking = Blocking::on_threads();
+        let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        smol::block_on(async {
+            let first = order.clone();
+            let begun = blocking.run_for(&pod, move || {
+                lock(&first).push("begun");
+                let _ = wait.recv();
+                lock(&first).push("over");
+            });
+            let cancelled = async {
+                while lock(&order).is_empty() {
+                    smol::future::yield_now().await;
+                }
+            };
+            smol::future::or(begun, cancelled).await;
+            let (of_other, next) = (order.clone(), order.clone());
+            blocking.run_for(&other, move || lock(&of_other).push("another's")).await;
+            go.send(()).unwrap();
+            blocking.run_for(&pod, move || lock(&next).push("next")).await;
+        });
+        assert_eq!(*lock(&order), ["begun", "another's", "over", "next"]);
+        assert!(blocking.pods.borrow().is_empty());
+    }
 
     #[test]
     fn work_is_done_elsewhere_and_its_thread_ends() {

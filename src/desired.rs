@@ -24,7 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::limits;
-use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid};
+use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, object};
 use crate::source::{Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
@@ -111,7 +111,8 @@ impl Desired {
         source.objects = update.objects;
         source.problems = update.problems;
         let merged = Merge::new(self, &running).run();
-        let (held, object_problems) = objects::merge(&self.objects, &self.sources);
+        let named = merged.entries.values().flat_map(|entry| object::named_by(&entry.wanted.pod.pod));
+        let (held, object_problems) = objects::merge(&self.objects, &self.sources, &named.collect());
         let mut changes = changes(&self.entries, &merged.entries);
         let before = changes.len();
         changes.extend(objects::changes(&self.objects, &held).cloned().map(Change::Object));

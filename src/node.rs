@@ -30,7 +30,7 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{GrpcRuntime, Runtime, endpoint};
+use crate::cri::{GrpcRuntime, Runtime, RuntimeHandler, endpoint};
 use crate::events::{EventKind, EventRing};
 use crate::facts;
 use crate::image::import::Importer;
@@ -278,7 +278,9 @@ impl Parts<'_> {
         executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
 
         let ring = Rc::new(RefCell::new(EventRing::default()));
-        let ctx = context(config, runtime, node, blocking, &clock, &ring);
+        // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
+        let handlers = runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+        let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));
         let mut agent = Agent::new(
@@ -362,6 +364,7 @@ async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedCl
 fn context<R>(
     config: &Config,
     runtime: R,
+    handlers: Vec<RuntimeHandler>,
     node: Rc<NodeSettings>,
     blocking: Rc<Blocking>,
     clock: &SharedClock,
@@ -380,6 +383,7 @@ fn context<R>(
     };
     ActContext {
         runtime: Rc::new(runtime),
+        handlers: Rc::from(handlers),
         clock: clock.clone(),
         images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls)),
         env: Rc::new(ManifestObjects::default()),

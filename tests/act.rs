@@ -61,6 +61,7 @@ impl World {
         let ctx = ActContext {
             runtime: Rc::new(GrpcRuntime::new(fake.socket(), &executor, shared.clone())),
             clock: shared.clone(),
+            handlers: Rc::from([]),
             node: Rc::new(node),
             images: Rc::new(ImagePuller::new(shared.clone(), PULLS_AT_ONCE)),
             env: Rc::new(ManifestObjects::default()),

@@ -54,6 +54,8 @@ struct Node {
     /// Names with the number that makes each wish another pod, and the image.
     wanted: BTreeMap<&'static str, (u32, u8)>,
     wishes: u32,
+    /// What the ConfigMap says now.
+    conf: u32,
     /// The last restart count, by UID and container.
     counts: BTreeMap<(String, String), u32>,
     /// The newest container looked at.
@@ -84,17 +86,20 @@ impl Node {
              crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n",
         )
         .unwrap();
-        Self {
+        let node = Self {
             fake,
             folder,
             agent: None,
             rng: Rng::with_seed(seed),
             wanted: BTreeMap::new(),
             wishes: 0,
+            conf: 0,
             counts: BTreeMap::new(),
             newest: String::new(),
             seed,
-        }
+        };
+        node.configure();
+        node
     }
 
     // ---- the agent -------------------------------------------------------------------------------------
@@ -156,7 +161,7 @@ impl Node {
     fn churn(&mut self) {
         let name = NAMES[self.rng.usize(..NAMES.len())];
         let file = self.folder.path().join("manifests").join(format!("{name}.yaml"));
-        match self.rng.u8(..8) {
+        match self.rng.u8(..9) {
             0 if self.wanted.remove(name).is_some() => fs::remove_file(file).unwrap(),
             1..=3 => {
                 // Another host name makes another pod.
@@ -176,6 +181,10 @@ impl Node {
                 if broken.exists() { fs::remove_file(broken) } else { fs::write(broken, "kind: [\n") }
                     .unwrap();
             }
+            7 => {
+                self.conf += 1;
+                self.configure();
+            }
             _ => {
                 let running = self.fake.state().running();
                 let ours = running.into_iter().filter(|name| !name.starts_with("other/"));
@@ -184,6 +193,27 @@ impl Node {
                 }
             }
         }
+    }
+
+    /// A ConfigMap that all pods have as a volume, with the same in two of its keys.
+    fn configure(&self) {
+        let folder = self.folder.path().join("manifests");
+        let number = self.conf;
+        let text = format!(
+            "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: conf}}, data: {{a: '{number}', b: '{number}'}}}}\n"
+        );
+        fs::write(folder.join(".conf"), text).unwrap();
+        fs::rename(folder.join(".conf"), folder.join("conf.yaml")).unwrap();
+    }
+
+    /// What both files say in the volume of each pod that has it; nothing for one that is changing just now.
+    fn configured(&self) -> Vec<(String, String)> {
+        let pods = fs::read_dir(self.folder.path().join("root/pods")).into_iter().flatten().flatten();
+        let read = |pod: fs::DirEntry| {
+            let data = pod.path().join("volumes/kubernetes.io~configmap/conf/..data").canonicalize().ok()?;
+            Some((fs::read_to_string(data.join("a")).ok()?, fs::read_to_string(data.join("b")).ok()?))
+        };
+        pods.filter_map(read).collect()
     }
 
     fn rng_image(&mut self) -> u8 {
@@ -205,9 +235,10 @@ impl Node {
         };
         let text = format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{hostname: h{number}, \
-             terminationGracePeriodSeconds: 2, {before} volumes: [{{name: data, emptyDir: {{}}}}], \
+             terminationGracePeriodSeconds: 2, {before} \
+             volumes: [{{name: data, emptyDir: {{}}}}, {{name: conf, configMap: {{name: conf}}}}], \
              containers: [{{name: app, image: 'busybox:{image}', \
-             volumeMounts: [{{name: data, mountPath: /data}}]}}, {more}]}}\n"
+             volumeMounts: [{{name: data, mountPath: /data}}, {{name: conf, mountPath: /conf}}]}}, {more}]}}\n"
         );
         let folder = self.folder.path().join("manifests");
         fs::write(folder.join(format!(".{name}")), text).unwrap();
@@ -233,6 +264,9 @@ impl Node {
         self.newest =
             state.containers.keys().next_back().cloned().unwrap_or_default().max(self.newest.clone());
         drop(state);
+        for (a, b) in self.configured() {
+            assert_eq!(a, b, "files of one volume are of one time; {}", self.story());
+        }
         for (uid, name, count) in made {
             let last = self.counts.insert((uid, name.clone()), count).unwrap_or(0);
             assert!(count >= last, "restart count of {name}: {last}, then {count}; {}", self.story());
@@ -278,7 +312,11 @@ impl Node {
         hosts.sort();
         let mut wanted: Vec<String> = self.wanted.values().map(|(number, _)| format!("h{number}")).collect();
         wanted.sort();
-        running == goal && hosts == wanted
+        drop(state);
+        let conf = (self.conf.to_string(), self.conf.to_string());
+        let configured = self.configured();
+        let follow = configured.len() == self.wanted.len() && configured.iter().all(|files| *files == conf);
+        running == goal && hosts == wanted && follow
     }
 
     /// What is left of our pods.

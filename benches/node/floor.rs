@@ -97,6 +97,7 @@ impl<'r> Floor<'r> {
                 mounts: &mounts,
                 termination_log: Some(&last_words),
                 target: None,
+                recursive_read_only: false,
                 annotations: &[],
                 user_namespace: None,
                 env: &none,

@@ -62,7 +62,7 @@ struct Effort {
 }
 
 const FULL: Effort =
-    Effort { idle: Duration::from_mins(1), settle: SETTLE, starts: 25, restarts: 25, bursts: 3 };
+    Effort { idle: Duration::from_mins(1), settle: SETTLE, starts: 25, restarts: 25, bursts: 5 };
 const QUICK: Effort =
     Effort { idle: Duration::from_secs(10), settle: SETTLE, starts: 5, restarts: 5, bursts: 1 };
 

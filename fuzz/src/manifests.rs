@@ -48,6 +48,7 @@ pub fn run(data: &[u8]) {
                 mounts: &[],
                 termination_log: None,
                 target: None,
+                recursive_read_only: false,
                 annotations: &[],
                 user_namespace: None,
                 env: &env,

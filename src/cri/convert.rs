@@ -138,7 +138,8 @@ pub fn runtime_status(status: cri::StatusResponse) -> RuntimeStatus {
     };
     let handler = |handler: cri::RuntimeHandler| RuntimeHandler {
         name: text(handler.name),
-        user_namespaces: handler.features.is_some_and(|features| features.user_namespaces),
+        user_namespaces: handler.features.as_ref().is_some_and(|features| features.user_namespaces),
+        recursive_read_only_mounts: handler.features.is_some_and(|f| f.recursive_read_only_mounts),
     };
     RuntimeStatus {
         conditions: some(status.status.unwrap_or_default().conditions).map(condition).collect(),

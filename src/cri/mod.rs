@@ -53,6 +53,8 @@ pub struct RuntimeHandler {
     pub name: Box<str>,
     /// It runs pods with users of their own.
     pub user_namespaces: bool,
+    /// It makes mounts read-only with all that is mounted below them.
+    pub recursive_read_only_mounts: bool,
 }
 
 /// CRI `StatusResponse`: what the runtime says of itself.

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | two documents hold one object | the one already in use stays, the other is a problem naming both |
 //! | an immutable object has other content | it stays as it was, and that is a problem |
-//! | a source is incomplete (invalid or unreadable manifest) | an object that is missing stays |
+//! | a source is incomplete (invalid or unreadable manifest) | an object that is missing stays, if a pod names it |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Source;
 use crate::limits;
@@ -16,7 +16,8 @@ use crate::source::{Problem, SourcedObject};
 pub(super) type Held = BTreeMap<ObjectKey, SourcedObject>;
 
 /// The objects there are now, and what is wrong with them taken together.
-pub(super) fn merge(before: &Held, sources: &[Source]) -> (Held, Vec<Problem>) {
+/// `named` are those that the wanted pods name: no more than these are held, however many come and go meanwhile.
+pub(super) fn merge(before: &Held, sources: &[Source], named: &BTreeSet<ObjectKey>) -> (Held, Vec<Problem>) {
     let (mut after, mut problems) = (Held::new(), Vec::new());
     let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
         .iter()
@@ -42,7 +43,7 @@ pub(super) fn merge(before: &Held, sources: &[Source]) -> (Held, Vec<Problem>) {
         after.insert(key, new);
     }
     if !sources.iter().all(|source| source.settled && source.complete) {
-        for (key, old) in before {
+        for (key, old) in before.iter().filter(|(key, _)| named.contains(*key)) {
             after.entry(key.clone()).or_insert_with(|| old.clone());
         }
     }
@@ -72,8 +73,8 @@ mod tests {
 
     use super::*;
     use crate::desired::{Change, Desired};
-    use crate::model::Object;
-    use crate::source::{Held as HeldBytes, Origin, SourceUpdate};
+    use crate::model::{DesiredPod, Object};
+    use crate::source::{Held as HeldBytes, Origin, SourceUpdate, SourcedPod};
     use k8s_openapi::api::core::v1::ConfigMap;
     use serde_json::json;
 
@@ -88,20 +89,31 @@ mod tests {
         SourcedObject { object: Object::ConfigMap(Arc::new(map)), origin }
     }
 
+    /// One that names the object `a`.
+    fn pod() -> SourcedPod {
+        let pod = json!({"metadata": {"name": "p", "namespace": "default", "uid": "u"}, "spec": {"containers": [],
+            "volumes": [{"name": "v", "configMap": {"name": "a"}}]}});
+        SourcedPod {
+            pod: DesiredPod::new(serde_json::from_value(pod).unwrap()),
+            origin: Origin { file: Arc::from("p"), document: 1 },
+            config_hash: "h".into(),
+        }
+    }
+
     /// Applies the objects; says what changed, and the problems behind it.
     fn apply(desired: &mut Desired, objects: &[&str], complete: bool) -> String {
         let update = SourceUpdate {
             source: "file",
-            pods: Vec::new(),
+            pods: vec![pod()],
             objects: objects.iter().map(|text| object(text)).collect(),
             problems: Vec::new(),
             complete,
             held: HeldBytes::default(),
         };
         let changes = desired.apply(update, |_| false);
-        let changed = changes.iter().map(|change| match change {
-            Change::Object(key) => key.name.to_string(),
-            other => panic!("{other:?}"),
+        let changed = changes.iter().filter_map(|change| match change {
+            Change::Object(key) => Some(key.name.to_string()),
+            _ => None,
         });
         let problems = desired.merge_problems().map(ToString::to_string);
         changed.chain(problems).collect::<Vec<_>>().join(" | ")
@@ -120,7 +132,12 @@ mod tests {
         assert_eq!(apply(&mut desired, &["a 1 f", "b 1 f"], true), "a | b");
         assert_eq!(apply(&mut desired, &["a 2 f", "b 1 g"], true), "a", "another place is no change");
         assert_eq!(value(&desired, "a").as_deref(), Some("2"));
-        assert_eq!(apply(&mut desired, &["b 1 g"], false), "", "held while a manifest cannot be read");
+        assert_eq!(apply(&mut desired, &["a 2 f", "b 1 g", "c 1 g"], true), "c");
+        assert_eq!(
+            apply(&mut desired, &["b 1 g"], false),
+            "c",
+            "held while a manifest cannot be read, if named"
+        );
         assert_eq!(value(&desired, "a").as_deref(), Some("2"));
         assert_eq!(apply(&mut desired, &["b 1 g"], true), "a");
         assert_eq!(value(&desired, "a"), None);

@@ -278,15 +278,18 @@ impl<R: Runtime + 'static> Agent<R> {
     /// variables are read when a container is made.
     fn try_again_with(&mut self, objects: &BTreeSet<ObjectKey>, touched: &mut BTreeSet<PodUid>) {
         for (uid, record) in &mut self.records {
-            // Wanting one that ends because its manifest is gone would bring it back.
-            let Some(pod) = record.worker.pod().filter(|_| self.desired.pod(uid).is_some()) else { continue };
+            // As it is wanted now: one that ends is still what it was. One whose manifest is gone must not come back.
+            let Some(entry) = self.desired.pod(uid) else { continue };
+            let pod = &entry.wanted.pod;
             if !object::named_by(&pod.pod).is_disjoint(objects) {
-                let pod = pod.clone();
+                let pod = Rc::new(pod.clone());
                 // Differs from the kubelet, whose pulls wait on although the login is another one now.
                 if object::pull_secrets(&pod.pod).any(|name| names_secret(objects, &pod.key, name)) {
                     for image in pod.images() {
                         self.ctx.images.forget(uid, image);
                     }
+                    // A pull that hangs with the old login must not hold up the new one.
+                    record.give_up = None;
                 }
                 record.worker.want(pod);
                 record.volumes_stale = true;
@@ -300,8 +303,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let is_one = |image: &&str| full_name(image).is_ok_and(|name| images.contains(&name));
         let mut touched = BTreeSet::new();
         for (uid, record) in &mut self.records {
-            let Some(pod) = record.worker.pod().filter(|_| self.desired.pod(uid).is_some()) else { continue };
-            let pod = pod.clone();
+            let Some(entry) = self.desired.pod(uid) else { continue };
+            let pod = Rc::new(entry.wanted.pod.clone());
             for image in pod.images().filter(is_one) {
                 self.ctx.images.forget(uid, image);
                 record.worker.want(pod.clone());

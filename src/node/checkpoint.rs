@@ -43,7 +43,7 @@ pub(super) struct Saving {
     /// The last write failed, which was told.
     failing: bool,
     /// Pods whose removals wait for a write.
-    waiting: BTreeSet<PodUid>,
+    pub(super) waiting: BTreeSet<PodUid>,
     /// Containers came or went since the images were looked through.
     pub(super) images_stale: bool,
     /// What the file says of pods that nobody has asked for yet. Bounded by the file.

@@ -20,7 +20,7 @@ use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts, create_dir};
-use crate::volume::{self, files::Sources};
+use crate::volume::{self, VolumeError, files::Sources};
 
 /// The volumes of pods, below the agent's root.
 pub(super) struct DiskVolumes {
@@ -61,7 +61,7 @@ impl VolumeMounts for DiskVolumes {
             let volume::Mounts { mounts, sub_paths } = found?;
             if !sub_paths.is_empty() {
                 let bind = move || sub_paths.iter().try_for_each(volume::subpath::bind);
-                self.blocking.run(bind).await?;
+                self.blocking.run_for(&pod.key.uid, bind).await?;
             }
             Ok(mounts)
         })
@@ -110,14 +110,19 @@ pub(super) async fn sync<R: Runtime>(
     }
     if !plan.starts().is_empty() {
         let from = Sources { pod, node: &ctx.node, objects };
-        let made = match volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key)) {
-            Ok(steps) if steps.is_empty() => Ok(()),
-            Ok(steps) => ctx.blocking.run(move || volume::make(&steps)).await,
-            Err(error) => Err(error),
+        let (steps, missing) = volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key));
+        let made = if steps.is_empty() && missing.is_empty() {
+            Ok(Vec::new())
+        } else {
+            ctx.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await
         };
-        if let Err(error) = made {
-            (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
-            return Outcome { sync_error: Some(error.0), ..Outcome::default() };
+        let note = |error: &VolumeError| (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+        match made {
+            Ok(kept) => kept.iter().for_each(note),
+            Err(error) => {
+                note(&error);
+                return Outcome { sync_error: Some(error.0), ..Outcome::default() };
+            }
         }
     }
     act(ctx, pod, observed, plan).await
@@ -134,7 +139,7 @@ pub(super) async fn remove<R: Runtime>(
     remove_pod(ctx, key, observed).await?;
     let (milli_cpu, uid) = (cgroups.burstable_milli_cpu, key.uid.to_string());
     let (cgroups, node) = (Cgroups::clone(&cgroups.hierarchies), NodeSettings::clone(&ctx.node));
-    let removed = ctx.blocking.run(move || {
+    let removed = ctx.blocking.run_for(&key.uid, move || {
         remove_from_disk(&cgroups, &node, &uid)?;
         weigh_classes(&cgroups, &node, milli_cpu, Missing::Leave);
         Ok(())
@@ -158,7 +163,7 @@ impl PodCgroups {
         let (cgroups, node) = (Cgroups::clone(&self.hierarchies), NodeSettings::clone(&ctx.node));
         let milli_cpu = self.burstable_milli_cpu;
         let (settings, pod_dir) = (pod_settings(&node, pod), paths::pod_dir(&node, &pod.key));
-        let set = ctx.blocking.run(move || {
+        let set = ctx.blocking.run_for(&pod.key.uid, move || {
             // By its directory is found what an agent that was killed has left of a pod.
             create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
             weigh_classes(&cgroups, &node, milli_cpu, Missing::Make);

@@ -192,7 +192,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let objects = self.desired.objects();
-        let grace = record.evicted.then_some(Seconds(0));
+        let status = self.statuses.status(uid);
+        let is_evicted = status.is_some_and(|status| status.reason.as_deref() == Some("Evicted"));
+        let grace = is_evicted.then_some(Seconds(0));
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = self.statuses.status(uid)
@@ -214,7 +216,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     JobResult::Done(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan).await)
                 }
                 (Job::Collect, _, Some(Work::Refresh(steps))) => {
-                    let made = ctx.blocking.run(move || volume::make(&steps)).await;
+                    let made = ctx.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
                     JobResult::Refreshed(made.map_err(|error| error.0))
                 }
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
@@ -409,7 +411,7 @@ impl<R: Runtime + 'static> Agent<R> {
             host_ips: &self.host_ips,
             ipv6_first: false,
             runtime_name: &self.runtime_name,
-            recursive_read_only: false,
+            recursive_read_only: self.ctx.mounts_recursively_read_only(&pod),
         };
         let mut fresh = status::pod_status(&input);
         if let Some(previous) = &previous {

@@ -54,12 +54,14 @@ pub(super) struct Record {
     pub(super) volumes_stale: bool,
     /// An emptyDir of it has a size limit to be held against.
     pub(super) limits_volumes: bool,
-    /// It ends without its grace period.
-    pub(super) evicted: bool,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
     pub(super) job_began: Mono,
+}
+
+fn limits_volumes(worker: &Worker) -> bool {
+    worker.pod().is_some_and(|pod| !limited(pod, "").is_empty())
 }
 
 /// Whether the runtime is as the last full read shows it.
@@ -83,7 +85,7 @@ pub(super) struct Awaited {
 impl Record {
     pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
         let mark = mark_of(&worker);
-        let limits_volumes = worker.pod().is_some_and(|pod| !limited(pod, "").is_empty());
+        let limits_volumes = limits_volumes(&worker);
         Self {
             worker,
             file,
@@ -101,7 +103,6 @@ impl Record {
             set_aside: false,
             volumes_stale: true,
             limits_volumes,
-            evicted: false,
             job: 0,
             job_began: Mono(0),
         }
@@ -110,6 +111,7 @@ impl Record {
     /// The manifest changed: it is tried (again).
     pub(super) fn changed(&mut self) {
         self.mark = mark_of(&self.worker);
+        self.limits_volumes = limits_volumes(&self.worker);
         self.try_again();
     }
 

@@ -27,7 +27,10 @@ impl Measuring {
 
 impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn measuring_due(&self) -> Option<Mono> {
-        let wanted = !self.measuring.in_flight && self.records.values().any(|record| record.limits_volumes);
+        let limited = |(uid, record): (&PodUid, &super::record::Record)| {
+            record.limits_volumes && !self.statuses.has_ended(uid)
+        };
+        let wanted = !self.measuring.in_flight && self.records.iter().any(limited);
         wanted.then_some(self.measuring.next)
     }
 
@@ -66,6 +69,9 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Ends a pod at once and for good (`evictPod`, with no grace period).
+    ///
+    /// Differs from the kubelet, which evicts no pod of a manifest: those are critical there. Here all pods are of manifests,
+    /// and a limit that ends none of them would be none.
     fn evict(&mut self, uid: &PodUid, message: &str) {
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(mut status) = self.statuses.status(uid).filter(|_| !self.statuses.has_ended(uid)) else {
@@ -74,11 +80,12 @@ impl<R: Runtime + 'static> Agent<R> {
         status.phase = Some(Phase::Failed.as_str().to_owned());
         status.reason = Some("Evicted".to_owned());
         status.message = Some(message.to_owned());
-        record.evicted = true;
         // An act that starts its containers would go on.
         record.give_up = None;
         (self.ctx.notes)(record.worker.key(), EventKind::Warning, "Evicted", message);
         self.statuses.put(uid, status);
+        // Over a restart too: not with the next write, but now.
+        self.saving.waiting.insert(uid.clone());
         let now = self.ctx.clock.now();
         self.refresh_status(uid, now);
         if let Some(record) = self.records.get_mut(uid) {

@@ -180,6 +180,7 @@ mod tests {
         let handler = |(name, user_namespaces): &(&str, bool)| RuntimeHandler {
             name: (*name).into(),
             user_namespaces: *user_namespaces,
+            recursive_read_only_mounts: false,
         };
         RuntimeStatus {
             conditions: Vec::new(),

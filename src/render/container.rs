@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer};
+use k8s_openapi::api::core::v1::{Container, EphemeralContainer, VolumeMount};
 
 use super::env::{EnvSources, Environment, environment};
 use super::expand::expand;
@@ -45,6 +45,8 @@ pub struct ContainerInput<'a> {
     pub target: Option<&'a ContainerId>,
     /// The users of the pod, when it has its own.
     pub user_namespace: Option<UserNamespace>,
+    /// The pod's runtime handler knows recursive read-only mounts.
+    pub recursive_read_only: bool,
     /// Annotations of device plugins, overridden by the kubelet's own.
     pub annotations: &'a [(Box<str>, Box<str>)],
     /// Where environment variables come from.
@@ -155,7 +157,7 @@ fn render(node: &NodeSettings, input: &ContainerInput<'_>) -> Result<ContainerCo
         command: expanded(container.command.as_deref(), &environment)?,
         args: expanded(container.args.as_deref(), &environment)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
-        mounts: mounts(node, input, container),
+        mounts: mounts(node, input, container)?,
         labels: container_labels(pod, &container.name),
         annotations: container_annotations(pod, container, input.restart_count, input.annotations),
         log_path: container_log_path(&container.name, input.restart_count),
@@ -203,13 +205,22 @@ fn expanded(words: Option<&[String]>, environment: &Environment) -> Result<Vec<S
 }
 
 /// The caller's volumes, then the hosts file, then the termination message's (`makeMounts`).
-fn mounts(node: &NodeSettings, input: &ContainerInput<'_>, container: &Container) -> Vec<Mount> {
+fn mounts(
+    node: &NodeSettings,
+    input: &ContainerInput<'_>,
+    container: &Container,
+) -> Result<Vec<Mount>, String> {
     let file = |host_path: String, container_path: &str| Mount {
         host_path,
         container_path: container_path.to_owned(),
         ..Mount::default()
     };
     let mut mounts = input.mounts.to_vec();
+    // Both in spec order.
+    for (mount, wanted) in mounts.iter_mut().zip(container.volume_mounts.iter().flatten()) {
+        mount.recursive_read_only = recursive_read_only(wanted, input.recursive_read_only)
+            .map_err(|why| format!("failed to resolve recursive read-only mode: {why}"))?;
+    }
     if mounts_hosts_file(input) {
         mounts.push(file(hosts_file_path(node, &input.pod.key), HOSTS));
     }
@@ -225,7 +236,29 @@ fn mounts(node: &NodeSettings, input: &ContainerInput<'_>, container: &Container
             (mount.uid_mappings, mount.gid_mappings) = (users.mappings(), users.mappings());
         }
     }
-    mounts
+    Ok(mounts)
+}
+
+/// `resolveRecursiveReadOnly`.
+fn recursive_read_only(mount: &VolumeMount, supported: bool) -> Result<bool, String> {
+    let asked =
+        |what: &str| format!("volume {:?} requested recursive read-only mode, but it is {what}", mount.name);
+    let mode = match mount.recursive_read_only.as_deref() {
+        None | Some("Disabled") => return Ok(false),
+        Some(mode) => mode,
+    };
+    if mount.read_only != Some(true) {
+        return Err(asked("not read-only"));
+    }
+    if let Some(propagation) = mount.mount_propagation.as_deref().filter(|propagation| *propagation != "None")
+    {
+        return Err(asked(&format!("not compatible with propagation {propagation:?}")));
+    }
+    match (mode, supported) {
+        ("IfPossible", _) | ("Enabled", true) => Ok(supported),
+        ("Enabled", false) => Err(asked("not supported by the runtime")),
+        _ => Err(format!("unknown recursive read-only mode {mode:?}")),
+    }
 }
 
 #[cfg(test)]
@@ -257,6 +290,7 @@ mod tests {
             mounts: &[],
             termination_log: None,
             target: None,
+            recursive_read_only: false,
             annotations: &[],
             user_namespace: None,
             env,

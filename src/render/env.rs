@@ -12,6 +12,7 @@ use super::env_file::env_file_value;
 use super::expand::expand;
 use super::services::service_variables;
 use super::{ContainerInput, NodeSettings};
+use crate::limits::ENVIRONMENT_BYTES_MAX;
 use crate::model::{Object, ObjectKey, ObjectKind, Objects};
 use crate::text::quoted;
 
@@ -129,6 +130,13 @@ pub fn environment(
     }
     for (name, value) in services {
         found.entry(name).or_insert_with(|| value.into_bytes());
+    }
+    // Differs from the kubelet, where the runtime or the kernel refuses what is too much.
+    let bytes: usize = found.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if bytes > ENVIRONMENT_BYTES_MAX {
+        return Err(format!(
+            "its variables have {bytes} bytes, of at most {ENVIRONMENT_BYTES_MAX}; mount what is large as a volume"
+        ));
     }
     Ok(found)
 }

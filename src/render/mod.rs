@@ -84,6 +84,7 @@ mod tests {
                 mounts: &[],
                 termination_log: None,
                 target: None,
+                recursive_read_only: false,
                 annotations: &[],
                 user_namespace: None,
                 env: &none,

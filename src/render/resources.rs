@@ -86,7 +86,6 @@ fn any_on_the_pod(list: Option<&Amounts>) -> bool {
     list.is_some_and(|list| list.keys().any(|name| may_be_on_the_pod(name)))
 }
 
-/// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
 /// The sizes in bytes of the huge pages that the pod or a container asks for. Limits count as requests by default.
 pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
     let spec = pod.spec.iter();
@@ -99,6 +98,7 @@ pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
     sizes.map(|name| Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value()).collect()
 }
 
+/// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
 fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
     let own = pod.spec.as_ref()?.resources.as_ref()?;
     (any_on_the_pod(own.requests.as_ref()) || any_on_the_pod(own.limits.as_ref())).then_some(own)

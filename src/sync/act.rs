@@ -30,7 +30,7 @@ use super::rules::is_sidecar;
 use super::start::{Started, VolumeMounts, create_dir, pull_secrets, start_container};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
-use crate::cri::Runtime;
+use crate::cri::{Runtime, RuntimeHandler};
 use crate::events::EventKind;
 use crate::facts;
 use crate::image::pull::ImagePuller;
@@ -59,6 +59,8 @@ pub struct ActContext<R> {
     pub runtime: Rc<R>,
     /// For grace periods, hooks and the length of pulls.
     pub clock: SharedClock,
+    /// The runtime's handlers, as it told of them at the start.
+    pub handlers: Rc<[RuntimeHandler]>,
     /// Facts for rendering, and the paths.
     pub node: Rc<NodeSettings>,
     /// Where images come from.
@@ -140,6 +142,7 @@ impl<R> Clone for ActContext<R> {
         Self {
             runtime: self.runtime.clone(),
             clock: self.clock.clone(),
+            handlers: self.handlers.clone(),
             node: self.node.clone(),
             images: self.images.clone(),
             env: self.env.clone(),
@@ -158,6 +161,13 @@ impl<R> Clone for ActContext<R> {
 }
 
 impl<R> ActContext<R> {
+    /// The pod's handler makes mounts read-only with all that is mounted below them.
+    pub fn mounts_recursively_read_only(&self, pod: &DesiredPod) -> bool {
+        let wanted = admission::runtime_handler(pod);
+        let handler = self.handlers.iter().find(|handler| *handler.name == *wanted);
+        handler.is_some_and(|handler| handler.recursive_read_only_mounts)
+    }
+
     pub(super) fn note(&self, key: &PodKey, kind: EventKind, reason: &'static str, message: &str) {
         (self.notes)(key, kind, reason, message);
     }

@@ -223,6 +223,7 @@ async fn configuration<R: Runtime>(
         termination_log: termination_log.as_deref(),
         target: made.target,
         user_namespace: sandbox.users,
+        recursive_read_only: ctx.mounts_recursively_read_only(pod),
         annotations: &cdi_annotations(pod),
         env: &env,
     };

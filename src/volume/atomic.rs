@@ -50,10 +50,19 @@ pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Resul
     for gone in links(dir)?.iter().filter(|name| !tops.contains(name.as_str())) {
         fs::remove_file(dir.join(gone))?;
     }
-    for old in PLACES.iter().filter(|old| **old != place) {
-        remove(&dir.join(old))?;
+    // A kubelet's, too, from which the pod was taken over.
+    for entry in fs::read_dir(dir)? {
+        let name = entry?.file_name();
+        if name.as_encoded_bytes().starts_with(b"..") && name != DATA && name != place {
+            remove(&dir.join(name))?;
+        }
     }
     Ok(true)
+}
+
+/// The volume has files of an earlier time, or is known to have none.
+pub(super) fn is_written(dir: &Path) -> bool {
+    dir.join(DATA).metadata().is_ok()
 }
 
 fn write_place(place: &Path, files: &[File], group: Option<u32>) -> io::Result<()> {
@@ -102,9 +111,12 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
                 there.is_file()
                     && there.permissions().mode() & 0o7777 == mode_of(file, group)
                     && there.len() == file.content.bytes().len() as u64
-                    && fs::read(&path)? == file.content.bytes()
+                    && reads_as(&path, file.content.bytes())?
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => false,
+            // Another file stands where this one needs a directory, or nothing does.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+                false
+            }
             Err(error) => return Err(error),
         };
         if !same {
@@ -112,6 +124,19 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
         }
     }
     Ok(count(place)? == files.len())
+}
+
+/// Compared piece by piece: many volumes may be looked at at once, with a megabyte in each.
+fn reads_as(path: &Path, mut wanted: &[u8]) -> io::Result<bool> {
+    let (mut file, mut piece) = (fs::File::open(path)?, [0; 8192]);
+    loop {
+        let count = io::Read::read(&mut file, &mut piece)?;
+        match wanted.split_at_checked(count) {
+            _ if count == 0 => return Ok(wanted.is_empty()),
+            Some((first, rest)) if first == &piece[..count] => wanted = rest,
+            _ => return Ok(false),
+        }
+    }
 }
 
 /// How many files stand below a directory of ours.
@@ -231,8 +256,9 @@ mod tests {
     fn what_an_interrupted_write_left_is_mended() {
         let files = [file("a", 0o644, "1"), file("sub/b", 0o644, "2")];
         type Spoil = fn(&Path);
-        let spoil: [(&str, Spoil); 6] = [
+        let spoil: [(&str, Spoil); 7] = [
             ("half a place", |dir| fs::write(dir.join("..1"), "").unwrap()),
+            ("a kubelet's place", |dir| fs::create_dir(dir.join("..2026_01_01")).unwrap()),
             ("a link in the making", |dir| symlink("..1", dir.join("..data_tmp")).unwrap()),
             ("a file cut short", |dir| fs::write(dir.join("..0/a"), "").unwrap()),
             ("a file gone", |dir| fs::remove_file(dir.join("..0/sub/b")).unwrap()),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-use super::{HostPathKind, Medium, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
+use super::{HostPathKind, Medium, Missing, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
 
 /// Makes what the steps say; what is there already stays as it is, but for the files of volumes made of objects.
 ///
@@ -29,6 +29,19 @@ pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
         }
     }
     Ok(())
+}
+
+/// As [`make`], where something may be missing. A volume that was written once keeps its files then (the kubelet leaves it
+/// mounted): what is missing is returned, to be told.
+///
+/// # Errors
+/// A volume that was never written misses something, or a step fails.
+pub fn make_or_keep(steps: &[VolumeStep], missing: Vec<Missing>) -> Result<Vec<VolumeError>, VolumeError> {
+    if let Some((_, error)) = missing.iter().find(|(path, _)| !atomic::is_written(path)) {
+        return Err(error.clone());
+    }
+    make(steps)?;
+    Ok(missing.into_iter().map(|(_, error)| error).collect())
 }
 
 /// Mode of an emptyDir until it is ready. No container gives its own that mode, and what containers do to it stays.
@@ -91,6 +104,10 @@ fn cstring(text: &str) -> io::Result<std::ffi::CString> {
 }
 
 fn check_host_path(path: &Path, kind: HostPathKind) -> Result<(), String> {
+    if kind == HostPathKind::Unchecked {
+        // Not looked at: it may be on a server that does not answer.
+        return Ok(());
+    }
     let there = match path.metadata() {
         Ok(metadata) => Some(metadata.file_type()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,

@@ -29,7 +29,7 @@ use crate::render::quantity::Quantity;
 use crate::render::resources::{huge_page_sizes, pod_cgroup};
 use files::{File, Sources};
 
-pub use disk::make;
+pub use disk::{make, make_or_keep};
 pub use env_file::{EnvFile, of as env_files};
 pub use mounts::{Mounts, container_mounts, needs_variables};
 pub use remove::pod_dir as remove_pod_dir;
@@ -135,13 +135,20 @@ impl HostPathKind {
     }
 }
 
-/// The steps for a pod's volumes, in spec order.
-///
-/// # Errors
-/// The first volume that needs what is not there: an object, a key of one, huge pages.
-pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> Result<Vec<VolumeStep>, VolumeError> {
-    let volumes = from.pod.spec().volumes.iter().flatten();
-    volumes.filter_map(|volume| step(volume, from, pod_dir)).collect()
+/// A volume that needs what is not there (an object, a key of one, huge pages): where it stands, and what is missing.
+pub type Missing = (PathBuf, VolumeError);
+
+/// The steps for a pod's volumes, in spec order, and the volumes that cannot be made now.
+pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Missing>) {
+    let (mut steps, mut missing) = (Vec::new(), Vec::new());
+    for volume in from.pod.spec().volumes.iter().flatten() {
+        match step(volume, from, pod_dir) {
+            Some(Ok(step)) => steps.push(step),
+            Some(Err(error)) => missing.push((own_path(pod_dir, volume).into(), error)),
+            None => {}
+        }
+    }
+    (steps, missing)
 }
 
 /// The steps for those volumes alone whose content may change while the pod runs, and what is wrong with the others of
@@ -267,9 +274,10 @@ mod tests {
 
     fn content(volume: &Value, resources: &Value) -> String {
         let (pod, node, objects) = (pod(&json!([volume]), resources), node(), Objects::new());
-        match pod_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r") {
-            Ok(steps) => format!("{} {:?}", steps[0].path.display(), steps[0].content),
-            Err(error) => error.0,
+        let (steps, missing) = pod_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r");
+        match missing.first() {
+            None => format!("{} {:?}", steps[0].path.display(), steps[0].content),
+            Some((_, error)) => error.0.clone(),
         }
     }
 

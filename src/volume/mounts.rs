@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::VolumeMount;
 
 use super::own_path;
-use super::subpath::SubPath;
+use super::subpath::{Propagation, SubPath};
 use crate::model::DesiredPod;
 use crate::proto::runtime::v1::{Mount, MountPropagation};
 use crate::render::{Environment, expand};
@@ -49,6 +49,11 @@ pub fn container_mounts(
                 container: container.to_owned(),
                 volume: PathBuf::from(host_path),
                 part,
+                propagation: match mount.mount_propagation.as_deref() {
+                    Some("HostToContainer") => Propagation::FromHost,
+                    Some("Bidirectional") => Propagation::Both,
+                    _ => Propagation::None,
+                },
                 target: PathBuf::from(&target),
             });
             host_path = target;
@@ -82,11 +87,13 @@ fn sub_path(mount: &VolumeMount, variables: &Environment) -> Result<String, Stri
         Some(text) => expanded(text, variables)?,
         None => mount.sub_path.clone().unwrap_or_default(),
     };
+    // Differs from the kubelet, which shows what the expression became: that may be a Secret's.
+    let shown = expression.unwrap_or(&part);
     if part.starts_with('/') {
-        return Err(format!("error SubPath `{part}` must not be an absolute path"));
+        return Err(format!("error SubPath `{shown}` must not be an absolute path"));
     }
     if part.split('/').any(|part| part == "..") {
-        return Err(format!("unable to provision SubPath `{part}`: must not contain '..'"));
+        return Err(format!("unable to provision SubPath `{shown}`: must not contain '..'"));
     }
     Ok(part)
 }
@@ -187,11 +194,11 @@ mod tests {
             (json!({"name": "data", "subPathExpr": "$(EMPTY)-$(NO)-$(A)"}), "missing value for EMPTY, NO"),
             (
                 json!({"name": "data", "subPathExpr": "/$(A)"}),
-                "error SubPath `/a/b` must not be an absolute path",
+                "error SubPath `/$(A)` must not be an absolute path",
             ),
             (
                 json!({"name": "data", "subPathExpr": "$(A)/../x"}),
-                "unable to provision SubPath `a/b/../x`: must not contain '..'",
+                "unable to provision SubPath `$(A)/../x`: must not contain '..'",
             ),
         ] {
             let mut mount = mount;

@@ -1,9 +1,10 @@
 //! Takes a pod's directory away: what smolet mounted in it first, then all that is in it. I/O, blocking.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path};
 
-use rustix::mount::{UnmountFlags, unmount};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
 use super::VolumeError;
 use crate::limits::MOUNTINFO_BYTES_MAX;
@@ -21,15 +22,51 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
     }
     // The last one mounted first: parts of volumes before the volumes.
     for own in mounts.iter().rev() {
-        unmount(own.point.as_str(), UnmountFlags::NOFOLLOW)
+        // What was mounted below a part of a volume is the node's: it goes from here alone.
+        let alone = mount_change(own.point.as_str(), MountPropagationFlags::PRIVATE);
+        alone
+            .and_then(|()| unmount(own.point.as_str(), UnmountFlags::NOFOLLOW))
             .map_err(|error| fail(format!("{} cannot be unmounted: {error}", own.point)))?;
     }
-    match std::fs::remove_dir_all(pod_dir) {
+    match parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| one_file_system(pod_dir)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(fail(format!("cannot be removed: {error}")))
         }
         _ => Ok(()),
     }
+}
+
+/// Where parts of volumes are bound: VOLUME/CONTAINER/INDEX.
+const SUBPATHS: &str = "volume-subpaths";
+
+/// Removes what parts of volumes were bound to, never what is in it: should one be mounted all the same, the kernel refuses.
+fn parts(directory: &Path, depth: usize) -> io::Result<()> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        match (entry.file_type()?.is_dir(), depth) {
+            (true, 1) => std::fs::remove_dir(entry.path())?,
+            (true, _) => parts(&entry.path(), depth - 1)?,
+            (false, _) => std::fs::remove_file(entry.path())?,
+        }
+    }
+    std::fs::remove_dir(directory)
+}
+
+/// Removes a directory unless a volume in it lies on another file system (`RemoveAllOneFilesystem`).
+fn one_file_system(pod_dir: &Path) -> io::Result<()> {
+    let own = pod_dir.metadata()?.dev();
+    let entries =
+        |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    for volume in entries(&pod_dir.join("volumes")).flat_map(|plugin| entries(&plugin).collect::<Vec<_>>()) {
+        if volume.symlink_metadata()?.dev() != own {
+            return Err(io::Error::other(format!("{} is mounted by now", volume.display())));
+        }
+    }
+    std::fs::remove_dir_all(pod_dir)
 }
 
 /// What is mounted below a pod's directory.
@@ -43,22 +80,35 @@ struct Mounted {
 /// The mount points at or below `directory`, in the order of their mounting.
 fn mounted_below(directory: &Path) -> io::Result<Vec<Mounted>> {
     use std::io::Read as _;
-    let mut table = String::new();
+    let mut table = Vec::new();
     let mut file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
-    file.read_to_string(&mut table)?;
+    file.read_to_end(&mut table)?;
     if file.limit() == 0 {
         return Err(io::Error::other("the mount table is too long"));
     }
     // The kernel writes real paths, so the directory's own must be one too.
     let Ok(real) = directory.canonicalize() else { return Ok(Vec::new()) };
-    Ok(points(&table, &real))
+    // Names elsewhere need not be UTF-8.
+    Ok(points(&String::from_utf8_lossy(&table), &real))
+}
+
+/// Blanks and the like are `\ooo` in the kernel's table.
+fn plain(field: &str) -> String {
+    let mut parts = field.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let code = part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok());
+        bytes.push(code.unwrap_or(b'\\'));
+        bytes.extend(part.bytes().skip(if code.is_some() { 3 } else { 0 }));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn points(table: &str, real: &Path) -> Vec<Mounted> {
-    // Field 5 is the mount point, blanks in it are octal escapes; the type stands behind " - ".
+    // Field 5 is the mount point; the type stands behind " - ".
     let mounts = table.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
-        Some((before.split(' ').nth(4)?.replace("\\040", " "), after.split(' ').next()?))
+        Some((plain(before.split(' ').nth(4)?), after.split(' ').next()?))
     });
     let below = mounts.filter_map(|(point, kind)| {
         let below: Vec<&str> = Path::new(&point).strip_prefix(real).ok()?.components().map(name).collect();
@@ -70,7 +120,8 @@ fn points(table: &str, real: &Path) -> Vec<Mounted> {
                 }
                 _ => false,
             },
-            ["volume-subpaths", _, _, index] => index.bytes().all(|byte| byte.is_ascii_digit()),
+            // And what the node mounted in it since.
+            [SUBPATHS, _, _, index, ..] => index.bytes().all(|byte| byte.is_ascii_digit()),
             _ => false,
         };
         Some(Mounted { point, is_ours })
@@ -87,6 +138,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn escapes_are_undone() {
+        for (field, wanted) in
+            [("/a\\040b", "/a b"), ("/a\\134b\\011", "/a\\b\t"), ("/a\\", "/a\\"), ("/a\\9x", "/a\\9x")]
+        {
+            assert_eq!(plain(field), wanted);
+        }
+    }
+
+    #[test]
     fn only_what_smolet_mounts_is_its_own() {
         for (below, kind, ours) in [
             ("volumes/kubernetes.io~secret/s", "tmpfs", Some(true)),
@@ -101,6 +161,7 @@ mod tests {
             ("volumes/kubernetes.io~nfs/s", "nfs4", Some(false)),
             ("volume-subpaths/v/c/0", "ext4", Some(true)),
             ("volume-subpaths/v/c/12", "tmpfs", Some(true)),
+            ("volume-subpaths/v/c/3/usb", "vfat", Some(true)),
             ("volume-subpaths/v/c/x", "ext4", Some(false)),
             ("volume-subpaths/v/c", "ext4", Some(false)),
             ("", "ext4", Some(false)),

@@ -13,7 +13,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, mkdirat, open, openat};
 use rustix::io::Errno;
-use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 
 /// A part of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,21 @@ pub struct SubPath {
     pub volume: PathBuf,
     /// Relative, no `..` in it. Made when it is not there.
     pub part: String,
+    /// What mounts below it do.
+    pub propagation: Propagation,
     /// Where it is bound.
     pub target: PathBuf,
+}
+
+/// Whether what is mounted on the one side appears on the other (`mountPropagation`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Propagation {
+    /// On neither.
+    None,
+    /// What the node mounts, in the container.
+    FromHost,
+    /// On both.
+    Both,
 }
 
 /// Binds the part; one that is bound already stays.
@@ -36,7 +49,8 @@ pub struct SubPath {
 /// The kubelet's words, without details: they would tell the pod of the node's files. Those go to the log.
 pub fn bind(part: &SubPath) -> Result<(), String> {
     let fail = |what: &str, error: &io::Error| {
-        log::warn!("{}: subPath {:?}: {error}", part.volume.display(), part.part);
+        // Not the part itself: a Secret's value may have been in its expression.
+        log::warn!("{}: subPath for {}: {error}", part.volume.display(), part.target.display());
         Err(format!(
             "failed to {what} subPath {}for volumeMount {:?} of container {:?}",
             if what == "create" { "directory " } else { "" },
@@ -68,7 +82,7 @@ fn bind_real(volume: &Path, part: &SubPath) -> io::Result<()> {
         return Ok(());
     }
     loop {
-        match unmount(&part.target, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH) {
+        match unmount(&part.target, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
             Err(Errno::INVAL | Errno::NOENT) => break,
             Err(error) => return Err(error.into()),
@@ -76,6 +90,12 @@ fn bind_real(volume: &Path, part: &SubPath) -> io::Result<()> {
     }
     make_target(&part.target, FileType::from_raw_mode(source.st_mode).is_dir())?;
     mount_bind(handle_path(&opened), &part.target)?;
+    // The kubelet leaves it a peer of the node's own mount: then what goes here goes there too.
+    match part.propagation {
+        Propagation::None => mount_change(&part.target, MountPropagationFlags::PRIVATE)?,
+        Propagation::FromHost => mount_change(&part.target, MountPropagationFlags::DOWNSTREAM)?,
+        Propagation::Both => {}
+    }
     Ok(())
 }
 
@@ -107,12 +127,8 @@ fn make_target(target: &Path, directory: bool) -> io::Result<()> {
 
 /// `real` below the volume; an error when it is not (`PathWithinBase`).
 fn within<'a>(volume: &Path, real: &'a Path) -> io::Result<&'a Path> {
-    real.strip_prefix(volume).map_err(|_| {
-        io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("{} is not within the volume", real.display()),
-        )
-    })
+    real.strip_prefix(volume)
+        .map_err(|_| io::Error::new(io::ErrorKind::PermissionDenied, "it leads out of the volume"))
 }
 
 /// The names of a path below another; an error for anything else.
@@ -194,6 +210,7 @@ mod tests {
                 container: "c".into(),
                 volume: self.0.join("volume"),
                 part: part.into(),
+                propagation: Propagation::None,
                 target: self.0.join("pod/volume-subpaths/v/c/0"),
             }
         }

@@ -2,8 +2,10 @@
 //! finds is PURE; measuring is I/O, blocking.
 
 use std::collections::BTreeSet;
-use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, statat};
 
 use super::own_path;
 use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
@@ -42,8 +44,10 @@ pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
 impl Limited {
     /// The kubelet's message when it holds more than it may.
     pub fn outgrown(&self) -> Option<String> {
-        let mut sum = Sum { bytes: 0, bytes_max: self.bytes_max, links: BTreeSet::new() };
-        sum.add(&self.path, 0);
+        let directory = open(&self.path, DIRECTORY, Mode::empty()).ok()?;
+        let device = fstat(&directory).ok()?.st_dev;
+        let mut sum = Sum { bytes: 0, bytes_max: self.bytes_max, device, links: BTreeSet::new() };
+        sum.add(&directory, 0);
         (sum.bytes > self.bytes_max).then(|| {
             // With the blank at its end.
             format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.name, self.limit)
@@ -51,29 +55,46 @@ impl Limited {
     }
 }
 
+/// A container may put a link in a directory's place at any time.
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 struct Sum {
     bytes: u64,
     bytes_max: u64,
+    /// What is mounted in the volume is not of it.
+    device: u64,
     /// Files of several names that are counted already.
-    links: BTreeSet<(u64, u64)>,
+    links: BTreeSet<u64>,
 }
 
 impl Sum {
     /// Adds what a directory takes on the disk, as `du` does. Symlinks are not followed; what goes away meanwhile, or
     /// cannot be read, counts nothing. Ends when it is enough.
-    fn add(&mut self, directory: &Path, depth: usize) {
-        let Ok(entries) = std::fs::read_dir(directory) else { return };
+    fn add(&mut self, directory: &OwnedFd, depth: usize) {
+        let Ok(entries) = Dir::read_from(directory) else { return };
         for entry in entries.flatten() {
-            let Ok(there) = entry.metadata() else { continue };
-            let is_new = there.is_dir()
-                || there.nlink() < 2
-                || self.links.len() >= VOLUME_LINKS_MAX
-                || self.links.insert((there.dev(), there.ino()));
-            if is_new {
-                self.bytes = self.bytes.saturating_add(there.blocks() * 512);
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
             }
-            if there.is_dir() && depth < VOLUME_DEPTH_MAX {
-                self.add(&entry.path(), depth + 1);
+            let Ok(there) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            if there.st_dev != self.device {
+                continue;
+            }
+            let is_dir = FileType::from_raw_mode(there.st_mode).is_dir();
+            let is_new = is_dir
+                || there.st_nlink < 2
+                || self.links.len() >= VOLUME_LINKS_MAX
+                || self.links.insert(there.st_ino);
+            if is_new {
+                self.bytes = self.bytes.saturating_add(u64::try_from(there.st_blocks).unwrap_or(0) * 512);
+            }
+            if is_dir
+                && depth < VOLUME_DEPTH_MAX
+                && let Ok(below) = openat(directory, name, DIRECTORY, Mode::empty())
+            {
+                self.add(&below, depth + 1);
             }
             if self.bytes > self.bytes_max {
                 return;

@@ -105,6 +105,9 @@ fn a_volume_has_the_files_of_its_config_map_and_follows_it() {
     assert_eq!(file(), "2", "a ConfigMap that goes leaves what runs its files");
     assert!(world.describe("web-gw").contains(missed));
     assert_eq!(world.actions(), [""; 0], "the container was not touched");
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.until("it is started again, with its files", |world| world.running() == ["web/app#1"]);
+    assert_eq!(file(), "2");
 
     world.kill();
     world.put_text("conf", &CONF.replace("'1'", "'3'"));

@@ -249,3 +249,32 @@ fn what_a_resolver_would_not_take_is_left_out_and_told() {
     let dns = world.sandbox("web", |sandbox| sandbox.config.dns_config.clone().unwrap());
     assert_eq!(dns.servers, ["7.7.7.7", "1.1.1.1", "2.2.2.2"]);
 }
+
+#[test]
+fn mounts_are_read_only_all_the_way_down_where_the_runtime_can() {
+    let world = World::new();
+    let spec = |mode: &str| {
+        format!(
+            "volumes: [{{name: v, emptyDir: {{}}}}], containers: [{{name: app, image: 'busybox:1', \
+             volumeMounts: [{{name: v, mountPath: /v, readOnly: true, recursiveReadOnly: {mode}}}]}}]"
+        )
+    };
+    let is_recursive = |world: &World| {
+        let mounts = config(world, "app").mounts;
+        mounts.iter().find(|mount| mount.container_path == "/v").expect("the mount").recursive_read_only
+    };
+    world.run("web", &spec("IfPossible"));
+    assert!(!is_recursive(&world));
+    world.put("web", &spec("Enabled"));
+    let message = "failed to resolve recursive read-only mode: volume \"v\" requested recursive read-only mode, \
+                   but it is not supported by the runtime";
+    let refused = ("CreateContainerConfigError".to_owned(), message.to_owned());
+    world.until("the refusal", |world| world.waiting("web", "app") == refused);
+    // A newer runtime is known to the next agent.
+    world.kill();
+    world.fake.state().handlers = vec![(String::new(), true)];
+    world.start();
+    world.until("it runs", |world| world.running() == ["web/app#0"]);
+    assert!(is_recursive(&world));
+    assert!(world.ask("/pods").1.contains("\"recursiveReadOnly\": \"Enabled\""), "{}", world.ask("/pods").1);
+}

@@ -155,6 +155,51 @@ fn many_valid_manifests_as_large_as_they_may_be() {
     agent.withstood("110 valid manifests of 70 kB");
 }
 
+#[test]
+fn objects_as_large_as_they_may_be() {
+    let mut agent = Agent::start();
+    let object = |name: &str, keys: usize, bytes: usize, letter: &str| {
+        let data: String = (0..keys).map(|key| format!("{{k{key}: {}}}", letter.repeat(bytes))).collect();
+        let data = data.replace("}{", ", ");
+        format!("{{apiVersion: v1, kind: ConfigMap, metadata: {{name: {name}}}, data: {data}}}\n")
+    };
+    let large = |letter: &str| object("large", 10, 100_000, letter);
+    agent.apply("large", large("x"));
+    agent.apply("variables", object("variables", 2, 120_000, "x"));
+    let spec = |from: &str| {
+        format!(
+            "envFrom: [{{configMapRef: {{name: {from}}}}}], volumeMounts: [{{name: v, mountPath: /v}}]}}\n  \
+             volumes: [{{name: v, configMap: {{name: large}}}}] #"
+        )
+    };
+    for number in 0..50 {
+        for from in ["variables", "large"] {
+            let name = format!("{from}-{number}");
+            agent.apply(&name, pod(&name, &spec(from)));
+        }
+    }
+    agent.wait("those whose variables fit", |agent| agent.fake.state().running().len() == 51);
+    agent
+        .wait("a word on the others", |agent| agent.log().contains("of at most 262144; mount what is large"));
+    let holds = |agent: &Agent, letter: u8| {
+        let pods = fs::read_dir(agent.path("root/pods")).unwrap().flatten();
+        let file = |pod: fs::DirEntry| {
+            fs::read(pod.path().join("volumes/kubernetes.io~configmap/v/k9")).unwrap_or_default()
+        };
+        pods.map(file).filter(|bytes| bytes.first() == Some(&letter)).count()
+    };
+    agent.wait("the volumes", |agent| holds(agent, b'x') == 100);
+    agent.apply("large", large("y"));
+    agent.wait("the files of those that run follow", |agent| holds(agent, b'y') >= 50);
+    for number in 0..50 {
+        for from in ["variables", "large"] {
+            fs::remove_file(agent.manifest(&format!("{from}-{number}"))).unwrap();
+        }
+    }
+    agent.wait("their end", |agent| agent.fake.state().running().len() == 1);
+    agent.withstood("a ConfigMap of a megabyte in 100 volumes and 50 containers' variables");
+}
+
 // ---- the runtime ---------------------------------------------------------------------------------------------
 
 #[test]

@@ -139,6 +139,7 @@ impl Effects {
                         mounts: &[],
                         termination_log: Some("/t"),
                         target: None,
+                        recursive_read_only: true,
                         annotations: &[],
                         user_namespace: users(pod),
                         env: &env,

@@ -29,10 +29,6 @@ fn particular<'a>(path: &'a str, full: &Value) -> Option<(&'a str, Value)> {
         "spec.containers[*].resources.limits.ephemeral-storage" => {
             ("spec.containers[*].resources", json!({"limits": {"ephemeral-storage": "1Gi"}}))
         }
-        "spec.containers[*].volumeMounts[*].recursiveReadOnly" => (
-            "spec.containers[*].volumeMounts",
-            json!([{"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "Enabled"}]),
-        ),
         "spec.containers[*].securityContext.procMount" => (path, json!("Unmasked")),
         "spec.hostUsers" => (path, json!(false)),
         _ => return None,

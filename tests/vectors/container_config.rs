@@ -33,6 +33,7 @@ fn container_config_set() {
             mounts: &[],
             termination_log: Some(&termination_log),
             target: None,
+            recursive_read_only: false,
             annotations: &[],
             user_namespace: None,
             env: &fixture.sources,

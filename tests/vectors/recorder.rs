@@ -93,6 +93,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
     ActContext {
         runtime: recorder,
         clock: clock.clone(),
+        handlers: Rc::from([]),
         node: Rc::new(node),
         images: Rc::new(ImagePuller::new(clock, PULLS_AT_ONCE)),
         env: Rc::new(ManifestObjects::default()),

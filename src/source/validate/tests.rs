@@ -725,11 +725,6 @@ fn what_this_version_does_not_do_is_refused() {
             json!({"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
             "spec.volumes[0].projected.sources[0].serviceAccountToken",
         ),
-        (
-            "/spec/containers/0/volumeMounts/0",
-            json!({"name": "v", "mountPath": "/v", "readOnly": true, "recursiveReadOnly": "Enabled"}),
-            "spec.containers[0].volumeMounts[0].recursiveReadOnly",
-        ),
         ("/spec/volumes/0", json!({"name": "v", "nfs": {"server": "x", "path": "/"}}), "spec.volumes[0].nfs"),
     ] {
         let mut pod = good();

@@ -3,7 +3,7 @@
 //! A row leaves the tables when its feature arrives; `fields` then answers for the field what its own line says.
 
 use k8s_openapi::api::core::v1::{
-    Container, Lifecycle, Pod, PodSpec, SecurityContext, Volume, VolumeMount, VolumeProjection,
+    Container, Lifecycle, Pod, PodSpec, SecurityContext, Volume, VolumeProjection,
 };
 
 use super::Check;
@@ -88,13 +88,6 @@ const CONTAINER: &[Row<Container>] = &[
     }),
 ];
 
-/// Fields of a volume's mount.
-const MOUNT: &[Row<VolumeMount>] =
-    &[Row("recursiveReadOnly", "mounts are read-only at their top alone", |mount| {
-        mount.read_only == Some(true)
-            && matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
-    })];
-
 /// Sources of a projected volume.
 const PROJECTION: &[Row<VolumeProjection>] = &[
     Row("serviceAccountToken", "service accounts need an API server", |source| {
@@ -164,7 +157,6 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
     rows("metadata", METADATA)
         .chain(rows("spec", SPEC))
         .chain(rows("spec.containers[*]", CONTAINER))
-        .chain(rows("spec.containers[*].volumeMounts[*]", MOUNT))
         .chain(rows("spec.volumes[*].projected.sources[*]", PROJECTION))
         .chain(kinds.map(|(field, ..)| (format!("spec.volumes[*].{field}"), KIND)))
         .collect()
@@ -178,8 +170,9 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
     let Some(spec) = &pod.spec else { return };
     check.at("spec", |check| {
         rows(check, SPEC, spec);
-        check.each("containers", &spec.containers, container);
-        check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), container);
+        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container);
+        check.each("containers", &spec.containers, own);
+        check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), own);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
             for (field, _, _) in VOLUME_KINDS.iter().filter(|(_, supported, is)| !supported && is(volume)) {
                 refuse(check, field, KIND);
@@ -190,13 +183,6 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
                     .at_path(&format!("projected.sources[{index}]"), |check| rows(check, PROJECTION, source));
             }
         });
-    });
-}
-
-fn container(check: &mut Check, container: &Container) {
-    rows(check, CONTAINER, container);
-    check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
-        rows(check, MOUNT, mount);
     });
 }
 

@@ -179,12 +179,13 @@ fn paths(check: &mut Check, volume: &Volume) {
     };
     let mut seen: Vec<String> = own.chain(projected).map(clean).collect();
     seen.sort();
-    let below = |path: &str, of: &str| path.strip_prefix(of).is_some_and(|rest| rest.starts_with('/'));
-    for pair in seen.windows(2).filter(|pair| !pair[0].is_empty()) {
-        if pair[0] == pair[1] {
-            check.invalid_text(&pair[1], "must be the path of one file only");
-        } else if below(&pair[1], &pair[0]) {
-            check.invalid_text(&pair[1], &format!("stands below {}, which is a file too", pair[0]));
+    for pair in seen.windows(2).filter(|pair| !pair[0].is_empty() && pair[0] == pair[1]) {
+        check.invalid_text(&pair[1], "must be the path of one file only");
+    }
+    for path in &seen {
+        let parents = path.match_indices('/').map(|(end, _)| &path[..end]);
+        if let Some(file) = parents.into_iter().find(|parent| seen.iter().any(|other| other == parent)) {
+            check.invalid_text(path, &format!("stands below {file}, which is a file too"));
         }
     }
 }
@@ -205,8 +206,12 @@ fn file_path(check: &mut Check, path: &str) {
             return check.required("");
         }
         check.text(path, names::descending);
-        if path.starts_with("..") && !path.starts_with("../") {
-            check.invalid_text(path, "must not start with '..'");
+        match path.split('/').find(|part| !matches!(*part, "" | ".")) {
+            None => check.invalid_text(path, "must name a file"),
+            Some(first) if first.starts_with("..") && first != ".." => {
+                check.invalid_text(path, "must not start with '..'");
+            }
+            Some(_) => {}
         }
     });
 }
@@ -283,6 +288,21 @@ mod tests {
                 "configMap",
                 json!({"name": "m", "items": [item("a"), item("a/b")]}),
                 "volumes[0]: \"a/b\": stands below a, which",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("a"), item("a.conf"), item("a/b")]}),
+                "volumes[0]: \"a/b\": stands below a, which",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("./..data")]}),
+                "volumes[0].configMap.items[0].path: \"./..data\": must not start",
+            ),
+            (
+                "configMap",
+                json!({"name": "m", "items": [item("./")]}),
+                "volumes[0].configMap.items[0].path: \"./\": must name a file",
             ),
             ("downwardAPI", json!({"items": [field("n", "metadata.labels['a']"), memory("c")]}), ""),
             (

@@ -734,7 +734,8 @@ impl State {
             name: name.clone(),
             features: Some(cri::RuntimeHandlerFeatures {
                 user_namespaces: *user_namespaces,
-                ..Default::default()
+                // As new as that.
+                recursive_read_only_mounts: *user_namespaces,
             }),
         };
         cri::StatusResponse {
