@@ -125,7 +125,7 @@ pub async fn run_until(
     };
     let found = smol::future::or(stop, smol::future::or(found, answer_meanwhile(&asked, &why))).await;
     let ended = match found {
-        Ok(Some((runtime, name))) => {
+        Ok(Some((runtime, name, handlers))) => {
             let node_name = NodeName::new(identity.node_name());
             let set_aside = Arc::new(SetAside::read(&config.root_dir));
             let manifests =
@@ -153,7 +153,7 @@ pub async fn run_until(
                 once,
                 metrics,
             };
-            Ok(parts.run_loop(runtime, name, asked, stopped).await)
+            Ok(parts.run_loop(runtime, name, handlers, asked, stopped).await)
         }
         Ok(None) => Ok(Ending::Stopped),
         Err(why) => Err(why),
@@ -178,7 +178,7 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     std::future::pending().await
 }
 
-/// The runtime and its name, when it answers and is ready. Waits for it, saying why once per reason; with `once`
+/// The runtime, its name and its handlers, when it answers and is ready. Waits for it, saying why once per reason; with `once`
 /// the first reason ends the wait.
 async fn find_runtime(
     config: &Config,
@@ -186,7 +186,7 @@ async fn find_runtime(
     executor: &Rc<LocalExecutor<'static>>,
     clock: &SharedClock,
     said: &RefCell<String>,
-) -> Result<(GrpcRuntime, Box<str>), String> {
+) -> Result<(GrpcRuntime, Box<str>, Vec<RuntimeHandler>), String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
     let mut wait = Duration::from_secs(1);
@@ -210,8 +210,10 @@ async fn find_runtime(
                     found.version.runtime_version,
                     found.runtime.socket().display()
                 );
+                // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
+                let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
                 let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
-                return Ok((runtime, found.version.runtime_name));
+                return Ok((runtime, found.version.runtime_name, handlers));
             }
             Err(error) if once => return Err(error.to_string()),
             Err(error) => {
@@ -267,6 +269,7 @@ impl Parts<'_> {
         self,
         runtime: R,
         runtime_name: Box<str>,
+        handlers: Vec<RuntimeHandler>,
         asked: Receiver<Query>,
         stopped: Receiver<()>,
     ) -> Ending {
@@ -278,8 +281,6 @@ impl Parts<'_> {
         executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
 
         let ring = Rc::new(RefCell::new(EventRing::default()));
-        // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
-        let handlers = runtime.status().await.map(|status| status.handlers).unwrap_or_default();
         let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let cgroups = Rc::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));

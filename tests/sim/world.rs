@@ -184,7 +184,7 @@ impl World {
                 once: false,
                 metrics: Rc::default(),
             };
-            parts.run_loop(runtime, "fake".into(), queries, stopped).await
+            parts.run_loop(runtime, "fake".into(), Vec::new(), queries, stopped).await
         });
         let woken = Arc::new(Flag(AtomicBool::new(true)));
         self.life = Some(Life { main, executor, woken, updates, asked, _stop: stop });
