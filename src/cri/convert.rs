@@ -15,13 +15,12 @@ use crate::model::{
     SandboxId, SandboxItem, SandboxNetwork, SandboxState, SandboxStatus, Wall,
 };
 use crate::proto::runtime::v1 as cri;
-use crate::render::labels::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID, container_meta};
+use crate::render::labels::{
+    CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_meta,
+};
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
-
-/// Who made a sandbox: the node name of the smolet that did.
-const SMOLET_NODE: &str = "smolet.io/node";
 
 /// A row of `ListPodSandbox`; `None` without an id or metadata, which the kubelet skips too.
 pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
@@ -36,7 +35,7 @@ pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
         ),
         state: sandbox_state(row.state),
         created_at: Wall(row.created_at),
-        node: row.annotations.remove(SMOLET_NODE).map(text),
+        node: row.annotations.remove(NODE_ANNOTATION).map(text),
     })
 }
 
@@ -335,7 +334,7 @@ mod tests {
             namespace: "default".into(),
             attempt: 2,
         };
-        let annotations = map(&[(SMOLET_NODE, "gateway")]);
+        let annotations = map(&[(NODE_ANNOTATION, "gateway")]);
         let item = sandbox_item(cri::PodSandbox { metadata: Some(metadata), annotations, ..row }).unwrap();
         assert_eq!((item.pod, item.attempt), (PodKey::new("default", "web", "u"), 2));
         assert_eq!((item.state, item.node.as_deref()), (SandboxState::Ready, Some("gateway")));

@@ -192,14 +192,15 @@ impl<R: Runtime + 'static> Agent<R> {
         let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
         let observed = record.worker.observed().cloned().unwrap_or_default();
         let objects = self.desired.objects();
-        let status = self.statuses.status(uid);
-        let is_evicted = status.is_some_and(|status| status.reason.as_deref() == Some("Evicted"));
-        let grace = is_evicted.then_some(Seconds(0));
+        // Taken from its record only where it is looked at.
+        let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
+        let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
+        let grace = status.as_ref().is_some_and(is_evicted).then_some(Seconds(0));
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
-            && let Some(status) = self.statuses.status(uid)
+            && let Some(status) = &status
         {
-            ctx.least_counts = LeastCounts::new(next_restart_counts(&status));
+            ctx.least_counts = LeastCounts::new(next_restart_counts(status));
         }
         let (give_up, asked) = GiveUp::new();
         record.overtaken = asked.overtaken.clone();

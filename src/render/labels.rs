@@ -13,6 +13,8 @@ use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, container_hash};
 use crate::text::push_json_text;
 
+/// smolet's own annotation on its sandboxes: the node name of the smolet that made it.
+pub const NODE_ANNOTATION: &str = "smolet.io/node";
 /// Label: the pod's name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 /// Label: the pod's namespace.

@@ -24,6 +24,7 @@ pub mod outcome;
 pub mod overtaken;
 pub mod plan;
 pub mod rules;
+mod sandbox;
 pub mod start;
 pub mod worker;
 

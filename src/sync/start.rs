@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 
-use super::act::{ActContext, PodSandbox, Turn};
+use super::act::{ActContext, Turn};
 use super::kill::remove_container;
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
+use super::sandbox::PodSandbox;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::image::credentials::NODE_LOGINS;

@@ -1,0 +1,149 @@
+//! The sandbox that a pod's containers start in: whether it can be, its configuration, its making.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::rc::Rc;
+
+use super::act::ActContext;
+use super::outcome::{Failure, Outcome, SyncAction, SyncError};
+use super::start::create_dir;
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::facts;
+use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
+use crate::proto::runtime::v1::PodSandboxConfig;
+use crate::render::admission::{self, Refusal};
+use crate::render::labels::NODE_ANNOTATION;
+use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
+use crate::text::quoted;
+use crate::userns;
+
+/// The sandbox that containers start in.
+pub(super) struct PodSandbox<'a> {
+    pub id: SandboxId,
+    pub config: &'a PodSandboxConfig,
+    pub users: Option<UserNamespace>,
+    pub ips: Vec<Box<str>>,
+}
+
+/// Why the pod cannot run here. The runtime is asked only for pods that want something special of it, each time: after
+/// an upgrade it may be able to do more.
+pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Option<Refusal> {
+    let runtime = if admission::asks_runtime(pod) {
+        match ctx.runtime.status().await {
+            Ok(status) => Some(status),
+            Err(error) => {
+                let message = format!("the runtime does not say what it can do: {error}");
+                return Some(Refusal { reason: "CreatePodSandboxError", message });
+            }
+        }
+    } else {
+        None
+    };
+    admission::refusal(&ctx.node, pod, runtime.as_ref())
+}
+
+/// A sandbox's configuration.
+pub(super) struct SandboxConfig {
+    pub cri: PodSandboxConfig,
+    /// The pod's own users.
+    pub users: Option<UserNamespace>,
+}
+
+/// The sandbox's configuration with smolet's own annotation. `is_new` says that there is no sandbox yet.
+pub(super) async fn configure_sandbox<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    attempt: u32,
+    is_new: bool,
+) -> Result<SandboxConfig, String> {
+    let mut users = None;
+    if admission::wants_user_namespace(pod) {
+        let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+        create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
+        let (root, uid) = (ctx.node.root_dir.to_string(), pod.key.uid.to_string());
+        let given = move || userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new);
+        users = Some(ctx.blocking.run_for(&pod.key.uid, given).await?);
+    }
+    let mut node = ctx.node.clone();
+    if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
+        Rc::make_mut(&mut node).resolv_conf = facts::resolv_conf(path);
+    }
+    let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
+    config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
+    if is_new {
+        for warning in dns_warnings(&node, pod) {
+            ctx.note(&pod.key, EventKind::Warning, "DNSConfigForming", &warning);
+        }
+    }
+    Ok(SandboxConfig { cri: config, users })
+}
+
+/// `createPodSandbox` and what `SyncPod` does with the result; `None` when the sync is over.
+pub(super) async fn make_sandbox<'a, R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    made: &'a SandboxConfig,
+    outcome: &mut Outcome,
+) -> Option<PodSandbox<'a>> {
+    let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));
+    // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
+    // killed is found by it.
+    let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+    for (what, path, mode) in [("pod", &pod_dir, 0o750), ("log", &config.log_directory, 0o755)] {
+        if let Err(error) = create_dir(path, mode) {
+            let message = format!("Failed to create {what} directory for pod {name}: {error}");
+            sandbox_failed(ctx, pod, outcome, &error.to_string(), message);
+            return None;
+        }
+    }
+    let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
+    if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
+        return None;
+    }
+    let run = ctx.runtime.run_pod_sandbox(config, admission::runtime_handler(pod)).await;
+    let id = match run.map_err(|error| error.to_string()) {
+        Ok(id) => id,
+        Err(error) => {
+            let message = format!("Failed to create sandbox for pod {name}: {error}");
+            sandbox_failed(ctx, pod, outcome, &error, message);
+            return None;
+        }
+    };
+    outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), None);
+    outcome.sandbox = Some(id.clone());
+    let status = match ctx.runtime.pod_sandbox_status(&id).await {
+        Ok(status) => status,
+        Err(error) => {
+            let message = format!("Unable to get pod sandbox status: {error}");
+            ctx.note(&pod.key, EventKind::Warning, "FailedPodSandBoxStatus", &message);
+            outcome.sync_error = Some(error.to_string());
+            return None;
+        }
+    };
+    let host_network = pod.spec().host_network == Some(true);
+    let ips = if host_network { observed.ips.clone() } else { sandbox_ips(&status) };
+    Some(PodSandbox { id, config, users: made.users, ips })
+}
+
+pub(super) fn sandbox_failed<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    outcome: &mut Outcome,
+    error: &str,
+    message: String,
+) {
+    let note = format!("Failed to create pod sandbox: {error}");
+    ctx.note(&pod.key, EventKind::Warning, "FailedCreatePodSandBox", &note);
+    let failure = Failure::new(SyncError::CreatePodSandbox, message);
+    outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), Some(failure));
+}
+
+/// `determinePodSandboxIPs`: none when any of them cannot be read.
+fn sandbox_ips(status: &SandboxStatus) -> Vec<Box<str>> {
+    let Some(network) = &status.network else { return Vec::new() };
+    let primary = Some(&network.ip).filter(|ip| !ip.is_empty());
+    let ips: Vec<Box<str>> = primary.into_iter().chain(&network.additional_ips).cloned().collect();
+    if ips.iter().all(|ip| ip.parse::<IpAddr>().is_ok()) { ips } else { Vec::new() }
+}
