@@ -29,7 +29,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 20000
 
-.PHONY: help demo test lint deny unit sim vectors attack real real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint deny unit unit-beside-release sim proto vectors attack real real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -38,7 +38,7 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint unit vectors size attack real-beside-others leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint unit-beside-release vectors size attack real-beside-others leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
@@ -57,9 +57,20 @@ unit: setup-rust  ## unit and integration tests that need no runtime, but for th
 	$(call step,unit and integration tests)
 	@$(CARGO) test --locked -- --quiet
 
+# The one is bound to one processor most of the time, and so are the others.
+unit-beside-release: setup-rust
+	@mkdir -p target/tmp; \
+	$(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
+	unit=0; $(MAKE) --no-print-directory unit || unit=$$?; \
+	rest=0; wait $$release || rest=$$?; \
+	cat target/tmp/release.log; exit $$((unit | rest))
+
 sim: setup-rust  ## thousands of node-hours in virtual time, with faults
 	$(call step,simulation)
 	@$(CARGO) test --locked --test sim -- --quiet
+
+proto: setup-rust  ## compiles proto/ to src/proto/
+	@SMOLET_PROTO=write $(CARGO) test --locked --quiet --test proto_table
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)

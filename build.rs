@@ -1,5 +1,4 @@
-//! Compiles `proto/` into prost messages without an installed protoc, and makes the release binary small: static,
-//! without unwind tables.
+//! Makes the release binary small: static, without unwind tables.
 
 use std::env;
 use std::error::Error;
@@ -7,15 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed=proto");
-    let files = ["runtime.v1", "containerd.events", "containerd.images"];
-    let descriptors = protox::compile(files.map(|name| format!("proto/{name}.proto")), ["proto"])?;
-    let mut config = prost_build::Config::new();
-    // Maps keep their order, so that requests, hashes and tests are the same every time.
-    config.btree_map(["."]);
-    // Credentials: src/proto.rs writes a Debug that shows none.
-    config.skip_debug([".runtime.v1.AuthConfig"]);
-    config.compile_fds(descriptors)?;
+    println!("cargo::rerun-if-changed=build.rs");
     link_small()
 }
 

@@ -173,7 +173,7 @@ setup() {
 }
 
 # Crates that cost much to optimise and are not where the tests' time goes.
-PLAIN=(clap_builder divan k8s-openapi prost-reflect protox-parse regex-automata serde-saphyr)
+PLAIN=(clap_builder divan k8s-openapi serde-saphyr)
 
 # run_tests [--no-run]: the unit tests and TESTS. Some optimisation, since the emulator pays for each instruction, but not
 # across codegen units, which costs more than it brings; nothing for a debugger or a second build.

@@ -1,4 +1,7 @@
-//! The CRI v1 messages, and those of containerd's own services, generated from `proto/` by `build.rs`.
+//! The CRI v1 messages, and those of containerd's own services, generated from `proto/` by `make proto`.
+//!
+//! What is generated is kept, in `src/proto/`: the compiler of `proto/` costs more than most of the dependencies together, in
+//! each build and for each target anew. A test compiles it again and compares (`tests/proto_table.rs`).
 //!
 //! `render` builds the configuration messages directly: they are the CRI's own vocabulary, and a second copy of
 //! them in model types would be transcription. What the runtime *reports* becomes model types in `cri::convert`.
@@ -9,7 +12,7 @@
 pub mod runtime {
     /// Version 1.
     pub mod v1 {
-        include!(concat!(env!("OUT_DIR"), "/runtime.v1.rs"));
+        include!("proto/runtime.v1.rs");
 
         /// Shows nothing of the credentials.
         impl std::fmt::Debug for AuthConfig {
@@ -24,11 +27,11 @@ pub mod runtime {
 pub mod containerd {
     /// Package `containerd.events`.
     pub mod events {
-        include!(concat!(env!("OUT_DIR"), "/containerd.events.rs"));
+        include!("proto/containerd.events.rs");
     }
 
     /// Package `containerd.images`: content, leases and image records.
     pub mod images {
-        include!(concat!(env!("OUT_DIR"), "/containerd.images.rs"));
+        include!("proto/containerd.images.rs");
     }
 }

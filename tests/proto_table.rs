@@ -1,10 +1,13 @@
 //! Our compact `proto/` against upstream's CRI v1 and containerd's services: each message, field and enum value we have
 //! must have upstream's number, type and label. `cri_fields.tsv` was taken from upstream's `api.proto`,
-//! `containerd_fields.tsv` from containerd's files, whole messages at a time.
+//! `containerd_fields.tsv` from containerd's files, whole messages at a time. And `src/proto/` is what `proto/` compiles to;
+//! with `SMOLET_PROTO=write` it becomes that.
 
+#![cfg(target_arch = "x86_64")]
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, Kind};
 
@@ -48,6 +51,30 @@ fn kind(field: &FieldDescriptor) -> String {
         Kind::Message(message) => short(message.full_name()),
         Kind::Enum(values) => short(values.full_name()),
         scalar => format!("{scalar:?}"),
+    }
+}
+
+#[test]
+fn the_kept_messages_are_what_proto_compiles_to() {
+    const PACKAGES: [&str; 3] = ["runtime.v1", "containerd.events", "containerd.images"];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = PACKAGES.map(|package| root.join(format!("proto/{package}.proto")));
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join("proto");
+    std::fs::create_dir_all(&made).unwrap();
+    let descriptors = protox::compile(files, [root.join("proto")]).expect("proto/ compiles");
+    let mut config = prost_build::Config::new();
+    // Maps keep their order, so that requests, hashes and tests are the same every time.
+    config.btree_map(["."]);
+    // Credentials: src/proto.rs writes a Debug that shows none.
+    config.skip_debug([".runtime.v1.AuthConfig"]);
+    config.out_dir(&made).compile_fds(descriptors).unwrap();
+    for package in PACKAGES {
+        let (made, kept) = (made.join(format!("{package}.rs")), root.join(format!("src/proto/{package}.rs")));
+        if std::env::var_os("SMOLET_PROTO").is_some_and(|word| word == "write") {
+            std::fs::copy(&made, &kept).unwrap();
+        }
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        assert!(read(made) == read(kept.clone()), "{} is out of date: make proto", kept.display());
     }
 }
 
