@@ -1,128 +1,390 @@
 //! Work that blocks (directories, mounts, fsync) on a thread of its own, which ends with the work.
 //!
+//! ```text
+//!     run, run_for            smolet's own paths    few turns, no deadline: it is done when it is done
+//!     run_outside, …_for      any other path        turns of their own, and a deadline: the path may never answer
+//!     run_alone               one job at a time     no turn: it may hang, and holds up nothing but itself
+//! ```
+//!
+//! A path that is not smolet's own (a hostPath, what a link in a volume leads to) may lie on a server that is away: then
+//! the system call ends when that is back, days later or never, and nothing can end it before. So its thread is left to
+//! itself: whoever waited gets an error, and until it ends nobody begins anything more at that path.
+//!
 //! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
 //! nothing, for as long as the agent lives.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smol::lock::{Mutex as AsyncMutex, Semaphore};
+use smol::channel::Receiver;
+use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardArc};
 
-use crate::limits::BLOCKING_JOBS_MAX;
-use crate::model::PodUid;
+use crate::clock::SharedClock;
+use crate::limits::{BLOCKING_JOBS_MAX, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE};
+use crate::model::{Mono, PodUid};
 use crate::store::poison;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// Turns for blocking work, at most `limits::BLOCKING_JOBS_MAX` at once.
-#[derive(Debug)]
+/// Turns for blocking work.
 pub struct Blocking {
+    /// Of work on smolet's own paths, at most `limits::BLOCKING_JOBS_MAX` at once.
     turns: Arc<Semaphore>,
+    /// Of work on other paths, at most `limits::OUTSIDE_JOBS_MAX` at once.
+    outside: Arc<Semaphore>,
     /// One for each pod whose work is under way or waits; at most as many as pods in hand.
     pods: RefCell<BTreeMap<Box<str>, Arc<AsyncMutex<()>>>>,
+    /// One for each other path at which work is under way or waits: for each turn one, and one for each pod in hand.
+    paths: RefCell<BTreeMap<PathBuf, Arc<AtPath>>>,
     place: Place,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    OwnThread,
+    /// With the clock of the deadlines.
+    OwnThread(SharedClock),
     Here,
 }
 
+/// A path that is not smolet's own.
+#[derive(Debug, Default)]
+struct AtPath {
+    turn: Arc<AsyncMutex<()>>,
+    /// When the thread began that is at it.
+    began: Mutex<Option<Mono>>,
+}
+
+impl AtPath {
+    /// A thread is at it for so long that it is given up.
+    fn hangs(&self, now: Mono) -> bool {
+        lock(&self.began).is_some_and(|began| now.since(began) >= OUTSIDE_PATIENCE)
+    }
+}
+
+/// What a thread at a path holds until its work ends, and the kernel lets go of it.
+struct Stay {
+    at: Arc<AtPath>,
+    _path: MutexGuardArc<()>,
+    _turn: SemaphoreGuardArc,
+}
+
+impl Drop for Stay {
+    fn drop(&mut self) {
+        *lock(&self.at.began) = None;
+    }
+}
+
+/// Why work was not done, or is not known to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stuck {
+    /// The path does not answer.
+    Hangs(PathBuf),
+    /// It was not looked at: others, this one among them, hold all turns.
+    Full {
+        /// What was to be looked at.
+        path: PathBuf,
+        /// One that does not answer.
+        other: PathBuf,
+    },
+    /// What was begun for the pod before is not over.
+    PodBusy,
+    /// No thread can be started for it.
+    NoThread(PathBuf, String),
+}
+
+impl fmt::Display for Stuck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const MEND: &str = "bring back what it lies on (a network mount, a disk?) or unmount it";
+        let seconds = OUTSIDE_PATIENCE.as_secs();
+        match self {
+            Self::Hangs(path) => write!(f, "{} does not answer within {seconds} s: {MEND}", path.display()),
+            Self::Full { path, other } => {
+                let (path, other) = (path.display(), other.display());
+                write!(
+                    f,
+                    "{path} was not looked at: {OUTSIDE_JOBS_MAX} other paths are, and {other} does not answer: {MEND}"
+                )
+            }
+            Self::PodBusy => write!(f, "what was begun for the pod before is not over after {seconds} s"),
+            Self::NoThread(path, error) => {
+                write!(
+                    f,
+                    "{} was not looked at, no thread can be started: {error}; end other processes",
+                    path.display()
+                )
+            }
+        }
+    }
+}
+
+impl std::error::Error for Stuck {}
+
+impl From<Stuck> for String {
+    fn from(stuck: Stuck) -> Self {
+        stuck.to_string()
+    }
+}
+
 impl Blocking {
-    /// Each on a thread of its own.
-    pub fn on_threads() -> Self {
-        Self::at(Place::OwnThread)
+    /// Each on a thread of its own; the clock is that of the deadlines.
+    pub fn on_threads(clock: SharedClock) -> Self {
+        Self::at(Place::OwnThread(clock))
     }
 
     /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
-    /// the same each time.
+    /// the same each time. Nothing has a deadline there.
     pub fn on_this_thread() -> Self {
         Self::at(Place::Here)
     }
 
     fn at(place: Place) -> Self {
-        Self { turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)), pods: RefCell::default(), place }
+        Self {
+            turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
+            outside: Arc::new(Semaphore::new(OUTSIDE_JOBS_MAX)),
+            pods: RefCell::default(),
+            paths: RefCell::default(),
+            place,
+        }
+    }
+
+    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end, and keeps its turn.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (job, done) = kept(work);
+        self.own(job).await;
+        done.take()
     }
 
     /// As [`Blocking::run`], and after all other work for the pod: work whose task was cancelled goes on, and must not make
     /// anew what the pod's removal takes away.
+    ///
+    /// # Errors
+    /// That other work is not over within `limits::OUTSIDE_PATIENCE`.
     pub async fn run_for<T: Send + 'static>(
         &self,
         pod: &PodUid,
         work: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
-        let turn = self.pods.borrow_mut().entry(pod.as_str().into()).or_default().clone();
-        let mine = turn.lock_arc().await;
+    ) -> Result<T, Stuck> {
+        let mine = self.turn_of(pod).await?;
         let done = self.run(move || {
             let _mine = mine;
             work()
         });
         let done = done.await;
-        drop(turn);
-        self.pods.borrow_mut().retain(|_, turn| Arc::strong_count(turn) > 1);
+        self.forget_idle();
+        Ok(done)
+    }
+
+    /// Work on a path that is not smolet's own, one job after the other.
+    ///
+    /// # Errors
+    /// It is not over within `limits::OUTSIDE_PATIENCE`, its turn included; what was begun goes on, and at that path
+    /// nothing begins until it is over.
+    pub async fn run_outside<T: Send + 'static>(
+        &self,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let (job, done) = kept(work);
+        self.away(path, job).await?;
+        Ok(done.take())
+    }
+
+    /// As [`Blocking::run_outside`], and after all other work for the pod.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub async fn run_outside_for<T: Send + 'static>(
+        &self,
+        pod: &PodUid,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let mine = self.turn_of(pod).await?;
+        let done = self.run_outside(path, move || {
+            let _mine = mine;
+            work()
+        });
+        let done = done.await;
+        self.forget_idle();
         done
     }
 
-    /// Waits for a turn and for the work. Dropped after the work began, the work goes on to its end, and keeps its turn.
-    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let turn = self.turns.acquire_arc().await;
-        let mark = poison::handled();
+    /// Work that takes no turn: it may hang, and its caller has no more than one at a time.
+    pub async fn run_alone<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self.place {
-            Place::OwnThread => {
-                // A panic on that thread is put down to the pod too.
-                let work = move || {
-                    let (_handling, _turn) = (poison::handling(mark), turn);
-                    work()
-                };
-                unblock(work).await
-            }
-            Place::Here => {
-                smol::future::yield_now().await;
-                let done = work();
-                smol::future::yield_now().await;
-                done
-            }
+            Place::OwnThread(_) => unblock(work).await,
+            Place::Here => self.run(work).await,
         }
     }
+
+    /// Paths of others at which work is under way, those that hang among them, and the bytes of their names.
+    pub fn held(&self) -> (usize, usize) {
+        let paths = self.paths.borrow();
+        let held = paths.iter().filter(|(_, at)| lock(&at.began).is_some());
+        held.fold((0, 0), |(n, bytes), (path, _)| (n + 1, bytes + path.as_os_str().len()))
+    }
+
+    async fn own(&self, job: Job) {
+        let turn = self.turns.acquire_arc().await;
+        match &self.place {
+            Place::OwnThread(_) => start(marked(job, turn)).await,
+            Place::Here => here(job).await,
+        }
+    }
+
+    async fn away(&self, path: &Path, job: Job) -> Result<(), Stuck> {
+        let Place::OwnThread(clock) = &self.place else {
+            here(job).await;
+            return Ok(());
+        };
+        let at = self.paths.borrow_mut().entry(path.to_owned()).or_default().clone();
+        let for_turn = Cell::new(false);
+        let done = or_late(clock, async {
+            // Known to hang: whoever waits here may hold up others meanwhile.
+            if at.hangs(clock.now().mono) {
+                return Err(Stuck::Hangs(path.to_owned()));
+            }
+            let of_path = at.turn.lock_arc().await;
+            let turn = match self.outside.try_acquire_arc() {
+                None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
+                None => {
+                    for_turn.set(true);
+                    self.outside.acquire_arc().await
+                }
+                Some(turn) => turn,
+            };
+            for_turn.set(false);
+            *lock(&at.began) = Some(clock.now().mono);
+            let stay = Stay { at: at.clone(), _path: of_path, _turn: turn };
+            // Never here and now: the agent would hang with it.
+            let ended = spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))));
+            over(&ended.map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))?).await;
+            Ok(())
+        });
+        let late = || if for_turn.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) };
+        let done = done.await.unwrap_or_else(|| Err(late()));
+        drop(at);
+        self.forget_idle();
+        done
+    }
+
+    /// Every turn is held by a path that does not answer.
+    fn all_hang(&self, now: Mono) -> bool {
+        self.paths.borrow().values().filter(|at| at.hangs(now)).count() >= OUTSIDE_JOBS_MAX
+    }
+
+    fn full(&self, path: &Path) -> Stuck {
+        // The one that is there for the longest time.
+        let paths = self.paths.borrow();
+        let held = paths.iter().filter_map(|(path, at)| Some((lock(&at.began).as_ref().copied()?, path)));
+        let other = held.min().map(|(_, path)| path.clone()).unwrap_or_default();
+        Stuck::Full { path: path.to_owned(), other }
+    }
+
+    async fn turn_of(&self, pod: &PodUid) -> Result<MutexGuardArc<()>, Stuck> {
+        let turn = self.pods.borrow_mut().entry(pod.as_str().into()).or_default().clone();
+        match (turn.try_lock_arc(), &self.place) {
+            (Some(mine), _) => Ok(mine),
+            (None, Place::Here) => Ok(turn.lock_arc().await),
+            (None, Place::OwnThread(clock)) => or_late(clock, turn.lock_arc()).await.ok_or(Stuck::PodBusy),
+        }
+    }
+
+    fn forget_idle(&self) {
+        self.pods.borrow_mut().retain(|_, turn| Arc::strong_count(turn) > 1);
+        self.paths.borrow_mut().retain(|_, at| Arc::strong_count(at) > 1);
+    }
+}
+
+/// What comes in time.
+async fn or_late<T>(clock: &SharedClock, awaited: impl Future<Output = T>) -> Option<T> {
+    let late = async {
+        clock.sleep(OUTSIDE_PATIENCE).await;
+        None
+    };
+    smol::future::or(async { Some(awaited.await) }, late).await
+}
+
+/// The work as a job, and where its result is afterwards.
+fn kept<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> (Job, Done<T>) {
+    let done = Arc::new(Mutex::new(None));
+    let theirs = done.clone();
+    (Box::new(move || *lock(&theirs) = Some(work())), Done(done))
+}
+
+struct Done<T>(Arc<Mutex<Option<T>>>);
+
+impl<T> Done<T> {
+    /// Once the job has ended.
+    fn take(self) -> T {
+        let done = lock(&self.0).take();
+        match done {
+            Some(done) => done,
+            // Where panics do not end the process (tests), this one goes on.
+            None => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
+        }
+    }
+}
+
+/// The job with what it holds to its end. A panic on its thread is put down to the pod too.
+fn marked(job: Job, held: impl Send + 'static) -> Job {
+    let mark = poison::handled();
+    Box::new(move || {
+        let (_handling, _held) = (poison::handling(mark), held);
+        job();
+    })
+}
+
+async fn here(job: Job) {
+    smol::future::yield_now().await;
+    job();
+    smol::future::yield_now().await;
 }
 
 /// Runs `work` on a thread of its own. The caller bounds how many run at once (`Blocking`; a source has one look). Dropping the
 /// future does not end the work. Where no thread can be started, the work is done here and now: it has to be done.
 pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = Arc::new(Mutex::new(None));
-    let theirs = done.clone();
-    // Only this knows the type: the rest is compiled once for all work.
-    start(Box::new(move || *lock(&theirs) = Some(work()))).await;
-    let done = lock(&done).take();
-    match done {
-        Some(done) => done,
-        // Where panics do not end the process (tests), this one goes on.
-        None => std::panic::resume_unwind(Box::new("the work on a thread of its own panicked")),
-    }
+    let (job, done) = kept(work);
+    start(job).await;
+    done.take()
 }
 
 /// Waits until the job has ended, or panicked.
 async fn start(job: Job) {
-    let (ends, ended) = smol::channel::bounded::<Infallible>(1);
     let job = Arc::new(Mutex::new(Some(job)));
-    let theirs = job.clone();
-    let run = |job: &Mutex<Option<Job>>| {
-        let job = lock(job).take();
-        if let Some(job) = job {
-            job();
+    match spawn(&job) {
+        Ok(ended) => over(&ended).await,
+        Err(error) => {
+            log::warn!("no thread can be started ({error}): the agent stands still for its work on the disk");
+            run(&job);
         }
-    };
+    }
+}
+
+/// Starts a thread for the job; what is returned closes with its end.
+fn spawn(job: &Arc<Mutex<Option<Job>>>) -> io::Result<Receiver<Infallible>> {
+    let (ends, ended) = smol::channel::bounded::<Infallible>(1);
+    let theirs = job.clone();
     let there = move || {
         let _ends = ends;
         run(&theirs);
     };
-    if let Err(error) = std::thread::Builder::new().name("blocking".to_owned()).spawn(there) {
-        log::warn!("no thread can be started ({error}): the agent stands still for its work on the disk");
-        run(&job);
+    std::thread::Builder::new().name("blocking".to_owned()).spawn(there).map(|_| ended)
+}
+
+fn run(job: &Mutex<Option<Job>>) {
+    let job = lock(job).take();
+    if let Some(job) = job {
+        job();
     }
+}
+
+async fn over(ended: &Receiver<Infallible>) {
     // Nothing ever comes; the sender goes with the thread.
     let _ = ended.recv().await;
 }
@@ -133,15 +395,50 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::rc::Rc;
+    use std::sync::mpsc;
+
     use super::*;
+    use crate::clock::VirtualClock;
+    use crate::model::Wall;
+
+    fn on_threads() -> (Blocking, VirtualClock) {
+        let clock = VirtualClock::new(Wall(0));
+        (Blocking::on_threads(Rc::new(clock.clone())), clock)
+    }
+
+    /// Work that hangs until the sender is dropped.
+    fn hang() -> (mpsc::Sender<()>, impl FnOnce() + Send) {
+        let (go, wait) = mpsc::channel::<()>();
+        (go, move || {
+            let _ = wait.recv();
+        })
+    }
+
+    /// Polls `future` until so many threads are at paths, lets the patience pass, and answers what comes of it.
+    async fn given_up<T>(
+        blocking: &Blocking,
+        clock: &VirtualClock,
+        threads: usize,
+        future: impl Future<Output = T>,
+    ) -> T {
+        let passes = async {
+            while blocking.held().0 < threads {
+                smol::future::yield_now().await;
+            }
+            clock.advance(OUTSIDE_PATIENCE);
+            std::future::pending().await
+        };
+        smol::future::or(future, passes).await
+    }
 
     /// What a cancelled task began is over before the pod's next work begins; others' work waits for nothing.
     #[test]
     fn the_work_for_one_pod_is_done_one_after_the_other() {
-        let blocking = Blocking::on_threads();
+        let (blocking, _) = on_threads();
         let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
         let order = Arc::new(Mutex::new(Vec::new()));
-        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let (go, wait) = mpsc::channel::<()>();
         smol::block_on(async {
             let first = order.clone();
             let begun = blocking.run_for(&pod, move || {
@@ -149,6 +446,7 @@ mod tests {
                 let _ = wait.recv();
                 lock(&first).push("over");
             });
+            let begun = async { begun.await.unwrap() };
             let cancelled = async {
                 while lock(&order).is_empty() {
                     smol::future::yield_now().await;
@@ -156,12 +454,116 @@ mod tests {
             };
             smol::future::or(begun, cancelled).await;
             let (of_other, next) = (order.clone(), order.clone());
-            blocking.run_for(&other, move || lock(&of_other).push("another's")).await;
+            blocking.run_for(&other, move || lock(&of_other).push("another's")).await.unwrap();
             go.send(()).unwrap();
-            blocking.run_for(&pod, move || lock(&next).push("next")).await;
+            blocking.run_for(&pod, move || lock(&next).push("next")).await.unwrap();
         });
         assert_eq!(*lock(&order), ["begun", "another's", "over", "next"]);
         assert!(blocking.pods.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
+        let (blocking, clock) = on_threads();
+        let path = Path::new("/mnt/away");
+        let hangs = Err(Stuck::Hangs(path.to_owned()));
+        let (go, work) = hang();
+        smol::block_on(async {
+            let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, work)).await;
+            assert_eq!(late, hangs);
+            assert_eq!(blocking.held(), (1, path.as_os_str().len()), "its thread is counted");
+            // No second thread, and no second wait: time stands still here.
+            assert_eq!(blocking.run_outside(path, || ()).await, hangs);
+            assert_eq!(blocking.run_outside(Path::new("/mnt/there"), || 7).await, Ok(7));
+            // Those of smolet's own work are all free.
+            for _ in 0..=BLOCKING_JOBS_MAX {
+                blocking.run(|| ()).await;
+            }
+            drop(go);
+            while blocking.held().0 > 0 {
+                smol::future::yield_now().await;
+            }
+            assert_eq!(blocking.run_outside(path, || 8).await, Ok(8));
+        });
+        assert!(blocking.paths.borrow().is_empty());
+    }
+
+    #[test]
+    fn when_every_turn_hangs_the_next_path_is_told_at_once() {
+        let (blocking, clock) = on_threads();
+        let paths: Vec<PathBuf> = (0..OUTSIDE_JOBS_MAX).map(|n| format!("/mnt/{n}").into()).collect();
+        let mut holds = Vec::new();
+        smol::block_on(async {
+            for (n, path) in paths.iter().enumerate() {
+                let (go, work) = hang();
+                holds.push(go);
+                let late = given_up(&blocking, &clock, n + 1, blocking.run_outside(path, work)).await;
+                assert_eq!(late, Err(Stuck::Hangs(path.clone())));
+            }
+            let further = blocking.run_outside(Path::new("/mnt/further"), || ()).await;
+            let Err(Stuck::Full { other, .. }) = &further else { panic!("{further:?}") };
+            assert_eq!(*other, paths[0], "the one that hangs for the longest time");
+            drop(holds.pop());
+            while blocking.held().0 == OUTSIDE_JOBS_MAX {
+                smol::future::yield_now().await;
+            }
+            assert_eq!(blocking.run_outside(Path::new("/mnt/further"), || ()).await, Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_pods_work_does_not_wait_for_ever_behind_its_own_that_hangs() {
+        let (blocking, clock) = on_threads();
+        let (pod, path) = (PodUid::from("u"), Path::new("/mnt/away"));
+        let (go, work) = hang();
+        smol::block_on(async {
+            let late = given_up(&blocking, &clock, 1, blocking.run_outside_for(&pod, path, work)).await;
+            assert_eq!(late, Err(Stuck::Hangs(path.to_owned())));
+            let removal = given_up(&blocking, &clock, 1, blocking.run_for(&pod, || ())).await;
+            assert_eq!(removal, Err(Stuck::PodBusy));
+            assert_eq!(blocking.run_for(&PodUid::from("v"), || ()).await, Ok(()));
+            drop(go);
+            assert_eq!(blocking.run_for(&pod, || ()).await, Ok(()));
+        });
+    }
+
+    /// Nobody marked it as hanging: its task was cancelled.
+    #[test]
+    fn a_path_is_known_to_hang_whoever_began_there() {
+        let (blocking, clock) = on_threads();
+        let path = Path::new("/mnt/away");
+        let (_go, work) = hang();
+        smol::block_on(async {
+            let cancelled = async {
+                while blocking.held().0 == 0 {
+                    smol::future::yield_now().await;
+                }
+                Ok(())
+            };
+            smol::future::or(blocking.run_outside(path, work), cancelled).await.unwrap();
+            clock.advance(OUTSIDE_PATIENCE / 2);
+            let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, || ())).await;
+            assert_eq!(late, Err(Stuck::Hangs(path.to_owned())));
+            assert_eq!(blocking.run_outside(path, || ()).await, late, "at once now");
+        });
+    }
+
+    #[test]
+    fn what_hangs_is_told_with_its_mend() {
+        for (stuck, wanted) in [
+            (
+                Stuck::Hangs("/mnt/nfs".into()),
+                "/mnt/nfs does not answer within 10 s: bring back what it lies on (a network mount, a disk?) or unmount it",
+            ),
+            (
+                Stuck::Full { path: "/srv".into(), other: "/mnt/nfs".into() },
+                "/srv was not looked at: 16 other paths are, and /mnt/nfs does not answer: bring back what it lies on \
+                 (a network mount, a disk?) or unmount it",
+            ),
+            (Stuck::PodBusy, "what was begun for the pod before is not over after 10 s"),
+        ] {
+            assert_eq!(stuck.to_string(), wanted);
+        }
     }
 
     #[test]

@@ -420,6 +420,17 @@ pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
 pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
+/// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at, one each. A
+/// thread stays for as long as the kernel does not answer. Full: further ones wait; when all hang, whoever wants one more
+/// gets an error at once, and tries again.
+pub const OUTSIDE_JOBS_MAX: usize = 16;
+/// How long such a path may take, and a pod's earlier work. Longer: the pod waits with a message and is tried again; at a
+/// path that hangs nothing more is begun meanwhile.
+pub const OUTSIDE_PATIENCE: Duration = Duration::from_secs(10);
+// By the next try it is known which path hangs: no try waits a second time.
+const _: () = assert!(OUTSIDE_PATIENCE.as_millis() <= SYNC_RETRY.as_millis());
+/// Bytes of a path that can hang: the kernel refuses longer ones at once (`PATH_MAX`).
+const PATH_BYTES_MAX: usize = 4 * KIB;
 /// How long a failed pull is shown as such before the status says that it waits for the next try.
 pub const PULL_ERROR_SHOWN: Duration = Duration::from_secs(2);
 /// Times a status is computed anew at once, each leaning on the one before. Not at rest then: the next change goes on.
@@ -571,7 +582,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 15;
+pub const BOUNDED: usize = 16;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -601,6 +612,7 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("adopted_pods", ADOPTED_MAX, 128),
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
+    Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
     // One of the runtime's own has two ids.
     Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX + 2 * CRI_ID_BYTES_MAX),
     Bound {

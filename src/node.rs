@@ -133,12 +133,12 @@ pub async fn run_until(
                     .setting_aside(set_aside.clone());
             let (updates, source) = smol::channel::bounded(1);
             executor.spawn(manifests.run(updates)).detach();
-            let blocking = Rc::new(Blocking::on_threads());
+            let blocking = Rc::new(Blocking::on_threads(clock.clone()));
             let executor = executor.clone();
             let runtime = runtime.counted_by(metrics.operations.clone());
             let (told, images) = smol::channel::bounded(1);
             let (dir, of) = (&config.images_dir, identity.node_name());
-            let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), blocking.clone(), told);
+            let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), told);
             executor.spawn(importer.run()).detach();
             let parts = Parts {
                 config,

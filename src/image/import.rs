@@ -15,7 +15,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +23,7 @@ use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
-use crate::blocking::{Blocking, unblock};
+use crate::blocking::unblock;
 use crate::clock::SharedClock;
 use crate::cri::store::{Labels, Target};
 use crate::cri::{GrpcRuntime, ImageStore, Runtime as _, RuntimeError};
@@ -80,14 +79,14 @@ impl From<RuntimeError> for Failure {
     }
 }
 
-/// Imports the archives of one directory.
+/// Imports the archives of one directory. What blocks has a thread of its own, one at a time, and no turn: an archive may be a
+/// link to a server that is away, and then nothing waits but the other archives.
 pub struct Importer {
     dir: PathBuf,
     runtime: GrpcRuntime,
     store: ImageStore,
     platform: Platform,
     clock: SharedClock,
-    blocking: Rc<Blocking>,
     /// Is told the whole names of images that came.
     told: smol::channel::Sender<Vec<String>>,
     /// Archives not to be looked at until they change; as many as there are in the directory.
@@ -105,13 +104,12 @@ impl Importer {
         runtime: GrpcRuntime,
         node_name: &str,
         clock: SharedClock,
-        blocking: Rc<Blocking>,
         told: smol::channel::Sender<Vec<String>>,
     ) -> Self {
         let store = runtime.image_store(&format!("smolet-images-{node_name}"));
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let (settled, watch, said) = Default::default();
-        Self { dir: dir.to_owned(), runtime, store, platform, clock, blocking, told, settled, watch, said }
+        Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, watch, said }
     }
 
     /// Looks now, and whenever something changed, for as long as the agent lives.
@@ -237,7 +235,7 @@ impl Importer {
     async fn import(&self, name: &str) -> Result<Vec<String>, Failure> {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
-        let read = self.blocking.run(move || read(&path, &platform)).await;
+        let read = unblock(move || read(&path, &platform)).await;
         let (file, stamp, plan) = read.map_err(Failure::Refused)?;
         self.store.take_lease().await?;
         let stored = self.put(&Arc::new(file), &plan, &stamp.label(plan.images.len(), name)).await;
@@ -289,7 +287,7 @@ impl Importer {
                 while done < at.size {
                     let size = (at.size - done).min(IMAGE_CHUNK_BYTES as u64);
                     let (file, piece) = (file.clone(), Extent { offset: at.offset + done, size });
-                    let piece = self.blocking.run(move || read_at(&file, piece)).await;
+                    let piece = unblock(move || read_at(&file, piece)).await;
                     upload.put(piece.map_err(Failure::Refused)?).await?;
                     done += size;
                 }

@@ -3,15 +3,16 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
 
-use crate::blocking::Blocking;
+use crate::blocking::{Blocking, Stuck};
 use crate::cgroup::{Cgroups, Missing};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::ORPHAN_DIRS_MAX;
-use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, SandboxItem};
+use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::cgroup_settings::{class_settings, pod_settings};
 use crate::render::{CgroupDriver, Environment, NodeSettings, paths};
@@ -20,12 +21,28 @@ use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts, create_dir};
+use crate::volume::subpath::{self, SubPath};
 use crate::volume::{self, VolumeError, files::Sources};
 
 /// The volumes of pods, below the agent's root.
 pub(super) struct DiskVolumes {
     pub(super) node: Rc<NodeSettings>,
     pub(super) blocking: Rc<Blocking>,
+}
+
+impl DiskVolumes {
+    /// A link that a container put into a volume may lead anywhere, so each is a path of others, the pod's own too. Only
+    /// the binding belongs to what its removal waits for: until then nothing is made in the pod's directory.
+    async fn bind(&self, pod: &PodUid, part: SubPath) -> Result<(), String> {
+        let part = Arc::new(part);
+        let theirs = part.clone();
+        let found = self.blocking.run_outside(&part.volume, move || subpath::find(&theirs)).await;
+        let stuck = |stuck: Stuck| part.unanswered(&stuck.to_string());
+        let Some(found) = found.map_err(stuck)?? else { return Ok(()) };
+        let theirs = part.clone();
+        let bind = move || subpath::bind(&theirs, &found);
+        self.blocking.run_outside_for(pod, &part.volume, bind).await.map_err(stuck)?
+    }
 }
 
 /// A container's name, its volume mounts and its variables, whichever list it stands in.
@@ -59,9 +76,8 @@ impl VolumeMounts for DiskVolumes {
             variables.and_then(|variables| volume::container_mounts(pod, name, wanted, &variables, &dir));
         Box::pin(async move {
             let volume::Mounts { mounts, sub_paths } = found?;
-            if !sub_paths.is_empty() {
-                let bind = move || sub_paths.iter().try_for_each(volume::subpath::bind);
-                self.blocking.run_for(&pod.key.uid, bind).await?;
+            for part in sub_paths {
+                self.bind(&pod.key.uid, part).await?;
             }
             Ok(mounts)
         })
@@ -77,14 +93,13 @@ impl VolumeMounts for DiskVolumes {
         let dir = paths::pod_dir(&self.node, &pod.key);
         let wanted = volume::env_files(pod, variables, &dir);
         Box::pin(async move {
-            if wanted.is_empty() {
-                return EnvFiles::new();
+            let mut files = EnvFiles::new();
+            for file in wanted {
+                let (name, directory) = ((file.volume.clone(), file.path.clone()), file.directory.clone());
+                let text = self.blocking.run_outside(&directory, move || file.read()).await;
+                files.insert(name, text.unwrap_or_else(|stuck| Err(stuck.into())).map(Rc::from));
             }
-            let texts = self.blocking.run(move || {
-                let read = |file: volume::EnvFile| ((file.volume.clone(), file.path.clone()), file.read());
-                wanted.into_iter().map(read).collect::<Vec<_>>()
-            });
-            texts.await.into_iter().map(|(file, text)| (file, text.map(Rc::from))).collect()
+            files
         })
     }
 }
@@ -109,13 +124,7 @@ pub(super) async fn sync<R: Runtime>(
         return Outcome { sync_error: Some(error), ..Outcome::default() };
     }
     if !plan.starts().is_empty() {
-        let from = Sources { pod, node: &ctx.node, objects };
-        let (steps, missing) = volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key));
-        let made = if steps.is_empty() && missing.is_empty() {
-            Ok(Vec::new())
-        } else {
-            ctx.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await
-        };
+        let made = make_volumes(ctx, pod, objects).await;
         let note = |error: &VolumeError| (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         match made {
             Ok(kept) => kept.iter().for_each(note),
@@ -126,6 +135,28 @@ pub(super) async fn sync<R: Runtime>(
         }
     }
     act(ctx, pod, observed, plan).await
+}
+
+/// Makes what is to be made of the pod's volumes, then checks those of the node. Returns what was kept although something it
+/// needs is missing.
+async fn make_volumes<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    objects: &Objects,
+) -> Result<Vec<VolumeError>, VolumeError> {
+    let from = Sources { pod, node: &ctx.node, objects };
+    let (steps, missing) = volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key));
+    let mut kept = Vec::new();
+    if !(steps.is_empty() && missing.is_empty()) {
+        let made = ctx.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await;
+        kept = made.map_err(|stuck| VolumeError(stuck.into()))??;
+    }
+    for volume in volume::host_paths(pod) {
+        let theirs = volume.clone();
+        let checked = ctx.blocking.run_outside(&volume.path, move || theirs.check()).await;
+        checked.map_err(|stuck| volume.failed(&stuck.to_string()))??;
+    }
+    Ok(kept)
 }
 
 /// Removes everything of a stopped pod: its objects in the runtime, its logs, its cgroups, its directory. The
@@ -144,7 +175,7 @@ pub(super) async fn remove<R: Runtime>(
         weigh_classes(&cgroups, &node, milli_cpu, Missing::Leave);
         Ok(())
     });
-    removed.await
+    removed.await?
 }
 
 /// The cgroups of pods, and what they depend on besides the pod.
@@ -169,7 +200,7 @@ impl PodCgroups {
             weigh_classes(&cgroups, &node, milli_cpu, Missing::Make);
             cgroups.set(&settings, Missing::Make).map_err(|error| error.to_string())
         });
-        set.await.map(drop)
+        set.await?.map(drop)
     }
 }
 

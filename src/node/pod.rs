@@ -218,7 +218,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
                 (Job::Collect, _, Some(Work::Refresh(steps))) => {
                     let made = ctx.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
-                    JobResult::Refreshed(made.map_err(|error| error.0))
+                    JobResult::Refreshed(made.map_err(String::from).and_then(|made| made.map_err(|e| e.0)))
                 }
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
                     JobResult::Removed(remove_garbage(&ctx, &key, &observed, &garbage).await)

@@ -102,6 +102,7 @@ impl<R: Runtime + 'static> Agent<R> {
             (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
             self.runtime_events.strangers.held(),
             (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
+            self.ctx.blocking.held(),
             (self.events.len(), self.events.len() * size_of::<Event>()),
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, (calls * window).min(GRPC_WINDOW_CONNECTION_BYTES as usize)),

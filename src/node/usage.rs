@@ -52,7 +52,8 @@ impl<R: Runtime + 'static> Agent<R> {
                 let found = pods.into_iter().filter_map(|(uid, volumes)| Some((uid, message(volumes)?)));
                 found.collect::<Vec<_>>()
             };
-            let found = blocking.run(outgrown).await;
+            // What a container mounted in its volume may hang: then no more is measured, and nothing else waits.
+            let found = blocking.run_alone(outgrown).await;
             let found =
                 found.into_iter().map(|(uid, message)| (PodUid::from(uid.as_str()), message)).collect();
             // The loop is gone only when the process ends.

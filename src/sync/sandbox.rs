@@ -63,7 +63,7 @@ pub(super) async fn configure_sandbox<R: Runtime>(
         create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
         let (root, uid) = (ctx.node.root_dir.to_string(), pod.key.uid.to_string());
         let given = move || userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new);
-        users = Some(ctx.blocking.run_for(&pod.key.uid, given).await?);
+        users = Some(ctx.blocking.run_for(&pod.key.uid, given).await??);
     }
     let mut node = ctx.node.clone();
     if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {

@@ -1,13 +1,13 @@
 //! Makes volumes. I/O, blocking.
 
-use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::fs::{DirBuilder, Permissions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, PermissionsExt as _, chown};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-use super::{HostPathKind, Medium, Missing, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
+use super::{Medium, Missing, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
 
 /// Makes what the steps say; what is there already stays as it is, but for the files of volumes made of objects.
 ///
@@ -18,9 +18,6 @@ pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
         let failed = |error: io::Error| set_up_failed(name, &format!("{}: {error}", path.display()));
         match content {
             VolumeContent::Empty { medium, group } => empty(path, *medium, *group).map_err(failed)?,
-            VolumeContent::Host(kind) => check_host_path(path, *kind).map_err(|what| {
-                set_up_failed(name, &format!("hostPath type check failed: {} {what}", path.display()))
-            })?,
             VolumeContent::Files { files, group, medium } => {
                 directory(path, *medium, 0o755)
                     .and_then(|_| atomic::write(path, files, *group))
@@ -103,39 +100,6 @@ fn cstring(text: &str) -> io::Result<std::ffi::CString> {
     Ok(std::ffi::CString::new(text)?)
 }
 
-fn check_host_path(path: &Path, kind: HostPathKind) -> Result<(), String> {
-    if kind == HostPathKind::Unchecked {
-        // Not looked at: it may be on a server that does not answer.
-        return Ok(());
-    }
-    let there = match path.metadata() {
-        Ok(metadata) => Some(metadata.file_type()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(format!("cannot be read: {error}")),
-    };
-    let is = |matches: bool, what: &str| if matches { Ok(()) } else { Err(format!("is not {what}")) };
-    match (kind, there) {
-        (HostPathKind::Unchecked, _) => Ok(()),
-        (HostPathKind::DirectoryOrCreate, None) => DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(path)
-            .map_err(|error| format!("cannot be made: {error}")),
-        (HostPathKind::FileOrCreate, None) => OpenOptions::new()
-            .create_new(true)
-            .write(true)
-            .open(path)
-            .map(drop)
-            .map_err(|error| format!("cannot be made: {error}")),
-        (HostPathKind::DirectoryOrCreate | HostPathKind::Directory, Some(t)) => is(t.is_dir(), "a directory"),
-        (HostPathKind::FileOrCreate | HostPathKind::File, Some(t)) => is(t.is_file(), "a file"),
-        (HostPathKind::Socket, Some(t)) => is(t.is_socket(), "a socket file"),
-        (HostPathKind::CharDevice, Some(t)) => is(t.is_char_device(), "a character device"),
-        (HostPathKind::BlockDevice, Some(t)) => is(t.is_block_device(), "a block device"),
-        (_, None) => Err("does not exist".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -171,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_are_made_checked_and_removed_without_following_links() {
+    fn directories_are_made_and_removed_without_following_links() {
         let root = Scratch::new("host");
         let (outside, pod_dir) = (root.0.join("outside"), root.0.join("pods/u"));
         std::fs::create_dir_all(&outside).unwrap();
@@ -188,21 +152,6 @@ mod tests {
         make(&step(data.clone(), empty)).unwrap();
         assert_eq!(mode(&data), 0o777, "its making was cut off");
         std::os::unix::fs::symlink(&outside, data.join("link")).unwrap();
-
-        for (path, kind, fine) in [
-            (outside.join("new"), HostPathKind::Directory, false),
-            (outside.join("new"), HostPathKind::DirectoryOrCreate, true),
-            (outside.join("new"), HostPathKind::Directory, true),
-            (outside.join("new"), HostPathKind::File, false),
-            (outside.join("file"), HostPathKind::FileOrCreate, true),
-            (outside.join("file"), HostPathKind::Socket, false),
-            ("/dev/null".into(), HostPathKind::CharDevice, true),
-            ("/dev/null".into(), HostPathKind::BlockDevice, false),
-            (outside.join("nothing"), HostPathKind::Unchecked, true),
-        ] {
-            let made = make(&step(path.clone(), VolumeContent::Host(kind)));
-            assert_eq!(made.is_ok(), fine, "{} as {kind:?}: {made:?}", path.display());
-        }
 
         remove_pod_dir(&pod_dir).unwrap();
         assert!(!pod_dir.exists() && outside.join("keep").exists());

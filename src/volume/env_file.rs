@@ -1,5 +1,5 @@
 //! Files in volumes that variables are taken from (`fileKeyRef`, KEP-3721). What [`of`] finds is PURE; reading is I/O,
-//! blocking.
+//! blocking, and may never end: a container may have put a link there that leads anywhere.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -20,7 +20,7 @@ pub struct EnvFile {
     /// Below the volume.
     pub path: Box<str>,
     /// Where the volume stands.
-    directory: PathBuf,
+    pub directory: PathBuf,
 }
 
 /// The files that the variables name. A volume that the pod does not have gives none.

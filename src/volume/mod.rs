@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
+//!     host_paths ───► check                         as above
 //!     object_volumes ─► steps ─► disk::make         when an object or the pod's metadata changed
-//!     mounts ──► subpath::bind                      before each container is made
+//!     mounts ──► subpath::find ──► bind             before each container is made
 //!     remove::pod_dir                               after the pod
 //! ```
 //!
@@ -14,6 +15,7 @@ mod atomic;
 mod disk;
 mod env_file;
 pub mod files;
+mod host_path;
 mod mounts;
 mod remove;
 pub mod subpath;
@@ -31,6 +33,7 @@ use files::{File, Sources};
 
 pub use disk::{make, make_or_keep};
 pub use env_file::{EnvFile, of as env_files};
+pub use host_path::{HostPath, of as host_paths};
 pub use mounts::{Mounts, container_mounts, needs_variables};
 pub use remove::pod_dir as remove_pod_dir;
 
@@ -51,7 +54,7 @@ impl std::error::Error for VolumeError {}
 pub struct VolumeStep {
     /// The volume's name, for messages.
     pub name: String,
-    /// Where it stands: below the pod's directory, or on the node.
+    /// Where it stands: below the pod's directory.
     pub path: PathBuf,
     /// What must be there.
     pub content: VolumeContent,
@@ -67,8 +70,6 @@ pub enum VolumeContent {
         /// `spec.securityContext.fsGroup`: owned by it and setgid.
         group: Option<u32>,
     },
-    /// What the node has there: it must be, or is made to be, of a kind (kubelet `hostPathTypeChecker`).
-    Host(HostPathKind),
     /// Exactly these files; what else stands there goes.
     Files {
         /// All of them.
@@ -97,48 +98,11 @@ pub enum Medium {
     },
 }
 
-/// `hostPath.type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum HostPathKind {
-    /// Not checked.
-    Unchecked,
-    /// Made when missing, mode 0755.
-    DirectoryOrCreate,
-    /// Must be a directory.
-    Directory,
-    /// Made when missing, mode 0644; its directory must be there.
-    FileOrCreate,
-    /// Must be a file.
-    File,
-    /// Must be a UNIX socket.
-    Socket,
-    /// Must be a character device.
-    CharDevice,
-    /// Must be a block device.
-    BlockDevice,
-}
-
-impl HostPathKind {
-    /// Reads `hostPath.type`; `None` for a word that is none.
-    pub fn parse(text: &str) -> Option<Self> {
-        Some(match text {
-            "" => Self::Unchecked,
-            "DirectoryOrCreate" => Self::DirectoryOrCreate,
-            "Directory" => Self::Directory,
-            "FileOrCreate" => Self::FileOrCreate,
-            "File" => Self::File,
-            "Socket" => Self::Socket,
-            "CharDevice" => Self::CharDevice,
-            "BlockDevice" => Self::BlockDevice,
-            _ => return None,
-        })
-    }
-}
-
 /// A volume that needs what is not there (an object, a key of one, huge pages): where it stands, and what is missing.
 pub type Missing = (PathBuf, VolumeError);
 
-/// The steps for a pod's volumes, in spec order, and the volumes that cannot be made now.
+/// The steps for a pod's volumes, in spec order, and the volumes that cannot be made now. What the node has is not among
+/// them ([`host_paths`]).
 pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Missing>) {
     let (mut steps, mut missing) = (Vec::new(), Vec::new());
     for volume in from.pod.spec().volumes.iter().flatten() {
@@ -166,16 +130,12 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for a kind that is refused at the source.
+/// `None` for what the node has, and for a kind that is refused at the source.
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
-    let own = || PathBuf::from(own_path(pod_dir, volume));
-    let (path, content) = if let Some(source) = &volume.host_path {
-        // Validated at the source: an unknown word does not come this far.
-        let kind = HostPathKind::parse(source.type_.as_deref().unwrap_or(""))?;
-        (PathBuf::from(&source.path), Ok(VolumeContent::Host(kind)))
+    let content = if volume.host_path.is_some() {
+        return None;
     } else if let Some(source) = &volume.empty_dir {
-        let medium = medium(source, from);
-        (own(), medium.map(|medium| VolumeContent::Empty { medium, group: group(from.pod) }))
+        medium(source, from).map(|medium| VolumeContent::Empty { medium, group: group(from.pod) })
     } else {
         let files = files::of_volume(volume, from)?;
         let medium = if files::in_memory(volume) {
@@ -183,8 +143,9 @@ fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<Volu
         } else {
             Medium::Disk
         };
-        (own(), files.map(|files| VolumeContent::Files { files, group: group(from.pod), medium }))
+        files.map(|files| VolumeContent::Files { files, group: group(from.pod), medium })
     };
+    let path = PathBuf::from(own_path(pod_dir, volume));
     Some(match content {
         Ok(content) => Ok(VolumeStep { name: volume.name.clone(), path, content }),
         Err(why) => Err(set_up_failed(&volume.name, &why)),
@@ -310,11 +271,6 @@ mod tests {
                 huge("HugePages-1Gi"),
                 pages(&["2Mi"]),
                 "MountVolume.SetUp failed for volume \"v\" : medium HugePages-1Gi: hugePages storage requested, but there is no resource request for huge pages".into(),
-            ),
-            (
-                json!({"name": "v", "hostPath": {"path": "/dev/null", "type": "CharDevice"}}),
-                json!({}),
-                "/dev/null Host(CharDevice)".into(),
             ),
             (
                 json!({"name": "v", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}}),

@@ -43,44 +43,68 @@ pub enum Propagation {
     Both,
 }
 
-/// Binds the part; one that is bound already stays.
-///
-/// # Errors
-/// The kubelet's words, without details: they would tell the pod of the node's files. Those go to the log.
-pub fn bind(part: &SubPath) -> Result<(), String> {
-    let fail = |what: &str, error: &io::Error| {
-        // Not the part itself: a Secret's value may have been in its expression.
-        log::warn!("{}: subPath for {}: {error}", part.volume.display(), part.target.display());
-        Err(format!(
-            "failed to {what} subPath {}for volumeMount {:?} of container {:?}",
-            if what == "create" { "directory " } else { "" },
-            part.mount,
-            part.container
-        ))
-    };
-    let volume = match part.volume.canonicalize() {
-        Ok(volume) => volume,
-        Err(error) => return fail("prepare", &error),
-    };
-    if !volume.join(&part.part).exists()
-        && let Err(error) = make(&volume, Path::new(&part.part))
-    {
-        return fail("create", &error);
-    }
-    bind_real(&volume, part).or_else(|error| fail("prepare", &error))
+/// A part that was found.
+#[derive(Debug)]
+pub struct Found {
+    handle: OwnedFd,
+    is_dir: bool,
 }
 
-fn bind_real(volume: &Path, part: &SubPath) -> io::Result<()> {
-    let opened = open_real(volume, Path::new(&part.part))?;
-    let source = fstat(&opened)?;
-    // The same file only when it is bound there: the target's own is another.
-    if part
-        .target
-        .symlink_metadata()
-        .is_ok_and(|bound| (bound.dev(), bound.ino()) == (source.st_dev, source.st_ino))
-    {
-        return Ok(());
+impl SubPath {
+    /// The kubelet's words, without details: they would tell the pod of the node's files. Those go to the log.
+    fn failed(&self, what: &str, error: &io::Error) -> String {
+        // Not the part itself: a Secret's value may have been in its expression.
+        log::warn!("{}: subPath for {}: {error}", self.volume.display(), self.target.display());
+        self.not(what)
     }
+
+    fn not(&self, what: &str) -> String {
+        format!("failed to {what} for volumeMount {:?} of container {:?}", self.mount, self.container)
+    }
+
+    /// Why it could not be looked at.
+    pub fn unanswered(&self, why: &str) -> String {
+        format!("{}: {why}", self.not(PREPARE))
+    }
+}
+
+const PREPARE: &str = "prepare subPath";
+
+/// Finds the part, and makes it when it is not there. It may never end: the volume, or what a link in it leads to, may lie
+/// on a server that is away. `None`: it is bound already, and stays.
+///
+/// # Errors
+/// One sentence; the details are in the log.
+pub fn find(part: &SubPath) -> Result<Option<Found>, String> {
+    let unprepared = |error| part.failed(PREPARE, &error);
+    let volume = part.volume.canonicalize().map_err(unprepared)?;
+    if !volume.join(&part.part).exists() {
+        make(&volume, Path::new(&part.part))
+            .map_err(|error| part.failed("create subPath directory", &error))?;
+    }
+    find_real(&volume, part).map_err(unprepared)
+}
+
+/// Binds what was found. Of its file system only the mount is touched; that may be gone by now all the same.
+///
+/// # Errors
+/// As [`find`].
+pub fn bind(part: &SubPath, found: &Found) -> Result<(), String> {
+    bind_real(part, found).map_err(|error| part.failed(PREPARE, &error))
+}
+
+fn find_real(volume: &Path, part: &SubPath) -> io::Result<Option<Found>> {
+    let handle = open_real(volume, Path::new(&part.part))?;
+    let source = fstat(&handle)?;
+    // The same file only when it is bound there: the target's own is another.
+    let bound = part.target.symlink_metadata();
+    if bound.is_ok_and(|bound| (bound.dev(), bound.ino()) == (source.st_dev, source.st_ino)) {
+        return Ok(None);
+    }
+    Ok(Some(Found { handle, is_dir: FileType::from_raw_mode(source.st_mode).is_dir() }))
+}
+
+fn bind_real(part: &SubPath, found: &Found) -> io::Result<()> {
     loop {
         match unmount(&part.target, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
@@ -88,8 +112,8 @@ fn bind_real(volume: &Path, part: &SubPath) -> io::Result<()> {
             Err(error) => return Err(error.into()),
         }
     }
-    make_target(&part.target, FileType::from_raw_mode(source.st_mode).is_dir())?;
-    mount_bind(handle_path(&opened), &part.target)?;
+    make_target(&part.target, found.is_dir)?;
+    mount_bind(handle_path(&found.handle), &part.target)?;
     // The kubelet leaves it a peer of the node's own mount: then what goes here goes there too.
     match part.propagation {
         Propagation::None => mount_change(&part.target, MountPropagationFlags::PRIVATE)?,
@@ -193,6 +217,10 @@ mod tests {
     use super::*;
     use crate::volume::remove_pod_dir;
     use std::os::unix::fs::symlink;
+
+    fn bind(part: &SubPath) -> Result<(), String> {
+        find(part)?.map_or(Ok(()), |found| super::bind(part, &found))
+    }
 
     struct Scratch(PathBuf);
 

@@ -12,6 +12,7 @@ mod checkpoint;
 mod common;
 mod events;
 mod faults;
+mod hangs;
 mod images;
 mod metrics;
 mod objects;

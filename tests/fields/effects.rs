@@ -30,7 +30,7 @@ use smolet::sync::plan::{PlanInput, plan};
 use smolet::sync::rules::should_all_containers_restart;
 use smolet::sync::{KillReason, Probes};
 use smolet::volume::usage::limited;
-use smolet::volume::{EnvFile, Mounts, container_mounts, env_files, files, pod_volumes};
+use smolet::volume::{EnvFile, Mounts, container_mounts, env_files, files, host_paths, pod_volumes};
 
 /// Who acts on a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +155,8 @@ impl Effects {
                 containers.collect()
             }
             Owner::Volumes => {
-                let steps = pod_volumes(files::Sources { pod, node: &node, objects }, "/pod");
+                let steps =
+                    (pod_volumes(files::Sources { pod, node: &node, objects }, "/pod"), host_paths(pod));
                 format!("{steps:#?}\n{:#?}", limited(pod, "/pod"))
             }
             Owner::Hosts => hosts_file(&node, pod, &["10.0.0.9".into()], "of the node").unwrap(),

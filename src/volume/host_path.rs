@@ -1,0 +1,148 @@
+//! hostPath volumes that say what they are (kubelet `hostPathTypeChecker`). What [`of`] finds is PURE; checking is I/O,
+//! blocking, and may never end: the path may lie on a server that is away. One without a type is not looked at.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _};
+use std::path::PathBuf;
+
+use super::{VolumeError, set_up_failed};
+use crate::model::DesiredPod;
+
+/// One such volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostPath {
+    /// The volume's name, for messages.
+    name: Box<str>,
+    /// On the node.
+    pub path: PathBuf,
+    kind: Kind,
+}
+
+/// `hostPath.type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// Made when missing, mode 0755.
+    DirectoryOrCreate,
+    Directory,
+    /// Made when missing, mode 0644; its directory must be there.
+    FileOrCreate,
+    File,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl Kind {
+    /// `None` for no word, and for one that is none: that is refused at the source.
+    fn parse(text: &str) -> Option<Self> {
+        Some(match text {
+            "DirectoryOrCreate" => Self::DirectoryOrCreate,
+            "Directory" => Self::Directory,
+            "FileOrCreate" => Self::FileOrCreate,
+            "File" => Self::File,
+            "Socket" => Self::Socket,
+            "CharDevice" => Self::CharDevice,
+            "BlockDevice" => Self::BlockDevice,
+            _ => return None,
+        })
+    }
+}
+
+/// The pod's, in spec order.
+pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
+    let volumes = pod.spec().volumes.iter().flatten();
+    let found = volumes.filter_map(|volume| {
+        let source = volume.host_path.as_ref()?;
+        let kind = Kind::parse(source.type_.as_deref()?)?;
+        Some(HostPath { name: volume.name.as_str().into(), path: PathBuf::from(&source.path), kind })
+    });
+    found.collect()
+}
+
+impl HostPath {
+    /// Whether it is what it must be, or can be made so.
+    ///
+    /// # Errors
+    /// A sentence that names the volume and the path.
+    pub fn check(&self) -> Result<(), VolumeError> {
+        self.looked_at().map_err(|what| self.failed(&format!("{} {what}", self.path.display())))
+    }
+
+    /// Why it could not be checked.
+    pub fn failed(&self, why: &str) -> VolumeError {
+        set_up_failed(&self.name, &format!("hostPath type check failed: {why}"))
+    }
+
+    fn looked_at(&self) -> Result<(), String> {
+        let there = match self.path.metadata() {
+            Ok(metadata) => Some(metadata.file_type()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(format!("cannot be read: {error}")),
+        };
+        let is = |matches: bool, what: &str| if matches { Ok(()) } else { Err(format!("is not {what}")) };
+        let made = |made: io::Result<()>| made.map_err(|error| format!("cannot be made: {error}"));
+        match (self.kind, there) {
+            (Kind::DirectoryOrCreate, None) => {
+                made(DirBuilder::new().recursive(true).mode(0o755).create(&self.path))
+            }
+            (Kind::FileOrCreate, None) => {
+                made(OpenOptions::new().create_new(true).write(true).open(&self.path).map(drop))
+            }
+            (Kind::DirectoryOrCreate | Kind::Directory, Some(t)) => is(t.is_dir(), "a directory"),
+            (Kind::FileOrCreate | Kind::File, Some(t)) => is(t.is_file(), "a file"),
+            (Kind::Socket, Some(t)) => is(t.is_socket(), "a socket file"),
+            (Kind::CharDevice, Some(t)) => is(t.is_char_device(), "a character device"),
+            (Kind::BlockDevice, Some(t)) => is(t.is_block_device(), "a block device"),
+            (_, None) => Err("does not exist".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+    use std::path::Path;
+
+    fn host_paths(path: &Path, kind: &str) -> Vec<HostPath> {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": [
+            {"name": "own", "emptyDir": {}}, {"name": "v", "hostPath": {"path": path, "type": kind}}]}});
+        of(&DesiredPod::new(serde_json::from_value(pod).unwrap()))
+    }
+
+    #[test]
+    fn a_path_must_be_what_it_is_said_to_be() {
+        let root = std::env::temp_dir().join(format!("smolet-host-path-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir(&root).unwrap();
+        for (path, kind, fails) in [
+            (root.join("new"), "Directory", Some("does not exist")),
+            (root.join("new/deep"), "DirectoryOrCreate", None),
+            (root.join("new"), "Directory", None),
+            (root.join("new"), "File", Some("is not a file")),
+            (
+                root.join("no/file"),
+                "FileOrCreate",
+                Some("cannot be made: No such file or directory (os error 2)"),
+            ),
+            (root.join("file"), "FileOrCreate", None),
+            (root.join("file"), "File", None),
+            (root.join("file"), "Socket", Some("is not a socket file")),
+            (root.join("file/x"), "Directory", Some("cannot be read: Not a directory (os error 20)")),
+            ("/dev/null".into(), "CharDevice", None),
+            ("/dev/null".into(), "BlockDevice", Some("is not a block device")),
+        ] {
+            let found = host_paths(&path, kind);
+            let wanted = fails.map(|what| {
+                let path = path.display();
+                format!(
+                    "MountVolume.SetUp failed for volume \"v\" : hostPath type check failed: {path} {what}"
+                )
+            });
+            assert_eq!(found[0].check().err().map(|error| error.0), wanted, "{} as {kind}", path.display());
+        }
+        assert_eq!(host_paths(&root, ""), [], "not looked at");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

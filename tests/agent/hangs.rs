@@ -1,0 +1,113 @@
+//! Paths of the node that do not answer.
+
+use std::fs::{File, create_dir_all};
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use smolet::limits::BLOCKING_JOBS_MAX;
+
+use crate::world::{World, names};
+
+/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
+struct Away {
+    at: PathBuf,
+    server: Option<File>,
+}
+
+impl Away {
+    fn mount(at: &Path) -> Self {
+        create_dir_all(at).unwrap();
+        let server = File::options().read(true).write(true).open("/dev/fuse");
+        let server = server.expect("/dev/fuse (modprobe fuse)");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = MountFlags::NODEV | MountFlags::NOSUID;
+        mount("smolet-test-away", at, "fuse", flags, Some(&*options)).expect("mounting needs root");
+        Self { at: at.to_owned(), server: Some(server) }
+    }
+
+    /// What waits gets an error, and the directory below is there again.
+    fn end(&mut self) {
+        if self.server.take().is_some() {
+            unmount(&self.at, UnmountFlags::DETACH).unwrap();
+        }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn pod(path: &Path, kind: &str, part: &str) -> String {
+    format!(
+        "terminationGracePeriodSeconds: 2, volumes: [{{name: data, hostPath: {{path: {}, type: {kind}}}}}], \
+         containers: [{{name: app, image: 'busybox:1', \
+         volumeMounts: [{{name: data, mountPath: /data, subPath: '{part}'}}]}}]",
+        path.display()
+    )
+}
+
+const OWN: &str = "terminationGracePeriodSeconds: 2, volumes: [{name: own, emptyDir: {}}], \
+                   containers: [{name: app, image: 'busybox:1', volumeMounts: [{name: own, mountPath: /own}]}]";
+
+#[test]
+fn paths_that_hang_hold_up_no_other_pod() {
+    let world = World::new();
+    world.run("before", OWN);
+    let (dir, before) = (world.path("away"), world.pod_dir("before"));
+    let mut away = Away::mount(&dir);
+    // More than there are turns for smolet's own work.
+    let typed: Vec<String> = (0..=BLOCKING_JOBS_MAX).map(|n| format!("typed{n}")).collect();
+    for name in &typed {
+        world.put(name, &pod(&dir.join(name), "DirectoryOrCreate", ""));
+    }
+    world.put("part", &pod(&dir.join("whole"), "''", "part"));
+
+    world.run("after", OWN);
+    world.remove("before");
+    world.until("the removal of another", |_| !before.exists());
+
+    let mend =
+        "does not answer within 10 s: bring back what it lies on (a network mount, a disk?) or unmount it";
+    for name in &typed {
+        let path = dir.join(name);
+        let why = format!(
+            "MountVolume.SetUp failed for volume \"data\" : hostPath type check failed: {} {mend}",
+            path.display()
+        );
+        world.until("the typed one is told", |world| world.describe(name).contains(&why));
+    }
+    let why = "failed to prepare subPath for volumeMount \"data\" of container \"app\": ";
+    let why = format!("{why}{} {mend}", dir.join("whole").display());
+    world.until("the part is told", |world| world.waiting("part", "app").1 == why);
+    assert_eq!(world.waiting("part", "app").0, "CreateContainerConfigError");
+
+    // Each is tried again, and each path has one thread all the same.
+    world.pass(30);
+    let held = format!("smolet_bounded_entries{{structure=\"outside_paths\"}} {}\n", typed.len() + 1);
+    let (_, page) = world.ask("/metrics");
+    assert!(page.contains(&held), "{page}");
+
+    // A pod whose check hangs goes as any other, and its name is free.
+    let dirs = || names(&world.path("root").join("pods")).len();
+    let others = dirs();
+    world.remove("part");
+    world.remove("typed0");
+    world.until("they are gone", |world| world.pod("part").is_none() && world.pod("typed0").is_none());
+    assert_eq!(dirs(), others - 2);
+    world.put("typed0", &pod(&dir.join("typed0"), "Directory", ""));
+    world.pass(15);
+
+    away.end();
+    world.until("those that make their directory run", |world| {
+        typed[1..].iter().all(|name| world.phase(name) == "Running")
+    });
+    let missing = format!("hostPath type check failed: {} does not exist", dir.join("typed0").display());
+    world.until("the other is told what is wrong now", |world| world.describe("typed0").contains(&missing));
+    create_dir_all(dir.join("typed0")).unwrap();
+    world.until("it runs too", |world| world.phase("typed0") == "Running");
+    assert!(!dir.join("whole").exists(), "of the pod that is gone nothing is made");
+}
