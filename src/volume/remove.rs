@@ -20,13 +20,17 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
     if let Some(other) = mounts.iter().find(|mounted| !mounted.is_ours) {
         return Err(fail(format!("{} is still mounted; unmount it", other.point)));
     }
+    let unmounted = |own: &Mounted, done: rustix::io::Result<()>| {
+        done.map_err(|error| fail(format!("{} cannot be unmounted: {error}", own.point)))
+    };
+    // What was mounted below a part of a volume is the node's: it goes from here alone. Other mounts are not looked at:
+    // what they lie on may not answer any more, which unmounting does not mind.
+    for own in mounts.iter().filter(|own| own.is_shared && mounts.iter().any(|other| other.is_below(own))) {
+        unmounted(own, mount_change(own.point.as_str(), MountPropagationFlags::PRIVATE))?;
+    }
     // The last one mounted first: parts of volumes before the volumes.
     for own in mounts.iter().rev() {
-        // What was mounted below a part of a volume is the node's: it goes from here alone.
-        let alone = mount_change(own.point.as_str(), MountPropagationFlags::PRIVATE);
-        alone
-            .and_then(|()| unmount(own.point.as_str(), UnmountFlags::NOFOLLOW))
-            .map_err(|error| fail(format!("{} cannot be unmounted: {error}", own.point)))?;
+        unmounted(own, unmount(own.point.as_str(), UnmountFlags::NOFOLLOW))?;
     }
     match parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| one_file_system(pod_dir)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -75,6 +79,14 @@ struct Mounted {
     point: String,
     /// smolet mounted it: the memory of a volume, or a part of one.
     is_ours: bool,
+    /// What is mounted in it is mounted elsewhere too.
+    is_shared: bool,
+}
+
+impl Mounted {
+    fn is_below(&self, other: &Self) -> bool {
+        self.point != other.point && Path::new(&self.point).starts_with(&other.point)
+    }
 }
 
 /// The mount points at or below `directory`, in the order of their mounting.
@@ -105,12 +117,13 @@ fn plain(field: &str) -> String {
 }
 
 fn points(table: &str, real: &Path) -> Vec<Mounted> {
-    // Field 5 is the mount point; the type stands behind " - ".
+    // Field 5 is the mount point, from field 7 on stands how it is propagated; the type stands behind " - ".
     let mounts = table.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
-        Some((plain(before.split(' ').nth(4)?), after.split(' ').next()?))
+        let is_shared = before.split(' ').skip(6).any(|field| field.starts_with("shared:"));
+        Some((plain(before.split(' ').nth(4)?), is_shared, after.split(' ').next()?))
     });
-    let below = mounts.filter_map(|(point, kind)| {
+    let below = mounts.filter_map(|(point, is_shared, kind)| {
         let below: Vec<&str> = Path::new(&point).strip_prefix(real).ok()?.components().map(name).collect();
         let is_ours = match below[..] {
             ["volumes", plugin, _] => match plugin {
@@ -124,7 +137,7 @@ fn points(table: &str, real: &Path) -> Vec<Mounted> {
             [SUBPATHS, _, _, index, ..] => index.bytes().all(|byte| byte.is_ascii_digit()),
             _ => false,
         };
-        Some(Mounted { point, is_ours })
+        Some(Mounted { point, is_ours, is_shared })
     });
     below.collect()
 }
@@ -178,6 +191,9 @@ mod tests {
             );
             let found = points(&table, Path::new("/r x/u"));
             assert_eq!(found.first().map(|mounted| mounted.is_ours), ours, "{below} {kind}: {found:?}");
+            assert!(found.iter().all(|mounted| mounted.is_shared));
+            let alone = points(&table.replace("shared:1", "master:1"), Path::new("/r x/u"));
+            assert!(alone.len() == found.len() && alone.iter().all(|mounted| !mounted.is_shared));
         }
     }
 }

@@ -252,6 +252,9 @@ mod tests {
     impl Drop for Scratch {
         fn drop(&mut self) {
             let _ = remove_pod_dir(&self.0.join("pod"));
+            let volume = self.0.join("volume");
+            while unmount(volume.join("dir/usb"), UnmountFlags::NOFOLLOW).is_ok() {}
+            while unmount(&volume, UnmountFlags::NOFOLLOW).is_ok() {}
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
@@ -276,6 +279,27 @@ mod tests {
         remove_pod_dir(&scratch.0.join("pod")).unwrap();
         assert_eq!(scratch.mounts(), 0);
         assert!(volume.join("dir/new").exists(), "the volume's own files stay");
+    }
+
+    #[test]
+    fn what_the_node_mounted_in_a_part_stays_there_when_the_pod_goes() {
+        use rustix::mount::{MountFlags, mount};
+        let scratch = Scratch::new("shared");
+        let volume = scratch.0.join("volume");
+        let memory = |at: &Path| mount("tmpfs", at, "tmpfs", MountFlags::NODEV, None::<&std::ffi::CStr>);
+        memory(&volume).unwrap();
+        mount_change(&volume, MountPropagationFlags::SHARED).unwrap();
+        std::fs::create_dir_all(volume.join("dir/usb")).unwrap();
+        for propagation in [Propagation::None, Propagation::FromHost, Propagation::Both] {
+            let part = SubPath { propagation, ..scratch.part("dir") };
+            bind(&part).unwrap();
+            memory(&volume.join("dir/usb")).unwrap();
+            let seen = if propagation == Propagation::None { 3 } else { 4 };
+            assert_eq!(scratch.mounts(), seen, "{propagation:?}");
+            remove_pod_dir(&scratch.0.join("pod")).unwrap();
+            assert_eq!(scratch.mounts(), 2, "{propagation:?}: the node's own are there");
+            unmount(volume.join("dir/usb"), UnmountFlags::NOFOLLOW).unwrap();
+        }
     }
 
     #[test]
