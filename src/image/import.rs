@@ -8,7 +8,11 @@
 //! how many images it has), so nothing is imported twice, after a restart either, and nothing has to be kept here. An
 //! imported image is pinned for as long as its archive stands there: runtimes report that, and garbage collection spares
 //! it. An archive that cannot be imported is tried again when it changes, or when the agent starts.
+//!
+//! An image that several archives have is that of the last by name: they are taken from the last to the first, and none
+//! takes what belongs to one behind it. When that one goes, or has the image no more, the others are looked at again.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
@@ -52,10 +56,22 @@ impl Stamp {
 
     /// The label of an archive in this state with so many images.
     fn label(&self, images: usize, name: &str) -> String {
+        format!("{} {images} {name}", self.state())
+    }
+
+    fn state(&self) -> String {
         let (seconds, nanos) = self.modified;
-        format!("{} {seconds}.{nanos:09} {images} {name}", self.size)
+        format!("{} {seconds}.{nanos:09}", self.size)
     }
 }
+
+/// The name of the archive in a label.
+fn archive_of(label: &str) -> &str {
+    label.splitn(4, ' ').nth(3).unwrap_or_default()
+}
+
+/// The records of imported images: the label by the image's name, at most `limits::IMAGE_RECORDS_MAX`.
+type Records = BTreeMap<String, String>;
 
 /// Why an archive is not imported.
 enum Failure {
@@ -79,6 +95,13 @@ impl From<RuntimeError> for Failure {
     }
 }
 
+/// An archive that was looked at.
+struct Settled {
+    archive: (String, Stamp),
+    /// It cannot be imported.
+    refused: bool,
+}
+
 /// Imports the archives of one directory. What blocks has a thread of its own, one at a time, and no turn: an archive may be a
 /// link to a server that is away, and then nothing waits but the other archives.
 pub struct Importer {
@@ -90,7 +113,7 @@ pub struct Importer {
     /// Is told the whole names of images that came.
     told: smol::channel::Sender<Vec<String>>,
     /// Archives not to be looked at until they change; as many as there are in the directory.
-    settled: Vec<(String, Stamp)>,
+    settled: Vec<Settled>,
     watch: Option<Async<OwnedFd>>,
     /// What was said last about the directory or the runtime, so that it is said once.
     said: Option<String>,
@@ -181,74 +204,109 @@ impl Importer {
         if let Some(watch) = found.watch {
             self.watch = Async::new_nonblocking(watch).ok();
         }
-        self.settled.retain(|settled| found.archives.contains(settled));
-        let records = match self.store.labelled(ARCHIVE_LABEL).await.map_err(Failure::from) {
-            Ok(records) => records,
+        let archives = found.archives;
+        self.settled.retain(|settled| archives.contains(&settled.archive));
+        let of_runtime = |failure: Failure| format!("{shown}: {}", failure.of_runtime());
+        let mut records: Records = match self.store.labelled(ARCHIVE_LABEL).await.map_err(Failure::from) {
+            Ok(records) => records.into_iter().collect(),
             Err(failure @ Failure::Unsupported) => {
-                if found.archives != self.settled {
-                    log::warn!("{shown}: {}", failure.of_runtime());
+                if archives.len() != self.settled.len() {
+                    log::warn!("{}", of_runtime(failure));
                 }
-                self.settled = found.archives;
+                let refused = |archive| Settled { archive, refused: true };
+                self.settled = archives.into_iter().map(refused).collect();
                 return Ok(());
             }
-            Err(failure) => return Err(format!("{shown}: {}", failure.of_runtime())),
+            Err(failure) => return Err(of_runtime(failure)),
         };
-        self.release(&found.archives, &records).await?;
-        for (name, stamp) in found.archives {
-            if self.settled.iter().any(|(settled, as_it_was)| *settled == name && *as_it_was == stamp) {
+        let is_gone = |label: &str| !archives.iter().any(|(name, _)| name == archive_of(label));
+        self.release(&mut records, is_gone).await.map_err(of_runtime)?;
+        for (name, stamp) in archives.into_iter().rev() {
+            let archive = (name, stamp);
+            if self.settled.iter().any(|settled| settled.archive == archive) {
                 continue;
             }
-            if !is_imported(&records, &name, stamp) {
-                match self.import(&name).await {
-                    Ok(images) => {
-                        // The loop is gone only when the process ends.
-                        let _ = self.told.send(images).await;
-                    }
-                    Err(Failure::Refused(why)) => log::warn!("{}: {why}", self.dir.join(&name).display()),
-                    Err(failure) => return Err(format!("{shown}: {}", failure.of_runtime())),
+            let refused = match self.bring(&archive.0, stamp, &mut records).await {
+                Ok(()) => false,
+                Err(Failure::Refused(why)) => {
+                    log::warn!("{}: {why}", self.dir.join(&archive.0).display());
+                    true
                 }
-            }
-            self.settled.push((name, stamp));
+                Err(failure) => return Err(of_runtime(failure)),
+            };
+            self.settled.push(Settled { archive, refused });
         }
         Ok(())
     }
 
-    /// Images whose archive is gone are as any other image.
+    /// Imports an archive unless that was done.
+    async fn bring(&mut self, name: &str, stamp: Stamp, records: &mut Records) -> Result<(), Failure> {
+        let mut now = stamp;
+        if !is_imported(records, name, stamp) {
+            let images;
+            (now, images) = self.import(name, records).await?;
+            if !images.is_empty() {
+                // The loop is gone only when the process ends.
+                let _ = self.told.send(images).await;
+            }
+        }
+        // What it had before, and has no more.
+        let now = format!("{} ", now.state());
+        self.release(records, |label| archive_of(label) == name && !label.starts_with(&now)).await
+    }
+
+    /// Images whose archive is gone, or is without them now, are as any other image. Another may have had them too.
     async fn release(
-        &self,
-        archives: &[(String, Stamp)],
-        records: &[(String, String)],
-    ) -> Result<(), String> {
-        for (image, label) in records {
-            let archive = label.splitn(4, ' ').nth(3).unwrap_or_default();
-            if archives.iter().any(|(name, _)| name == archive) {
-                continue;
-            }
-            let released = self.store.unlabel(image, &[ARCHIVE_LABEL, PINNED_LABEL]).await;
-            released
-                .map_err(|error| format!("{}: {}", self.dir.display(), Failure::from(error).of_runtime()))?;
-            log::info!("{}: image {image} is not pinned any more", self.dir.join(archive).display());
+        &mut self,
+        records: &mut Records,
+        is_left: impl Fn(&str) -> bool,
+    ) -> Result<(), Failure> {
+        let left: Vec<String> =
+            records.iter().filter(|(_, label)| is_left(label)).map(|(image, _)| image.clone()).collect();
+        for image in left {
+            self.store.unlabel(&image, &[ARCHIVE_LABEL, PINNED_LABEL]).await?;
+            let label = records.remove(&image).unwrap_or_default();
+            let archive = self.dir.join(archive_of(&label));
+            log::info!("{}: image {image} is not pinned any more", archive.display());
+            self.settled.retain(|settled| settled.refused);
         }
         Ok(())
     }
 
-    async fn import(&self, name: &str) -> Result<Vec<String>, Failure> {
+    /// Imports what is missing of an archive: its state by then, and the names of those images.
+    async fn import(&self, name: &str, records: &mut Records) -> Result<(Stamp, Vec<String>), Failure> {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
+        let shown = path.display().to_string();
         let read = unblock(move || read(&path, &platform)).await;
-        let (file, stamp, plan) = read.map_err(Failure::Refused)?;
+        let (file, stamp, mut plan) = read.map_err(Failure::Refused)?;
+        let label = stamp.label(plan.images.len(), name);
+        plan.retain(&mut |image| {
+            let (is_missing, other) = standing(records.get(image), name, &label);
+            if let Some(other) = other {
+                let last = other.max(name);
+                log::warn!(
+                    "{shown}: image {image} is in {other} too: {last} is the last by name, and counts"
+                );
+            }
+            is_missing
+        });
+        let names: Vec<String> = plan.images.iter().map(|image| image.name.clone()).collect();
+        if names.is_empty() {
+            return Ok((stamp, names));
+        }
         self.store.take_lease().await?;
-        let stored = self.put(&Arc::new(file), &plan, &stamp.label(plan.images.len(), name)).await;
+        let stored = self.put(&Arc::new(file), &plan, &label).await;
         let ended = self.store.end_lease().await;
         stored?;
         ended?;
-        let names: Vec<String> = plan.images.into_iter().map(|image| image.name).collect();
         for name in &names {
+            records.insert(name.clone(), label.clone());
             self.known(name).await;
         }
         let took = GoDuration(self.clock.now().mono.since(began));
-        log::info!("{}: imported in {took}: {}", self.dir.join(name).display(), names.join(", "));
-        Ok(names)
+        log::info!("{shown}: imported in {took}: {}", names.join(", "));
+        Ok((stamp, names))
     }
 
     async fn put(&self, file: &Arc<File>, plan: &Plan, label: &str) -> Result<(), Failure> {
@@ -325,16 +383,26 @@ impl Failure {
     }
 }
 
-/// All images of the archive in this state are there.
-fn is_imported(records: &[(String, String)], name: &str, stamp: Stamp) -> bool {
+/// All images of the archive in this state are there. Not when another archive has one of them: then only the archive itself
+/// tells which.
+fn is_imported(records: &Records, name: &str, stamp: Stamp) -> bool {
     let of_archive: Vec<usize> = records
-        .iter()
-        .filter_map(|(_, label)| {
+        .values()
+        .filter_map(|label| {
             let images = label.split(' ').nth(2)?.parse().ok()?;
             (*label == stamp.label(images, name)).then_some(images)
         })
         .collect();
     of_archive.first().is_some_and(|images| of_archive.len() >= *images)
+}
+
+/// Whether an image of the archive `name` is missing, by the label of its record, and the other archive that has it too.
+fn standing<'r>(there: Option<&'r String>, name: &str, label: &str) -> (bool, Option<&'r str>) {
+    let Some(there) = there else { return (true, None) };
+    match archive_of(there) {
+        own if own == name => (there != label, None),
+        other => (other < name, Some(other)),
+    }
 }
 
 /// What a look at the directory found.
@@ -446,8 +514,8 @@ mod tests {
         let stamp = Stamp { size: 10, modified: (5, 7) };
         let label = stamp.label(2, "a b.tar");
         assert_eq!(label, "10 5.000000007 2 a b.tar");
-        let records = |labels: &[&str]| -> Vec<(String, String)> {
-            labels.iter().map(|label| ("image".to_owned(), (*label).to_owned())).collect()
+        let records = |labels: &[&str]| -> Records {
+            labels.iter().enumerate().map(|(at, label)| (at.to_string(), (*label).to_owned())).collect()
         };
         for (labels, name, is) in [
             (&[&*label, &label][..], "a b.tar", true),
@@ -458,6 +526,20 @@ mod tests {
             (&[], "a b.tar", false),
         ] {
             assert_eq!(is_imported(&records(labels), name, stamp), is, "{labels:?} {name}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_several_archives_is_that_of_the_last_by_name() {
+        let label = |name: &str, at: i64| Stamp { size: 1, modified: (at, 0) }.label(1, name);
+        for (there, wanted) in [
+            (None, (true, None)),
+            (Some(label("b.tar", 1)), (false, None)),
+            (Some(label("b.tar", 2)), (true, None)),
+            (Some(label("a.tar", 1)), (true, Some("a.tar"))),
+            (Some(label("c d.tar", 1)), (false, Some("c d.tar"))),
+        ] {
+            assert_eq!(standing(there.as_ref(), "b.tar", &label("b.tar", 1)), wanted, "{there:?}");
         }
     }
 

@@ -5,6 +5,7 @@
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 
 mod adopt;
+mod archives;
 mod change;
 mod chaos;
 mod checkpoint;

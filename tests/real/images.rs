@@ -225,6 +225,39 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     agent.end_pods();
 }
 
+/// Two archives with one image, over restarts of the agent.
+pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
+    const NAME: &str = "twice.test/app:1";
+    let mut agent = Agent::new(runtime, "twice");
+    let (first, last) = (
+        TestImage::new(&agent.dir, "first", architecture()),
+        TestImage::new(&agent.dir, "last", architecture()),
+    );
+    let (a, b) = (agent.images().join("a.tar"), agent.images().join("b.tar"));
+    docker_archive(&agent, &a, &first, NAME);
+    docker_archive(&agent, &b, &last, NAME);
+    let imports = |agent: &Agent| agent.log().matches(": imported in ").count();
+    let told = |agent: &Agent| {
+        let line =
+            format!("{}: image {NAME} is in b.tar too: b.tar is the last by name, and counts", a.display());
+        agent.log().matches(&line).count()
+    };
+    for life in 1..=3 {
+        agent.start();
+        // The last one is looked at first.
+        wait_for("both archives are looked at", PATIENCE, || (told(&agent) == life).then_some(()));
+        assert_eq!(imports(&agent), 1, "b.tar once, a.tar never");
+        assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&last.config));
+        agent.stop();
+    }
+    agent.start();
+    fs::remove_file(b).unwrap();
+    wait_for("the other archive's image", PATIENCE, || (imports(&agent) == 2).then_some(()));
+    assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&first.config));
+    assert!(labels(runtime, NAME).contains("1 a.tar"));
+    agent.end_pods();
+}
+
 pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
     let agent = Agent::started(runtime, "bad-archives");
     let image = TestImage::new(&agent.dir, "bad", architecture());

@@ -59,6 +59,7 @@ const TESTS: &[Test] = tests![
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
     images::private_images_are_pulled_with_the_right_login_only,
     images::archives_are_imported_and_their_pods_start_without_a_registry,
+    images::an_image_in_two_archives_is_that_of_the_last,
     images::archives_that_cannot_be_imported_are_named,
     settings::names_hosts_and_resolver_are_as_the_pod_says,
     settings::namespaces_are_the_nodes_the_pods_or_the_containers,

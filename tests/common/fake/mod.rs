@@ -1,8 +1,8 @@
 //! A container runtime that runs nothing: stateful, on a real Unix socket, with real HTTP/2 and real protobuf,
 //! in a thread of its own. [`Fake`] is the handle a test holds: it looks at the state, breaks things and waits.
 //!
-//! `state` owns what the runtime knows and what each method does to it; `events` what it tells by itself; `server` owns
-//! the socket and the wire.
+//! `state` owns what the runtime knows and what each method does to it; `store` containerd's image records; `events` what it
+//! tells by itself; `server` owns the socket and the wire.
 //! Time comes from the [`FakeClock`]: container programs end, and delays pass, on virtual time when it is virtual.
 //!
 //! Methods are named as in the CRI (`RunPodSandbox`); containers as `app`, `web/app` (pod, container) or by id: the
@@ -12,6 +12,7 @@ mod crowd;
 mod events;
 mod server;
 mod state;
+mod store;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;

@@ -25,6 +25,7 @@ use smol_hyper::rt::FuturesIo;
 use super::Shared;
 use super::events::Told;
 use super::state::{BreakOff, Fault, Reply};
+use super::store;
 
 pub enum Command {
     Listen,
@@ -119,6 +120,10 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
     let (service, method) = path[1..].split_once('/').unwrap_or_default();
     if !shared.settled().has(service) {
         return status(12, &format!("unknown service {service}"));
+    }
+    let method = &*store::named(service, method).unwrap_or_else(|| method.to_owned());
+    if let Some((code, message)) = store::answered_at_once(method) {
+        return status(code, message);
     }
     let timeout = request.headers().get("grpc-timeout").map(|value| value.to_str().unwrap().to_owned());
     let Ok(body) = request.into_body().collect().await else { return status(13, "the request broke off") };

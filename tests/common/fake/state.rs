@@ -12,6 +12,7 @@ use smolet::proto::runtime::v1::{ContainerState, PodSandboxState};
 
 use super::crowd::Crowd;
 use super::events::Teller;
+use super::store::{self, Store};
 
 /// gRPC codes as containerd uses them.
 const UNKNOWN: i32 = 2;
@@ -55,6 +56,8 @@ pub struct State {
     pub(super) active: usize,
     /// What the fake tells by itself.
     pub(super) teller: Teller,
+    /// containerd's own.
+    pub store: Store,
     /// How long a container that ended by itself is still shown running.
     pub exit_lag: Duration,
     now: Mono,
@@ -573,13 +576,15 @@ impl State {
                 request.image.unwrap_or_default().image + &login
             }
             "RemoveImage" => decode::<cri::RemoveImageRequest>(m)?.image.unwrap_or_default().image,
-            _ => String::new(),
+            _ => store::target(method, m).unwrap_or_default(),
         })
     }
 
     /// True when the fake has that gRPC service.
     pub(super) fn has(&self, service: &str) -> bool {
-        self.services.has(service) || self.teller.has(service)
+        self.services.has(service)
+            || self.teller.has(service)
+            || self.store.is_there && store::named(service, "").is_some()
     }
 
     /// The list call that says in one message what a streaming one says in many; a runtime without streaming has none.
@@ -719,6 +724,7 @@ impl State {
                 };
                 encode(&cri::ImageFsInfoResponse { image_filesystems: vec![usage], ..Default::default() })
             }
+            _ if method.contains('/') => store::handle(self, method, m),
             _ => Err((UNIMPLEMENTED, format!("unknown method {method} for service runtime.v1"))),
         }
     }

@@ -328,3 +328,22 @@ fn hostile_archives_are_planned_or_refused() {
         }
     }
 }
+
+#[test]
+fn an_image_that_is_left_out_takes_its_own_blobs_with_it() {
+    let mut layout = Layout::default();
+    let one = layout.manifest("linux", "arm64", "");
+    let other = layout.manifest("linux", "arm64", "v8");
+    let manifests = [named(one.clone(), "one:1"), named(other.clone(), "other:1"), named(other, "more:1")];
+    let mut plan = layout.planned(&manifests, &ARM64).unwrap();
+    let all = plan.blobs.len();
+    plan.retain(&mut |name| !name.contains("more"));
+    assert_eq!((names(&plan).len(), plan.blobs.len()), (2, all), "the other name needs them");
+    plan.retain(&mut |name| name.contains("one"));
+    assert_eq!(names(&plan), ["docker.io/library/one:1"]);
+    let digests: Vec<&str> = plan.blobs.iter().map(|blob| blob.digest.as_str()).collect();
+    let config =
+        sha256(json!({"os": "linux", "architecture": "arm64", "variant": ""}).to_string().as_bytes());
+    let manifest = one["digest"].as_str().unwrap();
+    assert_eq!(digests, [&*sha256(b"a layer"), &*config, manifest], "the layer is the other's too");
+}

@@ -1,0 +1,116 @@
+//! Image archives, and what they bring to pods. That containerd takes their blobs is shown on a real one.
+
+use std::process::Command;
+
+use crate::world::World;
+
+const LABEL: &str = "smolet.io/archive";
+const APP: &str = "docker.io/library/app:1";
+
+/// A world whose runtime has containerd's stores.
+fn world() -> World {
+    let world = World::without_agent();
+    world.fake.state().store.is_there = true;
+    world
+}
+
+/// Puts an archive as `docker save` writes it, with one image of that content under those names.
+fn archive(world: &World, name: &str, content: &str, names: &[&str]) {
+    let dir = world.path("save");
+    std::fs::create_dir(&dir).unwrap();
+    let layer = format!("sha256:{:064x}", content.len());
+    let tags = serde_json::json!([{"Config": "c.json", "RepoTags": names, "Layers": ["layer.tar"]}]);
+    let config = serde_json::json!({"comment": content, "rootfs": {"type": "layers", "diff_ids": [layer]}});
+    for (file, text) in [
+        ("manifest.json", tags.to_string()),
+        ("c.json", config.to_string()),
+        ("layer.tar", content.to_owned()),
+    ] {
+        std::fs::write(dir.join(file), text).unwrap();
+    }
+    let (images, part) = (world.path("root").join("images"), world.path("part"));
+    let mut tar = Command::new("tar");
+    tar.arg("-cf").arg(&part).arg("-C").arg(&dir).args(["manifest.json", "c.json", "layer.tar"]);
+    assert!(tar.status().unwrap().success());
+    std::fs::create_dir_all(&images).unwrap();
+    std::fs::rename(part, images.join(name)).unwrap();
+    std::fs::remove_dir_all(dir).unwrap();
+}
+
+fn remove(world: &World, name: &str) {
+    std::fs::remove_file(world.path("root").join("images").join(name)).unwrap();
+}
+
+/// The archive whose image a name is, and its digest.
+fn holder(world: &World, image: &str) -> Option<(String, String)> {
+    let state = world.fake.state();
+    let record = state.store.records.get(image)?;
+    let archive = record.labels.get(LABEL)?.splitn(4, ' ').nth(3)?.to_owned();
+    Some((archive, record.target.clone()?.digest))
+}
+
+fn is_of(world: &World, image: &str, archive: &str) -> bool {
+    holder(world, image).is_some_and(|(holder, _)| holder == archive)
+}
+
+/// The calls that wrote a record of that image.
+fn writes(world: &World, image: &str) -> usize {
+    let state = world.fake.state();
+    state.calls.iter().filter(|call| call.method.starts_with("Images/") && call.target == image).count()
+}
+
+/// Lets the agent look at all archives: it comes to this one last.
+fn look(world: &World, content: &str) {
+    archive(world, "0.tar", content, &["last:1"]);
+    let before = holder(world, "docker.io/library/last:1");
+    world.until("a look", |world| holder(world, "docker.io/library/last:1") != before);
+}
+
+#[test]
+fn an_image_of_two_archives_is_that_of_the_last_and_is_not_imported_again() {
+    let world = world();
+    archive(&world, "a.tar", "a", &["app:1", "own:1"]);
+    archive(&world, "b.tar", "bb", &["app:1"]);
+    world.start();
+    look(&world, "first");
+    let (archive_of, digest) = holder(&world, APP).unwrap();
+    assert_eq!(archive_of, "b.tar");
+    assert!(is_of(&world, "docker.io/library/own:1", "a.tar"));
+    for life in ["second", "third"] {
+        world.stop();
+        world.start();
+        look(&world, life);
+        assert_eq!(holder(&world, APP).unwrap().1, digest);
+        assert_eq!(writes(&world, APP), 0, "{life}: {:?}", world.fake.calls());
+        assert_eq!(writes(&world, "docker.io/library/own:1"), 0);
+    }
+}
+
+#[test]
+fn the_image_goes_to_the_next_archive_when_the_last_has_it_no_more() {
+    let world = world();
+    archive(&world, "a.tar", "a", &["app:1"]);
+    archive(&world, "b.tar", "bb", &["app:1", "other:1"]);
+    world.start();
+    look(&world, "first");
+    assert!(is_of(&world, APP, "b.tar"));
+    // It changes, and is without it.
+    archive(&world, "b.tar", "bbb", &["other:1"]);
+    world.until("the other's image", |world| is_of(world, APP, "a.tar"));
+    assert!(is_of(&world, "docker.io/library/other:1", "b.tar"));
+    // It has it again, and goes.
+    archive(&world, "b.tar", "bbbb", &["app:1"]);
+    world.until("the last one's image", |world| is_of(world, APP, "b.tar"));
+    world.until("what it had before is released", |world| {
+        holder(world, "docker.io/library/other:1").is_none()
+    });
+    remove(&world, "b.tar");
+    world.until("the other's image again", |world| is_of(world, APP, "a.tar"));
+    // While the agent is away too.
+    archive(&world, "c.tar", "c", &["app:1"]);
+    world.until("that of a third", |world| is_of(world, APP, "c.tar"));
+    world.stop();
+    remove(&world, "c.tar");
+    world.start();
+    world.until("the other's image at last", |world| is_of(world, APP, "a.tar"));
+}
