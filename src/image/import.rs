@@ -114,6 +114,8 @@ pub struct Importer {
     told: smol::channel::Sender<Vec<String>>,
     /// Archives not to be looked at until they change; as many as there are in the directory.
     settled: Vec<Settled>,
+    /// No import that was killed has left its lease.
+    lease_ended: bool,
     watch: Option<Async<OwnedFd>>,
     /// What was said last about the directory or the runtime, so that it is said once.
     said: Option<String>,
@@ -131,8 +133,8 @@ impl Importer {
     ) -> Self {
         let store = runtime.image_store(&format!("smolet-images-{node_name}"));
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
-        let (settled, watch, said) = Default::default();
-        Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, watch, said }
+        let (settled, lease_ended, watch, said) = Default::default();
+        Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, lease_ended, watch, said }
     }
 
     /// Looks now, and whenever something changed, for as long as the agent lives.
@@ -219,6 +221,11 @@ impl Importer {
             }
             Err(failure) => return Err(of_runtime(failure)),
         };
+        if !self.lease_ended {
+            // Of an import that was killed: what it keeps from being garbage is imported anew, or not at all.
+            self.store.end_lease().await.map_err(|error| of_runtime(error.into()))?;
+            self.lease_ended = true;
+        }
         let is_gone = |label: &str| !archives.iter().any(|(name, _)| name == archive_of(label));
         self.release(&mut records, is_gone).await.map_err(of_runtime)?;
         for (name, stamp) in archives.into_iter().rev() {

@@ -114,3 +114,22 @@ fn the_image_goes_to_the_next_archive_when_the_last_has_it_no_more() {
     world.start();
     world.until("the other's image at last", |world| is_of(world, APP, "a.tar"));
 }
+
+#[test]
+fn the_lease_of_an_import_that_was_killed_ends_with_the_next_start() {
+    let world = world();
+    let leases = |world: &World| world.fake.state().store.leases.len();
+    world.fake.state().store.leases.extend(["smolet-images-gw".to_owned(), "another's".to_owned()]);
+    // The first look fails.
+    world.fake.fail("Images/List", 1, 14, "not yet");
+    world.start();
+    world.until("its end", |world| leases(world) == 1);
+    assert!(world.fake.state().store.leases.contains("another's"));
+    look(&world, "first");
+    assert_eq!(leases(&world), 1);
+    let ends = world.fake.count("Leases/Delete");
+    archive(&world, "0.tar", "second", &["again:1"]);
+    world.until("another import", |world| is_of(world, "docker.io/library/again:1", "0.tar"));
+    world.settle();
+    assert_eq!(world.fake.count("Leases/Delete"), ends + 1, "its own");
+}

@@ -225,10 +225,11 @@ pub fn archives_are_imported_and_their_pods_start_without_a_registry(runtime: &R
     agent.end_pods();
 }
 
-/// Two archives with one image, over restarts of the agent.
+/// Two archives with one image, over restarts of the agent. The first one finds what an import that was killed left.
 pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
     const NAME: &str = "twice.test/app:1";
     let mut agent = Agent::new(runtime, "twice");
+    runtime.ctr(&["leases", "create", "--id", "smolet-images-twice"]);
     let (first, last) = (
         TestImage::new(&agent.dir, "first", architecture()),
         TestImage::new(&agent.dir, "last", architecture()),
@@ -248,6 +249,7 @@ pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
         wait_for("both archives are looked at", PATIENCE, || (told(&agent) == life).then_some(()));
         assert_eq!(imports(&agent), 1, "b.tar once, a.tar never");
         assert_eq!(&*runtime.image(NAME).expect("the image is there").id, digest(&last.config));
+        assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images-twice"), "no lease is left");
         agent.stop();
     }
     agent.start();
