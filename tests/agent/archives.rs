@@ -1,7 +1,9 @@
 //! Image archives, and what they bring to pods. That containerd takes their blobs is shown on a real one.
 
 use std::process::Command;
+use std::time::Duration;
 
+use crate::common::fake::Program;
 use crate::world::World;
 
 const LABEL: &str = "smolet.io/archive";
@@ -132,4 +134,26 @@ fn the_lease_of_an_import_that_was_killed_ends_with_the_next_start() {
     world.until("another import", |world| is_of(world, "docker.io/library/again:1", "0.tar"));
     world.settle();
     assert_eq!(world.fake.count("Leases/Delete"), ends + 1, "its own");
+}
+
+#[test]
+fn an_image_that_comes_while_a_pod_ends_does_not_bring_back_its_old_version() {
+    let world = world();
+    world.fake.program("app", Program::STUBBORN);
+    world.start();
+    let pod = |version: u32| {
+        format!("terminationGracePeriodSeconds: 20, containers: [{{name: app, image: 'busybox:{version}'}}]")
+    };
+    world.run("web", &pod(1));
+    world.remove("web");
+    world.until("its end begins", |world| world.count("StopContainer web/app#0") == 1);
+    world.put("web", &pod(2));
+    world.pass(2);
+    archive(&world, "a.tar", "a", &["busybox:1"]);
+    world.until("the import", |world| is_of(world, "docker.io/library/busybox:1", "a.tar"));
+    world.leap_for(Duration::from_secs(1));
+    assert_eq!(world.count("RunPodSandbox"), 1, "it still ends");
+    world.until("the new version", |world| world.count("StartContainer web/app") == 2);
+    let image = world.status_of("web", "app").unwrap().image;
+    assert!(image.contains("busybox:2"), "{image}");
 }

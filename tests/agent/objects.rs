@@ -1,5 +1,6 @@
 //! ConfigMaps and Secrets from the manifest directory.
 
+use crate::common::fake::Program;
 use crate::world::World;
 
 const POD: &str = "containers: [{name: app, image: 'busybox:1', \
@@ -120,4 +121,27 @@ fn a_volume_has_the_files_of_its_config_map_and_follows_it() {
     world.pass(15);
     assert!(world.running().is_empty() && world.pods().is_empty());
     assert!(!pod_dir.exists());
+}
+
+#[test]
+fn an_object_that_changes_while_a_pod_ends_does_not_bring_back_its_old_version() {
+    let world = World::new();
+    world.fake.program("app", Program::STUBBORN);
+    world.put_text("all", &format!("{CONF}---\n{LOGIN}"));
+    let pod = |version: u32| {
+        let pod = POD.replace("busybox:1", &format!("busybox:{version}"));
+        format!("terminationGracePeriodSeconds: 20, {pod}")
+    };
+    world.run("web", &pod(1));
+    world.remove("web");
+    world.until("its end begins", |world| world.count("StopContainer web/app#0") == 1);
+    world.put("web", &pod(2));
+    world.pass(2);
+    world.put_text("all", &format!("{}---\n{LOGIN}", CONF.replace("'1'", "'2'")));
+    world.pass(2);
+    assert_eq!(world.count("RunPodSandbox"), 1, "it still ends");
+    world.until("the new version", |world| world.count("StartContainer web/app") == 2);
+    let image = world.status_of("web", "app").unwrap().image;
+    assert!(image.contains("busybox:2"), "{image}");
+    assert_eq!(variables(&world, "app"), pairs(&[("A", "2"), ("L_word", "hunter2")]));
 }
