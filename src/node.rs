@@ -4,6 +4,7 @@
 //! next instant something is due. No other place spawns tasks, but for a connection's own in `server` and `grpc`.
 
 mod agent;
+mod cgroups;
 mod checkpoint;
 mod disk;
 mod events;
@@ -48,6 +49,7 @@ use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
 use agent::{Agent, Event};
+use cgroups::NodeCgroups;
 
 /// How the agent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -283,7 +285,7 @@ impl Parts<'_> {
         let ring = Rc::new(RefCell::new(EventRing::default()));
         let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let cgroups = Rc::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));
+        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));
         let mut agent = Agent::new(
             ctx,
             executor,

@@ -18,13 +18,13 @@ use std::sync::Arc;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 
+use super::cgroups::NodeCgroups;
 use super::checkpoint::Saving;
 use super::disk::Disk;
 use super::events::RuntimeEvents;
 use super::record::Record;
 use super::relist::Relisting;
 use super::usage::Measuring;
-use crate::cgroup::Cgroups;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
@@ -95,7 +95,7 @@ pub(super) struct Agent<R> {
     pub(super) ctx: ActContext<R>,
     pub(super) executor: Rc<LocalExecutor<'static>>,
     pub(super) events: Sender<Event>,
-    pub(super) cgroups: Rc<Cgroups>,
+    pub(super) cgroups: NodeCgroups,
     pub(super) identity: Identity,
     pub(super) runtime_name: Box<str>,
     pub(super) started: Wall,
@@ -128,7 +128,7 @@ impl<R: Runtime + 'static> Agent<R> {
         ctx: ActContext<R>,
         executor: Rc<LocalExecutor<'static>>,
         events: Sender<Event>,
-        cgroups: Rc<Cgroups>,
+        cgroups: NodeCgroups,
         identity: Identity,
         runtime_name: Box<str>,
         ring: Rc<RefCell<EventRing>>,

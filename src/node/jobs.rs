@@ -7,20 +7,19 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
 
+use super::cgroups::NodeCgroups;
 use crate::blocking::{Blocking, Stuck};
-use crate::cgroup::{Cgroups, Missing};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::ORPHAN_DIRS_MAX;
 use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
 use crate::proto::runtime::v1::Mount;
-use crate::render::cgroup_settings::{class_settings, pod_settings};
-use crate::render::{CgroupDriver, Environment, NodeSettings, paths};
+use crate::render::{Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
 use crate::sync::kill::remove_pod_logs;
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
-use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts, create_dir};
+use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
 use crate::volume::subpath::{self, SubPath};
 use crate::volume::{self, VolumeError, files::Sources};
 
@@ -107,7 +106,7 @@ impl VolumeMounts for DiskVolumes {
 /// Makes the pod's cgroup and volumes, then carries out the plan.
 pub(super) async fn sync<R: Runtime>(
     ctx: &ActContext<R>,
-    cgroups: &PodCgroups,
+    cgroups: &NodeCgroups,
     pod: &DesiredPod,
     observed: &ObservedPod,
     objects: &Objects,
@@ -163,69 +162,12 @@ async fn make_volumes<R: Runtime>(
 /// directory goes last: as long as it is there, [`sweep`] finds what an agent that was killed has left.
 pub(super) async fn remove<R: Runtime>(
     ctx: &ActContext<R>,
-    cgroups: &PodCgroups,
+    cgroups: &NodeCgroups,
     key: &PodKey,
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    let (milli_cpu, uid) = (cgroups.burstable_milli_cpu, key.uid.to_string());
-    let (cgroups, node) = (Cgroups::clone(&cgroups.hierarchies), NodeSettings::clone(&ctx.node));
-    let removed = ctx.blocking.run_for(&key.uid, move || {
-        remove_from_disk(&cgroups, &node, &uid)?;
-        weigh_classes(&cgroups, &node, milli_cpu, Missing::Leave);
-        Ok(())
-    });
-    removed.await?
-}
-
-/// The cgroups of pods, and what they depend on besides the pod.
-pub(super) struct PodCgroups {
-    pub(super) hierarchies: Rc<Cgroups>,
-    /// Thousandths of a CPU that the node's burstable pods ask for together.
-    pub(super) burstable_milli_cpu: i64,
-}
-
-impl PodCgroups {
-    /// `UpdateQOSCgroups`, `EnsureExists`.
-    async fn ensure<R: Runtime>(&self, ctx: &ActContext<R>, pod: &DesiredPod) -> Result<(), String> {
-        if ctx.node.cgroup_driver == CgroupDriver::Systemd {
-            return Ok(());
-        }
-        let (cgroups, node) = (Cgroups::clone(&self.hierarchies), NodeSettings::clone(&ctx.node));
-        let milli_cpu = self.burstable_milli_cpu;
-        let (settings, pod_dir) = (pod_settings(&node, pod), paths::pod_dir(&node, &pod.key));
-        let set = ctx.blocking.run_for(&pod.key.uid, move || {
-            // By its directory is found what an agent that was killed has left of a pod.
-            create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
-            weigh_classes(&cgroups, &node, milli_cpu, Missing::Make);
-            cgroups.set(&settings, Missing::Make).map_err(|error| error.to_string())
-        });
-        set.await?.map(drop)
-    }
-}
-
-/// Gives the classes their weights: with each sandbox that is made and each pod that is removed, where the kubelet looks
-/// every minute too. As there a failure is no pod's: it is told, and tried the next time.
-fn weigh_classes(cgroups: &Cgroups, node: &NodeSettings, burstable_milli_cpu: i64, missing: Missing) {
-    if node.cgroup_driver == CgroupDriver::Systemd {
-        return;
-    }
-    for settings in class_settings(node, burstable_milli_cpu) {
-        if let Err(error) = cgroups.set(&settings, missing) {
-            log::warn!("weight of a class of pods: {error}");
-        }
-    }
-}
-
-fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result<(), String> {
-    let removed = cgroups.remove_pod(node, uid).map_err(|error| error.to_string())?;
-    if !removed.killed.is_empty() {
-        log::warn!(
-            "pod {uid}: of no container that the runtime knows, and killed: processes {:?}",
-            removed.killed
-        );
-    }
-    volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(uid)).map_err(|error| error.0)
+    cgroups.remove(ctx, key).await
 }
 
 /// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
@@ -235,7 +177,7 @@ fn remove_from_disk(cgroups: &Cgroups, node: &NodeSettings, uid: &str) -> Result
 /// The first thing that stayed; the others are tried all the same.
 pub(super) async fn sweep<R: Runtime>(
     ctx: &ActContext<R>,
-    cgroups: &Rc<Cgroups>,
+    cgroups: &NodeCgroups,
     mut known: BTreeSet<String>,
 ) -> Result<usize, String> {
     // Another agent's pods may have their directories here too: whatever the runtime has stays.
@@ -243,7 +185,7 @@ pub(super) async fn sweep<R: Runtime>(
         known.insert(sandbox.pod.uid.to_string());
     };
     ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
-    let (cgroups, node) = (Cgroups::clone(cgroups), NodeSettings::clone(&ctx.node));
+    let (cgroups, node) = (cgroups.clone(), NodeSettings::clone(&ctx.node));
     let swept = ctx.blocking.run(move || {
         let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
             .filter(|uid| !known.contains(uid.as_str()))
@@ -258,7 +200,7 @@ pub(super) async fn sweep<R: Runtime>(
             }
         }
         for uid in &left {
-            if let Err(error) = remove_from_disk(&cgroups, &node, uid) {
+            if let Err(error) = cgroups.remove_from_disk(&node, uid) {
                 first = first.and(Err(error));
             }
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::agent::{Agent, Event, JobResult};
-use super::jobs::{self, PodCgroups};
+use super::jobs;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
@@ -185,7 +185,8 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>) {
-        let cgroups = self.pod_cgroups(uid, job, work.as_ref());
+        self.tell_class_weight(uid, job, work.as_ref());
+        let cgroups = self.cgroups.clone();
         let Some(record) = self.records.get_mut(uid) else { return };
         self.jobs += 1;
         let number = self.jobs;
@@ -239,21 +240,24 @@ impl<R: Runtime + 'static> Agent<R> {
         record.task = Some(self.executor.spawn(poison::scoped(record.mark.clone(), task)));
     }
 
-    /// What a job needs of the cgroups: all but the pods' CPU for one that makes no pod's cgroup and removes none.
-    fn pod_cgroups(&self, uid: &PodUid, job: Job, work: Option<&Work>) -> PodCgroups {
+    /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.
+    fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
         let changes = match (job, work) {
             (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox(),
             (Job::Remove, _) => true,
             (Job::Act | Job::Read | Job::Collect | Job::Kill, _) => false,
         };
-        let counts =
-            |(of, _): &(&PodUid, &Record)| (job != Job::Remove || *of != uid) && !self.statuses.has_ended(of);
-        let pods = self.records.iter().filter(|_| changes).filter(counts);
-        let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
-        PodCgroups {
-            burstable_milli_cpu: milli_cpu.fold(0, i64::saturating_add),
-            hierarchies: self.cgroups.clone(),
+        if !changes {
+            return;
         }
+        let goes = |of: &PodUid, record: &Record| {
+            let job = if of == uid { Some(job) } else { record.worker.in_flight() };
+            job == Some(Job::Remove)
+        };
+        let counts = |(of, record): &(&PodUid, &Record)| !goes(of, record) && !self.statuses.has_ended(of);
+        let pods = self.records.iter().filter(counts);
+        let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
+        self.cgroups.tell(milli_cpu.fold(0, i64::saturating_add));
     }
 
     /// Containers whose failure to start can still be kept.
