@@ -29,7 +29,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 20000
 
-.PHONY: help demo test lint deny unit unit-beside-release sim proto vectors attack real real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -38,7 +38,7 @@ help:  ## this list
 demo: setup release  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ONCE=1: checks the pods and ends by itself
 	@ONCE='$(ONCE)' tests/env/demo.sh $(RELEASE) $(DEMO_DIR) tests/manifests
 
-test: setup lint unit-beside-release vectors size attack real-beside-others leftovers  ## every check and test, the ones on a real containerd included
+test: setup lint unit-beside-release vectors size attack systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
 lint: setup-rust  ## rustfmt and clippy
@@ -46,7 +46,7 @@ lint: setup-rust  ## rustfmt and clippy
 	@$(CARGO) fmt --all --check
 	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	$(call step,clippy)
-	@$(CARGO) clippy --locked --all-targets --test real --test attack --test sim --quiet -- -D warnings
+	@$(CARGO) clippy --locked --all-targets --test real --test systemd --test attack --test sim --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
@@ -89,6 +89,11 @@ real: setup release  ## the release binary on a private containerd
 	$(call step,tests on a real containerd)
 	@trap 'tests/env/runtime.sh down target/tmp/real' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
+
+systemd: setup release  ## the release binary with the cgroup driver systemd, on a systemd and a containerd of its own
+	$(call step,tests on a real systemd)
+	@tests/env/setup.sh systemd
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=1
 
 # The one waits most of the time, the others compute.
 real-beside-others: setup release

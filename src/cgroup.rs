@@ -96,8 +96,7 @@ impl Cgroups {
     /// Removes the pod's cgroups, whatever its class was, children first, and ends the processes in them: only for a
     /// pod of which the runtime knows no container any more. All hierarchies are tried; the first error is told.
     ///
-    /// On the systemd driver the slice's directory goes and systemd keeps its idle unit until the next boot: asking
-    /// systemd would take a D-Bus client.
+    /// With the driver systemd after its slices are stopped.
     pub fn remove_pod(&self, node: &NodeSettings, uid: &str) -> Result<Removed, CgroupError> {
         let mut removed = Removed::default();
         // A UID becomes part of a path: one that could leave its directory names no cgroup of ours.
@@ -134,6 +133,26 @@ impl Cgroups {
             }
         }
         result
+    }
+
+    /// Which cgroups of the pod's are there, by name, after SIGKILL for the processes in them: systemd, asked to stop them,
+    /// would wait a minute and a half for those. Only for a pod of which the runtime knows no container any more.
+    pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, BTreeSet<i32>) {
+        let mut removed = Removed::default();
+        if uid.is_empty() || uid.contains('/') {
+            return Default::default();
+        }
+        let mut names = Vec::from(pod_cgroup_candidates(node, uid));
+        names.retain(|name| {
+            let paths = self.hierarchies.iter().map(|hierarchy| hierarchy.join(name.trim_start_matches('/')));
+            let there: Vec<PathBuf> = paths.filter(|path| path.is_dir()).collect();
+            let mut left = CGROUPS_PER_POD_MAX;
+            for path in &there {
+                kill_tree(path, CGROUP_DEPTH_MAX, &mut left, &mut removed);
+            }
+            !there.is_empty()
+        });
+        (names, removed.killed)
     }
 }
 
@@ -176,6 +195,19 @@ fn remove_tree(
         }
     }
     result
+}
+
+/// SIGKILL for the processes in this cgroup and in those below it, at most `left`.
+fn kill_tree(path: &Path, depth: usize, left: &mut usize, removed: &mut Removed) {
+    // What cannot be read kills nothing; what runs there then keeps the cgroup busy, and that is told.
+    for name in child_directories(path).unwrap_or_default() {
+        if depth == 0 || *left == 0 {
+            return;
+        }
+        *left -= 1;
+        kill_tree(&path.join(name), depth - 1, left, removed);
+    }
+    kill_processes(path, removed);
 }
 
 /// SIGKILL for the processes in this cgroup, those below it not among them. What cannot be read (a threaded cgroup of
@@ -332,6 +364,25 @@ mod tests {
         assert_eq!(with_cgroups(&cgroups, &node), ["a-b"]);
         assert_eq!(cgroups.remove_pod(&node, "a-b").unwrap().directories, 2);
         assert!(!scratch.has(slice) && scratch.has("kubepods.slice/kubepods-besteffort.slice"));
+    }
+
+    #[test]
+    fn what_runs_in_a_slice_ends_before_it_is_stopped() {
+        let scratch = Scratch::new();
+        let slice = "kubepods.slice/kubepods-podu1.slice";
+        let scope = scratch.make(&format!("{slice}/forgotten.scope"));
+        let mut left = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        std::fs::write(scope.join("cgroup.procs"), format!("{}\n", left.id())).unwrap();
+        let cgroups = mounted_at(vec![scratch.0.clone()]);
+        let node = node(CgroupDriver::Systemd);
+        let killed = BTreeSet::from([i32::try_from(left.id()).unwrap()]);
+        assert_eq!(cgroups.end_pod(&node, "u1"), (vec![format!("/{slice}")], killed));
+        let ended = left.wait().unwrap();
+        assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
+        assert!(scratch.has(slice), "that is systemd's to remove");
+        for other in ["u2", "", "../kubepods-podu1.slice"] {
+            assert_eq!(cgroups.end_pod(&node, other), (vec![], BTreeSet::new()), "{other}");
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
 //! of `grpc` `message` and `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but
-//! `file`, `scan` and `check`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! `file`, `scan` and `check`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 
 pub mod blocking;
 pub mod cgroup;
@@ -47,6 +47,7 @@ pub mod source;
 pub mod status;
 pub mod store;
 pub mod sync;
+pub mod systemd;
 mod text;
 pub mod userns;
 pub mod volume;

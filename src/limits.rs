@@ -308,6 +308,15 @@ pub const CGROUP_REMOVE_TRIES: u32 = 10;
 /// The wait after the first of them; the second is twice as long, the third three times: 0.45 s in all.
 pub const CGROUP_REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
+/// How long systemd may take for one call and its job, as the kubelet's library waits (30 s). Longer: the pod waits, and is
+/// tried with its next sync; whoever waited behind it is told so too, and keeps nobody waiting again.
+pub const SYSTEMD_CALL_TIME: Duration = Duration::from_secs(30);
+/// Bytes of one message of systemd's: signals about units that are none of ours have a few thousand. Longer: the connection
+/// is given up, and the call tried with the pod's next sync.
+pub const SYSTEMD_MESSAGE_BYTES_MAX: usize = 256 * KIB;
+/// Bytes of the line with which it accepts a connection. Longer: it is no D-Bus.
+pub const SYSTEMD_LINE_BYTES_MAX: u64 = 128;
+
 // ---- status and store ------------------------------------------------------------------------------------
 
 /// Pods taken over from another agent that are remembered. Full: a further one is not remembered, and is ours only

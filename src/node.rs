@@ -48,6 +48,7 @@ use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
+use crate::systemd::Systemd;
 use agent::{Agent, Event};
 use cgroups::NodeCgroups;
 
@@ -95,12 +96,6 @@ pub async fn run_until(
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
     let node = Rc::new(facts::node_settings(config, identity.node_name()));
-    if node.cgroup_driver == CgroupDriver::Systemd {
-        log::info!(
-            "cgroup driver systemd: the runtime limits each container; the slices of pods and of their classes have no \
-             limits and weights of their own"
-        );
-    }
     let server = Server::bind(&config.socket)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
@@ -285,7 +280,11 @@ impl Parts<'_> {
         let ring = Rc::new(RefCell::new(EventRing::default()));
         let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts));
+        let systemd = match ctx.node.cgroup_driver {
+            CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
+            CgroupDriver::Cgroupfs => None,
+        };
+        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd);
         let mut agent = Agent::new(
             ctx,
             executor,

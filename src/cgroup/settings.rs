@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 use super::Cgroups;
 use crate::limits::CGROUP_FILE_BYTES_MAX;
+use crate::render::CgroupVersion;
 use crate::render::cgroup_settings::{CgroupFile, CgroupSettings, Controller};
+use crate::render::slice::{Slice, slices};
 
 /// Controllers that are handed down on version 2 where the kernel has them (`supportedControllers`); the runtime wants
 /// them for its containers too.
@@ -81,6 +83,34 @@ impl Cgroups {
         }
         Ok(written)
     }
+
+    /// What systemd has to be asked for so that the slice is as wanted, the outermost first: the slices around it that are not
+    /// there, and itself when it is not there or a file that systemd writes is another. Nothing where there are no cgroups.
+    pub fn lacking(&self, version: CgroupVersion, settings: &CgroupSettings, missing: Missing) -> Vec<Slice> {
+        let is_there = |cgroup: &str| {
+            self.hierarchies.iter().any(|root| root.join(cgroup.trim_start_matches('/')).is_dir())
+        };
+        if self.hierarchies.is_empty() || missing == Missing::Leave && !is_there(&settings.name) {
+            return Vec::new();
+        }
+        let mut slices = slices(version, settings);
+        slices.retain(|(cgroup, _)| !is_there(cgroup) || *cgroup == settings.name && !self.holds(settings));
+        slices.into_iter().map(|(_, slice)| slice).collect()
+    }
+
+    /// True when every file that systemd writes has its value. What has no hierarchy here is not systemd's to make.
+    fn holds(&self, settings: &CgroupSettings) -> bool {
+        settings.files.iter().filter(|file| file.controller != Controller::Hugetlb).all(|file| {
+            let root = match &self.unified {
+                Some(root) => Some(root),
+                None => self.controllers.iter().find(|(of, _)| *of == file.controller).map(|(_, root)| root),
+            };
+            root.is_none_or(|root| {
+                let path = root.join(settings.name.trim_start_matches('/')).join(&file.name);
+                read(&path).is_ok_and(|now| now.trim_end() == file.value)
+            })
+        })
+    }
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -127,16 +157,20 @@ fn write(directory: Option<&Path>, file: &CgroupFile) -> Result<bool, SettingErr
         return if file.is_limit { Err(SettingError::NoController(file.controller)) } else { Ok(false) };
     };
     let path = directory.join(&file.name);
-    let mut now = String::new();
-    let read = fs::File::open(&path).and_then(|f| f.take(CGROUP_FILE_BYTES_MAX).read_to_string(&mut now));
-    match read {
-        Ok(_) if now.trim_end() == file.value => return Ok(false),
+    match read(&path) {
+        Ok(now) if now.trim_end() == file.value => return Ok(false),
         Ok(_) => {}
         // A size of huge pages without a cgroup.
         Err(error) if error.kind() == ErrorKind::NotFound && !file.is_limit => return Ok(false),
         Err(error) => return Err(SettingError::Io(path, error)),
     }
     put(&path, &file.value).map(|()| true).map_err(|error| SettingError::Io(path, error))
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut now = String::new();
+    fs::File::open(path)?.take(CGROUP_FILE_BYTES_MAX).read_to_string(&mut now)?;
+    Ok(now)
 }
 
 /// Files of a cgroup cannot be made.
@@ -154,7 +188,7 @@ mod tests {
     }
 
     fn settings(files: Vec<CgroupFile>) -> CgroupSettings {
-        CgroupSettings { name: "/kubepods/burstable/podu1".to_owned(), files }
+        CgroupSettings { name: "/kubepods/burstable/podu1".to_owned(), files, properties: Vec::new() }
     }
 
     const POD: &str = "kubepods/burstable/podu1";
@@ -245,6 +279,52 @@ mod tests {
         scratch.file(&format!("{POD}/cgroup.controllers"), "cpu pids\n");
         let error = cgroups.set(&wanted, Missing::Make).unwrap_err().to_string();
         assert!(error.contains("cgroup_enable=memory"), "{error}");
+    }
+
+    #[test]
+    fn systemd_is_asked_for_what_is_not_as_wanted_and_for_nothing_else() {
+        const SLICE: &str = "kubepods.slice/kubepods-podu.slice";
+        let v1 = CgroupVersion::V1 { swap_controller: false };
+        let v2 = CgroupVersion::V2 { swap_controller: false };
+        for version in [v1, v2] {
+            let scratch = Scratch::new();
+            let root = scratch.0.display();
+            let (mounts, cpu, memory) = match version {
+                CgroupVersion::V2 { .. } => (format!("cgroup2 {root} cgroup2 rw 0 0\n"), "", ""),
+                CgroupVersion::V1 { .. } => (
+                    format!("cgroup {root}/c cgroup rw,cpu 0 0\ncgroup {root}/m cgroup rw,memory 0 0\n"),
+                    "c/",
+                    "m/",
+                ),
+            };
+            let cgroups = Cgroups::from_mounts(&mounts, &scratch.0);
+            let wanted = CgroupSettings {
+                name: format!("/{SLICE}"),
+                files: vec![
+                    file(Controller::Cpu, "weight", "20", false),
+                    file(Controller::Memory, "max", "4096", true),
+                    // systemd knows nothing of these.
+                    file(Controller::Hugetlb, "hugetlb.2MB.max", "0", false),
+                ],
+                properties: vec![("CPUWeight", 20)],
+            };
+            let asked = |missing| {
+                let slices = cgroups.lacking(version, &wanted, missing);
+                slices.into_iter().map(|s| (s.name.into_string(), s.properties.len())).collect::<Vec<_>>()
+            };
+            let [outer, own] = [("kubepods.slice".to_owned(), 0), ("kubepods-podu.slice".to_owned(), 1)];
+            assert_eq!(asked(Missing::Make), [outer, own.clone()]);
+            assert_eq!(asked(Missing::Leave), []);
+            scratch.make(&format!("{cpu}kubepods.slice"));
+            assert_eq!(asked(Missing::Make), vec![own.clone()]);
+            scratch.file(&format!("{cpu}{SLICE}/weight"), "20\n");
+            scratch.file(&format!("{memory}{SLICE}/max"), "max\n");
+            assert_eq!(asked(Missing::Leave), [own]);
+            scratch.file(&format!("{memory}{SLICE}/max"), "4096\n");
+            assert_eq!(asked(Missing::Make), []);
+        }
+        let none = Cgroups::from_mounts("", Path::new("/sys/fs/cgroup"));
+        assert_eq!(none.lacking(v2, &settings(Vec::new()), Missing::Make), []);
     }
 
     #[test]

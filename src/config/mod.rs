@@ -28,6 +28,8 @@ pub mod paths {
     pub const CONTAINER_LOGS: &str = "/var/log/containers";
     /// cgroup hierarchies.
     pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
+    /// systemd's own socket.
+    pub const SYSTEMD: &str = "/run/systemd/private";
     /// The node's resolver configuration.
     pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 }
@@ -98,6 +100,8 @@ pub struct Config {
     pub cgroup_driver: CgroupDriver,
     /// Where the cgroup hierarchies are mounted; hierarchies elsewhere are left alone.
     pub cgroup_mounts: PathBuf,
+    /// Where systemd is asked for slices, with its driver.
+    pub systemd_socket: PathBuf,
     /// CPU limits are enforced by CFS quota.
     pub cpu_cfs_quota: bool,
     /// Period of that quota.
@@ -182,6 +186,7 @@ impl Config {
                 }
             },
             cgroup_mounts: path(&flags.cgroup_mounts, None, paths::CGROUP_MOUNTS),
+            systemd_socket: paths::SYSTEMD.into(),
             cpu_cfs_quota: file.cpu_cfs_quota.unwrap_or(true),
             cpu_cfs_quota_period: or(file.cpu_cfs_quota_period, Duration::from_millis(100)),
             seccomp_default: file.seccomp_default.unwrap_or(false),

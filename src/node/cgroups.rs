@@ -1,15 +1,24 @@
 //! The cgroups of pods and of their classes: made before a pod's sandbox, removed with the pod.
+//!
+//! With the driver systemd the directories are systemd's. It is asked for a slice only when the slice is not there or its
+//! files are not as wanted; what systemd has no property for is written behind it. A slice is stopped before its
+//! directories are removed, as in the kubelet: else systemd would make them anew, and keep the unit until the next boot.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::cgroup::{Cgroups, Missing};
+use crate::blocking::Stuck;
+use crate::cgroup::{Cgroups, Missing, SettingError};
 use crate::cri::Runtime;
-use crate::model::{DesiredPod, PodKey};
-use crate::render::cgroup_settings::{class_settings, pod_settings};
-use crate::render::{CgroupDriver, NodeSettings, paths};
+use crate::model::{DesiredPod, PodUid};
+use crate::render::cgroup_settings::{CgroupSettings, class_settings, pod_settings};
+use crate::render::slice::unit_of;
+use crate::render::{NodeSettings, paths};
 use crate::sync::act::ActContext;
 use crate::sync::start::create_dir;
+use crate::systemd::{Systemd, SystemdError, Turn};
 use crate::volume;
 
 /// The node's cgroups. One of it; a job has a clone.
@@ -17,6 +26,8 @@ use crate::volume;
 pub(super) struct NodeCgroups {
     hierarchies: Arc<Cgroups>,
     classes: Arc<Classes>,
+    /// With its driver.
+    systemd: Option<Rc<Systemd>>,
 }
 
 /// What the classes of pods weigh. Jobs end in any order, so each writes what was told last and not what held at its begin,
@@ -25,13 +36,43 @@ pub(super) struct NodeCgroups {
 struct Classes {
     /// Thousandths of a CPU that the node's burstable pods ask for together.
     burstable_milli_cpu: Mutex<i64>,
-    /// Held while it is written; the loop takes the other lock alone, and never waits for a file.
+    /// Held while it is written; the loop takes the other lock alone, and never waits for a file. systemd's turn does the same.
     turn: Mutex<()>,
 }
 
+/// A slice, or its cgroups, that are not as wanted.
+pub(super) enum SliceError {
+    Systemd(SystemdError),
+    Files(SettingError),
+    Stuck(Stuck),
+}
+
+impl From<Stuck> for SliceError {
+    fn from(stuck: Stuck) -> Self {
+        Self::Stuck(stuck)
+    }
+}
+
+impl From<SystemdError> for SliceError {
+    fn from(error: SystemdError) -> Self {
+        Self::Systemd(error)
+    }
+}
+
+impl std::fmt::Display for SliceError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Systemd(error) => error.fmt(f),
+            Self::Files(error) => error.fmt(f),
+            Self::Stuck(stuck) => stuck.fmt(f),
+        }
+    }
+}
+
 impl NodeCgroups {
-    pub(super) fn new(hierarchies: Cgroups) -> Self {
-        Self { hierarchies: Arc::new(hierarchies), classes: Arc::default() }
+    /// `systemd` is asked for slices, with its driver.
+    pub(super) fn new(hierarchies: Cgroups, systemd: Option<Systemd>) -> Self {
+        Self { hierarchies: Arc::new(hierarchies), classes: Arc::default(), systemd: systemd.map(Rc::new) }
     }
 
     /// From now on the node's burstable pods ask for so many thousandths of a CPU: the next job writes it that makes a pod's
@@ -46,56 +87,145 @@ impl NodeCgroups {
         ctx: &ActContext<R>,
         pod: &DesiredPod,
     ) -> Result<(), String> {
-        if ctx.node.cgroup_driver == CgroupDriver::Systemd {
-            return Ok(());
-        }
-        let (cgroups, node) = (self.clone(), NodeSettings::clone(&ctx.node));
-        let (settings, pod_dir) = (pod_settings(&node, pod), paths::pod_dir(&node, &pod.key));
-        let set = ctx.blocking.run_for(&pod.key.uid, move || {
+        let (uid, node, settings) = (&pod.key.uid, &ctx.node, pod_settings(&ctx.node, pod));
+        let pod_dir = paths::pod_dir(node, &pod.key);
+        let make_dir = move || {
             // By its directory is found what an agent that was killed has left of a pod.
-            create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
-            cgroups.weigh_classes(&node, Missing::Make);
-            cgroups.hierarchies.set(&settings, Missing::Make).map_err(|error| error.to_string())
-        });
-        set.await?.map(drop)
+            create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))
+        };
+        let Some(systemd) = &self.systemd else {
+            let (hierarchies, classes, node) =
+                (self.hierarchies.clone(), self.classes.clone(), NodeSettings::clone(node));
+            let set = ctx.blocking.run_for(uid, move || {
+                make_dir()?;
+                classes.write(&hierarchies, &node, Missing::Make);
+                hierarchies.set(&settings, Missing::Make).map_err(|error| error.to_string())
+            });
+            return set.await?.map(drop);
+        };
+        ctx.blocking.run_for(uid, make_dir).await??;
+        let set = async {
+            let mut turn = systemd.turn().await?;
+            self.weigh_slices(ctx, uid, &mut turn, Missing::Make).await?;
+            self.set_slice(ctx, uid, &mut turn, settings, Missing::Make).await
+        };
+        set.await.map_err(|error: SliceError| error.to_string())
     }
 
-    /// The cgroups of a stopped pod, then its directory, by which an agent that was killed meanwhile finds it again.
-    pub(super) async fn remove<R: Runtime>(&self, ctx: &ActContext<R>, key: &PodKey) -> Result<(), String> {
-        let (cgroups, node, uid) = (self.clone(), NodeSettings::clone(&ctx.node), key.uid.to_string());
-        let removed = ctx.blocking.run_for(&key.uid, move || {
-            cgroups.remove_from_disk(&node, &uid)?;
-            cgroups.weigh_classes(&node, Missing::Leave);
-            Ok(())
+    /// Gives the classes their weights when a pod is gone. A failure is told, as in the kubelet, and tried the next time.
+    pub(super) async fn weigh<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) {
+        if let Some(systemd) = &self.systemd {
+            let weighed = async {
+                let mut turn = systemd.turn().await?;
+                self.weigh_slices(ctx, uid, &mut turn, Missing::Leave).await
+            };
+            if let Err(error) = weighed.await {
+                log::warn!("weight of the classes of pods: {error}");
+            }
+        } else {
+            let (hierarchies, classes, node) =
+                (self.hierarchies.clone(), self.classes.clone(), NodeSettings::clone(&ctx.node));
+            let weighed = move || classes.write(&hierarchies, &node, Missing::Leave);
+            if let Err(stuck) = ctx.blocking.run_for(uid, weighed).await {
+                log::warn!("weight of the classes of pods: {stuck}");
+            }
+        }
+    }
+
+    /// As [`Classes::write`]; that systemd does not answer is everybody's.
+    async fn weigh_slices<R: Runtime>(
+        &self,
+        ctx: &ActContext<R>,
+        uid: &PodUid,
+        turn: &mut Turn<'_>,
+        missing: Missing,
+    ) -> Result<(), SystemdError> {
+        for settings in self.classes.settings(&ctx.node) {
+            match self.set_slice(ctx, uid, turn, settings, missing).await {
+                Ok(()) => {}
+                Err(SliceError::Systemd(error)) if !error.is_of_unit() => return Err(error),
+                Err(error) => log::warn!("weight of a class of pods: {error}"),
+            }
+        }
+        Ok(())
+    }
+
+    async fn set_slice<R: Runtime>(
+        &self,
+        ctx: &ActContext<R>,
+        uid: &PodUid,
+        turn: &mut Turn<'_>,
+        settings: CgroupSettings,
+        missing: Missing,
+    ) -> Result<(), SliceError> {
+        let (hierarchies, version, settings) =
+            (self.hierarchies.clone(), ctx.node.cgroup_version, Arc::new(settings));
+        let (files, wanted) = (hierarchies.clone(), settings.clone());
+        let lacking = ctx.blocking.run_for(uid, move || files.lacking(version, &wanted, missing)).await?;
+        for slice in &lacking {
+            turn.start(slice).await?;
+        }
+        let set = ctx.blocking.run_for(uid, move || hierarchies.set(&settings, missing));
+        set.await?.map(drop).map_err(SliceError::Files)
+    }
+
+    /// Stops the slices of a pod of which the runtime knows no container any more. Without systemd there is nothing to do.
+    pub(super) async fn stop<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) -> Result<(), SliceError> {
+        let Some(systemd) = &self.systemd else { return Ok(()) };
+        let (hierarchies, node, of) =
+            (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
+        let ending = ctx.blocking.run_for(uid, move || {
+            let (cgroups, killed) = hierarchies.end_pod(&node, &of);
+            tell_killed(&of, &killed);
+            cgroups
+        });
+        let ending = ending.await?;
+        if ending.is_empty() {
+            return Ok(());
+        }
+        let mut turn = systemd.turn().await?;
+        for unit in ending.iter().filter_map(|cgroup| unit_of(cgroup)) {
+            turn.stop(unit).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes the pod's cgroups from the hierarchies, then its directory, by which an agent that was killed meanwhile finds
+    /// it again.
+    pub(super) async fn remove<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
+        let (hierarchies, node, of) =
+            (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
+        let removed = ctx.blocking.run_for(uid, move || {
+            let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
+            tell_killed(&of, &removed.killed);
+            volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(of)).map_err(|error| error.0)
         });
         removed.await?
     }
+}
 
-    /// As [`Self::remove`], of a pod that is nowhere else. Blocking.
-    pub(super) fn remove_from_disk(&self, node: &NodeSettings, uid: &str) -> Result<(), String> {
-        let removed = self.hierarchies.remove_pod(node, uid).map_err(|error| error.to_string())?;
-        if !removed.killed.is_empty() {
-            log::warn!(
-                "pod {uid}: of no container that the runtime knows, and killed: processes {:?}",
-                removed.killed
-            );
-        }
-        volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(uid)).map_err(|error| error.0)
+impl Classes {
+    /// As they are to be now.
+    fn settings(&self, node: &NodeSettings) -> [CgroupSettings; 2] {
+        let milli_cpu = *lock(&self.burstable_milli_cpu);
+        class_settings(node, milli_cpu)
     }
 
     /// Gives the classes their weights: with each sandbox that is made and each pod that is removed, where the kubelet looks
     /// every minute too. As there a failure is no pod's: it is told, and tried the next time. Blocking.
-    fn weigh_classes(&self, node: &NodeSettings, missing: Missing) {
-        if node.cgroup_driver == CgroupDriver::Systemd {
-            return;
-        }
-        let _turn = lock(&self.classes.turn);
-        let milli_cpu = *lock(&self.classes.burstable_milli_cpu);
-        for settings in class_settings(node, milli_cpu) {
-            if let Err(error) = self.hierarchies.set(&settings, missing) {
+    fn write(&self, hierarchies: &Cgroups, node: &NodeSettings, missing: Missing) {
+        let _turn = lock(&self.turn);
+        for settings in self.settings(node) {
+            if let Err(error) = hierarchies.set(&settings, missing) {
                 log::warn!("weight of a class of pods: {error}");
             }
         }
+    }
+}
+
+fn tell_killed(uid: &str, killed: &BTreeSet<i32>) {
+    if !killed.is_empty() {
+        log::warn!("pod {uid}: of no container that the runtime knows, and killed: processes {killed:?}");
     }
 }
 
@@ -118,13 +248,14 @@ mod tests {
         // The kernel fills a new cgroup with files; here the test does.
         std::fs::write(class.join("cpu.shares"), "1024\n").unwrap();
         let mounts = format!("cgroup {} cgroup rw,cpu 0 0\n", root.display());
-        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &root));
+        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &root), None);
         let mut node = NodeSettings::new("n", "/r");
         node.cgroup_version = CgroupVersion::V1 { swap_controller: false };
         let begin = |milli_cpu| {
             cgroups.tell(milli_cpu);
-            let (of_job, node) = (cgroups.clone(), node.clone());
-            move || of_job.weigh_classes(&node, Missing::Leave)
+            let (of_job, hierarchies, node) =
+                (cgroups.classes.clone(), cgroups.hierarchies.clone(), node.clone());
+            move || of_job.write(&hierarchies, &node, Missing::Leave)
         };
         let (older, newer) = (begin(250), begin(1750));
         std::thread::spawn(newer).join().unwrap();

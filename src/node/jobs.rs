@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
 
-use super::cgroups::NodeCgroups;
+use super::cgroups::{NodeCgroups, SliceError};
 use crate::blocking::{Blocking, Stuck};
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -167,7 +167,10 @@ pub(super) async fn remove<R: Runtime>(
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    cgroups.remove(ctx, key).await
+    cgroups.stop(ctx, &key.uid).await.map_err(|error| error.to_string())?;
+    cgroups.remove(ctx, &key.uid).await?;
+    cgroups.weigh(ctx, &key.uid).await;
+    Ok(())
 }
 
 /// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
@@ -185,28 +188,36 @@ pub(super) async fn sweep<R: Runtime>(
         known.insert(sandbox.pod.uid.to_string());
     };
     ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
-    let (cgroups, node) = (cgroups.clone(), NodeSettings::clone(&ctx.node));
-    let swept = ctx.blocking.run(move || {
+    let node = NodeSettings::clone(&ctx.node);
+    let looked = ctx.blocking.run(move || {
         let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
             .filter(|uid| !known.contains(uid.as_str()))
             .take(ORPHAN_DIRS_MAX)
             .collect();
         let logs = Path::new(&*node.pod_logs_dir);
-        let mut first = Ok(left.len());
+        let mut first = Ok(());
         for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
             let path = logs.join(name);
             if let Err(error) = remove_pod_logs(Path::new(&*node.container_logs_dir), &path) {
                 first = first.and(Err(error));
             }
         }
-        for uid in &left {
-            if let Err(error) = cgroups.remove_from_disk(&node, uid) {
-                first = first.and(Err(error));
-            }
-        }
-        first
+        (left, first)
     });
-    swept.await
+    let (left, mut first) = looked.await;
+    for uid in &left {
+        let uid = PodUid::from(uid.as_str());
+        let removed = match cgroups.stop(ctx, &uid).await {
+            Ok(()) => cgroups.remove(ctx, &uid).await,
+            // Not waited for once for each pod.
+            Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
+                return first.and(Err(error.to_string()));
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        first = first.and(removed);
+    }
+    first.map(|()| left.len())
 }
 
 /// The names in a directory that are text; none when it cannot be read.

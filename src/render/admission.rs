@@ -6,15 +6,13 @@
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
 //!     RuntimeClassNotFound                  a runtime class that is no handler of the runtime
 //!     CreatePodSandboxError                 a user namespace, and the handler has none (`userns.Manager`)
-//!     PodLevelResourcesNotAdmitted          limits on the pod itself, and its cgroup cannot be given them
 //! ```
 //!
 //! Differs from the kubelet, which marks such a pod Failed for good and waits for somebody to make another one: nobody
 //! does that with a manifest in a directory. Here its containers wait, with the kubelet's reason and words, and start
 //! when the node can run them. No container of such a pod is started, in a sandbox that is there neither.
 
-use super::node::{CgroupDriver, NodeSettings};
-use super::resources::pod_level_limits;
+use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
 use crate::cri::RuntimeStatus;
 use crate::model::DesiredPod;
@@ -94,13 +92,6 @@ pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeSt
     if !node.apparmor && wants_apparmor(pod) {
         let message = "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned();
         return refuse("AppArmor", message);
-    }
-    if node.cgroup_driver == CgroupDriver::Systemd && pod_level_limits(&pod.pod).is_some() {
-        let message =
-            "spec.resources.limits cannot be enforced with the cgroup driver systemd, whose slices the \
-                       runtime makes; set limits on the containers, or run runtime and agent with cgroupfs"
-                .to_owned();
-        return refuse("PodLevelResourcesNotAdmitted", message);
     }
     let (handlers, strict) =
         runtime.map_or((&[][..], false), |r| (&*r.handlers, r.supplemental_groups_policy));
@@ -242,13 +233,6 @@ mod tests {
             refusal(&node, &pod(&json!({"securityContext": profile("Localhost")}), &json!({})), None),
             None
         );
-
-        let limited = pod(&json!({"resources": {"limits": {"memory": "1Gi"}}}), &json!({}));
-        assert_eq!(refusal(&node, &limited, None), None);
-        node.cgroup_driver = CgroupDriver::Systemd;
-        let ours = refusal(&node, &limited, None).unwrap();
-        assert_eq!(ours.reason, "PodLevelResourcesNotAdmitted");
-        assert_eq!(refusal(&node, &pod(&json!({}), &json!({})), None), None);
     }
 
     #[test]

@@ -10,11 +10,10 @@
 //!     └─ podUID               Guaranteed: as a burstable one's
 //! ```
 //!
-//! For the driver cgroupfs. With systemd the runtime has the slices made, without settings of their own: to give them
-//! some takes systemd's D-Bus interface.
+//! With the driver systemd its units have the same as properties (`slice`), and systemd writes most of the files.
 
 use super::cgroup_name::{class_cgroup, pod_cgroup_parent};
-use super::node::{CgroupVersion, NodeSettings};
+use super::node::{CgroupDriver, CgroupVersion, NodeSettings};
 use super::qos::{QosClass, pod_qos};
 use super::resources::{hugepage_unit_size, milli_cpu_to_shares, pod_cgroup, pod_requests};
 use crate::model::DesiredPod;
@@ -65,6 +64,8 @@ pub struct CgroupSettings {
     pub name: String,
     /// In the order in which they are written.
     pub files: Vec<CgroupFile>,
+    /// What the slice's unit has instead with the driver systemd (libcontainer's names); else nothing.
+    pub properties: Vec<(&'static str, u64)>,
 }
 
 /// Thousandths of a CPU that a burstable pod asks for; other pods count for nothing here (`setCPUCgroupConfig`).
@@ -78,24 +79,46 @@ pub fn burstable_milli_cpu(pod: &DesiredPod) -> i64 {
 /// The cgroups of the two classes that have some, when the burstable pods together ask for so much CPU.
 pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupSettings; 2] {
     [(QosClass::Burstable, burstable_milli_cpu), (QosClass::BestEffort, 0)].map(|(class, milli_cpu)| {
-        CgroupSettings {
-            name: class_cgroup(node, class),
-            files: vec![weight(node.cgroup_version, milli_cpu_to_shares(milli_cpu))],
-        }
+        let (file, property) = weight(node.cgroup_version, milli_cpu_to_shares(milli_cpu));
+        kept(
+            node,
+            CgroupSettings { name: class_cgroup(node, class), files: vec![file], properties: vec![property] },
+        )
     })
+}
+
+/// Properties are for the driver systemd alone.
+fn kept(node: &NodeSettings, mut settings: CgroupSettings) -> CgroupSettings {
+    match node.cgroup_driver {
+        CgroupDriver::Systemd => {}
+        CgroupDriver::Cgroupfs => settings.properties.clear(),
+    }
+    settings
 }
 
 /// The pod's cgroup (`EnsureExists`).
 pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
     let own = pod_cgroup(&pod.pod, node.cpu_cfs_quota, node.cpu_cfs_period_us);
     let is_v1 = matches!(node.cgroup_version, CgroupVersion::V1 { .. });
-    let mut files = vec![weight(node.cgroup_version, own.cpu_shares)];
+    let (file, property) = weight(node.cgroup_version, own.cpu_shares);
+    let (mut files, mut properties) = (vec![file], vec![property]);
     let mut put = |controller, name: &str, value: String, is_limit| {
         files.push(CgroupFile { controller, name: name.to_owned(), value, is_limit });
     };
     // libcontainer takes 0 for "not set".
     let quota = own.cpu_quota_us.filter(|quota| *quota != 0);
     let period = own.cpu_period_us.unwrap_or(node.cpu_cfs_period_us);
+    let quota = match node.cgroup_driver {
+        CgroupDriver::Systemd => quota.map(|quota| {
+            let (quota, of_a_second) = whole_percents(quota, period);
+            // The default needs no word, which systemd has only since version 242.
+            properties
+                .extend((period != SYSTEMD_PERIOD_US).then_some(("CPUQuotaPeriodUSec", number(period))));
+            properties.push(("CPUQuotaPerSecUSec", of_a_second));
+            quota
+        }),
+        CgroupDriver::Cgroupfs => quota,
+    };
     match quota {
         None => {}
         Some(quota) if is_v1 => {
@@ -108,6 +131,7 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
     if let Some(bytes) = own.memory_limit_bytes.filter(|bytes| *bytes > 0) {
         let name = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         put(Controller::Memory, name, bytes.to_string(), true);
+        properties.push((if is_v1 { "MemoryLimit" } else { "MemoryMax" }, number(bytes)));
     }
     let asked = own
         .huge_page_limit_bytes
@@ -123,20 +147,39 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
         put(Controller::Hugetlb, &format!("hugetlb.{size}.{file}"), bytes.to_string(), false);
     }
     let name = pod_cgroup_parent(node, pod.key.uid.as_str(), pod_qos(&pod.pod));
-    CgroupSettings { name, files }
+    kept(node, CgroupSettings { name, files, properties })
 }
 
-fn weight(version: CgroupVersion, shares: i64) -> CgroupFile {
-    let (name, value) = match version {
-        CgroupVersion::V1 { .. } => ("cpu.shares", shares),
-        CgroupVersion::V2 { .. } => ("cpu.weight", shares_to_weight(shares)),
-    };
-    CgroupFile {
-        controller: Controller::Cpu,
-        name: name.to_owned(),
-        value: value.to_string(),
-        is_limit: false,
+/// The period of a unit that is given none.
+const SYSTEMD_PERIOD_US: i64 = 100_000;
+
+/// systemd keeps whole percents of a CPU: the quota of a period, rounded up to one, and what that is of a second, both in
+/// microseconds (`addCPUQuota`). Below zero: no limit.
+fn whole_percents(quota: i64, period: i64) -> (i64, u64) {
+    if quota < 0 {
+        return (quota, u64::MAX);
     }
+    const PERCENT_US: i64 = 10_000;
+    let of_a_second = quota.saturating_mul(1_000_000) / period;
+    let of_a_second = of_a_second.saturating_add(PERCENT_US - 1) / PERCENT_US * PERCENT_US;
+    (of_a_second.saturating_mul(period) / 1_000_000, number(of_a_second))
+}
+
+/// None of these is below zero.
+fn number(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or_default()
+}
+
+/// The file, and the property of a unit.
+fn weight(version: CgroupVersion, shares: i64) -> (CgroupFile, (&'static str, u64)) {
+    let (name, property, value) = match version {
+        CgroupVersion::V1 { .. } => ("cpu.shares", "CPUShares", shares),
+        CgroupVersion::V2 { .. } => ("cpu.weight", "CPUWeight", shares_to_weight(shares)),
+    };
+    let value_text = value.to_string();
+    let file =
+        CgroupFile { controller: Controller::Cpu, name: name.to_owned(), value: value_text, is_limit: false };
+    (file, (property, number(value)))
 }
 
 /// From 2 … 262144 to 1 … 10000 (`getCPUWeight`). `shares` are within the first.
@@ -240,6 +283,52 @@ mod tests {
         node.cpu_cfs_quota = false;
         let pod = pod(&json!({"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}}}]}));
         assert_eq!(lines(&pod_settings(&node, &pod)), ["cpu.weight=1", "cpu.max=max 100000"]);
+    }
+
+    #[test]
+    fn slices_have_the_same_as_properties() {
+        let mut v1 = NodeSettings::new("n", "/r");
+        v1.cgroup_driver = CgroupDriver::Systemd;
+        v1.cgroup_version = CgroupVersion::V1 { swap_controller: false };
+        let v2 = NodeSettings { cgroup_version: CgroupVersion::V2 { swap_controller: false }, ..v1.clone() };
+        let uncapped = NodeSettings { cpu_cfs_quota: false, ..v2.clone() };
+        let quick = NodeSettings { cpu_cfs_period_us: 5_000, ..v2.clone() };
+        let of = |limits: Value| {
+            pod(&json!({"containers": [{"name": "c", "resources": {"limits": limits, "requests": limits}}]}))
+        };
+        let strict = of(json!({"cpu": "500m", "memory": "64Mi"}));
+        let odd = of(json!({"cpu": "1234m"}));
+        let properties = |node: &NodeSettings, pod: &DesiredPod| pod_settings(node, pod).properties;
+        let memory = 64 << 20;
+        assert_eq!(
+            properties(&v1, &strict),
+            [("CPUShares", 512), ("CPUQuotaPerSecUSec", 500_000), ("MemoryLimit", memory)]
+        );
+        assert_eq!(
+            properties(&v2, &strict),
+            [("CPUWeight", 20), ("CPUQuotaPerSecUSec", 500_000), ("MemoryMax", memory)]
+        );
+        // Rounded up to whole percents, in the file too: what systemd writes is what is wanted.
+        assert_eq!(properties(&v2, &odd)[1], ("CPUQuotaPerSecUSec", 1_240_000));
+        assert_eq!(lines(&pod_settings(&v2, &odd))[1], "cpu.max!=124000 100000");
+        assert_eq!(
+            properties(&quick, &odd)[1..],
+            [("CPUQuotaPeriodUSec", 5_000), ("CPUQuotaPerSecUSec", 1_240_000)]
+        );
+        assert_eq!(lines(&pod_settings(&quick, &odd))[1], "cpu.max!=6200 5000");
+        assert_eq!(properties(&uncapped, &odd)[1], ("CPUQuotaPerSecUSec", u64::MAX));
+        assert_eq!(lines(&pod_settings(&uncapped, &odd))[1], "cpu.max=max 100000");
+        assert_eq!(properties(&v2, &of(json!({}))), [("CPUWeight", 1)]);
+        let [burstable, best_effort] = class_settings(&v1, 1750);
+        assert_eq!(&*burstable.name, "/kubepods.slice/kubepods-burstable.slice");
+        assert_eq!(
+            (burstable.properties, best_effort.properties),
+            (vec![("CPUShares", 1792)], vec![("CPUShares", 2)])
+        );
+        // Nobody asks for them with the other driver.
+        let cgroupfs = NodeSettings { cgroup_driver: CgroupDriver::Cgroupfs, ..v2.clone() };
+        assert_eq!(properties(&cgroupfs, &strict), []);
+        assert_eq!(lines(&pod_settings(&cgroupfs, &odd))[1], "cpu.max!=123400 100000");
     }
 
     #[test]

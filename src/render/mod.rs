@@ -24,6 +24,7 @@ pub mod resources;
 mod sandbox;
 mod security;
 mod services;
+pub mod slice;
 
 pub use container::{ContainerInput, container_config, mounts_hosts_file, stop_signal};
 pub use dns::{dns_warnings, pod_dns};

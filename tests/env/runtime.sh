@@ -16,7 +16,8 @@
 # `up` is idempotent and clears what a crashed run left in DIR. All names begin with smolet-test (the bridge with
 # smt), so that nothing else is ever taken for ours. Root only. One pod sandbox network: bridge + host-local + portmap.
 #
-# With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it.
+# With CONTAINERD=PATH in the environment another containerd than the machine's is started, with the shim beside it; with
+# SYSTEMD_CGROUP=true its containers are systemd's units.
 #
 # Its images need no registry: images.sh says what they are.
 set -euo pipefail
@@ -125,6 +126,7 @@ disabled_plugins = ["io.containerd.snapshotter.v1.aufs", "io.containerd.snapshot
   runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
   Root = "$DIR/runc"
+  SystemdCgroup = ${SYSTEMD_CGROUP:-false}
 # A second handler, for pods with a runtime class.
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.other]
   runtime_type = "io.containerd.runc.v2"

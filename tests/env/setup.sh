@@ -2,6 +2,7 @@
 # Installs what the build, the tests and the demo need on Debian 12 and is not there yet; quiet and idempotent.
 #
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
+#   setup.sh systemd     systemd and its tools, not started
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
 #   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
@@ -46,6 +47,13 @@ runtime() {
     has ip || need+=(iproute2)
     # Images are made of it: a dynamic busybox would find no libc there.
     [ -n "$(busybox_static)" ] || need+=(busybox-static)
+    install "${need[@]}"
+}
+
+systemd() {
+    local need=()
+    has systemctl || need+=(systemd)
+    has nsenter || need+=(util-linux)
     install "${need[@]}"
 }
 
@@ -95,9 +103,10 @@ cargo_deny() {
 for part; do
     case $part in
     runtime) runtime ;;
+    systemd) systemd ;;
     rust) rust ;;
     fuzz) fuzz ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime rust fuzz cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd rust fuzz cargo-deny" ;;
     esac
 done

@@ -1,0 +1,328 @@
+//! Asks systemd for the slices of pods and of their classes, as libcontainer's systemd manager does for the kubelet:
+//! `StartTransientUnit`, `SetUnitProperties` for one that is there, `StopUnit`.
+//!
+//! ```text
+//!     connect /run/systemd/private ─► "\0AUTH EXTERNAL uid", "BEGIN" ─► "OK" ─► a call ─► its answer, and the end of its job
+//! ```
+//!
+//! The manager's own socket, which `systemctl` and the kubelet's library use too: root's alone, and it needs no bus daemon, which
+//! a small system may not have. No program is run: `systemctl` cannot make a slice with properties that go with it
+//! (`set-property` leaves files in `/run/systemd/system.control` for each pod that ever was), and `busctl` speaks to the
+//! bus daemon only. No library: the three calls are a few hundred bytes with five types of values (`wire`), where zbus brings
+//! megabytes of code.
+//!
+//! A connection lives as long as a [`Turn`]. A longer one would wake the agent for every unit of the system: on this socket
+//! systemd tells everybody everything, the end of jobs (`JobRemoved`) among it, without being asked to. One turn at a time,
+//! so that what was asked for last is what holds.
+
+#[cfg(test)]
+mod tests;
+mod wire;
+
+use std::cell::Cell;
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use async_io::Async;
+use smol::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+use smol::lock::{Mutex, MutexGuard};
+
+use crate::clock::SharedClock;
+use crate::limits::{SYSTEMD_CALL_TIME, SYSTEMD_LINE_BYTES_MAX};
+use crate::model::Mono;
+use crate::render::slice::Slice;
+use wire::{HEAD_BYTES, Kind, Message, Value, Writer};
+
+/// What went wrong with a unit.
+#[derive(Debug)]
+pub enum SystemdError {
+    /// Nobody listens there, or hung up.
+    Away(Box<Path>, io::Error),
+    /// No answer within [`SYSTEMD_CALL_TIME`].
+    Silent,
+    /// It answers what is no D-Bus.
+    Garbled,
+    /// It refuses; in its own words.
+    Refused(Box<str>, String),
+    /// The job ended with this result instead of `done`.
+    Failed(Box<str>, String),
+}
+
+impl SystemdError {
+    /// True when it is about this unit alone: another one may do.
+    pub fn is_of_unit(&self) -> bool {
+        match self {
+            Self::Refused(..) | Self::Failed(..) => true,
+            Self::Away(..) | Self::Silent | Self::Garbled => false,
+        }
+    }
+}
+
+impl fmt::Display for SystemdError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Away(path, error) => write!(
+                f,
+                "systemd does not answer at {}: {error}; the cgroup driver systemd needs it as the machine's init and the \
+                 agent as root: else set cgroupDriver: cgroupfs, for agent and runtime",
+                path.display()
+            ),
+            Self::Silent => write!(
+                f,
+                "systemd does not answer within {} s; see what it does: systemctl list-jobs, journalctl -b -p err",
+                SYSTEMD_CALL_TIME.as_secs()
+            ),
+            Self::Garbled => f.write_str("systemd's answer is no D-Bus message; is it the machine's init?"),
+            Self::Refused(unit, words) => write!(f, "systemd refuses {unit}: {words}"),
+            Self::Failed(unit, result) => {
+                write!(f, "systemd's job for {unit} ended with {result:?}; see: systemctl status {unit}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for SystemdError {}
+
+/// The machine's systemd.
+pub struct Systemd {
+    socket: Box<Path>,
+    clock: SharedClock,
+    turn: Mutex<()>,
+    /// When it last left a call without an answer.
+    silent: Cell<Option<Mono>>,
+}
+
+impl Systemd {
+    /// The one whose private socket this is. Nothing is connected yet.
+    pub fn new(socket: &Path, clock: SharedClock) -> Self {
+        Self { socket: socket.into(), clock, turn: Mutex::new(()), silent: Cell::new(None) }
+    }
+
+    /// Waits until nobody else asks it for something.
+    ///
+    /// # Errors
+    /// It left a call without an answer meanwhile: who waited behind that one is not kept waiting again.
+    pub async fn turn(&self) -> Result<Turn<'_>, SystemdError> {
+        let since = self.clock.now().mono;
+        let guard = self.turn.lock().await;
+        if self.silent.get().is_some_and(|at| at >= since) {
+            return Err(SystemdError::Silent);
+        }
+        Ok(Turn { systemd: self, connection: None, _guard: guard })
+    }
+}
+
+/// The right to ask systemd. Connects with the first call.
+pub struct Turn<'s> {
+    systemd: &'s Systemd,
+    connection: Option<Connection>,
+    _guard: MutexGuard<'s, ()>,
+}
+
+impl Turn<'_> {
+    /// Makes the slice with its properties and waits until it is there; one that is there gets them (`LegacyManager.Apply`,
+    /// `UnifiedManager.Apply` and `Set`).
+    pub async fn start(&mut self, slice: &Slice) -> Result<(), SystemdError> {
+        let properties = |list: &mut Writer| {
+            for (name, value) in &slice.properties {
+                list.property(name, Value::Number(*value));
+            }
+        };
+        let mut arguments = Writer::default();
+        arguments.text(&slice.name);
+        arguments.text("replace");
+        arguments.array(8, &mut |list| {
+            list.property("Description", Value::Text("Kubernetes pods"));
+            list.property("Wants", Value::List(&slice.parent));
+            for name in ["MemoryAccounting", "CPUAccounting", slice.io_accounting, "TasksAccounting"] {
+                list.property(name, Value::Bool(true));
+            }
+            list.property("DefaultDependencies", Value::Bool(false));
+            properties(list);
+        });
+        // No further units beside it.
+        arguments.array(8, &mut |_| {});
+        match self.call("StartTransientUnit", "ssa(sv)a(sa(sv))", &arguments, &slice.name, true).await? {
+            Answer::Done => return Ok(()),
+            Answer::Error { name, words } if !name.ends_with(".UnitExists") => {
+                return Err(SystemdError::Refused((*slice.name).into(), words));
+            }
+            Answer::Error { .. } if slice.properties.is_empty() => return Ok(()),
+            Answer::Error { .. } => {}
+        }
+        let mut arguments = Writer::default();
+        arguments.text(&slice.name);
+        // For as long as the unit is there: not on the disk.
+        arguments.flag(true);
+        arguments.array(8, &mut |list| properties(list));
+        match self.call("SetUnitProperties", "sba(sv)", &arguments, &slice.name, false).await? {
+            Answer::Done => Ok(()),
+            Answer::Error { words, .. } => Err(SystemdError::Refused((*slice.name).into(), words)),
+        }
+    }
+
+    /// Stops the unit and waits until it is stopped; one that systemd does not know is.
+    pub async fn stop(&mut self, unit: &str) -> Result<(), SystemdError> {
+        let mut arguments = Writer::default();
+        arguments.text(unit);
+        arguments.text("replace");
+        match self.call("StopUnit", "ss", &arguments, unit, true).await? {
+            Answer::Done => Ok(()),
+            Answer::Error { name, .. } if name.ends_with(".NoSuchUnit") => Ok(()),
+            Answer::Error { words, .. } => Err(SystemdError::Refused(unit.into(), words)),
+        }
+    }
+
+    async fn call(
+        &mut self,
+        method: &str,
+        types: &str,
+        arguments: &Writer,
+        unit: &str,
+        has_job: bool,
+    ) -> Result<Answer, SystemdError> {
+        let systemd = self.systemd;
+        // Put back when the call went well: what is left of another one would be taken for the next one's answer.
+        let open = self.connection.take();
+        let asked = async {
+            let mut open = match open {
+                Some(open) => open,
+                None => Connection::new(&systemd.socket).await?,
+            };
+            let answer = open.call(method, types, arguments, unit, has_job).await?;
+            Ok((open, answer))
+        };
+        let (open, answer) = systemd.in_time(asked).await?;
+        self.connection = Some(open);
+        Ok(answer)
+    }
+}
+
+impl Systemd {
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, SystemdError> {
+        let late = async {
+            self.clock.sleep(SYSTEMD_CALL_TIME).await;
+            Err(Trouble::Silent)
+        };
+        smol::future::or(asked, late).await.map_err(|trouble| match trouble {
+            Trouble::Io(error) => SystemdError::Away(self.socket.clone(), error),
+            Trouble::Garbled => SystemdError::Garbled,
+            Trouble::Failed(unit, result) => SystemdError::Failed(unit, result),
+            Trouble::Silent => {
+                self.silent.set(Some(self.clock.now().mono));
+                SystemdError::Silent
+            }
+        })
+    }
+}
+
+/// As [`SystemdError`], of one connection.
+enum Trouble {
+    Io(io::Error),
+    Garbled,
+    Silent,
+    Failed(Box<str>, String),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+enum Answer {
+    /// And its job has ended, if it has one.
+    Done,
+    Error {
+        name: String,
+        words: String,
+    },
+}
+
+struct Connection {
+    stream: BufReader<Async<UnixStream>>,
+    /// Of the last call.
+    serial: u32,
+}
+
+impl Connection {
+    /// Full (systemd takes no connections): an error at once, as a socket that does not wait gives it.
+    async fn new(socket: &Path) -> Result<Self, Trouble> {
+        let mut stream = BufReader::new(Async::<UnixStream>::connect(socket).await?);
+        // The user is known by the socket's credentials; its number's digits are sent as the hexadecimal numbers of their
+        // characters, 0x30 to 0x39.
+        let user = rustix::process::geteuid().as_raw().to_string();
+        let user: String = user.chars().flat_map(|digit| ['3', digit]).collect();
+        // In one piece, as `systemctl` sends it. systemd looks at a message that it has read together with "BEGIN" only when
+        // there is more to read, that is never: so the first one follows its "OK".
+        let greeting = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
+        stream.get_mut().write_all(greeting.as_bytes()).await?;
+        let mut line = Vec::new();
+        (&mut stream).take(SYSTEMD_LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
+        if line.is_empty() {
+            return Err(Trouble::Io(io::ErrorKind::ConnectionReset.into()));
+        }
+        if !line.starts_with(b"OK ") || !line.ends_with(b"\n") {
+            return Err(Trouble::Garbled);
+        }
+        Ok(Self { stream, serial: 0 })
+    }
+
+    async fn call(
+        &mut self,
+        method: &str,
+        types: &str,
+        arguments: &Writer,
+        unit: &str,
+        has_job: bool,
+    ) -> Result<Answer, Trouble> {
+        self.serial += 1;
+        let message = wire::call(self.serial, method, types, arguments);
+        self.stream.get_mut().write_all(&message).await?;
+        // The job the answer names, and the last of the unit's jobs that ended, with its result: either may come first.
+        let (mut job, mut ended) = (None, None);
+        loop {
+            let Message { kind, texts } = self.receive().await?;
+            let mut texts = texts.into_iter();
+            match kind {
+                Kind::Return(to) if to == self.serial => match texts.next().filter(|_| has_job) {
+                    Some(path) => job = Some(path),
+                    None => return Ok(Answer::Done),
+                },
+                Kind::Error(to, name) if to == self.serial => {
+                    return Ok(Answer::Error { words: texts.next().unwrap_or_default(), name });
+                }
+                Kind::Signal(name) if name == "JobRemoved" => {
+                    if let (Some(path), Some(of), Some(result)) = (texts.next(), texts.next(), texts.next())
+                        && of == unit
+                    {
+                        ended = Some((path, result));
+                    }
+                }
+                Kind::Return(_) | Kind::Error(..) | Kind::Signal(_) | Kind::Other => {}
+            }
+            match (&job, &ended) {
+                (Some(job), Some((path, result))) if job == path => {
+                    if result == "done" {
+                        return Ok(Answer::Done);
+                    }
+                    return Err(Trouble::Failed(unit.into(), result.clone()));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn receive(&mut self) -> Result<Message, Trouble> {
+        let mut head = [0; HEAD_BYTES];
+        self.stream.read_exact(&mut head).await?;
+        let rest = wire::rest(head).ok_or(Trouble::Garbled)?;
+        let mut whole = head.to_vec();
+        whole.resize(HEAD_BYTES + rest, 0);
+        self.stream.read_exact(&mut whole[HEAD_BYTES..]).await?;
+        wire::parse(&whole).ok_or(Trouble::Garbled)
+    }
+}

@@ -1,0 +1,269 @@
+//! The calls against a systemd that a test plays, message by message. tests/systemd has a real one.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use super::wire::tests::{asked, ended, error, returned};
+use super::*;
+use crate::clock::VirtualClock;
+use crate::model::Wall;
+
+/// A socket in a directory of its own, gone when the test ends.
+struct Place(PathBuf);
+
+impl Place {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("smolet-systemd-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("private")
+    }
+
+    /// One connection is taken; after the greeting `play` has it.
+    fn played(&self, play: impl FnOnce(&mut BufReader<UnixStream>) + Send + 'static) -> JoinHandle<()> {
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        std::thread::spawn(move || {
+            let mut peer = BufReader::new(listener.accept().unwrap().0);
+            let mut line = Vec::new();
+            peer.read_until(b'\n', &mut line).unwrap();
+            let user = rustix::process::geteuid().as_raw().to_string();
+            let hex: Vec<String> = user.bytes().map(|byte| format!("{byte:x}")).collect();
+            let hex = hex.concat();
+            assert_eq!(line, format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes());
+            line.clear();
+            peer.read_until(b'\n', &mut line).unwrap();
+            assert_eq!(line, b"BEGIN\r\n");
+            assert!(peer.buffer().is_empty(), "the first call follows the answer");
+            peer.get_mut().write_all(b"OK 0123456789abcdef0123456789abcdef\r\n").unwrap();
+            play(&mut peer);
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The next call: its serial, its method and its body.
+fn next(peer: &mut BufReader<UnixStream>) -> (u32, String, Vec<u8>) {
+    let mut head = [0; HEAD_BYTES];
+    peer.read_exact(&mut head).unwrap();
+    let mut whole = head.to_vec();
+    whole.resize(HEAD_BYTES + wire::rest(head).unwrap(), 0);
+    peer.read_exact(&mut whole[HEAD_BYTES..]).unwrap();
+    asked(&whole)
+}
+
+fn say(peer: &mut BufReader<UnixStream>, messages: &[Vec<u8>]) {
+    peer.get_mut().write_all(&messages.concat()).unwrap();
+}
+
+fn clock() -> VirtualClock {
+    VirtualClock::new(Wall(1_770_000_000_000_000_000))
+}
+
+fn slice() -> Slice {
+    Slice {
+        name: "kubepods-podu.slice".into(),
+        parent: "kubepods.slice".into(),
+        io_accounting: "IOAccounting",
+        properties: vec![("CPUWeight", 20), ("MemoryMax", 4096)],
+    }
+}
+
+/// What becomes of one call.
+fn run(
+    place: &Place,
+    call: impl AsyncFnOnce(&mut Turn<'_>) -> Result<(), SystemdError>,
+) -> Result<(), String> {
+    let systemd = Systemd::new(&place.socket(), Rc::new(clock()));
+    async_io::block_on(async {
+        let mut turn = systemd.turn().await.unwrap();
+        call(&mut turn).await.map_err(|error| error.to_string())
+    })
+}
+
+fn has(body: &[u8], text: &str) -> bool {
+    body.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[test]
+fn a_slice_is_there_when_its_job_has_ended() {
+    // The job's end may overtake the answer that names the job; others' jobs end too.
+    for overtakes in [false, true] {
+        let place = Place::new();
+        let peer = place.played(move |peer| {
+            let (serial, method, body) = next(peer);
+            assert_eq!(method, "StartTransientUnit");
+            for text in ["kubepods-podu.slice", "replace", "Wants", "DefaultDependencies", "MemoryMax"] {
+                assert!(has(&body, text), "{text}");
+            }
+            let mut messages =
+                [returned(serial, Some("/job/2")), ended("/job/2", "kubepods-podu.slice", "done")];
+            if overtakes {
+                messages.reverse();
+            }
+            say(
+                peer,
+                &[ended("/job/1", "kubepods-podu.slice", "canceled"), ended("/job/2", "x.slice", "failed")],
+            );
+            say(peer, &messages);
+        });
+        assert_eq!(run(&place, async |turn| turn.start(&slice()).await), Ok(()));
+        peer.join().unwrap();
+    }
+}
+
+#[test]
+fn a_slice_that_is_there_gets_its_properties() {
+    let place = Place::new();
+    let peer = place.played(|peer| {
+        let (serial, ..) = next(peer);
+        say(peer, &[error(serial, "org.freedesktop.systemd1.UnitExists", "Unit was already loaded")]);
+        let (second, method, body) = next(peer);
+        assert_eq!((second, &*method), (serial + 1, "SetUnitProperties"));
+        assert!(has(&body, "CPUWeight") && !has(&body, "Wants"), "what cannot be changed is not asked for");
+        say(peer, &[returned(second, None)]);
+        // Nothing to give to one around it.
+        let (serial, ..) = next(peer);
+        say(peer, &[error(serial, "org.freedesktop.systemd1.UnitExists", "Unit was already loaded")]);
+    });
+    let bare = Slice { properties: Vec::new(), ..slice() };
+    let done = run(&place, async |turn| {
+        turn.start(&slice()).await?;
+        turn.start(&bare).await
+    });
+    assert_eq!(done, Ok(()));
+    peer.join().unwrap();
+}
+
+#[test]
+fn a_slice_that_is_gone_is_stopped() {
+    let place = Place::new();
+    let peer = place.played(|peer| {
+        let (serial, method, _) = next(peer);
+        assert_eq!(method, "StopUnit");
+        say(peer, &[error(serial, "org.freedesktop.systemd1.NoSuchUnit", "Unit x.slice not loaded.")]);
+        let (serial, ..) = next(peer);
+        say(peer, &[returned(serial, Some("/job/9")), ended("/job/9", "y.slice", "done")]);
+    });
+    let done = run(&place, async |turn| {
+        turn.stop("x.slice").await?;
+        turn.stop("y.slice").await
+    });
+    assert_eq!(done, Ok(()));
+    peer.join().unwrap();
+}
+
+#[test]
+fn what_systemd_refuses_is_told_in_its_words() {
+    let place = Place::new();
+    let peer = place.played(|peer| {
+        let (serial, ..) = next(peer);
+        say(peer, &[error(serial, "org.freedesktop.DBus.Error.InvalidArgs", "Unit name is not valid.")]);
+        let (serial, ..) = next(peer);
+        say(peer, &[returned(serial, Some("/job/3")), ended("/job/3", "x.slice", "timeout")]);
+    });
+    let done = run(&place, async |turn| {
+        let error = turn.start(&slice()).await.unwrap_err();
+        assert!(error.is_of_unit());
+        assert_eq!(error.to_string(), "systemd refuses kubepods-podu.slice: Unit name is not valid.");
+        turn.stop("x.slice").await
+    });
+    let words = "systemd's job for x.slice ended with \"timeout\"; see: systemctl status x.slice";
+    assert_eq!(done, Err(words.to_owned()));
+    peer.join().unwrap();
+}
+
+#[test]
+fn without_systemd_the_mend_is_told() {
+    let place = Place::new();
+    let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+    assert!(error.contains("private: No such file") && error.contains("cgroupDriver: cgroupfs"), "{error}");
+}
+
+#[test]
+fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
+    let no_dbus = "systemd's answer is no D-Bus message";
+    let mut long = vec![0_u8; HEAD_BYTES];
+    long[..4].copy_from_slice(&[if cfg!(target_endian = "little") { b'l' } else { b'B' }, 2, 0, 1]);
+    long[4..8].copy_from_slice(&u32::MAX.to_ne_bytes());
+    for (answer, words) in [(vec![], "systemd does not answer"), (vec![0; 64], no_dbus), (long, no_dbus)] {
+        let place = Place::new();
+        let peer = place.played(move |peer| {
+            next(peer);
+            say(peer, &[answer]);
+        });
+        let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+        assert!(error.starts_with(words), "{error}");
+        peer.join().unwrap();
+    }
+    // Not even a greeting.
+    for (greeting, words) in
+        [(&b"HTTP/1.1 400 Bad Request\r\n"[..], no_dbus), (&[b'x'; 4096], no_dbus), (b"", "systemd does not")]
+    {
+        let place = Place::new();
+        let listener = UnixListener::bind(place.socket()).unwrap();
+        let peer = std::thread::spawn(move || {
+            let mut peer = BufReader::new(listener.accept().unwrap().0);
+            peer.read_until(b'\n', &mut Vec::new()).unwrap();
+            peer.get_mut().write_all(greeting).unwrap();
+        });
+        let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+        assert!(error.starts_with(words), "{error}");
+        peer.join().unwrap();
+    }
+}
+
+/// It takes connections and does nothing else, as while it is stopped.
+#[test]
+fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
+    let place = Place::new();
+    let _listener = UnixListener::bind(place.socket()).unwrap();
+    let clock = clock();
+    let systemd = Systemd::new(&place.socket(), Rc::new(clock.clone()));
+    let ask = async || systemd.turn().await?.stop("x.slice").await;
+    let passing = async |what: &dyn Fn() -> bool| {
+        while !what() {
+            smol::future::yield_now().await;
+        }
+    };
+    async_io::block_on(async {
+        // The clock is moved when the first sleeps on its deadline; the second has its turn behind it.
+        let sleeps = || clock.next_sleeper().is_some();
+        let time = async {
+            passing(&sleeps).await;
+            clock.advance(SYSTEMD_CALL_TIME / 2);
+            assert!(sleeps());
+            clock.advance(SYSTEMD_CALL_TIME / 2);
+            passing(&|| false).await;
+            unreachable!()
+        };
+        let both = smol::future::zip(ask(), ask());
+        let (first, second) = smol::future::or(both, time).await;
+        for result in [first, second] {
+            let error = result.unwrap_err();
+            assert!(matches!(error, SystemdError::Silent) && !error.is_of_unit());
+            assert!(error.to_string().contains("within 30 s"), "{error}");
+        }
+        // Who comes later tries again.
+        clock.advance(Duration::from_secs(1));
+        let time = async {
+            passing(&sleeps).await;
+            Ok(())
+        };
+        smol::future::or(ask(), time).await.unwrap();
+    });
+}
