@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+mod source;
+
+pub use source::*;
+
 /// One KiB.
 pub const KIB: usize = 1024;
 /// One MiB.
@@ -15,100 +19,6 @@ pub const PODS_MAX: usize = 110;
 /// Pods in hand at once, those that end included: manifests may be replaced faster than pods end. Full: a new pod waits,
 /// with a message, until one has ended.
 pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
-
-// ---- source ----------------------------------------------------------------------------------------------
-
-/// Bytes of one manifest file. Longer: the file is refused unread, its pods stay as they were.
-pub const MANIFEST_BYTES_MAX: usize = MIB;
-
-/// Memory all pods, ConfigMaps and Secrets of one source may take, as `manifest::cost` and `object::cost` estimate it (8
-/// KiB for a small pod; 25 KiB for a container with resources, eight variables and two volumes). Full: a further one is
-/// refused with a message.
-/// While pods start, what goes to the runtime is there twice more.
-pub const PODS_BYTES_MAX: usize = 3 * MIB;
-
-/// What one container adds to that at least: its typed object. It bounds how many containers all pods have.
-pub const CONTAINER_BYTES: usize = 2304;
-
-/// Values of one pod (scalars, lists and maps): each may become some 360 bytes once typed. More: the pod is refused.
-pub const POD_NODES_MAX: usize = 8 * KIB;
-
-/// Bytes of all values of one ConfigMap or Secret (`MaxSecretSize`). More: the object is refused.
-pub const OBJECT_BYTES_MAX: usize = MIB;
-
-/// How often emptyDirs with a `sizeLimit` are measured, where there are any (the kubelet's eviction monitor).
-pub const VOLUME_USAGE_PERIOD: Duration = Duration::from_secs(10);
-
-/// Files of several names that are remembered while one volume is measured. Full: a further one counts once for each name.
-pub const VOLUME_LINKS_MAX: usize = 4 * KIB;
-
-/// Directories within directories that are measured. What lies deeper is not counted.
-pub const VOLUME_DEPTH_MAX: usize = 64;
-
-/// Bytes of a container's variables, names and values, as they stand in its `CreateContainer`. More: the container waits
-/// with a message. The kernel takes 128 KiB of one and 2 MiB of all; eight containers that start at once have theirs three
-/// times in memory.
-pub const ENVIRONMENT_BYTES_MAX: usize = 256 * KIB;
-
-/// Bytes of a file that variables are taken from (`fileKeyRef`). Longer: the container waits with a message.
-pub const ENV_FILE_BYTES_MAX: usize = 64 * KIB;
-
-/// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
-pub const MANIFEST_FILES_MAX: usize = 256;
-
-/// Directory entries of any name read in one look. Full: the directory is refused; it holds something else.
-pub const MANIFEST_DIR_ENTRIES_MAX: usize = 4096;
-
-/// Documents of one manifest file. Full: the rest of the file is refused.
-pub const MANIFEST_DOCUMENTS_MAX: usize = 256;
-
-/// Nodes of one document (scalars, lists and maps), copies made by aliases included. Full: the document is refused.
-pub const MANIFEST_NODES_MAX: usize = 32 * KIB;
-
-/// Bytes of text of one document, copies made by aliases included. Full: the document is refused.
-pub const MANIFEST_TEXT_BYTES_MAX: usize = 2 * MIB;
-
-/// Nesting of one document. Deeper: the document is refused. It bounds the stack of everything that walks a document.
-pub const MANIFEST_DEPTH_MAX: usize = 64;
-
-/// Containers in each of a pod's lists: the typed object takes 2 kB for a `{}`. More: the pod is refused.
-pub const CONTAINERS_PER_LIST_MAX: usize = 64;
-
-/// Volumes of a pod. More: the pod is refused.
-pub const VOLUMES_PER_POD_MAX: usize = 256;
-
-/// Items in any other list of a pod. More: the pod is refused.
-pub const LIST_ITEMS_MAX: usize = 1024;
-
-/// Problems kept of one file. Full: the last one says how many more there are.
-pub const PROBLEMS_PER_FILE_MAX: usize = 16;
-
-/// Problems kept of all manifests. Full: the last one says how many more there are. Of merging them: further ones are
-/// dropped.
-pub const PROBLEMS_MAX: usize = 256;
-
-/// Errors found in one pod. Full: further ones are dropped, there is enough to repair.
-pub const FIELD_ERRORS_MAX: usize = 64;
-
-/// Problems kept file by file. Full: of each further file only the first is kept, the others are counted.
-pub const PROBLEMS_OF_FILES_MAX: usize = PROBLEMS_MAX + MANIFEST_FILES_MAX;
-
-/// Memory one problem takes at most: its parts are cut as the limits below say, four bytes a character.
-pub const PROBLEM_BYTES_MAX: usize = KIB;
-
-/// Characters of an offending value shown in a problem. Longer: cut, with the length behind it.
-pub const PROBLEM_VALUE_CHARS_MAX: usize = 32;
-
-/// Characters of a field path or a file's name shown in a problem. Longer: cut in the middle.
-pub const PROBLEM_PATH_CHARS_MAX: usize = 96;
-
-/// Characters of a pod's name shown in a problem. Longer: cut in the middle. (A valid one has up to 317, but people
-/// find theirs by the file and the document too.)
-pub const PROBLEM_POD_CHARS_MAX: usize = 40;
-
-/// Bytes of inotify events read at once; the kernel queues what does not fit (and tells when that queue overflows,
-/// which leads to a look at the whole directory).
-pub const INOTIFY_BUFFER_BYTES: usize = 4 * KIB;
 
 // ---- sync ------------------------------------------------------------------------------------------------
 
