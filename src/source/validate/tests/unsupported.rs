@@ -1,0 +1,79 @@
+//! What this version does not do.
+
+use super::*;
+
+#[test]
+fn what_this_version_does_not_do_is_refused() {
+    for (pointer, to, field) in [
+        ("/metadata/generateName", json!("a"), "metadata.generateName"),
+        ("/metadata/finalizers", json!(["a.b/c"]), "metadata.finalizers"),
+        (
+            "/metadata/annotations/kubernetes.io~1config.mirror",
+            json!("x"),
+            "metadata.annotations[kubernetes.io/config.mirror]",
+        ),
+        ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"), "metadata.deletionTimestamp"),
+        ("/spec/ephemeralContainers", json!([{"name": "e", "image": "x"}]), "spec.ephemeralContainers"),
+        ("/spec/serviceAccountName", json!("s"), "spec.serviceAccountName"),
+        ("/spec/serviceAccount", json!("s"), "spec.serviceAccount"),
+        ("/spec/resourceClaims", json!([{"name": "s"}]), "spec.resourceClaims"),
+        ("/spec/overhead", json!({"cpu": "1"}), "spec.overhead"),
+        ("/spec/schedulingGates", json!([{"name": "a.b/c"}]), "spec.schedulingGates"),
+        ("/spec/readinessGates", json!([{"conditionType": "a.b/c"}]), "spec.readinessGates"),
+        ("/spec/resources", json!({"claims": [{"name": "x"}]}), "spec.resources.claims"),
+        ("/spec/securityContext/windowsOptions", json!({}), "spec.securityContext.windowsOptions"),
+        (
+            "/spec/containers/0/livenessProbe",
+            json!({"tcpSocket": {"port": 1}}),
+            "spec.containers[0].livenessProbe",
+        ),
+        (
+            "/spec/containers/0/readinessProbe",
+            json!({"tcpSocket": {"port": 1}}),
+            "spec.containers[0].readinessProbe",
+        ),
+        (
+            "/spec/initContainers/1/startupProbe",
+            json!({"tcpSocket": {"port": 1}}),
+            "spec.initContainers[1].startupProbe",
+        ),
+        (
+            "/spec/containers/0/lifecycle",
+            json!({"preStop": {"exec": {"command": ["x"]}}}),
+            "spec.containers[0].lifecycle.preStop",
+        ),
+        (
+            "/spec/containers/0/volumeDevices",
+            json!([{"name": "v", "devicePath": "/dev/x"}]),
+            "spec.containers[0].volumeDevices",
+        ),
+        (
+            "/spec/containers/0/resources/claims",
+            json!([{"name": "x"}]),
+            "spec.containers[0].resources.claims",
+        ),
+        (
+            "/spec/containers/0/resources/limits/a.b~1gpu",
+            json!("1"),
+            "spec.containers[0].resources.limits[DOMAIN/NAME]",
+        ),
+        (
+            "/spec/containers/0/resources/limits/ephemeral-storage",
+            json!("1Gi"),
+            "spec.containers[0].resources.limits.ephemeral-storage",
+        ),
+        (
+            "/spec/volumes/0",
+            json!({"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
+            "spec.volumes[0].projected.sources[0].serviceAccountToken",
+        ),
+        ("/spec/volumes/0", json!({"name": "v", "nfs": {"server": "x", "path": "/"}}), "spec.volumes[0].nfs"),
+    ] {
+        let mut pod = good();
+        change(&mut pod, pointer, to);
+        let got = errors(pod);
+        assert_eq!(got.len(), 1, "{pointer}: {got:?}");
+        let wanted = format!("{field}: is not supported by this version: ");
+        assert!(got[0].starts_with(&wanted), "{pointer}: {got:?}");
+    }
+}
