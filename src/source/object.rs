@@ -18,43 +18,28 @@ use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::{Object, ObjectKind};
 
-/// `v1.ConfigMap` as a manifest has it.
-#[derive(Deserialize)]
-#[serde(rename = "ConfigMap", rename_all = "camelCase")]
-struct ConfigMapManifest {
-    #[serde(rename = "apiVersion", default)]
-    _api_version: Option<String>,
-    #[serde(rename = "kind", default)]
-    _kind: Option<String>,
-    #[serde(default)]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    data: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    binary_data: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    immutable: Option<bool>,
+type Texts = BTreeMap<String, String>;
+
+/// An object of that kind as a manifest has it: what both kinds have, and the fields of its own.
+macro_rules! manifest {
+    ($kind:literal $name:ident { $($(#[$attribute:meta])* $field:ident: $type:ty),* }) => {
+        #[derive(Default, Deserialize)]
+        #[serde(rename = $kind, rename_all = "camelCase", default)]
+        struct $name {
+            #[serde(rename = "apiVersion")]
+            _api_version: Option<String>,
+            #[serde(rename = "kind")]
+            _kind: Option<String>,
+            metadata: ObjectMeta,
+            data: Option<Texts>,
+            immutable: Option<bool>,
+            $($(#[$attribute])* $field: $type),*
+        }
+    };
 }
 
-/// `v1.Secret` as a manifest has it.
-#[derive(Deserialize)]
-#[serde(rename = "Secret", rename_all = "camelCase")]
-struct SecretManifest {
-    #[serde(rename = "apiVersion", default)]
-    _api_version: Option<String>,
-    #[serde(rename = "kind", default)]
-    _kind: Option<String>,
-    #[serde(default)]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    data: Option<BTreeMap<String, String>>,
-    #[serde(default)]
-    string_data: Option<BTreeMap<String, String>>,
-    #[serde(rename = "type", default)]
-    type_: Option<String>,
-    #[serde(default)]
-    immutable: Option<bool>,
-}
+manifest!("ConfigMap" ConfigMapManifest { binary_data: Option<Texts> });
+manifest!("Secret" SecretManifest { string_data: Option<Texts>, #[serde(rename = "type")] type_: Option<String> });
 
 /// The kind of a document that is such an object.
 pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
@@ -140,7 +125,7 @@ fn checked(metadata: ObjectMeta, tree: &Node, errors: &mut Vec<FieldError>) -> O
 /// Base64 as Go reads it: line ends are passed over.
 fn decoded(
     field: &str,
-    data: Option<BTreeMap<String, String>>,
+    data: Option<Texts>,
     mend: &str,
     errors: &mut Vec<FieldError>,
 ) -> Option<BTreeMap<String, ByteString>> {
@@ -183,7 +168,7 @@ fn keys<'a>(
 }
 
 fn config_map_errors(
-    data: Option<&BTreeMap<String, String>>,
+    data: Option<&Texts>,
     binary: Option<&BTreeMap<String, ByteString>>,
     errors: &mut Vec<FieldError>,
 ) {
