@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod, PodSpec};
+use k8s_openapi::api::core::v1::{Container, EnvVar, EphemeralContainer, Pod, PodSpec, VolumeMount};
 
 use super::hash::container_hash;
 use super::ids::PodKey;
@@ -16,6 +16,40 @@ pub enum ContainerKind {
     App,
     /// `spec.ephemeralContainers`.
     Ephemeral,
+}
+
+/// What is read of a container's definition whichever list it stands in. `Default` is a container without anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ContainerSpec<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The image as the manifest names it; empty when absent.
+    pub image: &'a str,
+    /// `imagePullPolicy`.
+    pub image_pull_policy: Option<&'a str>,
+    /// `terminationMessagePath`.
+    pub termination_message_path: Option<&'a str>,
+    /// `env`, empty when absent.
+    pub env: &'a [EnvVar],
+    /// `volumeMounts`, empty when absent.
+    pub volume_mounts: &'a [VolumeMount],
+    /// `targetContainerName` of an ephemeral container, unless it is empty.
+    pub target: Option<&'a str>,
+}
+
+/// The view of a `Container` or an `EphemeralContainer`: two types of the API with the same fields.
+macro_rules! container_spec {
+    ($of:expr, $target:expr) => {
+        ContainerSpec {
+            name: &$of.name,
+            image: $of.image.as_deref().unwrap_or_default(),
+            image_pull_policy: $of.image_pull_policy.as_deref(),
+            termination_message_path: $of.termination_message_path.as_deref(),
+            env: $of.env.as_deref().unwrap_or_default(),
+            volume_mounts: $of.volume_mounts.as_deref().unwrap_or_default(),
+            target: $target,
+        }
+    };
 }
 
 /// A pod that a source wants to run: the typed object and what is computed from it once.
@@ -71,14 +105,17 @@ impl DesiredPod {
         containers.map(|container| container.image.as_deref().unwrap_or_default())
     }
 
-    /// The name of the container at that place; empty when there is none.
-    pub fn container_name(&self, kind: ContainerKind, index: usize) -> &str {
-        match kind {
-            ContainerKind::Init => self.init_containers().get(index).map(|c| c.name.as_str()),
-            ContainerKind::App => self.containers().get(index).map(|c| c.name.as_str()),
-            ContainerKind::Ephemeral => self.ephemeral_containers().get(index).map(|c| c.name.as_str()),
-        }
-        .unwrap_or_default()
+    /// The container at that place; one without anything when there is none.
+    pub fn container(&self, kind: ContainerKind, index: usize) -> ContainerSpec<'_> {
+        let found = match kind {
+            ContainerKind::Init => self.init_containers().get(index).map(|of| container_spec!(of, None)),
+            ContainerKind::App => self.containers().get(index).map(|of| container_spec!(of, None)),
+            ContainerKind::Ephemeral => self.ephemeral_containers().get(index).map(|of| {
+                let target = of.target_container_name.as_deref().filter(|target| !target.is_empty());
+                container_spec!(of, target)
+            }),
+        };
+        found.unwrap_or_default()
     }
 
     /// `spec.ephemeralContainers`, empty when absent.

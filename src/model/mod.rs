@@ -9,7 +9,7 @@ pub mod object;
 pub mod observed;
 pub mod time;
 
-pub use desired::{ContainerKind, DesiredPod};
+pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
 pub use object::{Object, ObjectKey, ObjectKind, Objects};

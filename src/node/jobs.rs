@@ -5,8 +5,6 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{EnvVar, VolumeMount};
-
 use super::cgroups::{NodeCgroups, SliceError};
 use crate::blocking::{Blocking, Stuck};
 use crate::cri::Runtime;
@@ -44,22 +42,6 @@ impl DiskVolumes {
     }
 }
 
-/// A container's name, its volume mounts and its variables, whichever list it stands in.
-fn parts(pod: &DesiredPod, kind: ContainerKind, index: usize) -> (&str, &[VolumeMount], &[EnvVar]) {
-    let (name, mounts, variables) = match kind {
-        ContainerKind::Init | ContainerKind::App => {
-            let list = if kind == ContainerKind::Init { pod.init_containers() } else { pod.containers() };
-            let of = &list[index];
-            (&of.name, &of.volume_mounts, &of.env)
-        }
-        ContainerKind::Ephemeral => {
-            let of = &pod.ephemeral_containers()[index];
-            (&of.name, &of.volume_mounts, &of.env)
-        }
-    };
-    (name, mounts.as_deref().unwrap_or_default(), variables.as_deref().unwrap_or_default())
-}
-
 impl VolumeMounts for DiskVolumes {
     fn mounts<'a>(
         &'a self,
@@ -68,11 +50,12 @@ impl VolumeMounts for DiskVolumes {
         index: usize,
         variables: &dyn Fn() -> Result<Environment, String>,
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
-        let (name, wanted, _) = parts(pod, kind, index);
+        let container = pod.container(kind, index);
+        let wanted = container.volume_mounts;
         let variables = if volume::needs_variables(wanted) { variables() } else { Ok(Environment::new()) };
         let dir = paths::pod_dir(&self.node, &pod.key);
-        let found =
-            variables.and_then(|variables| volume::container_mounts(pod, name, wanted, &variables, &dir));
+        let found = variables
+            .and_then(|variables| volume::container_mounts(pod, container.name, wanted, &variables, &dir));
         Box::pin(async move {
             let volume::Mounts { mounts, sub_paths } = found?;
             for part in sub_paths {
@@ -88,9 +71,8 @@ impl VolumeMounts for DiskVolumes {
         kind: ContainerKind,
         index: usize,
     ) -> VolumeFuture<'a, EnvFiles> {
-        let (_, _, variables) = parts(pod, kind, index);
         let dir = paths::pod_dir(&self.node, &pod.key);
-        let wanted = volume::env_files(pod, variables, &dir);
+        let wanted = volume::env_files(pod, pod.container(kind, index).env, &dir);
         Box::pin(async move {
             let mut files = EnvFiles::new();
             for file in wanted {

@@ -167,7 +167,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(pod) = record.worker.pod().cloned() else { return };
         for start in plan.starts() {
             if let StartWhen::Held { message, .. } = &start.when {
-                let name = pod.container_name(start.kind, start.index);
+                let name = pod.container(start.kind, start.index).name;
                 record.failures.set(
                     &Rc::from(name),
                     SyncError::CrashLoopBackOff.to_string(),

@@ -276,7 +276,7 @@ async fn make<R: Runtime>(
         ctx.note(&pod.key, EventKind::Warning, refusal.reason, &refusal.message);
         for start in starts {
             let failure = Failure::new(SyncError::Refused(refusal.reason), refusal.message.clone());
-            let name = Rc::from(pod.container_name(start.kind, start.index));
+            let name = Rc::from(pod.container(start.kind, start.index).name);
             outcome.add(SyncAction::StartContainer, &name, Some(failure));
         }
         if starts.is_empty() {
@@ -444,11 +444,7 @@ async fn start_all<R: Runtime>(
         if ctx.give_up.is_asked() {
             return;
         }
-        let name: Rc<str> = Rc::from(match start.kind {
-            ContainerKind::Init => &*pod.init_containers()[start.index].name,
-            ContainerKind::App => &*pod.containers()[start.index].name,
-            ContainerKind::Ephemeral => &*pod.ephemeral_containers()[start.index].name,
-        });
+        let name: Rc<str> = Rc::from(pod.container(start.kind, start.index).name);
         let failure = match &start.when {
             StartWhen::Held { until, message } => {
                 let shown = format!(

@@ -19,7 +19,9 @@ use crate::events::EventKind;
 use crate::image::credentials::NODE_LOGINS;
 use crate::image::pull::{ImageRequest, LoginSources, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
-use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, ObjectKind, ObservedPod, object};
+use crate::model::{
+    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, object,
+};
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
 use crate::render::labels::cdi_annotations;
 use crate::render::{
@@ -64,7 +66,7 @@ pub(super) async fn start_container<R: Runtime>(
     secrets: &[Arc<Secret>],
     turn: &mut Turn<'_>,
 ) -> Result<Started, Failure> {
-    let spec = Spec::of(pod, start);
+    let spec = pod.container(start.kind, start.index);
     let name = spec.name;
     let fail = |error, message: String| {
         let shown = format!("Error: container {name}: {message}");
@@ -75,7 +77,7 @@ pub(super) async fn start_container<R: Runtime>(
     let request = ImageRequest {
         pod: &pod.key.uid,
         image: spec.image,
-        policy: PullPolicy::parse(spec.pull_policy),
+        policy: PullPolicy::parse(spec.image_pull_policy),
         logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
         sandbox: sandbox.config,
     };
@@ -151,42 +153,6 @@ async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, na
     }
 }
 
-/// What a start needs of a container's definition, whichever list it stands in.
-struct Spec<'a> {
-    name: &'a str,
-    image: &'a str,
-    pull_policy: Option<&'a str>,
-    /// `targetContainerName` of an ephemeral container.
-    target: Option<&'a str>,
-    termination_message_path: Option<&'a str>,
-}
-
-impl<'a> Spec<'a> {
-    fn of(pod: &'a DesiredPod, start: &Start) -> Self {
-        let container = match start.kind {
-            ContainerKind::Init => &pod.init_containers()[start.index],
-            ContainerKind::App => &pod.containers()[start.index],
-            ContainerKind::Ephemeral => {
-                let container = &pod.ephemeral_containers()[start.index];
-                return Self {
-                    name: &container.name,
-                    image: container.image.as_deref().unwrap_or_default(),
-                    pull_policy: container.image_pull_policy.as_deref(),
-                    target: container.target_container_name.as_deref().filter(|target| !target.is_empty()),
-                    termination_message_path: container.termination_message_path.as_deref(),
-                };
-            }
-        };
-        Self {
-            name: &container.name,
-            image: container.image.as_deref().unwrap_or_default(),
-            pull_policy: container.image_pull_policy.as_deref(),
-            target: None,
-            termination_message_path: container.termination_message_path.as_deref(),
-        }
-    }
-}
-
 /// What was found out for this start.
 struct Made<'a> {
     restart_count: u32,
@@ -200,7 +166,7 @@ async fn configuration<R: Runtime>(
     pod: &DesiredPod,
     sandbox: &PodSandbox<'_>,
     start: &Start,
-    spec: &Spec<'_>,
+    spec: &ContainerSpec<'_>,
     made: &Made<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
@@ -403,12 +369,7 @@ impl VolumeMounts for NoVolumes {
         index: usize,
         _: &dyn Fn() -> Result<Environment, String>,
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
-        let wanted = match kind {
-            ContainerKind::Init => &pod.init_containers()[index].volume_mounts,
-            ContainerKind::App => &pod.containers()[index].volume_mounts,
-            ContainerKind::Ephemeral => &pod.ephemeral_containers()[index].volume_mounts,
-        };
-        let mounts = match wanted.iter().flatten().next() {
+        let mounts = match pod.container(kind, index).volume_mounts.first() {
             None => Ok(Vec::new()),
             Some(mount) => Err(format!(
                 "volume {} cannot be mounted at {}: this agent has no volumes; remove it from volumeMounts",
