@@ -137,10 +137,8 @@ impl ImageStore {
 
     /// Takes labels from a record; one that is gone has none.
     pub async fn unlabel(&self, name: &str, labels: &[&str]) -> RuntimeResult<()> {
-        // An empty value is none.
-        let labels: Labels = labels.iter().map(|label| ((*label).to_owned(), String::new())).collect();
-        let paths = paths(&labels).collect();
-        match self.update_image(proto::Image { name: name.to_owned(), labels, target: None }, paths).await {
+        let (image, paths) = without(name, labels);
+        match self.update_image(image, paths).await {
             Err(RuntimeError::NotFound(_)) => Ok(()),
             done => done,
         }
@@ -247,6 +245,30 @@ fn paths(labels: &Labels) -> impl Iterator<Item = String> {
     labels.keys().map(|label| format!("labels.{label}"))
 }
 
+/// A record without these labels, and what of it is to change.
+fn without(name: &str, labels: &[&str]) -> (proto::Image, Vec<String>) {
+    // An empty value is none.
+    let labels: Labels = labels.iter().map(|label| ((*label).to_owned(), String::new())).collect();
+    let paths = paths(&labels).collect();
+    // Not looked at, as no path names it, but it must be there: containerd since 1.7 reads its fields first, and ends with
+    // a nil pointer.
+    let target = Some(proto::Descriptor::default());
+    (proto::Image { name: name.to_owned(), labels, target }, paths)
+}
+
 fn signed(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_of_labels_alone_has_a_target_all_the_same() {
+        let (image, paths) = without("a:1", &["b", "c"]);
+        assert!(image.target.is_some(), "containerd would end without it");
+        assert_eq!(paths, ["labels.b", "labels.c"]);
+        assert!(image.labels.len() == 2 && image.labels.values().all(String::is_empty));
+    }
 }
