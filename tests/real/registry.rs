@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
@@ -165,7 +165,14 @@ impl Drop for Registry {
 
 impl Served {
     /// One request: the connection is closed behind its answer.
-    fn serve(&self, stream: &TcpStream) {
+    fn serve(&self, mut stream: &TcpStream) {
+        // containerd 2 tries TLS first, on loopback too, and goes by a plain answer to its greeting.
+        let mut greeting = [0; 16 << 10];
+        if stream.peek(&mut greeting).is_ok_and(|count| count > 0 && greeting[0] == 0x16) {
+            let _ = stream.read(&mut greeting);
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+            return;
+        }
         let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
         let Some(request) = lines.next() else { return };
         let mut login = String::new();
@@ -195,7 +202,6 @@ impl Served {
             body.len(),
             digest(body)
         );
-        let mut stream = stream;
         let body = if method == "HEAD" { &[][..] } else { body };
         let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
         let _ = stream.shutdown(Shutdown::Write);
