@@ -15,7 +15,7 @@ use smolet::render::{
 };
 use smolet::source::identity::NodeName;
 use smolet::source::manifest;
-use smolet::volume;
+use smolet::volume::{self, VolumeImages};
 
 use crate::runtime::Runtime;
 use crate::subject::now;
@@ -80,10 +80,16 @@ impl<'r> Floor<'r> {
         let last_words = format!("{log_dir}/00000000");
         fs::write(&last_words, "").expect("a termination log");
         let mounts = container.volume_mounts.as_deref().unwrap_or_default();
-        let mounts =
-            volume::container_mounts(&desired, &container.name, mounts, &Environment::new(), &pod_dir)
-                .expect("mounts")
-                .mounts;
+        let mounts = volume::container_mounts(
+            &desired,
+            &container.name,
+            mounts,
+            &VolumeImages::new(),
+            &Environment::new(),
+            &pod_dir,
+        )
+        .expect("mounts")
+        .mounts;
         let configure = |restart_count| {
             let none = ManifestObjects::default();
             let input = ContainerInput {

@@ -560,6 +560,10 @@ fn volumes(page: &mut Page, list: &[Volume]) {
             field("Type", "Secret (a volume populated by a Secret)");
             field("SecretName", secret.secret_name.as_deref().unwrap_or(""));
             field("Optional", if optional(secret.optional) { "true" } else { "false" });
+        } else if let Some(image) = &volume.image {
+            field("Type", "Image (a container image or OCI artifact)");
+            field("Reference", image.reference.as_deref().unwrap_or(""));
+            field("PullPolicy", image.pull_policy.as_deref().unwrap_or(""));
         } else if let Some(items) =
             volume.downward_api.as_ref().map(|d| d.items.as_deref().unwrap_or_default())
         {

@@ -33,6 +33,47 @@ pub struct RuntimeVersion {
     pub runtime_api_version: Box<str>,
 }
 
+/// What a runtime makes of CRI `Mount.image` (KEP-4639).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageVolumes {
+    /// It mounts images.
+    pub whole: bool,
+    /// It mounts a directory of an image (`image_sub_path`).
+    pub in_part: bool,
+}
+
+/// The releases since which a runtime mounts images, and directories of them. The CRI has no word for either; of its
+/// fields a runtime passes over those that it does not know: older ones are left with a mount of nothing and fail, the
+/// ones between mount the whole image instead of the directory. Sources: containerd `container_image_mount.go` (v2.1.0,
+/// v2.2.0), CRI-O `mountImage` (v1.31.0, v1.33.0).
+const IMAGE_VOLUMES_SINCE: [(&str, Release, Release); 2] =
+    [("containerd", (2, 1), (2, 2)), ("cri-o", (1, 31), (1, 33))];
+
+/// Major and minor number.
+type Release = (u32, u32);
+
+impl RuntimeVersion {
+    /// What it makes of volumes of images. Of a runtime or a version that nobody knows everything is expected: what it
+    /// answers then tells.
+    pub fn image_volumes(&self) -> ImageVolumes {
+        let since = IMAGE_VOLUMES_SINCE.iter().find(|(name, ..)| **name == *self.runtime_name);
+        match (since, self.release()) {
+            (Some((_, whole, in_part)), Some(version)) => {
+                ImageVolumes { whole: version >= *whole, in_part: version >= *in_part }
+            }
+            (None, _) | (_, None) => ImageVolumes { whole: true, in_part: true },
+        }
+    }
+
+    /// `v2.1.4-k3s1` → 2, 1; `None` for a version of another form.
+    fn release(&self) -> Option<Release> {
+        let text = self.runtime_version.strip_prefix('v').unwrap_or(&self.runtime_version);
+        let (major, rest) = text.split_once('.')?;
+        let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        Some((major.parse().ok()?, rest[..end].parse().ok()?))
+    }
+}
+
 /// One of CRI `RuntimeStatus.conditions`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeCondition {
@@ -232,4 +273,38 @@ pub trait Runtime {
         service: EventService,
         each: &mut dyn FnMut(RuntimeEvent),
     ) -> RuntimeResult<()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtimes_mount_images_since_a_release_and_parts_of_them_since_a_later_one() {
+        for (name, version, whole, in_part) in [
+            ("containerd", "1.6.20~ds1", false, false),
+            ("containerd", "v1.7.28", false, false),
+            ("containerd", "v2.0.7", false, false),
+            ("containerd", "v2.1.0", true, false),
+            ("containerd", "v2.1.5-k3s1", true, false),
+            ("containerd", "2.2.0-rc.1", true, true),
+            ("containerd", "v2.10.0", true, true),
+            ("containerd", "v3.0.0", true, true),
+            ("cri-o", "1.30.14", false, false),
+            ("cri-o", "1.31.0", true, false),
+            ("cri-o", "1.33", true, true),
+            // Nobody knows.
+            ("containerd", "", true, true),
+            ("containerd", "main", true, true),
+            ("containerd", "2.x", true, true),
+            ("other", "0.1.0", true, true),
+        ] {
+            let of = RuntimeVersion {
+                runtime_name: name.into(),
+                runtime_version: version.into(),
+                runtime_api_version: "v1".into(),
+            };
+            assert_eq!(of.image_volumes(), ImageVolumes { whole, in_part }, "{name} {version}");
+        }
+    }
 }

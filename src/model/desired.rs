@@ -99,10 +99,13 @@ impl DesiredPod {
         &self.spec().containers
     }
 
-    /// The images of both lists.
+    /// The images of both lists, and of the volumes that are images.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         let containers = self.init_containers().iter().chain(self.containers());
-        containers.map(|container| container.image.as_deref().unwrap_or_default())
+        let of_containers = containers.map(|container| &container.image);
+        let volumes = self.spec().volumes.iter().flatten();
+        let of_volumes = volumes.filter_map(|volume| volume.image.as_ref()).map(|image| &image.reference);
+        of_containers.chain(of_volumes).map(|image| image.as_deref().unwrap_or_default())
     }
 
     /// The container at that place; one without anything when there is none.

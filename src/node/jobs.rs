@@ -19,7 +19,7 @@ use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
 use crate::volume::subpath::{self, SubPath};
-use crate::volume::{self, VolumeError, files::Sources};
+use crate::volume::{self, VolumeError, VolumeImages, files::Sources};
 
 /// The volumes of pods, below the agent's root.
 pub(super) struct DiskVolumes {
@@ -48,14 +48,16 @@ impl VolumeMounts for DiskVolumes {
         pod: &'a DesiredPod,
         kind: ContainerKind,
         index: usize,
+        images: &VolumeImages,
         variables: &dyn Fn() -> Result<Environment, String>,
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
         let container = pod.container(kind, index);
         let wanted = container.volume_mounts;
         let variables = if volume::needs_variables(wanted) { variables() } else { Ok(Environment::new()) };
         let dir = paths::pod_dir(&self.node, &pod.key);
-        let found = variables
-            .and_then(|variables| volume::container_mounts(pod, container.name, wanted, &variables, &dir));
+        let found = variables.and_then(|variables| {
+            volume::container_mounts(pod, container.name, wanted, images, &variables, &dir)
+        });
         Box::pin(async move {
             let volume::Mounts { mounts, sub_paths } = found?;
             for part in sub_paths {

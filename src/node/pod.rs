@@ -367,7 +367,9 @@ impl<R: Runtime + 'static> Agent<R> {
             // The history went with the record; the waits go too.
             for container in pod.init_containers().iter().chain(pod.containers()) {
                 self.backoff.forget(BackoffKey::container(&pod, container));
-                self.ctx.images.forget(&pod.key.uid, container.image.as_deref().unwrap_or_default());
+            }
+            for image in pod.images() {
+                self.ctx.images.forget(&pod.key.uid, image);
             }
             self.insert(pod, record.file);
             touched.insert(key.uid);

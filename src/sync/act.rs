@@ -21,13 +21,14 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use super::KillReason;
+use super::images::pull_secrets;
 use super::kill::{Victim, kill_container, kill_pod, remove_container};
 use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
 use super::overtaken::Overtaken;
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::sandbox::{PodSandbox, configure_sandbox, make_sandbox, refused, sandbox_failed};
-use super::start::{Started, VolumeMounts, pull_secrets, start_container};
+use super::start::{Started, VolumeMounts, start_container};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeHandler};

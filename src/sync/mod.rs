@@ -3,7 +3,7 @@
 //! ```text
 //!     desired ─┐
 //!     observed ┼─► plan (PURE) ──► Plan ──► act ──► CRI calls ──► Outcome ──► the loop
-//!     probes   │                             ├─ start   one container
+//!     probes   │                             ├─ start   one container, its images before it
 //!     backoff ─┘                             └─ kill    containers in order, sandboxes, the whole pod
 //! ```
 //!
@@ -17,6 +17,7 @@ use crate::model::ContainerId;
 
 pub mod act;
 pub mod backoff;
+mod images;
 mod init;
 pub mod kill;
 pub mod order;

@@ -1,4 +1,4 @@
-//! Starts one container (`startContainer`): image, configuration, create, start, log link.
+//! Starts one container (`startContainer`): images, configuration, create, start, log link.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 
 use super::act::{ActContext, Turn};
+use super::images::{Images, ensure_images};
 use super::kill::remove_container;
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use super::sandbox::PodSandbox;
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::image::credentials::NODE_LOGINS;
-use crate::image::pull::{ImageRequest, LoginSources, PullPolicy};
 use crate::limits::LOG_NAMES_READ_MAX;
 use crate::model::{
-    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, object,
+    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod,
 };
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
 use crate::render::labels::cdi_annotations;
 use crate::render::{
     ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
 };
+use crate::volume::VolumeImages;
 
 /// How a start ended that did not fail.
 pub(super) enum Started {
@@ -34,26 +34,6 @@ pub(super) enum Started {
     Runs,
     /// The pull was cut off because the wish changed, or the pod did; nothing was made.
     GivenUp,
-}
-
-/// The pod's pull secrets that are there (`getPullSecretsForPod`). Those that are not are told of: the pull is tried
-/// without them.
-pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Vec<Arc<Secret>> {
-    let (mut found, mut missing) = (Vec::new(), Vec::new());
-    for name in object::pull_secrets(&pod.pod) {
-        match ctx.env.secret(&pod.key.namespace, name) {
-            Ok(Some(secret)) => found.push(secret),
-            Ok(None) | Err(_) => missing.push(name),
-        }
-    }
-    if !missing.is_empty() {
-        let message = format!(
-            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
-            missing.join(", ")
-        );
-        ctx.note(&pod.key, EventKind::Warning, "FailedToRetrieveImagePullSecret", &message);
-    }
-    found
 }
 
 /// Starts a container in the pod's sandbox. The failure is what the pod's status shows.
@@ -73,27 +53,16 @@ pub(super) async fn start_container<R: Runtime>(
         ctx.note(&pod.key, EventKind::Warning, "Failed", &shown);
         Failure::new(error, message)
     };
-    let node_logins = Path::new(&*ctx.node.root_dir).join(NODE_LOGINS);
-    let request = ImageRequest {
-        pod: &pod.key.uid,
-        image: spec.image,
-        policy: PullPolicy::parse(spec.image_pull_policy),
-        logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
-        sandbox: sandbox.config,
-    };
-    let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
-    let mut before_pull = || turn.pause();
-    let pull = async { Some(ctx.images.ensure(&*ctx.runtime, &request, &note, &mut before_pull).await) };
+    let images = async { Some(ensure_images(ctx, pod, &spec, sandbox, secrets, turn).await) };
     let given_up = async {
         ctx.give_up.asked().await;
         None
     };
-    let image = match smol::future::or(pull, given_up).await {
+    let images = match smol::future::or(images, given_up).await {
         None => return Ok(Started::GivenUp),
-        Some(Ok(image)) => image,
-        Some(Err(error)) => {
-            let failure = fail(SyncError::Image(error.problem), error.message);
-            return Err(Failure { retry_at: error.retry_at, ..failure });
+        Some(Ok(images)) => images,
+        Some(Err(Failure { error, message, retry_at })) => {
+            return Err(Failure { retry_at, ..fail(error, message) });
         }
     };
     turn.take().await;
@@ -113,7 +82,7 @@ pub(super) async fn start_container<R: Runtime>(
             return Err(fail(SyncError::CreateContainerConfig, message));
         }
     };
-    let made = Made { restart_count, image: &image, target };
+    let made = Made { restart_count, images: &images, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made)
         .await
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
@@ -156,7 +125,7 @@ async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, na
 /// What was found out for this start.
 struct Made<'a> {
     restart_count: u32,
-    image: &'a crate::image::pull::ReadyImage,
+    images: &'a Images,
     target: Option<&'a ContainerId>,
 }
 
@@ -183,8 +152,8 @@ async fn configuration<R: Runtime>(
         kind: start.kind,
         index: start.index,
         restart_count: made.restart_count,
-        image_ref: &made.image.image_ref,
-        image: made.image.image.as_ref(),
+        image_ref: &made.images.own.image_ref,
+        image: made.images.own.image.as_ref(),
         pod_ips: &sandbox.ips,
         mounts: &[],
         termination_log: termination_log.as_deref(),
@@ -194,7 +163,8 @@ async fn configuration<R: Runtime>(
         annotations: &cdi_annotations(pod),
         env: &env,
     };
-    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, &|| input.variables(&ctx.node)).await?;
+    let (of_volumes, variables) = (&made.images.volumes, || input.variables(&ctx.node));
+    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables).await?;
     input.mounts = &mounts;
     if mounts_hosts_file(&input) {
         write_hosts_file(ctx, pod, sandbox)?;
@@ -304,13 +274,14 @@ fn link_log<R: Runtime>(
 
 /// The container's volumes, and what is made of them by whoever owns the volumes.
 pub trait VolumeMounts {
-    /// The mounts in spec order; `variables` is asked for the container's variables when a mount's `subPathExpr` needs
-    /// them. The error is shown as the container's waiting message.
+    /// The mounts in spec order; `images` are those of its image volumes, and `variables` is asked for the container's
+    /// variables when a mount's `subPathExpr` needs them. The error is shown as the container's waiting message.
     fn mounts<'a>(
         &'a self,
         pod: &'a DesiredPod,
         kind: ContainerKind,
         index: usize,
+        images: &VolumeImages,
         variables: &dyn Fn() -> Result<Environment, String>,
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>>;
 
@@ -367,6 +338,7 @@ impl VolumeMounts for NoVolumes {
         pod: &'a DesiredPod,
         kind: ContainerKind,
         index: usize,
+        _: &VolumeImages,
         _: &dyn Fn() -> Result<Environment, String>,
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
         let mounts = match pod.container(kind, index).volume_mounts.first() {

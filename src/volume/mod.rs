@@ -1,4 +1,5 @@
-//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI and projected.
+//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI and projected; an
+//! image is mounted by the runtime.
 //!
 //! ```text
 //!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
@@ -34,7 +35,7 @@ use files::{File, Sources};
 pub use disk::{make, make_or_keep};
 pub use env_file::{EnvFile, of as env_files};
 pub use host_path::{HostPath, of as host_paths};
-pub use mounts::{Mounts, container_mounts, needs_variables};
+pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
 pub use remove::pod_dir as remove_pod_dir;
 
 /// Why a volume is not there. Shown in the pod's status and its events.
@@ -130,7 +131,7 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for what the node has, and for a kind that is refused at the source.
+/// `None` for what the node or the runtime has (hostPath, image), and for a kind that is refused at the source.
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
     let content = if volume.host_path.is_some() {
         return None;

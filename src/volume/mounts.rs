@@ -1,13 +1,14 @@
 //! Where a container sees its volumes (kubelet `makeMounts`). PURE.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::VolumeMount;
+use k8s_openapi::api::core::v1::{Volume, VolumeMount};
 
 use super::own_path;
 use super::subpath::{Propagation, SubPath};
 use crate::model::DesiredPod;
-use crate::proto::runtime::v1::{Mount, MountPropagation};
+use crate::proto::runtime::v1::{ImageSpec, Mount, MountPropagation};
 use crate::render::{Environment, expand};
 
 /// The mounts of one container, and what must be bound before they are there.
@@ -19,7 +20,54 @@ pub struct Mounts {
     pub sub_paths: Vec<SubPath>,
 }
 
-/// The mounts of the container `container`; `variables` are what `subPathExpr` means.
+/// The images of a container's image volumes as the runtime knows them, by the volume's name.
+pub type VolumeImages = BTreeMap<Box<str>, ImageSpec>;
+
+/// A volume that is an image (`spec.volumes[].image`), and that a container mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageVolume<'a> {
+    /// The volume's name.
+    pub name: &'a str,
+    /// The image as the manifest names it.
+    pub reference: &'a str,
+    /// `pullPolicy`.
+    pub pull_policy: Option<&'a str>,
+    /// Some mount is of a part of it.
+    pub in_part: bool,
+}
+
+/// The image volumes that these mounts name: each once, in the order of the mounts.
+pub fn image_volumes<'a>(pod: &'a DesiredPod, wanted: &[VolumeMount]) -> Vec<ImageVolume<'a>> {
+    let mut found: Vec<ImageVolume<'a>> = Vec::new();
+    for mount in wanted {
+        let Some((name, image)) = volume_of(pod, mount).and_then(|of| Some((&of.name, of.image.as_ref()?)))
+        else {
+            continue;
+        };
+        let in_part = is_filled(mount.sub_path.as_ref()) || is_filled(mount.sub_path_expr.as_ref());
+        if let Some(known) = found.iter_mut().find(|known| known.name == name) {
+            known.in_part |= in_part;
+            continue;
+        }
+        found.push(ImageVolume {
+            name,
+            reference: image.reference.as_deref().unwrap_or_default(),
+            pull_policy: image.pull_policy.as_deref(),
+            in_part,
+        });
+    }
+    found
+}
+
+fn volume_of<'a>(pod: &'a DesiredPod, mount: &VolumeMount) -> Option<&'a Volume> {
+    pod.spec().volumes.iter().flatten().find(|volume| volume.name == mount.name)
+}
+
+fn is_filled(text: Option<&String>) -> bool {
+    text.is_some_and(|text| !text.is_empty())
+}
+
+/// The mounts of the container `container`; `variables` are what `subPathExpr` means, `images` those of its image volumes.
 ///
 /// # Errors
 /// A mount names a volume the pod does not have (refused at the source; the core's types admit it), or a path that leads
@@ -28,35 +76,42 @@ pub fn container_mounts(
     pod: &DesiredPod,
     container: &str,
     wanted: &[VolumeMount],
+    images: &VolumeImages,
     variables: &Environment,
     pod_dir: &str,
 ) -> Result<Mounts, String> {
-    let find = |name: &str| pod.spec().volumes.iter().flatten().find(|volume| volume.name == name);
     let mut found = Mounts::default();
     for (index, mount) in wanted.iter().enumerate() {
-        let volume = find(&mount.name).ok_or_else(|| {
-            format!("cannot find volume {:?} to mount into container {container:?}", mount.name)
-        })?;
-        let mut host_path = match &volume.host_path {
-            Some(source) => source.path.clone(),
-            None => own_path(pod_dir, volume),
-        };
+        let missing = || format!("cannot find volume {:?} to mount into container {container:?}", mount.name);
+        let volume = volume_of(pod, mount).ok_or_else(missing)?;
         let part = sub_path(mount, variables)?;
-        if !part.is_empty() {
-            let target = format!("{pod_dir}/volume-subpaths/{}/{container}/{index}", volume.name);
-            found.sub_paths.push(SubPath {
-                mount: mount.name.clone(),
-                container: container.to_owned(),
-                volume: PathBuf::from(host_path),
-                part,
-                propagation: match mount.mount_propagation.as_deref() {
-                    Some("HostToContainer") => Propagation::FromHost,
-                    Some("Bidirectional") => Propagation::Both,
-                    _ => Propagation::None,
-                },
-                target: PathBuf::from(&target),
-            });
-            host_path = target;
+        let mut source = Mount::default();
+        if volume.image.is_some() {
+            // The runtime has an image's files, and finds a part of them itself.
+            source.image = Some(images.get(&*mount.name).ok_or_else(missing)?.clone());
+            source.image_sub_path = part;
+        } else {
+            let volume_path = match &volume.host_path {
+                Some(of_node) => of_node.path.clone(),
+                None => own_path(pod_dir, volume),
+            };
+            if part.is_empty() {
+                source.host_path = volume_path;
+            } else {
+                source.host_path = format!("{pod_dir}/volume-subpaths/{}/{container}/{index}", volume.name);
+                found.sub_paths.push(SubPath {
+                    mount: mount.name.clone(),
+                    container: container.to_owned(),
+                    volume: PathBuf::from(volume_path),
+                    part,
+                    propagation: match mount.mount_propagation.as_deref() {
+                        Some("HostToContainer") => Propagation::FromHost,
+                        Some("Bidirectional") => Propagation::Both,
+                        _ => Propagation::None,
+                    },
+                    target: PathBuf::from(&source.host_path),
+                });
+            }
         }
         let propagation = match mount.mount_propagation.as_deref() {
             Some("HostToContainer") => MountPropagation::PropagationHostToContainer,
@@ -68,13 +123,12 @@ pub fn container_mounts(
         let read_only = volume.host_path.is_none() && volume.empty_dir.is_none();
         found.mounts.push(Mount {
             container_path: format!("{slash}{}", mount.mount_path),
-            host_path,
-            // What is made of objects is read only, whatever the mount says (`GetAttributes`).
+            // What is made of objects, and an image, is read only, whatever the mount says (`GetAttributes`).
             readonly: mount.read_only.unwrap_or(false) || read_only,
             // What is smolet's own gets the container's label where there is SELinux.
-            selinux_relabel: volume.host_path.is_none(),
+            selinux_relabel: volume.host_path.is_none() && volume.image.is_none(),
             propagation: propagation as i32,
-            ..Mount::default()
+            ..source
         });
     }
     Ok(found)
@@ -120,7 +174,7 @@ fn expanded(text: &str, variables: &Environment) -> Result<String, String> {
 
 /// True when the container's variables are needed to know its mounts.
 pub fn needs_variables(wanted: &[VolumeMount]) -> bool {
-    wanted.iter().any(|mount| mount.sub_path_expr.as_deref().is_some_and(|text| !text.is_empty()))
+    wanted.iter().any(|mount| is_filled(mount.sub_path_expr.as_ref()))
 }
 
 #[cfg(test)]
@@ -128,16 +182,26 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn mounts(wanted: &Value) -> Result<Mounts, String> {
+    fn pod() -> DesiredPod {
         let pod = json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": {"containers": [], "volumes": [
             {"name": "data", "emptyDir": {}}, {"name": "dev", "hostPath": {"path": "/dev/null"}},
             {"name": "conf", "configMap": {"name": "m"}}, {"name": "key", "secret": {"secretName": "s"}},
-            {"name": "me", "downwardAPI": {}}, {"name": "all", "projected": {}}]}});
-        let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
-        let wanted: Vec<VolumeMount> = serde_json::from_value(wanted.clone()).unwrap();
+            {"name": "me", "downwardAPI": {}}, {"name": "all", "projected": {}},
+            {"name": "model", "image": {"reference": "model:1", "pullPolicy": "Never"}}, {"name": "gone", "image": {}}]}});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn parsed(wanted: &Value) -> Vec<VolumeMount> {
+        serde_json::from_value(wanted.clone()).unwrap()
+    }
+
+    fn mounts(wanted: &Value) -> Result<Mounts, String> {
+        let wanted = parsed(wanted);
+        let model = ImageSpec { image: "sha256:7".to_owned(), ..ImageSpec::default() };
+        let images = VolumeImages::from([("model".into(), model)]);
         let variables = [("A", "a/b"), ("EMPTY", "")];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.into()));
-        container_mounts(&pod, "c", &wanted, &variables.into(), "/r")
+        container_mounts(&pod(), "c", &wanted, &images, &variables.into(), "/r")
     }
 
     #[test]
@@ -188,9 +252,52 @@ mod tests {
     }
 
     #[test]
+    fn an_image_is_mounted_by_the_runtime() {
+        let found = mounts(&json!([
+            {"name": "model", "mountPath": "/m"},
+            {"name": "model", "mountPath": "/p", "subPathExpr": "$(A)", "readOnly": true}]));
+        let found = found.unwrap();
+        assert_eq!(found.sub_paths, [], "nothing is bound for it");
+        let image = Some(ImageSpec { image: "sha256:7".to_owned(), ..ImageSpec::default() });
+        let mount = |path: &str, part: &str| Mount {
+            container_path: path.to_owned(),
+            readonly: true,
+            image: image.clone(),
+            image_sub_path: part.to_owned(),
+            ..Mount::default()
+        };
+        assert_eq!(found.mounts, [mount("/m", ""), mount("/p", "a/b")]);
+    }
+
+    #[test]
+    fn the_image_volumes_of_a_container_are_those_it_mounts() {
+        let (pod, of) = (pod(), |wanted: Value| parsed(&wanted));
+        let of_model = |in_part| ImageVolume {
+            name: "model",
+            reference: "model:1",
+            pull_policy: Some("Never"),
+            in_part,
+        };
+        let whole = json!({"name": "model", "mountPath": "/m", "subPath": ""});
+        let part = |field: &str| json!({"name": "model", "mountPath": "/p", field: "x"});
+        assert_eq!(image_volumes(&pod, &of(json!([{"name": "data", "mountPath": "/d"}]))), []);
+        assert_eq!(image_volumes(&pod, &of(json!([whole]))), [of_model(false)]);
+        for field in ["subPath", "subPathExpr"] {
+            let both = of(json!([whole, {"name": "gone", "mountPath": "/g"}, part(field)]));
+            let gone = ImageVolume { name: "gone", reference: "", pull_policy: None, in_part: false };
+            assert_eq!(image_volumes(&pod, &both), [of_model(true), gone]);
+        }
+    }
+
+    #[test]
     fn what_leads_out_of_a_volume_or_is_not_known_is_an_error() {
         for (mount, wanted) in [
             (json!({"name": "no"}), "cannot find volume \"no\" to mount into container \"c\""),
+            (json!({"name": "gone"}), "cannot find volume \"gone\" to mount into container \"c\""),
+            (
+                json!({"name": "model", "subPath": "../x"}),
+                "unable to provision SubPath `../x`: must not contain '..'",
+            ),
             (json!({"name": "data", "subPathExpr": "$(EMPTY)-$(NO)-$(A)"}), "missing value for EMPTY, NO"),
             (
                 json!({"name": "data", "subPathExpr": "/$(A)"}),

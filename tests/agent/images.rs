@@ -127,9 +127,17 @@ fn a_pull_that_hangs_keeps_other_pulls_waiting_for_a_minute_only() {
 
 #[test]
 fn a_pod_restored_while_it_ends_pulls_at_once_whatever_its_back_off_was() {
+    let of_volume = "volumes: [{name: v, image: {reference: 'slow:1'}}], \
+                     containers: [{name: app, image: 'busybox:1', volumeMounts: [{name: v, mountPath: /v}]}]";
+    for spec in [SLOW, of_volume] {
+        restored_while_it_ends(spec);
+    }
+}
+
+fn restored_while_it_ends(spec: &str) {
     let world = World::new();
     world.fake.missing_image("slow:1");
-    world.put("web", SLOW);
+    world.put("web", spec);
     world.until("the back-off", |world| world.waiting("web", "app").0 == "ImagePullBackOff");
     // Pulls at 0, 10 and 30 s: the next would be at 70 s.
     world.pass(32);
@@ -139,7 +147,7 @@ fn a_pod_restored_while_it_ends_pulls_at_once_whatever_its_back_off_was() {
     world.until("its end begins", |world| world.count("StopPodSandbox") > 0);
     // It is in the registry now, not on the machine.
     world.fake.state().missing.clear();
-    world.put("web", SLOW);
+    world.put("web", spec);
     world.pass(2);
     world.fake.heal("StopPodSandbox");
     let begun = world.seconds();

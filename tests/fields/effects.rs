@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, Volume};
 use serde_json::{Value, json};
 use smolet::image::name::for_runtime;
 use smolet::image::pull::PullPolicy;
@@ -15,6 +15,7 @@ use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
     Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Wall,
 };
+use smolet::proto::runtime::v1::ImageSpec;
 use smolet::render::admission::runtime_handler;
 use smolet::render::{
     ContainerInput, EnvSources, ManifestObjects, NodeSettings, ResolvConf, UserNamespace, container_config,
@@ -30,7 +31,9 @@ use smolet::sync::plan::{PlanInput, plan};
 use smolet::sync::rules::should_all_containers_restart;
 use smolet::sync::{KillReason, Probes};
 use smolet::volume::usage::limited;
-use smolet::volume::{EnvFile, Mounts, container_mounts, env_files, files, host_paths, pod_volumes};
+use smolet::volume::{
+    EnvFile, Mounts, VolumeImages, container_mounts, env_files, files, host_paths, image_volumes, pod_volumes,
+};
 
 /// Who acts on a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +150,7 @@ impl Effects {
                     let mounts = container.volume_mounts.as_deref().unwrap_or_default();
                     let variables = input.variables(&node).unwrap_or_default();
                     let Mounts { mounts, sub_paths } =
-                        container_mounts(pod, &container.name, mounts, &variables, "/pod")
+                        container_mounts(pod, &container.name, mounts, &images(pod), &variables, "/pod")
                             .expect("its volumes are there");
                     input.mounts = &mounts;
                     format!("{sub_paths:#?}\n{:#?}\n", container_config(&node, &input))
@@ -161,9 +164,15 @@ impl Effects {
             }
             Owner::Hosts => hosts_file(&node, pod, &["10.0.0.9".into()], "of the node").unwrap(),
             Owner::Pull => {
+                let pull = |image: &str, policy| {
+                    format!("{:?} {:?}\n", for_runtime(image), PullPolicy::parse(policy))
+                };
                 let pulls = containers(pod).map(|(_, _, container)| {
-                    let image = for_runtime(container.image.as_deref().unwrap_or_default());
-                    format!("{image:?} {:?}\n", PullPolicy::parse(container.image_pull_policy.as_deref()))
+                    let mounted = image_volumes(pod, container.volume_mounts.as_deref().unwrap_or_default());
+                    let of_volumes = mounted.iter().map(|of| pull(of.reference, of.pull_policy));
+                    let image = container.image.as_deref().unwrap_or_default();
+                    let own = pull(image, container.image_pull_policy.as_deref());
+                    of_volumes.collect::<String>() + &own
                 });
                 format!("{} with {:?}", pulls.collect::<String>(), named_by(&pod.pod))
             }
@@ -191,6 +200,16 @@ impl Effects {
             }
         }
     }
+}
+
+/// The images of the pod's image volumes, once they are there.
+fn images(pod: &DesiredPod) -> VolumeImages {
+    let volumes = pod.spec().volumes.iter().flatten();
+    let image = |name: &str| ImageSpec { image: name.to_owned(), ..ImageSpec::default() };
+    let of = |volume: &Volume| {
+        Some((volume.name.as_str().into(), image(volume.image.as_ref()?.reference.as_deref()?)))
+    };
+    volumes.filter_map(of).collect()
 }
 
 /// The users of a pod that wants its own.

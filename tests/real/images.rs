@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use smolet::cri::Runtime as _;
 
 use crate::agent::{Agent, PATIENCE, container, waits_for};
 use crate::registry::{MANIFEST, Registry, STAYS, TestImage, architecture, basic, digest, pack};
@@ -294,4 +295,102 @@ pub fn archives_that_cannot_be_imported_are_named(runtime: &Runtime) {
     }
     assert!(runtime.image("bad.test/app:1").is_none());
     assert!(!runtime.ctr(&["leases", "ls"]).contains("smolet-images"), "no lease is left");
+}
+
+/// Two containers say what they see of one image, in part and as a whole; a third pod's image needs a login.
+pub fn an_image_is_a_volume_where_the_runtime_mounts_images(runtime: &Runtime) {
+    const LOGIN: &str = "me:hunter2hunter2";
+    let agent = Agent::started(runtime, "mounted");
+    let version = runtime.drive(runtime.cri.version()).expect("the runtime tells");
+    let can = version.image_volumes();
+    let says = |name: &str, script: &str, mount: &str| {
+        let script = format!("{{ {script}; }} >/out/{name}.new 2>&1; mv /out/{name}.new /out/{name}");
+        format!(
+            "  - name: {name}\n    image: smolet.test/busybox:1\n    command: [sh, -c, {script:?}]\n    volumeMounts: \
+             [{{name: out, mountPath: /out}}, {{name: image, mountPath: /image, {mount}}}]\n"
+        )
+    };
+    let volumes = |reference: &str, policy: &str| {
+        format!(
+            "  restartPolicy: Never\n  terminationGracePeriodSeconds: 2\n  volumes:\n  - {{name: out, hostPath: {{path: \
+             $OUT}}}}\n  - {{name: image, image: {{reference: '{reference}', pullPolicy: {policy}}}}}\n"
+        )
+    };
+    let whole =
+        "cat /image/etc/version; touch /image/new; grep ' /image ' /proc/mounts; /image/bin/echo it runs";
+    let of_tests = volumes("smolet.test/busybox:2", "Never");
+    agent.apply_pod(
+        "whole",
+        &format!(
+            "{of_tests}  initContainers:\n{}  containers:\n{}",
+            says("first", "cat /image/etc/version", ""),
+            says("whole", whole, "")
+        ),
+    );
+    agent.apply_pod(
+        "part",
+        &format!("{of_tests}  containers:\n{}", says("part", "find /image", "subPath: www")),
+    );
+
+    let image = TestImage::new(&agent.dir, "mounted", architecture());
+    let registry = Registry::start(&image, &["private/model"], LOGIN);
+    agent.apply("login", &secret("login", &logins(&registry, LOGIN)));
+    let of_registry = volumes(&format!("{}/private/model:1", registry.address), "Always");
+    agent.apply_pod(
+        "pulled",
+        &format!(
+            "{of_registry}  imagePullSecrets: [{{name: login}}]\n  containers:\n{}",
+            says("pulled", "cat /image/etc/mark", "")
+        ),
+    );
+
+    let said = |name: &str| {
+        let path = agent.out().join(name);
+        wait_for(&format!("the words of {name}"), PATIENCE, || path.exists().then(|| agent.read_out(name)))
+    };
+    let waits = |name: &str, why: &str| {
+        let pod = agent.wait_pod(name, "waiting for another runtime", |status| {
+            let all = [&status.init_container_statuses, &status.container_statuses];
+            let waiting =
+                all.into_iter().flatten().flatten().filter_map(|c| c.state.as_ref()?.waiting.as_ref());
+            waiting.filter(|waiting| waiting.reason.as_deref() == Some("CreateContainerError")).any(
+                |waiting| {
+                    let message = waiting.message.as_deref().unwrap_or_default();
+                    message.starts_with("ImageVolumeMountFailed: volume \"image\": containerd ")
+                        && message.contains(why)
+                },
+            )
+        });
+        let full = pod.metadata.name.expect("a name");
+        assert!(runtime.containers_of(&full).is_empty(), "nothing of {full} is made");
+    };
+    if can.whole {
+        assert_eq!(said("first"), "2\n");
+        let whole = said("whole");
+        assert!(whole.starts_with("2\ntouch: /image/new: Read-only file system\n"), "{whole}");
+        let options = whole.lines().nth(2).and_then(|line| line.split(' ').nth(3)).unwrap_or_default();
+        let has = |wanted: &str| options.split(',').any(|option| option == wanted);
+        assert!(has("ro"), "{whole}");
+        // Whether its programs run is for the runtime to say: the CRI has no word for it.
+        assert_eq!(whole.contains("it runs"), !has("noexec"), "{whole}");
+        println!(
+            "  an image volume is read-only; {}",
+            if has("noexec") { "noexec" } else { "its programs run" }
+        );
+        assert_eq!(said("pulled"), "mounted");
+        assert!(registry.seen().iter().any(|(_, login)| *login == basic(LOGIN)), "with the pod's login");
+    } else {
+        waits("whole", "mounts no images; volumes of images need containerd 2.1");
+        waits("pulled", "mounts no images; volumes of images need containerd 2.1");
+        assert!(registry.seen().is_empty(), "nothing is pulled that cannot be mounted");
+    }
+    if can.in_part {
+        let mut part: Vec<String> = said("part").lines().map(str::to_owned).collect();
+        part.sort();
+        assert_eq!(part, ["/image", "/image/index.html"]);
+    } else {
+        waits("part", if can.whole { "mounts images as a whole only" } else { "mounts no images" });
+    }
+    println!("  volumes of images on containerd {}: {can:?}", version.runtime_version);
+    agent.end_pods();
 }

@@ -61,6 +61,7 @@ const TESTS: &[Test] = tests![
     images::archives_are_imported_and_their_pods_start_without_a_registry,
     images::an_image_in_two_archives_is_that_of_the_last,
     images::archives_that_cannot_be_imported_are_named,
+    images::an_image_is_a_volume_where_the_runtime_mounts_images,
     settings::names_hosts_and_resolver_are_as_the_pod_says,
     settings::namespaces_are_the_nodes_the_pods_or_the_containers,
     settings::users_and_rights_are_as_the_security_context_says,

@@ -56,6 +56,7 @@ fn rich_pod() -> Pod {
                 {"name": "keys", "secret": {"secretName": "keys", "optional": true}},
                 {"name": "info", "downwardAPI": {"items": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}},
                 {"name": "all", "projected": {"sources": [{"configMap": {"name": "settings"}}, {"secret": {"name": "keys"}}]}},
+                {"name": "model", "image": {"reference": "model:1", "pullPolicy": "IfNotPresent"}},
                 {"name": "net", "nfs": {"server": "s", "path": "/"}},
             ],
         },

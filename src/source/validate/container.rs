@@ -90,9 +90,7 @@ fn common<'a>(
     check.at("terminationMessagePolicy", |check| {
         check.one_of(&text(&container.termination_message_policy), &["File", "FallbackToLogsOnError"]);
     });
-    check.at("imagePullPolicy", |check| {
-        check.one_of(&text(&container.image_pull_policy), &["Always", "IfNotPresent", "Never"]);
-    });
+    check.at("imagePullPolicy", |check| pull_policy(check, container.image_pull_policy.as_deref()));
     ports(check, container.ports.as_deref().unwrap_or_default());
     env::env(check, container, spec.volumes.as_deref().unwrap_or_default());
     let mut places = BTreeSet::new();
@@ -108,6 +106,11 @@ fn common<'a>(
     resize_policy(check, container, spec);
     security::container(check, container, spec);
     stop_signal_of(check, container, spec);
+}
+
+/// `validatePullPolicy`, of a field that has its default.
+pub(super) fn pull_policy(check: &mut Check, policy: Option<&str>) {
+    check.one_of(policy.unwrap_or_default(), &["Always", "IfNotPresent", "Never"]);
 }
 
 /// `validateStopSignal`.

@@ -120,7 +120,7 @@ const VOLUME_KINDS: &[Kind] = &[
     ("persistentVolumeClaim", false, |volume| volume.persistent_volume_claim.is_some()),
     ("ephemeral", false, |volume| volume.ephemeral.is_some()),
     ("csi", false, |volume| volume.csi.is_some()),
-    ("image", false, |volume| volume.image.is_some()),
+    ("image", true, |volume| volume.image.is_some()),
     ("nfs", false, |volume| volume.nfs.is_some()),
     ("iscsi", false, |volume| volume.iscsi.is_some()),
     ("fc", false, |volume| volume.fc.is_some()),
@@ -162,7 +162,7 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
         .collect()
 }
 
-const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI or projected";
+const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected or image";
 
 /// Refuses what the tables name.
 pub(super) fn pod(check: &mut Check, pod: &Pod) {

@@ -2,8 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ProjectedVolumeSource, Volume};
+use k8s_openapi::api::core::v1::{
+    DownwardAPIVolumeFile, ImageVolumeSource, KeyToPath, ProjectedVolumeSource, Volume,
+};
 
+use super::container::pull_policy;
 use super::{Check, env, names};
 use crate::render::quantity::Quantity;
 
@@ -24,7 +27,7 @@ pub(super) fn volumes(check: &mut Check, volumes: &[Volume]) {
     });
 }
 
-/// The sources that are supported, or soon are; the others are refused by `unsupported`.
+/// The sources that are supported; the others are refused by `unsupported`.
 fn source(check: &mut Check, volume: &Volume) {
     let kinds: Vec<&str> = super::unsupported::volume_kinds(volume).collect();
     if kinds.len() > 1 {
@@ -100,7 +103,18 @@ fn source(check: &mut Check, volume: &Volume) {
     if let Some(of) = &volume.projected {
         check.at("projected", |check| projected(check, of));
     }
+    if let Some(of) = &volume.image {
+        check.at("image", |check| image(check, of));
+    }
     paths(check, volume);
+}
+
+/// `validateImageVolumeSource`.
+fn image(check: &mut Check, of: &ImageVolumeSource) {
+    if of.reference.as_deref().unwrap_or_default().is_empty() {
+        check.at("reference", |check| check.required("the image's name"));
+    }
+    check.at("pullPolicy", |check| pull_policy(check, of.pull_policy.as_deref()));
 }
 
 /// The name of the object and the items of its volume.

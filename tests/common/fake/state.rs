@@ -49,6 +49,8 @@ pub struct State {
     pub strict_groups: bool,
     /// It reports a container's stop signal.
     pub stop_signals: bool,
+    /// Its name and version, when it is to be taken for a runtime that is known.
+    pub version: Option<(&'static str, &'static str)>,
     made: u64,
     /// Times that all containers were listed.
     pub relists: usize,
@@ -616,12 +618,15 @@ impl State {
 
     fn answer(&mut self, method: &str, m: &[u8], now: Now) -> Result<Vec<u8>> {
         match method {
-            "Version" => encode(&cri::VersionResponse {
-                version: "0.1.0".into(),
-                runtime_name: "fake".into(),
-                runtime_version: "1.0.0".into(),
-                runtime_api_version: "v1".into(),
-            }),
+            "Version" => {
+                let (name, version) = self.version.unwrap_or(("fake", "1.0.0"));
+                encode(&cri::VersionResponse {
+                    version: "0.1.0".into(),
+                    runtime_name: name.into(),
+                    runtime_version: version.into(),
+                    runtime_api_version: "v1".into(),
+                })
+            }
             "Status" => encode(&self.status()),
             "RunPodSandbox" => self.run_pod_sandbox(decode(m)?, now),
             "StopPodSandbox" => {
@@ -826,6 +831,9 @@ impl State {
                 format!("failed to get image from containerd \"{image}\": image not found"),
             ));
         }
+        for mount in &config.mounts {
+            self.check_mount(mount)?;
+        }
         let metadata = config.metadata.clone().unwrap_or_default();
         let taken = |other: &&Container| {
             other.sandbox_id == sandbox_id && other.config.metadata.as_ref() == Some(&metadata)
@@ -857,6 +865,23 @@ impl State {
         };
         self.containers.insert(id.clone(), container);
         encode(&cri::CreateContainerResponse { container_id: id })
+    }
+
+    /// As containerd 2.2 does.
+    fn check_mount(&self, mount: &cri::Mount) -> Result<()> {
+        let wrong = match &mount.image {
+            None if mount.host_path.is_empty() => "failed to mkdir \"\": mkdir : no such file or directory",
+            None => return Ok(()),
+            Some(_) if !mount.host_path.is_empty() => {
+                "ImageVolumeMountFailed: hostpath must be empty while mount image"
+            }
+            Some(_) if !mount.readonly => "ImageVolumeMountFailed: readonly must be true while mount image",
+            Some(image) if self.image(&image.image).is_none() => {
+                "ImageVolumeMountFailed: failed to resolve image: not found"
+            }
+            Some(_) => return Ok(()),
+        };
+        Err((UNKNOWN, wrong.to_owned()))
     }
 
     fn start_container(&mut self, id: &str, now: Now) -> Result<Vec<u8>> {

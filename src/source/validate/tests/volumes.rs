@@ -25,6 +25,22 @@ fn volumes_and_mounts() {
             json!("Dir"),
             "spec.volumes[1].hostPath.type: \"Dir\": must be one of",
         ),
+        ("/spec/volumes/0".into(), json!({"name": "v", "image": {"reference": "model:1"}}), ""),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "image": {"pullPolicy": "Never"}}),
+            "spec.volumes[0].image.reference: is required: the image's name",
+        ),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "image": {"reference": "model:1", "pullPolicy": "Sometimes"}}),
+            "spec.volumes[0].image.pullPolicy: \"Sometimes\": must be one of Always, IfNotPresent, Never",
+        ),
+        (
+            "/spec/volumes/0/image".into(),
+            json!({"reference": "model:1"}),
+            "spec.volumes[0]: must be of one kind, not of 2 (emptyDir, image)",
+        ),
         (
             c("/volumeMounts/0/name"),
             json!("w"),

@@ -1,0 +1,154 @@
+//! Makes sure of what a container is made from: the images of the image volumes it mounts (`getImageVolumes`), then its
+//! own.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+
+use super::act::{ActContext, Turn};
+use super::outcome::{Failure, SyncError};
+use super::sandbox::PodSandbox;
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::image::credentials::NODE_LOGINS;
+use crate::image::pull::{ImageError, ImageRequest, LoginSources, PullPolicy, ReadyImage};
+use crate::model::{ContainerSpec, DesiredPod, object};
+use crate::proto::runtime::v1::ImageSpec;
+use crate::render::admission::runtime_handler;
+use crate::volume::{ImageVolume, VolumeImages, image_volumes};
+
+/// The images of one container.
+pub(super) struct Images {
+    /// Its own.
+    pub own: ReadyImage,
+    /// Those of the image volumes it mounts.
+    pub volumes: VolumeImages,
+}
+
+/// The pod's pull secrets that are there (`getPullSecretsForPod`). Those that are not are told of: the pull is tried
+/// without them.
+pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Vec<Arc<Secret>> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for name in object::pull_secrets(&pod.pod) {
+        match ctx.env.secret(&pod.key.namespace, name) {
+            Ok(Some(secret)) => found.push(secret),
+            Ok(None) | Err(_) => missing.push(name),
+        }
+    }
+    if !missing.is_empty() {
+        let message = format!(
+            "Unable to retrieve some image pull secrets ({}); attempting to pull the image may not succeed.",
+            missing.join(", ")
+        );
+        ctx.note(&pod.key, EventKind::Warning, "FailedToRetrieveImagePullSecret", &message);
+    }
+    found
+}
+
+/// Has every image on the node that the container needs, and waits for pulls as long as they take.
+pub(super) async fn ensure_images<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    container: &ContainerSpec<'_>,
+    sandbox: &PodSandbox<'_>,
+    secrets: &[Arc<Secret>],
+    turn: &mut Turn<'_>,
+) -> Result<Images, Failure> {
+    let mut from = Puller { ctx, pod, sandbox, secrets, turn };
+    let wanted = image_volumes(pod, container.volume_mounts);
+    let volumes = if wanted.is_empty() {
+        VolumeImages::new()
+    } else {
+        // On the heap: few containers mount images.
+        Box::pin(from.volumes(&wanted)).await?
+    };
+    let own = from.ensure(container.image, container.image_pull_policy).await?;
+    Ok(Images { own, volumes })
+}
+
+struct Puller<'a, 't, R> {
+    ctx: &'a ActContext<R>,
+    pod: &'a DesiredPod,
+    sandbox: &'a PodSandbox<'a>,
+    secrets: &'a [Arc<Secret>],
+    turn: &'a mut Turn<'t>,
+}
+
+impl<R: Runtime> Puller<'_, '_, R> {
+    async fn ensure(&mut self, image: &str, policy: Option<&str>) -> Result<ReadyImage, ImageError> {
+        let Self { ctx, pod, sandbox, secrets, turn } = self;
+        let node_logins = Path::new(&*ctx.node.root_dir).join(NODE_LOGINS);
+        let request = ImageRequest {
+            pod: &pod.key.uid,
+            image,
+            policy: PullPolicy::parse(policy),
+            logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
+            sandbox: sandbox.config,
+        };
+        let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
+        ctx.images.ensure(&*ctx.runtime, &request, &note, &mut || turn.pause()).await
+    }
+
+    /// All are tried, and the last one that is not there is told of (`toKubeContainerImageVolumes`).
+    ///
+    /// Differs from the kubelet, which has the images of all volumes of the pod at every sync, mounted by what starts now
+    /// or not.
+    async fn volumes(&mut self, wanted: &[ImageVolume<'_>]) -> Result<VolumeImages, Failure> {
+        self.runtime_mounts(wanted).await?;
+        let (mut found, mut failed) = (BTreeMap::new(), None);
+        for volume in wanted {
+            match self.ensure(volume.reference, volume.pull_policy).await {
+                Ok(image) => {
+                    // Differs from the kubelet, which sends the pod's annotations with every mount; runtimes do not look
+                    // at them here.
+                    let spec = ImageSpec {
+                        image: image.image_ref.into(),
+                        user_specified_image: volume.reference.to_owned(),
+                        runtime_handler: runtime_handler(self.pod).to_owned(),
+                        ..ImageSpec::default()
+                    };
+                    found.insert(volume.name.into(), spec);
+                }
+                Err(error) => {
+                    let earlier = failed.and_then(|error: ImageError| error.retry_at);
+                    let retry_at = earlier.into_iter().chain(error.retry_at).min();
+                    failed = Some(ImageError { retry_at, ..error });
+                }
+            }
+        }
+        failed.map_or(Ok(found), |error| Err(error.into()))
+    }
+
+    /// Refuses what this runtime would not mount: an old one fails with words that say nothing, or passes over a part of
+    /// what it is asked (`RuntimeVersion::image_volumes`). It is asked each time: after an upgrade it may be able to.
+    async fn runtime_mounts(&self, wanted: &[ImageVolume<'_>]) -> Result<(), Failure> {
+        // One that does not say now is asked all the same: what it answers then is told.
+        let Ok(version) = self.ctx.runtime.version().await else { return Ok(()) };
+        let known = version.image_volumes();
+        let refused = wanted.iter().find_map(|volume| {
+            let why = match (known.whole, known.in_part, volume.in_part) {
+                (false, ..) => "mounts no images; volumes of images need containerd 2.1, CRI-O 1.31 or later",
+                (true, false, true) => {
+                    "mounts images as a whole only; subPath on volumes of images needs containerd 2.2, CRI-O 1.33 or later"
+                }
+                (true, true, _) | (true, false, false) => return None,
+            };
+            Some((volume.name, why))
+        });
+        let Some((volume, why)) = refused else { return Ok(()) };
+        // The runtimes' own word for it (cri-api `ErrImageVolumeMountFailed`).
+        let message = format!(
+            "ImageVolumeMountFailed: volume {volume:?}: {} {} {why}",
+            version.runtime_name, version.runtime_version
+        );
+        Err(Failure::new(SyncError::CreateContainer, message))
+    }
+}
+
+impl From<ImageError> for Failure {
+    fn from(error: ImageError) -> Self {
+        Self { error: SyncError::Image(error.problem), message: error.message, retry_at: error.retry_at }
+    }
+}
