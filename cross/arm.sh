@@ -6,6 +6,7 @@
 #
 #   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
 #   arm.sh build TARGET...        its first half: the release binary and the tests
+#   arm.sh release TARGET...      the release binary alone
 #   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, 45 s for each other)
 #   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
 #   arm.sh env TARGET             prints the exports, for: eval "$(cross/arm.sh env TARGET)"
@@ -163,13 +164,20 @@ exports() {
     echo "export CARGO_TARGET_DIR='${ARM_TARGET_DIR:-$ARM_HOME/target}'"
 }
 
+# alone WHAT COMMAND...: while no other process does it.
+alone() {
+    local what=$1
+    shift
+    (flock 9; "$@") 9>"$ARM_HOME/$what.lock"
+}
+
 setup() {
     local t
     mkdir -p "$ARM_HOME/bin"
-    apt_packages "$@"
-    compiler
-    zig
-    for t in "$@"; do echo "std for $t"; std "$t"; done
+    alone apt apt_packages "$@"
+    alone compiler compiler
+    alone zig zig
+    for t in "$@"; do echo "std for $t"; alone "std-$t" std "$t"; done
 }
 
 # Crates that cost much to optimise and are not where the tests' time goes.
@@ -187,6 +195,16 @@ run_tests() {
     cargo test --locked --quiet "${plain[@]}" "${t_arguments[@]}" "$@" -- "${LONG[@]}"
 }
 
+# release TARGET...: all in one go: host crates are compiled once.
+release() {
+    local t targets=()
+    for t in "$@"; do
+        eval "$(exports "$t")"
+        targets+=(--target "$t")
+    done
+    (cd "$repo" && cargo build --release --locked --quiet "${targets[@]}")
+}
+
 # build TARGET...: the release binaries and the tests, all targets in one go: host crates are compiled once, and what is
 # one core's work at the end is that for each target at the same time.
 build() {
@@ -198,7 +216,7 @@ build() {
             targets+=(--target "$t")
         done
         cd "$repo"
-        cargo build --release --locked --quiet "${targets[@]}" &
+        release "$@" &
         release=$!
         run_tests "${targets[@]}" --no-run || { wait "$release"; exit 1; }
         wait "$release"
@@ -243,6 +261,7 @@ cmd=${1:-}; shift || true
 case $cmd in
 build) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; build "$@" ;;
 check) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; check "$@" ;;
+release) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@"; release "$@" ;;
 setup) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@" ;;
 env) exports "$1" ;;
 cargo) t=$1; shift; eval "$(exports "$t")"; exec cargo "$@" ;;
