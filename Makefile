@@ -67,7 +67,7 @@ unit: setup-rust  ## unit and integration tests that need no runtime, but for th
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust
 	@mkdir -p target/tmp; \
-	$(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
+	nice -n 10 $(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
 	unit=0; $(MAKE) --no-print-directory unit || unit=$$?; \
 	rest=0; wait $$release || rest=$$?; \
 	cat target/tmp/release.log; exit $$((unit | rest))

@@ -4,14 +4,11 @@
 //! (in real time), so that every call to the runtime carries the second it belongs to.
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::pin::pin;
 use std::rc::Rc;
-use std::sync::{Arc, Condvar, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,6 +22,7 @@ use smolet::model::Wall;
 use smolet::node::{self, Ending};
 
 use crate::common::fake::{Fake, State};
+use crate::common::gauge::Gauge;
 use crate::common::{TempDir, show_log};
 
 pub const START: Wall = Wall(1_770_000_000_000_000_000);
@@ -307,9 +305,11 @@ impl World {
             let (idle, turns) = self.agent.borrow().as_ref().and_then(|life| {
                 (!life.thread.is_finished()).then(|| (life.gauge.idle(), life.gauge.turns()))
             })?;
+            // An answer is on its way until the runtime's thread has nothing left to do.
+            let at_work = !self.fake.is_idle();
             let (active, calls) = {
                 let state = self.fake.state();
-                (state.is_active(), state.calls.len())
+                (at_work || state.is_active(), state.calls.len())
             };
             if idle && !active && last == Some((turns, calls)) {
                 return Some(calls);
@@ -494,61 +494,4 @@ pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
-}
-
-/// Runs a future and shows whether it waits.
-#[derive(Default)]
-struct Gauge {
-    state: Mutex<GaugeState>,
-    woken: Condvar,
-}
-
-#[derive(Default)]
-struct GaugeState {
-    woken: bool,
-    idle: bool,
-    turns: u64,
-}
-
-impl Gauge {
-    fn block_on<T>(self: &Arc<Self>, future: impl Future<Output = T>) -> T {
-        let mut future = pin!(future);
-        let waker = Waker::from(self.clone());
-        let mut cx = Context::from_waker(&waker);
-        loop {
-            {
-                let mut state = self.state.lock().unwrap();
-                state.woken = false;
-                state.idle = false;
-                state.turns += 1;
-            }
-            if let Poll::Ready(value) = future.as_mut().poll(&mut cx) {
-                return value;
-            }
-            let mut state = self.state.lock().unwrap();
-            while !state.woken {
-                state.idle = true;
-                state = self.woken.wait(state).unwrap();
-            }
-            state.idle = false;
-        }
-    }
-
-    fn idle(&self) -> bool {
-        self.state.lock().unwrap().idle
-    }
-
-    fn turns(&self) -> u64 {
-        self.state.lock().unwrap().turns
-    }
-}
-
-impl Wake for Gauge {
-    fn wake(self: Arc<Self>) {
-        let mut state = self.state.lock().unwrap();
-        state.woken = true;
-        state.idle = false;
-        drop(state);
-        self.woken.notify_one();
-    }
 }

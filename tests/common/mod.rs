@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod fake;
+pub mod gauge;
 pub mod seeds;
 
 use std::io::ErrorKind;

@@ -33,6 +33,7 @@ use smolet::cri::{EventService, RuntimeEventKind};
 pub use state::{BreakOff, Call, Container, Exec, Image, Program, Reply, Rule, Sandbox, Services, State};
 
 use super::TempDir;
+use super::gauge::Gauge;
 
 /// Where the fake's time comes from.
 #[derive(Clone)]
@@ -78,6 +79,7 @@ struct Shared {
     clock: FakeClock,
     /// See [`Fake::bytes_sent`].
     sent: AtomicU64,
+    gauge: Arc<Gauge>,
 }
 
 impl Shared {
@@ -94,8 +96,12 @@ impl Fake {
     pub fn start(clock: impl Into<FakeClock>) -> Self {
         let folder = TempDir::new();
         let socket = folder.path().join("cri.sock");
-        let shared =
-            Arc::new(Shared { state: Mutex::default(), clock: clock.into(), sent: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            state: Mutex::default(),
+            clock: clock.into(),
+            sent: AtomicU64::new(0),
+            gauge: Arc::default(),
+        });
         let (commands, inbox) = smol::channel::unbounded();
         let thread = {
             let (shared, socket) = (shared.clone(), socket.clone());
@@ -121,6 +127,11 @@ impl Fake {
     /// The state, to look at or to change.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.shared.settled()
+    }
+
+    /// Its thread has nothing to do: every call that has come is answered, and the answer written.
+    pub fn is_idle(&self) -> bool {
+        self.shared.gauge.idle()
     }
 
     // ---- the connection ------------------------------------------------------------------------------

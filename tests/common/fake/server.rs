@@ -51,7 +51,7 @@ where
 /// Serves until the command channel is closed.
 pub fn run(shared: Arc<Shared>, socket: &Path, inbox: smol::channel::Receiver<Letter>) {
     let executor = Rc::new(LocalExecutor::new());
-    smol::block_on(executor.run(async {
+    shared.gauge.clone().block_on(executor.run(async {
         let mut listening: Option<smol::Task<()>> = None;
         while let Ok(Letter(command, done)) = inbox.recv().await {
             match command {
