@@ -68,6 +68,7 @@ unit: setup-rust  ## unit and integration tests that need no runtime, but for th
 unit-beside-release: setup-rust
 	@mkdir -p target/tmp; \
 	nice -n 10 $(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
+	trap 'kill $$release 2>/dev/null || true' EXIT; \
 	unit=0; $(MAKE) --no-print-directory unit || unit=$$?; \
 	rest=0; wait $$release || rest=$$?; \
 	cat target/tmp/release.log; exit $$((unit | rest))
@@ -106,6 +107,7 @@ systemd: setup release  ## the release binary with the cgroup driver systemd, on
 real-beside-others: setup release
 	@mkdir -p target/tmp; \
 	nice -n 19 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times >target/tmp/others.log 2>&1 & others=$$!; \
+	trap 'kill $$others 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
 	rest=0; wait $$others || rest=$$?; \
 	cat target/tmp/others.log; exit $$((real | rest))

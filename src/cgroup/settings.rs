@@ -107,10 +107,22 @@ impl Cgroups {
             };
             root.is_none_or(|root| {
                 let path = root.join(settings.name.trim_start_matches('/')).join(&file.name);
-                read(&path).is_ok_and(|now| now.trim_end() == file.value)
+                read(&path).is_ok_and(|now| is_as_wanted(now.trim_end(), file))
             })
         })
     }
+}
+
+/// The kernel keeps a limit of memory as whole pages, and shows it so.
+fn is_as_wanted(now: &str, file: &CgroupFile) -> bool {
+    let whole_pages = |text: &str| text.parse::<u64>().ok().map(|bytes| bytes - bytes % page_size());
+    now == file.value
+        || (file.controller == Controller::Memory
+            && whole_pages(now).is_some_and(|now| whole_pages(&file.value) == Some(now)))
+}
+
+fn page_size() -> u64 {
+    u64::try_from(rustix::param::page_size()).unwrap_or(4096).max(1)
 }
 
 fn words(text: &str) -> impl Iterator<Item = &str> {
@@ -158,7 +170,7 @@ fn write(directory: Option<&Path>, file: &CgroupFile) -> Result<bool, SettingErr
     };
     let path = directory.join(&file.name);
     match read(&path) {
-        Ok(now) if now.trim_end() == file.value => return Ok(false),
+        Ok(now) if is_as_wanted(now.trim_end(), file) => return Ok(false),
         Ok(_) => {}
         // A size of huge pages without a cgroup.
         Err(error) if error.kind() == ErrorKind::NotFound && !file.is_limit => return Ok(false),
@@ -223,6 +235,15 @@ mod tests {
         scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), "9223372036854771712\n");
         assert_eq!(cgroups.set(&both, Missing::Leave).unwrap(), 2);
         assert_eq!(cgroups.set(&both, Missing::Make).unwrap(), 0, "nothing is written twice");
+        // 100 M are no whole pages.
+        let decimal = settings(vec![file(Controller::Memory, "memory.limit_in_bytes", "100000000", true)]);
+        let kept = 100_000_000 - 100_000_000 % page_size();
+        scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), &format!("{kept}\n"));
+        assert_eq!(cgroups.set(&decimal, Missing::Make).unwrap(), 0);
+        scratch
+            .file(&format!("memory/{POD}/memory.limit_in_bytes"), &format!("{}\n", kept + 4 * page_size()));
+        assert_eq!(cgroups.set(&decimal, Missing::Make).unwrap(), 1);
+        scratch.file(&format!("memory/{POD}/memory.limit_in_bytes"), "4096");
         assert_eq!(scratch.text(&format!("cpu,cpuacct/{POD}/cpu.shares")), "512");
         assert_eq!(scratch.text(&format!("memory/{POD}/memory.limit_in_bytes")), "4096");
         assert!(!scratch.has("pids") && !scratch.has("unified"));

@@ -250,12 +250,7 @@ impl Importer {
     async fn bring(&mut self, name: &str, stamp: Stamp, records: &mut Records) -> Result<(), Failure> {
         let mut now = stamp;
         if !is_imported(records, name, stamp) {
-            let images;
-            (now, images) = self.import(name, records).await?;
-            if !images.is_empty() {
-                // The loop is gone only when the process ends.
-                let _ = self.told.send(images).await;
-            }
+            now = self.import(name, records).await?;
         }
         // What it had before, and has no more.
         let now = format!("{} ", now.state());
@@ -280,8 +275,9 @@ impl Importer {
         Ok(())
     }
 
-    /// Imports what is missing of an archive: its state by then, and the names of those images.
-    async fn import(&self, name: &str, records: &mut Records) -> Result<(Stamp, Vec<String>), Failure> {
+    /// Imports what is missing of an archive, whose state by then is returned. Images that got their name are told of,
+    /// whatever goes wrong behind them.
+    async fn import(&mut self, name: &str, records: &mut Records) -> Result<Stamp, Failure> {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
         let shown = path.display().to_string();
@@ -298,25 +294,39 @@ impl Importer {
             }
             is_missing
         });
-        let names: Vec<String> = plan.images.iter().map(|image| image.name.clone()).collect();
-        if names.is_empty() {
-            return Ok((stamp, names));
+        if plan.images.is_empty() {
+            return Ok(stamp);
         }
+        // What is not ended here, the next look ends.
+        self.lease_ended = false;
         self.store.take_lease().await?;
-        let stored = self.put(&Arc::new(file), &plan, &label).await;
+        let mut named = Vec::new();
+        let stored = self.put(&Arc::new(file), &plan, &label, &mut named).await;
         let ended = self.store.end_lease().await;
+        self.lease_ended = ended.is_ok();
+        if !named.is_empty() {
+            for name in &named {
+                records.insert(name.clone(), label.clone());
+                self.known(name).await;
+            }
+            let took = GoDuration(self.clock.now().mono.since(began));
+            log::info!("{shown}: imported in {took}: {}", named.join(", "));
+            // The loop is gone only when the process ends.
+            let _ = self.told.send(named).await;
+        }
         stored?;
         ended?;
-        for name in &names {
-            records.insert(name.clone(), label.clone());
-            self.known(name).await;
-        }
-        let took = GoDuration(self.clock.now().mono.since(began));
-        log::info!("{shown}: imported in {took}: {}", names.join(", "));
-        Ok((stamp, names))
+        Ok(stamp)
     }
 
-    async fn put(&self, file: &Arc<File>, plan: &Plan, label: &str) -> Result<(), Failure> {
+    /// Stores the blobs, then the names of the images, which are noted in `named`.
+    async fn put(
+        &self,
+        file: &Arc<File>,
+        plan: &Plan,
+        label: &str,
+        named: &mut Vec<String>,
+    ) -> Result<(), Failure> {
         for blob in &plan.blobs {
             self.put_blob(file, blob).await?;
         }
@@ -329,6 +339,7 @@ impl Importer {
                 size: image.target.size,
             };
             self.store.name(&image.name, &target, &labels).await?;
+            named.push(image.name.clone());
         }
         Ok(())
     }

@@ -157,3 +157,22 @@ fn an_image_that_comes_while_a_pod_ends_does_not_bring_back_its_old_version() {
     let image = world.status_of("web", "app").unwrap().image;
     assert!(image.contains("busybox:2"), "{image}");
 }
+
+#[test]
+fn images_are_told_of_whatever_goes_wrong_behind_them_and_the_lease_ends_later() {
+    for (broken, of) in [("Leases/Delete", ""), ("Images/Create", "zz:1")] {
+        let world = world();
+        world.fake.missing_image("app:1");
+        world.start();
+        look(&world, "first");
+        world.put("web", "containers: [{name: app, image: 'app:1'}]");
+        world.until("a long wait for the next pull", |world| world.fake.count("PullImage") == 4);
+        world.fake.fail_on(broken, of, 1, 14, "not now");
+        archive(&world, "a.tar", "a", &["app:1", "zz:1"]);
+        let from = world.seconds();
+        world.until("its start", |world| world.count("StartContainer web/app") == 1);
+        assert!(world.seconds() - from < 20, "{} s, {broken}", world.seconds() - from);
+        world.until("the other image", |world| is_of(world, "docker.io/library/zz:1", "a.tar"));
+        world.until("the end of the lease", |world| world.fake.state().store.leases.is_empty());
+    }
+}
