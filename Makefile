@@ -35,7 +35,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 20000
 
-.PHONY: help demo test lint deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -45,13 +45,17 @@ demo: setup  ## runs tests/manifests on a private containerd; Ctrl-C ends it. ON
 	@$(CARGO) build --release --locked --quiet
 	@ONCE='$(ONCE)' tests/env/demo.sh target/release/smolet $(DEMO_DIR) tests/manifests
 
-test: setup lint unit-beside-release vectors size attack systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd included
+test: setup fmt unit-beside-release vectors size attack systemd real-beside-others leftovers  ## every check and test, the ones on a real containerd included
 	@printf '\nmake test: all passed\n'
 
-lint: setup-rust  ## rustfmt and clippy
+lint: fmt clippy  ## rustfmt and clippy
+
+fmt: setup-rust
 	$(call step,rustfmt)
 	@$(CARGO) fmt --all --check
 	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
+
+clippy: setup-rust
 	$(call step,clippy)
 	@$(CARGO) clippy --locked --all-targets --test real --test systemd --test attack --test sim --quiet -- -D warnings
 
@@ -103,10 +107,10 @@ systemd: setup release  ## the release binary with the cgroup driver systemd, on
 	@tests/env/setup.sh systemd
 	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=1
 
-# The one waits most of the time, the others compute.
+# The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
-	@mkdir -p target/tmp; \
-	nice -n 19 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times >target/tmp/others.log 2>&1 & others=$$!; \
+	@mkdir -p target/tmp; $(CARGO) test --locked --quiet --test real --test sim --no-run; \
+	nice -n 19 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
 	trap 'kill $$others 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
 	rest=0; wait $$others || rest=$$?; \
