@@ -218,8 +218,9 @@ pub const CGROUP_REMOVE_TRIES: u32 = 10;
 /// The wait after the first of them; the second is twice as long, the third three times: 0.45 s in all.
 pub const CGROUP_REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long systemd may take for one call and its job, as the kubelet's library waits (30 s). Longer: the pod waits, and is
-/// tried with its next sync; whoever waited behind it is told so too, and keeps nobody waiting again.
+/// How long systemd may take to answer a call, and then for the call's job, as the kubelet's library waits (30 s). Longer: the
+/// pod waits, and is tried with its next sync. Without an answer whoever waited behind it is told so too, and keeps nobody
+/// waiting again; a job that is late is its unit's own.
 pub const SYSTEMD_CALL_TIME: Duration = Duration::from_secs(30);
 /// Bytes of one message of systemd's: signals about units that are none of ours have a few thousand. Longer: the connection
 /// is given up, and the call tried with the pod's next sync.

@@ -13,6 +13,7 @@ use crate::blocking::Stuck;
 use crate::cgroup::{Cgroups, Missing, SettingError};
 use crate::cri::Runtime;
 use crate::model::{DesiredPod, PodUid};
+use crate::render::cgroup_name::pod_cgroup_candidates;
 use crate::render::cgroup_settings::{CgroupSettings, class_settings, pod_settings};
 use crate::render::slice::unit_of;
 use crate::render::{NodeSettings, paths};
@@ -174,18 +175,20 @@ impl NodeCgroups {
         let Some(systemd) = &self.systemd else { return Ok(()) };
         let (hierarchies, node, of) =
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
+        let may_come = pod_cgroup_candidates(&node, uid.as_str());
         let ending = ctx.blocking.run_for(uid, move || {
             let (cgroups, killed) = hierarchies.end_pod(&node, &of);
             tell_killed(&of, &killed);
             cgroups
         });
-        let ending = ending.await?;
-        if ending.is_empty() {
-            return Ok(());
-        }
-        let mut turn = systemd.turn().await?;
-        for unit in ending.iter().filter_map(|cgroup| unit_of(cgroup)) {
-            turn.stop(unit).await?;
+        let there = ending.await?;
+        for cgroup in &may_come {
+            // One that was asked for when the pod was wanted no more may be made only now.
+            if let Some(unit) = unit_of(cgroup)
+                && (there.contains(cgroup) || systemd.may_come(unit))
+            {
+                systemd.stop(unit).await?;
+            }
         }
         Ok(())
     }

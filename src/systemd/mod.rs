@@ -13,13 +13,15 @@
 //!
 //! A connection lives as long as a [`Turn`]. A longer one would wake the agent for every unit of the system: on this socket
 //! systemd tells everybody everything, the end of jobs (`JobRemoved`) among it, without being asked to. One turn at a time,
-//! so that what was asked for last is what holds.
+//! so that what was asked for last is what holds. Only a stop's job is waited for without the turn: it lasts as long as the
+//! processes there, and no other pod is to wait for those.
 
 #[cfg(test)]
 mod tests;
 mod wire;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -49,13 +51,15 @@ pub enum SystemdError {
     Refused(Box<str>, String),
     /// The job ended with this result instead of `done`.
     Failed(Box<str>, String),
+    /// The job has begun and is not over within [`SYSTEMD_CALL_TIME`].
+    Late(Box<str>),
 }
 
 impl SystemdError {
     /// True when it is about this unit alone: another one may do.
     pub fn is_of_unit(&self) -> bool {
         match self {
-            Self::Refused(..) | Self::Failed(..) => true,
+            Self::Refused(..) | Self::Failed(..) | Self::Late(_) => true,
             Self::Away(..) | Self::Silent | Self::Garbled => false,
         }
     }
@@ -80,6 +84,11 @@ impl fmt::Display for SystemdError {
             Self::Failed(unit, result) => {
                 write!(f, "systemd's job for {unit} ended with {result:?}; see: systemctl status {unit}")
             }
+            Self::Late(unit) => write!(
+                f,
+                "systemd's job for {unit} is not over after {} s; see what it waits for: systemctl status {unit}",
+                SYSTEMD_CALL_TIME.as_secs()
+            ),
         }
     }
 }
@@ -93,12 +102,21 @@ pub struct Systemd {
     turn: Mutex<()>,
     /// When it last left a call without an answer.
     silent: Cell<Option<Mono>>,
+    /// Slices that it was asked for and whose call was given up: they may come yet. At most one for each pod that is not
+    /// removed, and the classes'.
+    unanswered: RefCell<BTreeSet<Box<str>>>,
 }
 
 impl Systemd {
     /// The one whose private socket this is. Nothing is connected yet.
     pub fn new(socket: &Path, clock: SharedClock) -> Self {
-        Self { socket: socket.into(), clock, turn: Mutex::new(()), silent: Cell::new(None) }
+        Self {
+            socket: socket.into(),
+            clock,
+            turn: Mutex::new(()),
+            silent: Cell::new(None),
+            unanswered: RefCell::default(),
+        }
     }
 
     /// Waits until nobody else asks it for something.
@@ -112,6 +130,33 @@ impl Systemd {
             return Err(SystemdError::Silent);
         }
         Ok(Turn { systemd: self, connection: None, _guard: guard })
+    }
+
+    /// True when it was asked for this slice and the call was given up, so that the slice may come although its cgroup is
+    /// not there: until it is stopped.
+    pub fn may_come(&self, unit: &str) -> bool {
+        self.unanswered.borrow().contains(unit)
+    }
+
+    /// Stops the unit, in a turn of its own, and waits until it is stopped; one that systemd does not know is.
+    pub async fn stop(&self, unit: &str) -> Result<(), SystemdError> {
+        let mut turn = self.turn().await?;
+        let mut arguments = Writer::default();
+        arguments.text(unit);
+        arguments.text("replace");
+        match turn.call("StopUnit", "ss", &arguments, unit).await? {
+            Answer::Done => {}
+            Answer::Job(job) => {
+                let open = turn.connection.take();
+                // What others ask for meanwhile is other units'.
+                drop(turn);
+                self.finish(open, job, unit).await?;
+            }
+            Answer::Error { name, .. } if name.ends_with(".NoSuchUnit") => {}
+            Answer::Error { words, .. } => return Err(SystemdError::Refused(unit.into(), words)),
+        }
+        self.unanswered.borrow_mut().remove(unit);
+        Ok(())
     }
 }
 
@@ -145,34 +190,37 @@ impl Turn<'_> {
         });
         // No further units beside it.
         arguments.array(8, &mut |_| {});
-        match self.call("StartTransientUnit", "ssa(sv)a(sa(sv))", &arguments, &slice.name, true).await? {
-            Answer::Done => return Ok(()),
-            Answer::Error { name, words } if !name.ends_with(".UnitExists") => {
-                return Err(SystemdError::Refused((*slice.name).into(), words));
+        match self.call(START, "ssa(sv)a(sa(sv))", &arguments, &slice.name).await? {
+            Answer::Done => {}
+            Answer::Job(job) => {
+                let open = self.connection.take();
+                self.connection = self.systemd.finish(open, job, &slice.name).await?;
             }
-            Answer::Error { .. } if slice.properties.is_empty() => return Ok(()),
-            Answer::Error { .. } => {}
+            Answer::Error { name, words } => {
+                // It has it, or never will: this call makes none.
+                self.systemd.unanswered.borrow_mut().remove(&slice.name);
+                if !name.ends_with(".UnitExists") {
+                    return Err(SystemdError::Refused((*slice.name).into(), words));
+                }
+                return self.set(slice, properties).await;
+            }
+        }
+        self.systemd.unanswered.borrow_mut().remove(&slice.name);
+        Ok(())
+    }
+
+    async fn set(&mut self, slice: &Slice, properties: impl Fn(&mut Writer)) -> Result<(), SystemdError> {
+        if slice.properties.is_empty() {
+            return Ok(());
         }
         let mut arguments = Writer::default();
         arguments.text(&slice.name);
         // For as long as the unit is there: not on the disk.
         arguments.flag(true);
         arguments.array(8, &mut |list| properties(list));
-        match self.call("SetUnitProperties", "sba(sv)", &arguments, &slice.name, false).await? {
-            Answer::Done => Ok(()),
+        match self.call("SetUnitProperties", "sba(sv)", &arguments, &slice.name).await? {
+            Answer::Done | Answer::Job(_) => Ok(()),
             Answer::Error { words, .. } => Err(SystemdError::Refused((*slice.name).into(), words)),
-        }
-    }
-
-    /// Stops the unit and waits until it is stopped; one that systemd does not know is.
-    pub async fn stop(&mut self, unit: &str) -> Result<(), SystemdError> {
-        let mut arguments = Writer::default();
-        arguments.text(unit);
-        arguments.text("replace");
-        match self.call("StopUnit", "ss", &arguments, unit, true).await? {
-            Answer::Done => Ok(()),
-            Answer::Error { name, .. } if name.ends_with(".NoSuchUnit") => Ok(()),
-            Answer::Error { words, .. } => Err(SystemdError::Refused(unit.into(), words)),
         }
     }
 
@@ -182,7 +230,6 @@ impl Turn<'_> {
         types: &str,
         arguments: &Writer,
         unit: &str,
-        has_job: bool,
     ) -> Result<Answer, SystemdError> {
         let systemd = self.systemd;
         // Put back when the call went well: what is left of another one would be taken for the next one's answer.
@@ -192,30 +239,58 @@ impl Turn<'_> {
                 Some(open) => open,
                 None => Connection::new(&systemd.socket).await?,
             };
-            let answer = open.call(method, types, arguments, unit, has_job).await?;
+            if method == START {
+                systemd.unanswered.borrow_mut().insert(unit.into());
+            }
+            let answer = open.call(method, types, arguments, unit).await?;
             Ok((open, answer))
         };
-        let (open, answer) = systemd.in_time(asked).await?;
+        let silent = || {
+            systemd.silent.set(Some(systemd.clock.now().mono));
+            SystemdError::Silent
+        };
+        let (open, answer) = systemd.in_time(asked, silent).await?;
         self.connection = Some(open);
         Ok(answer)
     }
 }
 
 impl Systemd {
-    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, SystemdError> {
-        let late = async {
-            self.clock.sleep(SYSTEMD_CALL_TIME).await;
-            Err(Trouble::Silent)
-        };
-        smol::future::or(asked, late).await.map_err(|trouble| match trouble {
-            Trouble::Io(error) => SystemdError::Away(self.socket.clone(), error),
-            Trouble::Garbled => SystemdError::Garbled,
-            Trouble::Failed(unit, result) => SystemdError::Failed(unit, result),
-            Trouble::Silent => {
-                self.silent.set(Some(self.clock.now().mono));
-                SystemdError::Silent
+    /// Waits until the job is over that this connection was told of. Its lateness is the unit's own: systemd has answered.
+    async fn finish(
+        &self,
+        mut open: Option<Connection>,
+        job: Job,
+        unit: &str,
+    ) -> Result<Option<Connection>, SystemdError> {
+        let ending = async {
+            if let Some(open) = &mut open {
+                open.finish(job, unit).await?;
             }
-        })
+            Ok(())
+        };
+        self.in_time(ending, || SystemdError::Late(unit.into())).await?;
+        Ok(open)
+    }
+
+    async fn in_time<T>(
+        &self,
+        asked: impl Future<Output = Result<T, Trouble>>,
+        late: impl FnOnce() -> SystemdError,
+    ) -> Result<T, SystemdError> {
+        let in_time = async { Some(asked.await) };
+        let deadline = async {
+            self.clock.sleep(SYSTEMD_CALL_TIME).await;
+            None
+        };
+        match smol::future::or(in_time, deadline).await {
+            Some(answered) => answered.map_err(|trouble| match trouble {
+                Trouble::Io(error) => SystemdError::Away(self.socket.clone(), error),
+                Trouble::Garbled => SystemdError::Garbled,
+                Trouble::Failed(unit, result) => SystemdError::Failed(unit, result),
+            }),
+            None => Err(late()),
+        }
     }
 }
 
@@ -223,7 +298,6 @@ impl Systemd {
 enum Trouble {
     Io(io::Error),
     Garbled,
-    Silent,
     Failed(Box<str>, String),
 }
 
@@ -233,13 +307,23 @@ impl From<io::Error> for Trouble {
     }
 }
 
+/// The method that makes a unit.
+const START: &str = "StartTransientUnit";
+
 enum Answer {
-    /// And its job has ended, if it has one.
     Done,
+    /// It does it; this job's end says whether it could.
+    Job(Job),
     Error {
         name: String,
         words: String,
     },
+}
+
+struct Job {
+    path: String,
+    /// The last of the unit's jobs that ended, with its result: a job's end may come before the answer that names it.
+    ended: Option<(String, String)>,
 }
 
 struct Connection {
@@ -277,41 +361,40 @@ impl Connection {
         types: &str,
         arguments: &Writer,
         unit: &str,
-        has_job: bool,
     ) -> Result<Answer, Trouble> {
         self.serial += 1;
         let message = wire::call(self.serial, method, types, arguments);
         self.stream.get_mut().write_all(&message).await?;
-        // The job the answer names, and the last of the unit's jobs that ended, with its result: either may come first.
-        let (mut job, mut ended) = (None, None);
+        let mut ended = None;
         loop {
             let Message { kind, texts } = self.receive().await?;
-            let mut texts = texts.into_iter();
             match kind {
-                Kind::Return(to) if to == self.serial => match texts.next().filter(|_| has_job) {
-                    Some(path) => job = Some(path),
-                    None => return Ok(Answer::Done),
-                },
+                Kind::Return(to) if to == self.serial => {
+                    let job = texts.into_iter().next().map(|path| Job { path, ended });
+                    return Ok(job.map_or(Answer::Done, Answer::Job));
+                }
                 Kind::Error(to, name) if to == self.serial => {
-                    return Ok(Answer::Error { words: texts.next().unwrap_or_default(), name });
+                    return Ok(Answer::Error { words: texts.into_iter().next().unwrap_or_default(), name });
                 }
-                Kind::Signal(name) if name == "JobRemoved" => {
-                    if let (Some(path), Some(of), Some(result)) = (texts.next(), texts.next(), texts.next())
-                        && of == unit
-                    {
-                        ended = Some((path, result));
-                    }
-                }
-                Kind::Return(_) | Kind::Error(..) | Kind::Signal(_) | Kind::Other => {}
+                kind => ended = end_of_job(&kind, texts, unit).or(ended),
             }
-            match (&job, &ended) {
-                (Some(job), Some((path, result))) if job == path => {
+        }
+    }
+
+    async fn finish(&mut self, job: Job, unit: &str) -> Result<(), Trouble> {
+        let mut ended = job.ended;
+        loop {
+            match ended {
+                Some((path, result)) if path == job.path => {
                     if result == "done" {
-                        return Ok(Answer::Done);
+                        return Ok(());
                     }
-                    return Err(Trouble::Failed(unit.into(), result.clone()));
+                    return Err(Trouble::Failed(unit.into(), result));
                 }
-                _ => {}
+                _ => {
+                    let Message { kind, texts } = self.receive().await?;
+                    ended = end_of_job(&kind, texts, unit);
+                }
             }
         }
     }
@@ -324,5 +407,16 @@ impl Connection {
         whole.resize(HEAD_BYTES + rest, 0);
         self.stream.read_exact(&mut whole[HEAD_BYTES..]).await?;
         wire::parse(&whole).ok_or(Trouble::Garbled)
+    }
+}
+
+/// The job of this unit's whose end a message tells, and its result.
+fn end_of_job(kind: &Kind, texts: Vec<String>, unit: &str) -> Option<(String, String)> {
+    let mut texts = texts.into_iter();
+    match (kind, texts.next(), texts.next(), texts.next()) {
+        (Kind::Signal(name), Some(path), Some(of), Some(result)) if name == "JobRemoved" && of == unit => {
+            Some((path, result))
+        }
+        _ => None,
     }
 }

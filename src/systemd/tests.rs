@@ -4,7 +4,8 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -31,23 +32,31 @@ impl Place {
 
     /// One connection is taken; after the greeting `play` has it.
     fn played(&self, play: impl FnOnce(&mut BufReader<UnixStream>) + Send + 'static) -> JoinHandle<()> {
-        let listener = UnixListener::bind(self.socket()).unwrap();
-        std::thread::spawn(move || {
-            let mut peer = BufReader::new(listener.accept().unwrap().0);
-            let mut line = Vec::new();
-            peer.read_until(b'\n', &mut line).unwrap();
-            let user = rustix::process::geteuid().as_raw().to_string();
-            let hex: Vec<String> = user.bytes().map(|byte| format!("{byte:x}")).collect();
-            let hex = hex.concat();
-            assert_eq!(line, format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes());
-            line.clear();
-            peer.read_until(b'\n', &mut line).unwrap();
-            assert_eq!(line, b"BEGIN\r\n");
-            assert!(peer.buffer().is_empty(), "the first call follows the answer");
-            peer.get_mut().write_all(b"OK 0123456789abcdef0123456789abcdef\r\n").unwrap();
-            play(&mut peer);
-        })
+        self.listened(|listener| play(&mut accept(listener)))
     }
+
+    /// `play` takes the connections.
+    fn listened(&self, play: impl FnOnce(&UnixListener) + Send + 'static) -> JoinHandle<()> {
+        let listener = UnixListener::bind(self.socket()).unwrap();
+        std::thread::spawn(move || play(&listener))
+    }
+}
+
+/// The next connection, after the greeting.
+fn accept(listener: &UnixListener) -> BufReader<UnixStream> {
+    let mut peer = BufReader::new(listener.accept().unwrap().0);
+    let mut line = Vec::new();
+    peer.read_until(b'\n', &mut line).unwrap();
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let hex: Vec<String> = user.bytes().map(|byte| format!("{byte:x}")).collect();
+    let hex = hex.concat();
+    assert_eq!(line, format!("\0AUTH EXTERNAL {hex}\r\n").as_bytes());
+    line.clear();
+    peer.read_until(b'\n', &mut line).unwrap();
+    assert_eq!(line, b"BEGIN\r\n");
+    assert!(peer.buffer().is_empty(), "the first call follows the answer");
+    peer.get_mut().write_all(b"OK 0123456789abcdef0123456789abcdef\r\n").unwrap();
+    peer
 }
 
 impl Drop for Place {
@@ -84,15 +93,15 @@ fn slice() -> Slice {
 }
 
 /// What becomes of one call.
-fn run(
-    place: &Place,
-    call: impl AsyncFnOnce(&mut Turn<'_>) -> Result<(), SystemdError>,
-) -> Result<(), String> {
+fn run(place: &Place, call: impl AsyncFnOnce(&Systemd) -> Result<(), SystemdError>) -> Result<(), String> {
     let systemd = Systemd::new(&place.socket(), Rc::new(clock()));
-    async_io::block_on(async {
-        let mut turn = systemd.turn().await.unwrap();
-        call(&mut turn).await.map_err(|error| error.to_string())
-    })
+    async_io::block_on(async { call(&systemd).await.map_err(|error| error.to_string()) })
+}
+
+async fn until(what: impl Fn() -> bool) {
+    while !what() {
+        smol::future::yield_now().await;
+    }
 }
 
 fn has(body: &[u8], text: &str) -> bool {
@@ -121,7 +130,7 @@ fn a_slice_is_there_when_its_job_has_ended() {
             );
             say(peer, &messages);
         });
-        assert_eq!(run(&place, async |turn| turn.start(&slice()).await), Ok(()));
+        assert_eq!(run(&place, async |systemd| systemd.turn().await?.start(&slice()).await), Ok(()));
         peer.join().unwrap();
     }
 }
@@ -141,7 +150,8 @@ fn a_slice_that_is_there_gets_its_properties() {
         say(peer, &[error(serial, "org.freedesktop.systemd1.UnitExists", "Unit was already loaded")]);
     });
     let bare = Slice { properties: Vec::new(), ..slice() };
-    let done = run(&place, async |turn| {
+    let done = run(&place, async |systemd| {
+        let mut turn = systemd.turn().await?;
         turn.start(&slice()).await?;
         turn.start(&bare).await
     });
@@ -152,16 +162,18 @@ fn a_slice_that_is_there_gets_its_properties() {
 #[test]
 fn a_slice_that_is_gone_is_stopped() {
     let place = Place::new();
-    let peer = place.played(|peer| {
-        let (serial, method, _) = next(peer);
+    let peer = place.listened(|listener| {
+        let mut peer = accept(listener);
+        let (serial, method, _) = next(&mut peer);
         assert_eq!(method, "StopUnit");
-        say(peer, &[error(serial, "org.freedesktop.systemd1.NoSuchUnit", "Unit x.slice not loaded.")]);
-        let (serial, ..) = next(peer);
-        say(peer, &[returned(serial, Some("/job/9")), ended("/job/9", "y.slice", "done")]);
+        say(&mut peer, &[error(serial, "org.freedesktop.systemd1.NoSuchUnit", "Unit x.slice not loaded.")]);
+        let mut peer = accept(listener);
+        let (serial, ..) = next(&mut peer);
+        say(&mut peer, &[returned(serial, Some("/job/9")), ended("/job/9", "y.slice", "done")]);
     });
-    let done = run(&place, async |turn| {
-        turn.stop("x.slice").await?;
-        turn.stop("y.slice").await
+    let done = run(&place, async |systemd| {
+        systemd.stop("x.slice").await?;
+        systemd.stop("y.slice").await
     });
     assert_eq!(done, Ok(()));
     peer.join().unwrap();
@@ -170,17 +182,19 @@ fn a_slice_that_is_gone_is_stopped() {
 #[test]
 fn what_systemd_refuses_is_told_in_its_words() {
     let place = Place::new();
-    let peer = place.played(|peer| {
-        let (serial, ..) = next(peer);
-        say(peer, &[error(serial, "org.freedesktop.DBus.Error.InvalidArgs", "Unit name is not valid.")]);
-        let (serial, ..) = next(peer);
-        say(peer, &[returned(serial, Some("/job/3")), ended("/job/3", "x.slice", "timeout")]);
+    let peer = place.listened(|listener| {
+        let mut peer = accept(listener);
+        let (serial, ..) = next(&mut peer);
+        say(&mut peer, &[error(serial, "org.freedesktop.DBus.Error.InvalidArgs", "Unit name is not valid.")]);
+        let mut peer = accept(listener);
+        let (serial, ..) = next(&mut peer);
+        say(&mut peer, &[returned(serial, Some("/job/3")), ended("/job/3", "x.slice", "timeout")]);
     });
-    let done = run(&place, async |turn| {
-        let error = turn.start(&slice()).await.unwrap_err();
+    let done = run(&place, async |systemd| {
+        let error = systemd.turn().await?.start(&slice()).await.unwrap_err();
         assert!(error.is_of_unit());
         assert_eq!(error.to_string(), "systemd refuses kubepods-podu.slice: Unit name is not valid.");
-        turn.stop("x.slice").await
+        systemd.stop("x.slice").await
     });
     let words = "systemd's job for x.slice ended with \"timeout\"; see: systemctl status x.slice";
     assert_eq!(done, Err(words.to_owned()));
@@ -190,7 +204,7 @@ fn what_systemd_refuses_is_told_in_its_words() {
 #[test]
 fn without_systemd_the_mend_is_told() {
     let place = Place::new();
-    let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+    let error = run(&place, async |systemd| systemd.stop("x.slice").await).unwrap_err();
     assert!(error.contains("private: No such file") && error.contains("cgroupDriver: cgroupfs"), "{error}");
 }
 
@@ -206,7 +220,7 @@ fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
             next(peer);
             say(peer, &[answer]);
         });
-        let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+        let error = run(&place, async |systemd| systemd.stop("x.slice").await).unwrap_err();
         assert!(error.starts_with(words), "{error}");
         peer.join().unwrap();
     }
@@ -221,7 +235,7 @@ fn what_hangs_up_or_speaks_no_dbus_ends_the_call() {
             peer.read_until(b'\n', &mut Vec::new()).unwrap();
             peer.get_mut().write_all(greeting).unwrap();
         });
-        let error = run(&place, async |turn| turn.stop("x.slice").await).unwrap_err();
+        let error = run(&place, async |systemd| systemd.stop("x.slice").await).unwrap_err();
         assert!(error.starts_with(words), "{error}");
         peer.join().unwrap();
     }
@@ -234,22 +248,16 @@ fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
     let _listener = UnixListener::bind(place.socket()).unwrap();
     let clock = clock();
     let systemd = Systemd::new(&place.socket(), Rc::new(clock.clone()));
-    let ask = async || systemd.turn().await?.stop("x.slice").await;
-    let passing = async |what: &dyn Fn() -> bool| {
-        while !what() {
-            smol::future::yield_now().await;
-        }
-    };
+    let ask = async || systemd.stop("x.slice").await;
     async_io::block_on(async {
         // The clock is moved when the first sleeps on its deadline; the second has its turn behind it.
         let sleeps = || clock.next_sleeper().is_some();
         let time = async {
-            passing(&sleeps).await;
+            until(sleeps).await;
             clock.advance(SYSTEMD_CALL_TIME / 2);
             assert!(sleeps());
             clock.advance(SYSTEMD_CALL_TIME / 2);
-            passing(&|| false).await;
-            unreachable!()
+            std::future::pending().await
         };
         let both = smol::future::zip(ask(), ask());
         let (first, second) = smol::future::or(both, time).await;
@@ -261,9 +269,88 @@ fn a_systemd_that_hangs_keeps_everybody_waiting_once() {
         // Who comes later tries again.
         clock.advance(Duration::from_secs(1));
         let time = async {
-            passing(&sleeps).await;
+            until(sleeps).await;
             Ok(())
         };
         smol::future::or(ask(), time).await.unwrap();
     });
+}
+
+/// What runs in it does not die: systemd has answered, the stop's job does not end.
+#[test]
+fn a_stop_that_does_not_end_keeps_nobody_else_waiting() {
+    let place = Place::new();
+    let peer = place.listened(|listener| {
+        let mut stopping = accept(listener);
+        let (serial, ..) = next(&mut stopping);
+        say(&mut stopping, &[returned(serial, Some("/job/1"))]);
+        // The other's turn comes while the first's job is not over.
+        let mut other = accept(listener);
+        let (serial, method, _) = next(&mut other);
+        assert_eq!(method, "StartTransientUnit");
+        let done = [returned(serial, Some("/job/2")), ended("/job/2", "kubepods-podu.slice", "done")];
+        say(&mut other, &done);
+        // Until the first hangs up.
+        stopping.read_to_end(&mut Vec::new()).unwrap();
+    });
+    let clock = clock();
+    let systemd = Systemd::new(&place.socket(), Rc::new(clock.clone()));
+    async_io::block_on(async {
+        let stop = systemd.stop("x.slice");
+        let other = async {
+            systemd.turn().await?.start(&slice()).await?;
+            // Who waits while the time passes is told of no dead systemd.
+            let (turn, ()) =
+                smol::future::zip(systemd.turn(), async { clock.advance(SYSTEMD_CALL_TIME) }).await;
+            turn.map(drop)
+        };
+        let held = async {
+            async_io::Timer::after(Duration::from_mins(1)).await;
+            panic!("the other has no turn")
+        };
+        let (stopped, other) = smol::future::or(smol::future::zip(stop, other), held).await;
+        other.unwrap();
+        let error = stopped.unwrap_err();
+        assert!(matches!(error, SystemdError::Late(_)) && error.is_of_unit());
+        let words = "systemd's job for x.slice is not over after 30 s; see what it waits for: systemctl status x.slice";
+        assert_eq!(error.to_string(), words);
+        systemd.turn().await.unwrap();
+    });
+    peer.join().unwrap();
+}
+
+/// The job that asked for it was cancelled: systemd makes the slice all the same.
+#[test]
+fn a_slice_that_was_asked_for_and_not_waited_for_is_stopped() {
+    let place = Place::new();
+    let asked = Arc::new(AtomicBool::new(false));
+    let told = asked.clone();
+    let peer = place.listened(move |listener| {
+        let mut starting = accept(listener);
+        next(&mut starting);
+        told.store(true, Ordering::Release);
+        let mut stopping = accept(listener);
+        let (serial, method, body) = next(&mut stopping);
+        assert!(method == "StopUnit" && has(&body, "kubepods-podu.slice"));
+        let done = [returned(serial, Some("/job/2")), ended("/job/2", "kubepods-podu.slice", "done")];
+        say(&mut stopping, &done);
+    });
+    let systemd = Systemd::new(&place.socket(), Rc::new(clock()));
+    let unit = slice().name;
+    async_io::block_on(async {
+        let start = async { systemd.turn().await?.start(&slice()).await };
+        let cancel = async {
+            until(|| asked.load(Ordering::Acquire)).await;
+            Ok(())
+        };
+        smol::future::or(start, cancel).await.unwrap();
+        assert!(systemd.may_come(&unit) && !systemd.may_come("kubepods.slice"));
+        systemd.stop(&unit).await.unwrap();
+        assert!(!systemd.may_come(&unit));
+    });
+    peer.join().unwrap();
+    // Nobody asks a systemd that is not there for what it never heard of.
+    let nowhere = Systemd::new(&place.0.join("none"), Rc::new(clock()));
+    async_io::block_on(async { nowhere.turn().await.unwrap().start(&slice()).await }).unwrap_err();
+    assert!(!nowhere.may_come(&unit));
 }

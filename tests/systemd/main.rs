@@ -171,11 +171,7 @@ fn calls_are_understood(version: CgroupVersion) {
     assert!(Command::new("systemctl").arg("daemon-reload").status().unwrap().success());
     assert_eq!(show(Command::new("systemctl"), own, &asked)[8..], shown[8..]);
 
-    let stop = |unit: &str| {
-        async_io::block_on(async {
-            systemd.turn().await.unwrap().stop(unit).await.map_err(|e| e.to_string())
-        })
-    };
+    let stop = |unit: &str| async_io::block_on(async { systemd.stop(unit).await.map_err(|e| e.to_string()) });
     assert_eq!(stop(own), Ok(()));
     assert_eq!(show(Command::new("systemctl"), own, &["ActiveState", "LoadState"])[0], "inactive");
     assert_eq!(leftovers(Path::new("/")), Vec::<PathBuf>::new());
