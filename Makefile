@@ -105,7 +105,8 @@ real: setup release  ## the release binary on a private containerd
 systemd: setup release  ## the release binary with the cgroup driver systemd, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)
 	@tests/env/setup.sh systemd
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=1
+	@trap 'for name in systemd-v1 systemd-v2 systemd-agent; do tests/env/systemd.sh down target/tmp/$$name; done' EXIT; \
+	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=1
 
 # The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release

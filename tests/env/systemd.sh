@@ -5,7 +5,7 @@
 #   systemd.sh up DIR [v1|v2]   starts it, with the machine's cgroups of version 1 (the default) or 2 below one of its own; prints
 #                               its PID as the machine sees it
 #   systemd.sh in DIR ARG...    runs a program there
-#   systemd.sh down DIR         ends it and everything that runs there, and removes DIR
+#   systemd.sh down DIR         ends it and everything that runs there, and removes DIR; of a run that was killed too
 #
 # What the tests look at is seen from outside too: /proc/PID/root/run/systemd/private is its socket. Root only.
 set -euo pipefail
@@ -33,46 +33,86 @@ pid() {
 }
 
 up() {
-    local version=${1:-v1} root file
-    down
+    local version=${1:-v1} root file first namespace
+    # What a run that was killed has left; should some of it stay, it is below the same cgroup and ends with this one.
+    down || true
     mkdir -p "$DIR/units"
     printf '[Unit]\nDescription=Nothing\nDefaultDependencies=no\n' >"$DIR/units/nothing.target"
     for root in $(hierarchies); do
+        delegate "$root"
         mkdir -p "$root/$ID"
         for file in cpuset.cpus cpuset.mems; do
             # Empty in a new cgroup of version 1, where no process may go then.
-            [ ! -e "$root/$file" ] || cat "$root/$file" >"$root/$ID/$file"
+            [ ! -e "$root/$file" ] || cat "$root/$file" >"$root/$ID/$file" 2>/dev/null || true
         done
     done
     (
-        enter
+        place "$BASHPID"
         exec setsid unshare --pid --fork --kill-child --mount --cgroup --net --uts --ipc --propagation private \
             "$0" inside "$DIR" "$version" </dev/null >"$DIR/log" 2>&1
     ) &
     local outer=$! tries=200
-    until [ -S "/proc/$(cat "$DIR/pid" 2>/dev/null || echo none)/root/run/systemd/private" ]; do
-        [ $((tries--)) -gt 0 ] || { tail -n 20 "$DIR/log" >&2; die "it does not come up within 10 s; the end of its log stands above"; }
-        # The child of `unshare` is the first process there.
-        cat "/proc/$outer/task/$outer/children" 2>/dev/null | cut -d' ' -f1 >"$DIR/pid" || true
+    until listens; do
+        [ $((tries--)) -gt 0 ] || {
+            tail -n 20 "$DIR/log" >&2
+            down || true
+            die "it does not come up within 10 s; the end of its log stands above"
+        }
+        if [ ! -e "$DIR/go" ]; then
+            # The child of `unshare` is the first process there, and its cgroup the root there. Other children it has before.
+            first=$(cut -d' ' -f1 "/proc/$outer/task/$outer/children" 2>/dev/null) || first=
+            namespace=$(readlink "/proc/${first:-none}/ns/pid") || namespace=
+            if [ -n "$namespace" ] && [ "$namespace" != "$(readlink /proc/self/ns/pid)" ]; then
+                echo "$first" >"$DIR/pid"
+                place "$outer" aside
+                touch "$DIR/go"
+            fi
+        fi
         sleep 0.05
     done
     pid
 }
 
-# Puts this process below its cgroups, whose root is the root there.
-enter() {
-    local root
+# True when its socket is there. Until it has a /run of its own the machine's is seen there, with the machine's socket.
+listens() {
+    local first
+    first=$(pid) || return 1
+    [ "$(cat "/proc/$first/comm" 2>/dev/null)" = systemd ] || return 1
+    [ "$(stat -L -c %d "/proc/$first/root/run" 2>/dev/null || stat -L -c %d /run)" != "$(stat -L -c %d /run)" ] || return 1
+    [ -S "/proc/$first/root/run/systemd/private" ]
+}
+
+# Version 2: what is below it may have the controllers that are here. One that cannot be had is nobody's mistake yet.
+delegate() {
+    local controller
+    [ -e "$1/cgroup.subtree_control" ] || return 0
+    for controller in $(cat "$1/cgroup.controllers"); do
+        echo "+$controller" >"$1/cgroup.subtree_control" 2>/dev/null || true
+    done
+}
+
+# place PID [BELOW]: puts a process below its cgroups, whose root is the root there. With version 2 into a cgroup below: one
+# with processes of its own has none below it that the controllers know, so none stays in the root there.
+place() {
+    local root path
     for root in $(hierarchies); do
-        echo "$BASHPID" >"$root/$ID/cgroup.procs"
+        path=$root/$ID
+        [ ! -e "$path/cgroup.subtree_control" ] || path=$path${2:+/$2}
+        mkdir -p "$path"
+        echo "$1" >"$path/cgroup.procs"
     done
 }
 
 # The first process of the new namespaces.
 inside() {
-    local version=$1 root options
+    local version=$1 root options tries=200
+    until [ -e "$DIR/go" ]; do
+        [ $((tries--)) -gt 0 ] || die "nobody says that it may go on"
+        sleep 0.05
+    done
     mount -t proc proc /proc
     local old
-    old=$(awk '$3 == "cgroup" { print $2, $4 }' /proc/mounts)
+    old=$(version_1 </proc/mounts)
     mount -t sysfs sysfs /sys
     mount -t tmpfs -o mode=755 tmpfs /run
     # It would raise the machine's own bounds.
@@ -81,6 +121,7 @@ inside() {
     if [ "$version" = v2 ]; then
         mount -t cgroup2 cgroup2 /sys/fs/cgroup
     else
+        [ -n "$old" ] || die "this machine has no cgroups of version 1"
         mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
         while read -r root options; do
             mkdir "$root"
@@ -97,6 +138,9 @@ inside() {
         "$(systemd)" --system --unit=nothing.target --log-target=console --log-level=info --show-status=no
 }
 
+# Of /proc/mounts the hierarchies of version 1, with their options.
+version_1() { awk '$3 == "cgroup" { print $2, $4 }'; }
+
 systemd() {
     local path
     for path in /lib/systemd/systemd /usr/lib/systemd/systemd; do
@@ -105,16 +149,43 @@ systemd() {
     die "no systemd is installed; run tests/env/setup.sh systemd"
 }
 
-down() {
-    local pid root tries=200
-    if pid=$(pid); then
-        kill -KILL "$pid" 2>/dev/null || true
-        while kill -0 "$pid" 2>/dev/null && [ $((tries--)) -gt 0 ]; do sleep 0.05; done
-    fi
+# The processes below its cgroups of any hierarchy. One that ends is there until it is a zombie, whose parent has yet to wait;
+# the first one of its namespace lasts until its last other one is reaped, and is in no cgroup.procs by then.
+processes() {
+    { grep -lsE "/$ID(/| \(deleted\)|\$)" /proc/[0-9]*/cgroup || true; } | cut -d/ -f3 | while read -r pid; do
+        ! grep -qs '^State:.[^ZX]' "/proc/$pid/status" || echo "$pid"
+    done
+}
+
+cgroups() {
+    local root
     for root in $(hierarchies); do
-        [ ! -d "$root/$ID" ] || find "$root/$ID" -depth -type d -exec rmdir {} +
+        [ ! -d "$root/$ID" ] || find "$root/$ID" -depth -type d 2>/dev/null || true
+    done
+}
+
+# The cgroups say what runs there, whoever wrote a PID where. What cannot be removed keeps nothing else.
+down() {
+    local pid path left tries=200
+    while left=$(processes) && [ -n "$left" ] && [ $((tries--)) -gt 0 ]; do
+        for pid in $left; do
+            kill -KILL "$pid" 2>/dev/null || true
+        done
+        sleep 0.05
+    done
+    while left=$(cgroups) && [ -n "$left" ]; do
+        for path in $left; do
+            rmdir "$path" 2>/dev/null || true
+        done
+        [ $((tries--)) -gt 0 ] || break
+        [ -z "$(cgroups)" ] || sleep 0.05
     done
     rm -rf --one-file-system "$DIR"
+    left=$(processes; cgroups)
+    [ -z "$left" ] || {
+        echo "systemd.sh: left of $DIR:"$'\n'"$left" >&2
+        return 1
+    }
 }
 
 [ $# -ge 2 ] || die "usage: $0 up|in|down DIR ..."
@@ -125,7 +196,7 @@ case $command in
 up | inside | down) $command "$@" ;;
 in)
     pid=$(pid) || die "$DIR: no systemd runs there"
-    enter
+    place "$BASHPID" aside
     exec nsenter --target "$pid" --all -- "$@"
     ;;
 *) die "unknown command $command" ;;
