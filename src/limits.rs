@@ -335,8 +335,8 @@ pub const GC_MIN_AGE: Duration = Duration::ZERO;
 pub const EVENTS_QUEUED_MAX: usize = 128;
 /// Bytes of a waiting event, without what it points to.
 pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
-/// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls and
-/// stops take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9.
+/// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls,
+/// stops and paths that may not answer take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9.
 pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;

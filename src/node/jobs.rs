@@ -50,6 +50,7 @@ impl VolumeMounts for DiskVolumes {
         index: usize,
         images: &VolumeImages,
         variables: &dyn Fn() -> Result<Environment, String>,
+        waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
         let container = pod.container(kind, index);
         let wanted = container.volume_mounts;
@@ -61,6 +62,7 @@ impl VolumeMounts for DiskVolumes {
         Box::pin(async move {
             let volume::Mounts { mounts, sub_paths } = found?;
             for part in sub_paths {
+                waits();
                 self.bind(&pod.key.uid, part).await?;
             }
             Ok(mounts)
@@ -72,6 +74,7 @@ impl VolumeMounts for DiskVolumes {
         pod: &'a DesiredPod,
         kind: ContainerKind,
         index: usize,
+        waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, EnvFiles> {
         let dir = paths::pod_dir(&self.node, &pod.key);
         let wanted = volume::env_files(pod, pod.container(kind, index).env, &dir);
@@ -79,6 +82,7 @@ impl VolumeMounts for DiskVolumes {
             let mut files = EnvFiles::new();
             for file in wanted {
                 let (name, directory) = ((file.volume.clone(), file.path.clone()), file.directory.clone());
+                waits();
                 let text = self.blocking.run_outside(&directory, move || file.read()).await;
                 files.insert(name, text.unwrap_or_else(|stuck| Err(stuck.into())).map(Rc::from));
             }

@@ -308,7 +308,7 @@ async fn make<R: Runtime>(
     start_all(ctx, pod, observed, &sandbox, starts, &mut turn, outcome).await;
 }
 
-/// An act's turn to make sandboxes and start containers. A pull, which may hang, takes none.
+/// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
 pub(super) struct Turn<'a> {
     starts: &'a Semaphore,
     held: Option<SemaphoreGuard<'a>>,

@@ -83,9 +83,10 @@ pub(super) async fn start_container<R: Runtime>(
         }
     };
     let made = Made { restart_count, images: &images, target };
-    let config = configuration(ctx, pod, sandbox, start, &spec, &made)
+    let config = configuration(ctx, pod, sandbox, start, &spec, &made, turn)
         .await
         .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
+    turn.take().await;
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let overtaken = &ctx.give_up.overtaken;
     if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
@@ -129,7 +130,7 @@ struct Made<'a> {
     target: Option<&'a ContainerId>,
 }
 
-/// `generateContainerConfig`, with the files it points to.
+/// `generateContainerConfig`, with the files it points to. What may not answer is waited for without the turn.
 async fn configuration<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -137,6 +138,7 @@ async fn configuration<R: Runtime>(
     start: &Start,
     spec: &ContainerSpec<'_>,
     made: &Made<'_>,
+    turn: &mut Turn<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
     let termination_log = spec.termination_message_path.filter(|path| !path.is_empty()).and_then(|_| {
@@ -145,7 +147,7 @@ async fn configuration<R: Runtime>(
             .inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key))
             .ok()
     });
-    let files = ctx.volumes.files(pod, start.kind, start.index).await;
+    let files = ctx.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
     let env = WithFiles { others: &*ctx.env, files };
     let mut input = ContainerInput {
         pod,
@@ -164,7 +166,8 @@ async fn configuration<R: Runtime>(
         env: &env,
     };
     let (of_volumes, variables) = (&made.images.volumes, || input.variables(&ctx.node));
-    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables).await?;
+    let waits = &mut || turn.pause();
+    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     input.mounts = &mounts;
     if mounts_hosts_file(&input) {
         write_hosts_file(ctx, pod, sandbox)?;
@@ -275,7 +278,8 @@ fn link_log<R: Runtime>(
 /// The container's volumes, and what is made of them by whoever owns the volumes.
 pub trait VolumeMounts {
     /// The mounts in spec order; `images` are those of its image volumes, and `variables` is asked for the container's
-    /// variables when a mount's `subPathExpr` needs them. The error is shown as the container's waiting message.
+    /// variables when a mount's `subPathExpr` needs them. `waits` is called before something is waited for that may not
+    /// answer. The error is shown as the container's waiting message.
     fn mounts<'a>(
         &'a self,
         pod: &'a DesiredPod,
@@ -283,14 +287,16 @@ pub trait VolumeMounts {
         index: usize,
         images: &VolumeImages,
         variables: &dyn Fn() -> Result<Environment, String>,
+        waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>>;
 
-    /// The texts of the files that the container's variables are taken from (`fileKeyRef`).
+    /// The texts of the files that the container's variables are taken from (`fileKeyRef`); `waits` as above.
     fn files<'a>(
         &'a self,
         pod: &'a DesiredPod,
         kind: ContainerKind,
         index: usize,
+        waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, EnvFiles>;
 }
 
@@ -340,6 +346,7 @@ impl VolumeMounts for NoVolumes {
         index: usize,
         _: &VolumeImages,
         _: &dyn Fn() -> Result<Environment, String>,
+        _: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>> {
         let mounts = match pod.container(kind, index).volume_mounts.first() {
             None => Ok(Vec::new()),
@@ -351,7 +358,13 @@ impl VolumeMounts for NoVolumes {
         Box::pin(std::future::ready(mounts))
     }
 
-    fn files<'a>(&'a self, _: &'a DesiredPod, _: ContainerKind, _: usize) -> VolumeFuture<'a, EnvFiles> {
+    fn files<'a>(
+        &'a self,
+        _: &'a DesiredPod,
+        _: ContainerKind,
+        _: usize,
+        _: &'a mut dyn FnMut(),
+    ) -> VolumeFuture<'a, EnvFiles> {
         Box::pin(std::future::ready(EnvFiles::new()))
     }
 }

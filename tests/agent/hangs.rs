@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use smolet::limits::BLOCKING_JOBS_MAX;
+use smolet::limits::{BLOCKING_JOBS_MAX, OUTSIDE_PATIENCE, STARTS_AT_ONCE_MAX};
 
 use crate::world::{World, names};
 
@@ -110,4 +110,19 @@ fn paths_that_hang_hold_up_no_other_pod() {
     create_dir_all(dir.join("typed0")).unwrap();
     world.until("it runs too", |world| world.phase("typed0") == "Running");
     assert!(!dir.join("whole").exists(), "of the pod that is gone nothing is made");
+}
+
+#[test]
+fn parts_that_hang_hold_no_turn_of_the_starts() {
+    let world = World::new();
+    let dir = world.path("away");
+    let _away = Away::mount(&dir);
+    for n in 0..=STARTS_AT_ONCE_MAX {
+        world.put(&format!("part{n}"), &pod(&dir.join(n.to_string()), "''", "part"));
+    }
+    world.until("the sandboxes", |world| world.count("RunPodSandbox") >= STARTS_AT_ONCE_MAX);
+    let began = world.seconds();
+    world.run("after", OWN);
+    let took = u64::try_from(world.seconds() - began).unwrap();
+    assert!(took < OUTSIDE_PATIENCE.as_secs() / 2, "{took} s");
 }
