@@ -8,7 +8,8 @@
 //!
 //! A path that is not smolet's own (a hostPath, what a link in a volume leads to) may lie on a server that is away: then
 //! the system call ends when that is back, days later or never, and nothing can end it before. So its thread is left to
-//! itself: whoever waited gets an error, and until it ends nobody begins anything more at that path.
+//! itself: whoever waited gets an error, and until it ends nobody begins anything more on that file system, or in that pod's
+//! volumes. On the file systems of the agent itself, which answer, each path is apart.
 //!
 //! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
 //! nothing, for as long as the agent lives.
@@ -26,8 +27,9 @@ use smol::channel::Receiver;
 use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardArc};
 
 use crate::clock::SharedClock;
-use crate::limits::{BLOCKING_JOBS_MAX, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE};
+use crate::limits::{BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE};
 use crate::model::{Mono, PodUid};
+use crate::mounts;
 use crate::store::poison;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -36,13 +38,47 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Blocking {
     /// Of work on smolet's own paths, at most `limits::BLOCKING_JOBS_MAX` at once.
     turns: Arc<Semaphore>,
-    /// Of work on other paths, at most `limits::OUTSIDE_JOBS_MAX` at once.
+    /// Of work on other paths. With those of `in_pods`, `limits::OUTSIDE_JOBS_MAX` at once.
     outside: Arc<Semaphore>,
+    /// Of work on what is in pods' directories, `limits::IN_PODS_JOBS_MIN` at once; then those of `outside`.
+    in_pods: Arc<Semaphore>,
     /// One for each pod whose work is under way or waits; at most as many as pods in hand.
     pods: RefCell<BTreeMap<Box<str>, Arc<AsyncMutex<()>>>>,
-    /// One for each other path at which work is under way or waits: for each turn one, and one for each pod in hand.
-    paths: RefCell<BTreeMap<PathBuf, Arc<AtPath>>>,
+    /// One for each place at which work is under way or waits: for each turn one, and one for each pod in hand.
+    paths: RefCell<BTreeMap<Lies, Arc<AtPath>>>,
+    /// Where the agent keeps what is its own.
+    root: PathBuf,
     place: Place,
+}
+
+/// Where a path of others lies. What does not answer takes the whole place with it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lies {
+    /// Below that pod's directory: a container may have put or mounted anything there.
+    InPod(PathBuf),
+    /// On that device.
+    On(Box<str>),
+    /// On a device of the agent's own, which answers; a link in it may not.
+    At(PathBuf),
+}
+
+impl Lies {
+    /// Reads links on the agent's own devices, and touches no others. I/O, blocking.
+    fn of(path: &Path, root: &Path) -> Self {
+        let at = || Self::At(path.to_owned());
+        let Ok(mounts) = mounts::read() else { return at() };
+        let Some(system) = mounts::device_of(&mounts, Path::new("/"), &[]) else { return at() };
+        let Some(own) = mounts::device_of(&mounts, root, &[&system]) else { return at() };
+        let own = [&*system, &*own];
+        let device = mounts::device_of(&mounts, path, &own).filter(|device| !own.contains(&&**device));
+        device.map_or_else(at, Self::On)
+    }
+
+    fn in_pod(path: &Path, root: &Path) -> Option<Self> {
+        let pods = root.join("pods");
+        let pod = path.strip_prefix(&pods).ok()?.iter().next()?;
+        Some(Self::InPod(pods.join(pod)))
+    }
 }
 
 enum Place {
@@ -51,18 +87,18 @@ enum Place {
     Here,
 }
 
-/// A path that is not smolet's own.
+/// A place that is not smolet's own.
 #[derive(Debug, Default)]
 struct AtPath {
     turn: Arc<AsyncMutex<()>>,
-    /// When the thread began that is at it.
-    began: Mutex<Option<Mono>>,
+    /// When the thread began that is at it, and its path.
+    began: Mutex<Option<(Mono, PathBuf)>>,
 }
 
 impl AtPath {
     /// A thread is at it for so long that it is given up.
     fn hangs(&self, now: Mono) -> bool {
-        lock(&self.began).is_some_and(|began| now.since(began) >= OUTSIDE_PATIENCE)
+        lock(&self.began).as_ref().is_some_and(|(began, _)| now.since(*began) >= OUTSIDE_PATIENCE)
     }
 }
 
@@ -107,7 +143,7 @@ impl fmt::Display for Stuck {
                 let (path, other) = (path.display(), other.display());
                 write!(
                     f,
-                    "{path} was not looked at: {OUTSIDE_JOBS_MAX} other paths are, and {other} does not answer: {MEND}"
+                    "{path} was not looked at: too many others do not answer, {other} among them: {MEND}"
                 )
             }
             Self::PodBusy => write!(f, "what was begun for the pod before is not over after {seconds} s"),
@@ -131,23 +167,25 @@ impl From<Stuck> for String {
 }
 
 impl Blocking {
-    /// Each on a thread of its own; the clock is that of the deadlines.
-    pub fn on_threads(clock: SharedClock) -> Self {
-        Self::at(Place::OwnThread(clock))
+    /// Each on a thread of its own; the clock is that of the deadlines, `root` the agent's directory (`--root-dir`).
+    pub fn on_threads(clock: SharedClock, root: &Path) -> Self {
+        Self::at(Place::OwnThread(clock), root)
     }
 
     /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
     /// the same each time. Nothing has a deadline there.
     pub fn on_this_thread() -> Self {
-        Self::at(Place::Here)
+        Self::at(Place::Here, Path::new(""))
     }
 
-    fn at(place: Place) -> Self {
+    fn at(place: Place, root: &Path) -> Self {
         Self {
             turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
-            outside: Arc::new(Semaphore::new(OUTSIDE_JOBS_MAX)),
+            outside: Arc::new(Semaphore::new(OUTSIDE_JOBS_MAX - IN_PODS_JOBS_MIN)),
+            in_pods: Arc::new(Semaphore::new(IN_PODS_JOBS_MIN)),
             pods: RefCell::default(),
             paths: RefCell::default(),
+            root: root.to_owned(),
             place,
         }
     }
@@ -182,8 +220,8 @@ impl Blocking {
     /// Work on a path that is not smolet's own, one job after the other.
     ///
     /// # Errors
-    /// It is not over within `limits::OUTSIDE_PATIENCE`, its turn included; what was begun goes on, and at that path
-    /// nothing begins until it is over.
+    /// It is not over within `limits::OUTSIDE_PATIENCE`, its turn included; what was begun goes on, and where the
+    /// path lies nothing begins until it is over.
     pub async fn run_outside<T: Send + 'static>(
         &self,
         path: &Path,
@@ -225,8 +263,9 @@ impl Blocking {
     /// Paths of others at which work is under way, those that hang among them, and the bytes of their names.
     pub fn held(&self) -> (usize, usize) {
         let paths = self.paths.borrow();
-        let held = paths.iter().filter(|(_, at)| lock(&at.began).is_some());
-        held.fold((0, 0), |(n, bytes), (path, _)| (n + 1, bytes + path.as_os_str().len()))
+        let held =
+            paths.values().filter_map(|at| lock(&at.began).as_ref().map(|(_, path)| path.as_os_str().len()));
+        held.fold((0, 0), |(n, sum), bytes| (n + 1, sum + bytes))
     }
 
     async fn own(&self, job: Job) {
@@ -242,15 +281,24 @@ impl Blocking {
             here(job).await;
             return Ok(());
         };
-        let at = self.paths.borrow_mut().entry(path.to_owned()).or_default().clone();
         let for_turn = Cell::new(false);
         let done = or_late(clock, async {
+            let in_pod = Lies::in_pod(path, &self.root);
+            let is_in_pod = in_pod.is_some();
+            let lies = if let Some(lies) = in_pod {
+                lies
+            } else {
+                let (path, root) = (path.to_owned(), self.root.clone());
+                self.run(move || Lies::of(&path, &root)).await
+            };
+            let at = self.paths.borrow_mut().entry(lies).or_default().clone();
             // Known to hang: whoever waits here may hold up others meanwhile.
             if at.hangs(clock.now().mono) {
                 return Err(Stuck::Hangs(path.to_owned()));
             }
             let of_path = at.turn.lock_arc().await;
-            let turn = match self.outside.try_acquire_arc() {
+            let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
+            let turn = match kept.or_else(|| self.outside.try_acquire_arc()) {
                 None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
                 None => {
                     for_turn.set(true);
@@ -259,8 +307,8 @@ impl Blocking {
                 Some(turn) => turn,
             };
             for_turn.set(false);
-            *lock(&at.began) = Some(clock.now().mono);
-            let stay = Stay { at: at.clone(), _path: of_path, _turn: turn };
+            *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
+            let stay = Stay { at, _path: of_path, _turn: turn };
             // Never here and now: the agent would hang with it.
             let ended = spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))));
             over(&ended.map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))?).await;
@@ -268,21 +316,20 @@ impl Blocking {
         });
         let late = || if for_turn.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) };
         let done = done.await.unwrap_or_else(|| Err(late()));
-        drop(at);
         self.forget_idle();
         done
     }
 
-    /// Every turn is held by a path that does not answer.
+    /// Every thread is at a path that does not answer.
     fn all_hang(&self, now: Mono) -> bool {
-        self.paths.borrow().values().filter(|at| at.hangs(now)).count() >= OUTSIDE_JOBS_MAX
+        self.paths.borrow().values().all(|at| lock(&at.began).is_none() || at.hangs(now))
     }
 
     fn full(&self, path: &Path) -> Stuck {
         // The one that is there for the longest time.
         let paths = self.paths.borrow();
-        let held = paths.iter().filter_map(|(path, at)| Some((lock(&at.began).as_ref().copied()?, path)));
-        let other = held.min().map(|(_, path)| path.clone()).unwrap_or_default();
+        let held = paths.values().filter_map(|at| lock(&at.began).clone());
+        let other = held.min().map(|(_, path)| path).unwrap_or_default();
         Stuck::Full { path: path.to_owned(), other }
     }
 
@@ -404,7 +451,7 @@ mod tests {
 
     fn on_threads() -> (Blocking, VirtualClock) {
         let clock = VirtualClock::new(Wall(0));
-        (Blocking::on_threads(Rc::new(clock.clone())), clock)
+        (Blocking::on_threads(Rc::new(clock.clone()), Path::new("/own")), clock)
     }
 
     /// Work that hangs until the sender is dropped.
@@ -488,10 +535,13 @@ mod tests {
         assert!(blocking.paths.borrow().is_empty());
     }
 
+    /// Those in the pods' directories go on, until they hang too: one of each pod's.
     #[test]
     fn when_every_turn_hangs_the_next_path_is_told_at_once() {
         let (blocking, clock) = on_threads();
-        let paths: Vec<PathBuf> = (0..OUTSIDE_JOBS_MAX).map(|n| format!("/mnt/{n}").into()).collect();
+        let outside = OUTSIDE_JOBS_MAX - IN_PODS_JOBS_MIN;
+        let there = |n| if n < outside { format!("/no/{n}") } else { format!("/own/pods/{n}/volumes/v") };
+        let paths: Vec<PathBuf> = (0..OUTSIDE_JOBS_MAX).map(|n| there(n).into()).collect();
         let mut holds = Vec::new();
         smol::block_on(async {
             for (n, path) in paths.iter().enumerate() {
@@ -499,15 +549,22 @@ mod tests {
                 holds.push(go);
                 let late = given_up(&blocking, &clock, n + 1, blocking.run_outside(path, work)).await;
                 assert_eq!(late, Err(Stuck::Hangs(path.clone())));
+                if n + 1 < outside {
+                    continue;
+                }
+                let further = blocking.run_outside(Path::new("/no/further"), || ()).await;
+                let Err(Stuck::Full { other, .. }) = &further else { panic!("{further:?}") };
+                assert_eq!(*other, paths[0], "the one that hangs for the longest time");
+                let in_pod = blocking.run_outside(Path::new("/own/pods/u/volumes/v"), || ()).await;
+                assert_eq!(in_pod.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
+                let same = blocking.run_outside(Path::new("/own/pods/15/volumes/w"), || ()).await;
+                assert_eq!(same.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
             }
-            let further = blocking.run_outside(Path::new("/mnt/further"), || ()).await;
-            let Err(Stuck::Full { other, .. }) = &further else { panic!("{further:?}") };
-            assert_eq!(*other, paths[0], "the one that hangs for the longest time");
-            drop(holds.pop());
+            drop(holds.remove(0));
             while blocking.held().0 == OUTSIDE_JOBS_MAX {
                 smol::future::yield_now().await;
             }
-            assert_eq!(blocking.run_outside(Path::new("/mnt/further"), || ()).await, Ok(()));
+            assert_eq!(blocking.run_outside(Path::new("/no/further"), || ()).await, Ok(()));
         });
     }
 
@@ -557,7 +614,7 @@ mod tests {
             ),
             (
                 Stuck::Full { path: "/srv".into(), other: "/mnt/nfs".into() },
-                "/srv was not looked at: 16 other paths are, and /mnt/nfs does not answer: bring back what it lies on \
+                "/srv was not looked at: too many others do not answer, /mnt/nfs among them: bring back what it lies on \
                  (a network mount, a disk?) or unmount it",
             ),
             (Stuck::PodBusy, "what was begun for the pod before is not over after 10 s"),

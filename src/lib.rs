@@ -38,6 +38,7 @@ pub mod image;
 pub mod limits;
 pub mod metrics;
 pub mod model;
+pub mod mounts;
 pub mod node;
 pub mod pleg;
 pub mod proto;

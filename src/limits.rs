@@ -131,6 +131,9 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
 /// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
 pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
+/// Links that are followed to find what a path lies on (the kernel's `MAXSYMLINKS`). More: it is taken to lie where the last
+/// one lies.
+pub const LINKS_FOLLOWED_MAX: usize = 40;
 
 // ---- user namespaces -------------------------------------------------------------------------------------
 
@@ -340,10 +343,13 @@ pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
 pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
-/// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at, one each. A
-/// thread stays for as long as the kernel does not answer. Full: further ones wait; when all hang, whoever wants one more
-/// gets an error at once, and tries again.
+/// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at: one of each
+/// pod's volumes, one of each file system else. A thread stays for as long as the kernel does not answer. Full: further ones
+/// wait; when all hang, whoever wants one more gets an error at once, and tries again.
 pub const OUTSIDE_JOBS_MAX: usize = 16;
+/// Of those, kept for what is in the pods' directories.
+pub const IN_PODS_JOBS_MIN: usize = 4;
+const _: () = assert!(IN_PODS_JOBS_MIN < OUTSIDE_JOBS_MAX);
 /// How long such a path may take, and a pod's earlier work. Longer: the pod waits with a message and is tried again; at a
 /// path that hangs nothing more is begun meanwhile.
 pub const OUTSIDE_PATIENCE: Duration = Duration::from_secs(10);

@@ -130,7 +130,7 @@ pub async fn run_until(
                     .setting_aside(set_aside.clone());
             let (updates, source) = smol::channel::bounded(1);
             executor.spawn(manifests.run(updates)).detach();
-            let blocking = Rc::new(Blocking::on_threads(clock.clone()));
+            let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
             let executor = executor.clone();
             let runtime = runtime.counted_by(metrics.operations.clone());
             let (told, images) = smol::channel::bounded(1);

@@ -71,7 +71,7 @@ impl World {
             container_logs_dir: Rc::from(dir.path().join("containers")),
             hosts_file: Rc::from(dir.path().join("hosts")),
             resolv_conf: None,
-            blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone())),
+            blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone(), dir.path())),
             starts: Rc::new(smol::lock::Semaphore::new(1)),
             give_up: smolet::sync::act::GiveUp::default(),
             least_counts: smolet::sync::act::LeastCounts::default(),

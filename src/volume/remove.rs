@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
 use super::VolumeError;
-use crate::limits::MOUNTINFO_BYTES_MAX;
+use crate::mounts::{self, Mount};
 
 /// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
 /// are unmounted, and where something else is still mounted below it nothing is touched.
@@ -91,39 +91,15 @@ impl Mounted {
 
 /// The mount points at or below `directory`, in the order of their mounting.
 fn mounted_below(directory: &Path) -> io::Result<Vec<Mounted>> {
-    use std::io::Read as _;
-    let mut table = Vec::new();
-    let mut file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
-    file.read_to_end(&mut table)?;
-    if file.limit() == 0 {
-        return Err(io::Error::other("the mount table is too long"));
-    }
+    let mounts = mounts::read()?;
     // The kernel writes real paths, so the directory's own must be one too.
     let Ok(real) = directory.canonicalize() else { return Ok(Vec::new()) };
-    // Names elsewhere need not be UTF-8.
-    Ok(points(&String::from_utf8_lossy(&table), &real))
+    Ok(points(mounts, &real))
 }
 
-/// Blanks and the like are `\ooo` in the kernel's table.
-fn plain(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let code = part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok());
-        bytes.push(code.unwrap_or(b'\\'));
-        bytes.extend(part.bytes().skip(if code.is_some() { 3 } else { 0 }));
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-fn points(table: &str, real: &Path) -> Vec<Mounted> {
-    // Field 5 is the mount point, from field 7 on stands how it is propagated; the type stands behind " - ".
-    let mounts = table.lines().filter_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let is_shared = before.split(' ').skip(6).any(|field| field.starts_with("shared:"));
-        Some((plain(before.split(' ').nth(4)?), is_shared, after.split(' ').next()?))
-    });
-    let below = mounts.filter_map(|(point, is_shared, kind)| {
+fn points(mounts: Vec<Mount>, real: &Path) -> Vec<Mounted> {
+    let below = mounts.into_iter().filter_map(|Mount { point, kind, is_shared, .. }| {
+        let kind = &*kind;
         let below: Vec<&str> = Path::new(&point).strip_prefix(real).ok()?.components().map(name).collect();
         let is_ours = match below[..] {
             ["volumes", plugin, _] => match plugin {
@@ -149,15 +125,6 @@ fn name(part: Component<'_>) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn escapes_are_undone() {
-        for (field, wanted) in
-            [("/a\\040b", "/a b"), ("/a\\134b\\011", "/a\\b\t"), ("/a\\", "/a\\"), ("/a\\9x", "/a\\9x")]
-        {
-            assert_eq!(plain(field), wanted);
-        }
-    }
 
     #[test]
     fn only_what_smolet_mounts_is_its_own() {
@@ -189,10 +156,10 @@ mod tests {
                 "22 1 0:3 / /proc rw - proc proc rw\n36 35 98:0 / {} rw shared:1 - {kind} none rw\n",
                 point.trim_end_matches('/')
             );
-            let found = points(&table, Path::new("/r x/u"));
+            let found = points(mounts::parse(&table), Path::new("/r x/u"));
             assert_eq!(found.first().map(|mounted| mounted.is_ours), ours, "{below} {kind}: {found:?}");
             assert!(found.iter().all(|mounted| mounted.is_shared));
-            let alone = points(&table.replace("shared:1", "master:1"), Path::new("/r x/u"));
+            let alone = points(mounts::parse(&table.replace("shared:1", "master:1")), Path::new("/r x/u"));
             assert!(alone.len() == found.len() && alone.iter().all(|mounted| !mounted.is_shared));
         }
     }

@@ -1,0 +1,160 @@
+//! What is mounted, as the kernel lists it. I/O, blocking: reads the list and links, never what is mounted.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use crate::limits::{LINKS_FOLLOWED_MAX, MOUNTINFO_BYTES_MAX};
+
+/// A line of `/proc/self/mountinfo`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mount {
+    /// A real path. What of its name is not UTF-8 is replaced.
+    pub point: String,
+    /// `MAJOR:MINOR`: that of two mounts of one file system is the same.
+    pub device: Box<str>,
+    /// The file system's type.
+    pub kind: Box<str>,
+    /// What is mounted in it is mounted elsewhere too.
+    pub is_shared: bool,
+}
+
+/// All of them, in the order of their mounting.
+///
+/// # Errors
+/// The list cannot be read, or is longer than `limits::MOUNTINFO_BYTES_MAX`.
+pub fn read() -> io::Result<Vec<Mount>> {
+    let mut table = Vec::new();
+    let mut file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
+    file.read_to_end(&mut table)?;
+    if file.limit() == 0 {
+        return Err(io::Error::other("the mount table is too long"));
+    }
+    // Names elsewhere need not be UTF-8.
+    Ok(parse(&String::from_utf8_lossy(&table)))
+}
+
+/// Something is mounted on exactly this path, whose directory is real.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn is_mounted(path: &Path) -> io::Result<bool> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(true) };
+    let real = parent.canonicalize()?.join(name);
+    Ok(read()?.iter().any(|mount| Path::new(&mount.point) == real))
+}
+
+/// The device that a path lies on. Links are followed as long as they lie on the devices `own`: those answer.
+pub fn device_of(mounts: &[Mount], path: &Path, own: &[&str]) -> Option<Box<str>> {
+    let (mut real, mut links) = (PathBuf::from("/"), 0);
+    let parts = |path: &Path| path.iter().rev().map(OsStr::to_owned).collect::<Vec<OsString>>();
+    let mut left = parts(path);
+    while let Some(part) = left.pop() {
+        if part == ".." {
+            real.pop();
+        } else {
+            // Where it is absolute, the first part is the root.
+            real.push(part);
+        }
+        if !own.contains(&under(mounts, &real)?) {
+            break;
+        }
+        if links < LINKS_FOLLOWED_MAX
+            && let Ok(to) = real.read_link()
+        {
+            links += 1;
+            real.pop();
+            left.extend(parts(&to));
+        }
+    }
+    real.extend(left.into_iter().rev());
+    under(mounts, &real).map(Box::from)
+}
+
+/// The device below a real path.
+fn under<'a>(mounts: &'a [Mount], real: &Path) -> Option<&'a str> {
+    let above = mounts.iter().filter(|mount| real.starts_with(&mount.point));
+    // Of two at one point the last one hides the other.
+    above.max_by_key(|mount| mount.point.len()).map(|mount| &*mount.device)
+}
+
+/// PURE.
+pub(crate) fn parse(table: &str) -> Vec<Mount> {
+    // Field 3 is the device, 5 the mount point, from 7 on stands how it is propagated; the type stands behind " - ".
+    let mounts = table.lines().filter_map(|line| {
+        let (before, after) = line.split_once(" - ")?;
+        let mut fields = before.split(' ').skip(2);
+        let (device, point) = (fields.next()?.into(), plain(fields.nth(1)?));
+        let is_shared = fields.skip(1).any(|field| field.starts_with("shared:"));
+        Some(Mount { point, device, kind: after.split(' ').next()?.into(), is_shared })
+    });
+    mounts.collect()
+}
+
+/// Blanks and the like are `\ooo` in the kernel's table.
+fn plain(field: &str) -> String {
+    let mut parts = field.split('\\');
+    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
+    for part in parts {
+        let code = part.get(..3).and_then(|code| u8::from_str_radix(code, 8).ok());
+        bytes.push(code.unwrap_or(b'\\'));
+        bytes.extend(part.bytes().skip(if code.is_some() { 3 } else { 0 }));
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escapes_are_undone() {
+        for (field, wanted) in
+            [("/a\\040b", "/a b"), ("/a\\134b\\011", "/a\\b\t"), ("/a\\", "/a\\"), ("/a\\9x", "/a\\9x")]
+        {
+            assert_eq!(plain(field), wanted);
+        }
+    }
+
+    #[test]
+    fn a_path_lies_on_the_device_of_the_longest_mount_point_above_it() {
+        let root = std::env::temp_dir().join(format!("smolet-mounts-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir_all(root.join("here")).unwrap();
+        let root = root.canonicalize().unwrap();
+        let shown = root.display();
+        std::os::unix::fs::symlink("away/deep", root.join("link")).unwrap();
+        std::os::unix::fs::symlink(root.join("link"), root.join("here/again")).unwrap();
+        std::os::unix::fs::symlink("loop", root.join("loop")).unwrap();
+        let mounts = parse(&format!(
+            "1 0 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n\
+             2 1 0:40 / {shown}/hidden rw - tmpfs none rw\n\
+             3 1 0:41 / {shown}/hidden rw - nfs4 server:/x rw\n\
+             4 1 0:42 / {shown}/away rw master:2 - fuse none rw\n\
+             5 4 0:43 / {shown}/away/deep/er rw - nfs4 server:/y rw\n\
+             6 1 0:42 / {shown}/bound rw - fuse none rw\n"
+        ));
+        assert!(mounts[0].is_shared && !mounts[3].is_shared && &*mounts[3].kind == "fuse");
+        for (path, device) in [
+            ("here", "8:1"),
+            ("awayward", "8:1"),
+            ("not/there", "8:1"),
+            ("loop", "8:1"),
+            ("hidden/x", "0:41"),
+            ("away/x", "0:42"),
+            ("bound", "0:42"),
+            ("away/deep/er/x", "0:43"),
+            ("link/x", "0:42"),
+            ("here/again/er", "0:43"),
+            ("here/../away", "0:42"),
+        ] {
+            assert_eq!(device_of(&mounts, &root.join(path), &["8:1"]).as_deref(), Some(device), "{path}");
+        }
+        assert_eq!(
+            device_of(&mounts, &root.join("link"), &[]).as_deref(),
+            Some("8:1"),
+            "no link is looked at"
+        );
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}
