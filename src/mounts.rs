@@ -34,14 +34,29 @@ pub fn read() -> io::Result<Vec<Mount>> {
     Ok(parse(&String::from_utf8_lossy(&table)))
 }
 
-/// Something is mounted on exactly this path, whose directory is real.
+/// Something is mounted on this path. Its directory is looked at, it is not.
 ///
 /// # Errors
-/// Those of [`read`].
+/// Those of [`read`]; the directory cannot be looked at.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(true) };
-    let real = parent.canonicalize()?.join(name);
+    let real = real(path)?;
     Ok(read()?.iter().any(|mount| Path::new(&mount.point) == real))
+}
+
+/// Something is mounted on this path or below it.
+///
+/// # Errors
+/// As [`is_mounted`].
+pub fn has_mounts(path: &Path) -> io::Result<bool> {
+    let real = real(path)?;
+    Ok(read()?.iter().any(|mount| Path::new(&mount.point).starts_with(&real)))
+}
+
+fn real(path: &Path) -> io::Result<PathBuf> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+    };
+    Ok(parent.canonicalize()?.join(name))
 }
 
 /// The device that a path lies on. Links are followed as long as they lie on the devices `own`: those answer.
@@ -101,6 +116,41 @@ fn plain(field: &str) -> String {
         bytes.extend(part.bytes().skip(if code.is_some() { 3 } else { 0 }));
     }
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
+#[cfg(test)]
+pub(crate) struct Away {
+    at: PathBuf,
+    server: Option<std::fs::File>,
+}
+
+#[cfg(test)]
+impl Away {
+    pub(crate) fn mount(at: &Path) -> Self {
+        use std::os::fd::AsRawFd as _;
+        let server = std::fs::File::options().read(true).write(true).open("/dev/fuse");
+        let server = server.expect("/dev/fuse (modprobe fuse)");
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let options = std::ffi::CString::new(options).unwrap();
+        let flags = rustix::mount::MountFlags::NODEV | rustix::mount::MountFlags::NOSUID;
+        rustix::mount::mount("smolet-test-away", at, "fuse", flags, Some(&*options))
+            .expect("mounting needs root");
+        Self { at: at.to_owned(), server: Some(server) }
+    }
+
+    /// Whoever asks gets an error from now on.
+    pub(crate) fn die(&mut self) {
+        self.server = None;
+    }
+}
+
+#[cfg(test)]
+impl Drop for Away {
+    fn drop(&mut self) {
+        self.die();
+        rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
 }
 
 #[cfg(test)]

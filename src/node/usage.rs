@@ -52,7 +52,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 let found = pods.into_iter().filter_map(|(uid, volumes)| Some((uid, message(volumes)?)));
                 found.collect::<Vec<_>>()
             };
-            // What a container mounted in its volume may hang: then no more is measured, and nothing else waits.
+            // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
             let found = blocking.run_alone(outgrown).await;
             let found =
                 found.into_iter().map(|(uid, message)| (PodUid::from(uid.as_str()), message)).collect();

@@ -8,6 +8,7 @@ use std::path::Path;
 use rustix::mount::{MountFlags, mount};
 
 use super::{Medium, Missing, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
+use crate::mounts;
 
 /// Makes what the steps say; what is there already stays as it is, but for the files of volumes made of objects.
 ///
@@ -68,7 +69,9 @@ fn directory(path: &Path, medium: Medium, mode: u32) -> io::Result<bool> {
     DirBuilder::new().recursive(true).mode(private).create(parent)?;
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
+        // A container mounted something on it, which may not answer, or is dead; before that it was made.
+        Err(_) if medium == Medium::Disk && mounts::is_mounted(path)? => return Ok(false),
+        Ok(()) | Err(_) => {}
     }
     let there = path.symlink_metadata()?;
     if !there.is_dir() {
@@ -158,6 +161,24 @@ mod tests {
         remove_pod_dir(&pod_dir).expect("removing nothing is fine");
         let error = remove_pod_dir(Path::new("/proc")).expect_err("mounted");
         assert!(error.0.contains("still mounted"), "{error}");
+    }
+
+    #[test]
+    fn what_a_container_mounted_on_its_volume_is_not_looked_at() {
+        let root = Scratch::new("dead");
+        let pod_dir = root.0.join("pods/u");
+        let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
+        let empty = step(data.clone(), VolumeContent::Empty { medium: Medium::Disk, group: None });
+        make(&empty).unwrap();
+        let mut away = mounts::Away::mount(&data);
+        away.die();
+        assert!(data.symlink_metadata().is_err());
+        make(&empty).unwrap();
+        let error = remove_pod_dir(&pod_dir).expect_err("mounted");
+        assert!(error.0.contains("data is still mounted; unmount it"), "{error}");
+        drop(away);
+        make(&empty).unwrap();
+        remove_pod_dir(&pod_dir).unwrap();
     }
 
     #[test]

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, fstat, open, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2, statat};
 
 use super::own_path;
 use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
 use crate::model::DesiredPod;
+use crate::mounts;
 use crate::render::quantity::Quantity;
 
 /// An emptyDir that may hold so much.
@@ -42,11 +43,19 @@ pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
 }
 
 impl Limited {
-    /// The kubelet's message when it holds more than it may.
+    /// The kubelet's message when it holds more than it may. What is mounted in it may not answer: it is not looked at.
+    /// (Before Linux 5.6 nothing is that is beside it.)
     pub fn outgrown(&self) -> Option<String> {
-        let directory = open(&self.path, DIRECTORY, Mode::empty()).ok()?;
+        let has_mounts = mounts::has_mounts(&self.path).ok()?;
+        let directory = if has_mounts {
+            let parent = open(self.path.parent()?, DIRECTORY, Mode::empty()).ok()?;
+            openat2(&parent, self.path.file_name()?, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV).ok()?
+        } else {
+            open(&self.path, DIRECTORY, Mode::empty()).ok()?
+        };
         let device = fstat(&directory).ok()?.st_dev;
-        let mut sum = Sum { bytes: 0, bytes_max: self.bytes_max, device, links: BTreeSet::new() };
+        let bytes_max = self.bytes_max;
+        let mut sum = Sum { bytes: 0, bytes_max, device, has_mounts, links: BTreeSet::new() };
         sum.add(&directory, 0);
         (sum.bytes > self.bytes_max).then(|| {
             // With the blank at its end.
@@ -64,6 +73,8 @@ struct Sum {
     bytes_max: u64,
     /// What is mounted in the volume is not of it.
     device: u64,
+    /// There is such.
+    has_mounts: bool,
     /// Files of several names that are counted already.
     links: BTreeSet<u64>,
 }
@@ -78,7 +89,13 @@ impl Sum {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let Ok(there) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else { continue };
+            let there = if self.has_mounts {
+                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+                openat2(directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV).and_then(fstat)
+            } else {
+                statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+            };
+            let Ok(there) = there else { continue };
             if there.st_dev != self.device {
                 continue;
             }
@@ -128,6 +145,28 @@ mod tests {
         assert_eq!(outgrown(), None, "two names of one file, a link and a hole take nothing");
         std::fs::write(dir.join("y"), vec![1; 500 << 10]).unwrap();
         assert_eq!(outgrown().as_deref(), Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". "));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn what_is_mounted_in_an_empty_dir_is_not_looked_at() {
+        let root = std::env::temp_dir().join(format!("smolet-usage-away-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let path = root.join("a");
+        std::fs::create_dir_all(path.join("deep/away")).unwrap();
+        std::fs::write(path.join("deep/x"), vec![1; 600 << 10]).unwrap();
+        let limited =
+            Limited { name: "a".into(), path: path.clone(), limit: "512Ki".into(), bytes_max: 512 << 10 };
+        for (at, outgrown) in [(path.join("deep/away"), true), (path, false)] {
+            let away = mounts::Away::mount(&at);
+            let (found, told) = std::sync::mpsc::channel();
+            let theirs = limited.clone();
+            std::thread::spawn(move || found.send(theirs.outgrown().is_some()));
+            let told = told.recv_timeout(std::time::Duration::from_mins(1));
+            // A thread that hangs gets an error.
+            drop(away);
+            assert_eq!(told, Ok(outgrown), "{}", at.display());
+        }
         std::fs::remove_dir_all(&root).unwrap();
     }
 }
