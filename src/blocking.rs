@@ -253,10 +253,16 @@ impl Blocking {
     }
 
     /// Work that takes no turn: it may hang, and its caller has no more than one at a time.
-    pub async fn run_alone<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+    ///
+    /// # Errors
+    /// No thread can be started for it.
+    pub async fn run_alone<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
         match self.place {
-            Place::OwnThread(_) => unblock(work).await,
-            Place::Here => self.run(work).await,
+            Place::OwnThread(_) => unblock_apart(work).await,
+            Place::Here => Ok(self.run(work).await),
         }
     }
 
@@ -399,6 +405,22 @@ pub(crate) async fn unblock<T: Send + 'static>(work: impl FnOnce() -> T + Send +
     let (job, done) = kept(work);
     start(job).await;
     done.take()
+}
+
+/// As [`unblock`], for work that may hang: it is never done here, where the agent would hang with it.
+///
+/// # Errors
+/// No thread can be started for it.
+pub(crate) async fn unblock_apart<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
+    let (job, done) = kept(work);
+    let ended = spawn(&Arc::new(Mutex::new(Some(job))));
+    let why = |error: io::Error| {
+        io::Error::other(format!("no thread can be started: {error}; end other processes"))
+    };
+    over(&ended.map_err(why)?).await;
+    Ok(done.take())
 }
 
 /// Waits until the job has ended, or panicked.

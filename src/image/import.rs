@@ -27,7 +27,7 @@ use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
-use crate::blocking::unblock;
+use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cri::store::{Labels, Target};
 use crate::cri::{GrpcRuntime, ImageStore, Runtime as _, RuntimeError};
@@ -79,6 +79,8 @@ enum Failure {
     Refused(String),
     /// For now: the runtime is away.
     Later(String),
+    /// For now: nothing was read.
+    NoThread(io::Error),
     /// This runtime has no such services.
     Unsupported,
 }
@@ -200,7 +202,7 @@ impl Importer {
     /// Imports what is new. The error is about the directory or the runtime; what is wrong with an archive is logged.
     async fn look(&mut self) -> Result<(), String> {
         let (dir, watches) = (self.dir.clone(), self.watch.is_none());
-        let found = unblock(move || look(&dir, watches)).await;
+        let found = unblock_apart(move || look(&dir, watches)).await.flatten();
         let shown = self.dir.display().to_string();
         let found = found.map_err(|error| format!("{shown}: {error}; image archives are not imported"))?;
         if let Some(watch) = found.watch {
@@ -281,7 +283,7 @@ impl Importer {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
         let shown = path.display().to_string();
-        let read = unblock(move || read(&path, &platform)).await;
+        let read = unblock_apart(move || read(&path, &platform)).await.map_err(Failure::NoThread)?;
         let (file, stamp, mut plan) = read.map_err(Failure::Refused)?;
         let label = stamp.label(plan.images.len(), name);
         plan.retain(&mut |image| {
@@ -363,7 +365,8 @@ impl Importer {
                 while done < at.size {
                     let size = (at.size - done).min(IMAGE_CHUNK_BYTES as u64);
                     let (file, piece) = (file.clone(), Extent { offset: at.offset + done, size });
-                    let piece = unblock(move || read_at(&file, piece)).await;
+                    let piece =
+                        unblock_apart(move || read_at(&file, piece)).await.map_err(Failure::NoThread)?;
                     upload.put(piece.map_err(Failure::Refused)?).await?;
                     done += size;
                 }
@@ -392,6 +395,7 @@ impl Failure {
             Self::Later(why) => {
                 format!("the runtime is away ({why}); image archives are imported when it is back")
             }
+            Self::NoThread(error) => error.to_string(),
             Self::Unsupported => {
                 "image archives need containerd's own services on the runtime's socket, which this \
                                   runtime (CRI-O?) has not; load them with its own tool (podman load)"

@@ -54,6 +54,10 @@ impl<R: Runtime + 'static> Agent<R> {
             };
             // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
             let found = blocking.run_alone(outgrown).await;
+            let found = found.unwrap_or_else(|error| {
+                log::warn!("no emptyDir with a sizeLimit was measured: {error}");
+                Vec::new()
+            });
             let found =
                 found.into_iter().map(|(uid, message)| (PodUid::from(uid.as_str()), message)).collect();
             // The loop is gone only when the process ends.
