@@ -1,0 +1,193 @@
+use std::rc::Rc;
+use std::sync::mpsc;
+
+use super::*;
+use crate::clock::VirtualClock;
+use crate::model::Wall;
+
+fn on_threads() -> (Blocking, VirtualClock) {
+    let clock = VirtualClock::new(Wall(0));
+    (Blocking::on_threads(Rc::new(clock.clone()), Path::new("/own")), clock)
+}
+
+/// Work that hangs until the sender is dropped.
+fn hang() -> (mpsc::Sender<()>, impl FnOnce() + Send) {
+    let (go, wait) = mpsc::channel::<()>();
+    (go, move || {
+        let _ = wait.recv();
+    })
+}
+
+/// Polls `future` until so many threads are at paths, lets the patience pass, and answers what comes of it.
+async fn given_up<T>(
+    blocking: &Blocking,
+    clock: &VirtualClock,
+    threads: usize,
+    future: impl Future<Output = T>,
+) -> T {
+    let passes = async {
+        while blocking.held().0 < threads {
+            smol::future::yield_now().await;
+        }
+        clock.advance(OUTSIDE_PATIENCE);
+        std::future::pending().await
+    };
+    smol::future::or(future, passes).await
+}
+
+/// What a cancelled task began is over before the pod's next work begins; others' work waits for nothing.
+#[test]
+fn the_work_for_one_pod_is_done_one_after_the_other() {
+    let (blocking, _) = on_threads();
+    let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let (go, wait) = mpsc::channel::<()>();
+    smol::block_on(async {
+        let first = order.clone();
+        let begun = blocking.run_for(&pod, move || {
+            lock(&first).push("begun");
+            let _ = wait.recv();
+            lock(&first).push("over");
+        });
+        let begun = async { begun.await.unwrap() };
+        let cancelled = async {
+            while lock(&order).is_empty() {
+                smol::future::yield_now().await;
+            }
+        };
+        smol::future::or(begun, cancelled).await;
+        let (of_other, next) = (order.clone(), order.clone());
+        blocking.run_for(&other, move || lock(&of_other).push("another's")).await.unwrap();
+        go.send(()).unwrap();
+        blocking.run_for(&pod, move || lock(&next).push("next")).await.unwrap();
+    });
+    assert_eq!(*lock(&order), ["begun", "another's", "over", "next"]);
+    assert!(blocking.pods.borrow().is_empty());
+}
+
+#[test]
+fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
+    let (blocking, clock) = on_threads();
+    let path = Path::new("/mnt/away");
+    let hangs = Err(Stuck::Hangs(path.to_owned()));
+    let (go, work) = hang();
+    smol::block_on(async {
+        let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, work)).await;
+        assert_eq!(late, hangs);
+        assert_eq!(blocking.held(), (1, path.as_os_str().len()), "its thread is counted");
+        // No second thread, and no second wait: time stands still here.
+        assert_eq!(blocking.run_outside(path, || ()).await, hangs);
+        assert_eq!(blocking.run_outside(Path::new("/mnt/there"), || 7).await, Ok(7));
+        // Those of smolet's own work are all free.
+        for _ in 0..=BLOCKING_JOBS_MAX {
+            blocking.run(|| ()).await;
+        }
+        drop(go);
+        while blocking.held().0 > 0 {
+            smol::future::yield_now().await;
+        }
+        assert_eq!(blocking.run_outside(path, || 8).await, Ok(8));
+    });
+    assert!(blocking.paths.borrow().is_empty());
+}
+
+/// Those in the pods' directories go on, until they hang too: one of each pod's.
+#[test]
+fn when_every_turn_hangs_the_next_path_is_told_at_once() {
+    let (blocking, clock) = on_threads();
+    let outside = OUTSIDE_JOBS_MAX - IN_PODS_JOBS_MIN;
+    let there = |n| if n < outside { format!("/no/{n}") } else { format!("/own/pods/{n}/volumes/v") };
+    let paths: Vec<PathBuf> = (0..OUTSIDE_JOBS_MAX).map(|n| there(n).into()).collect();
+    let mut holds = Vec::new();
+    smol::block_on(async {
+        for (n, path) in paths.iter().enumerate() {
+            let (go, work) = hang();
+            holds.push(go);
+            let late = given_up(&blocking, &clock, n + 1, blocking.run_outside(path, work)).await;
+            assert_eq!(late, Err(Stuck::Hangs(path.clone())));
+            if n + 1 < outside {
+                continue;
+            }
+            let further = blocking.run_outside(Path::new("/no/further"), || ()).await;
+            let Err(Stuck::Full { other, .. }) = &further else { panic!("{further:?}") };
+            assert_eq!(*other, paths[0], "the one that hangs for the longest time");
+            let in_pod = blocking.run_outside(Path::new("/own/pods/u/volumes/v"), || ()).await;
+            assert_eq!(in_pod.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
+            let same = blocking.run_outside(Path::new("/own/pods/15/volumes/w"), || ()).await;
+            assert_eq!(same.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
+        }
+        drop(holds.remove(0));
+        while blocking.held().0 == OUTSIDE_JOBS_MAX {
+            smol::future::yield_now().await;
+        }
+        assert_eq!(blocking.run_outside(Path::new("/no/further"), || ()).await, Ok(()));
+    });
+}
+
+#[test]
+fn a_pods_work_does_not_wait_for_ever_behind_its_own_that_hangs() {
+    let (blocking, clock) = on_threads();
+    let (pod, path) = (PodUid::from("u"), Path::new("/mnt/away"));
+    let (go, work) = hang();
+    smol::block_on(async {
+        let late = given_up(&blocking, &clock, 1, blocking.run_outside_for(&pod, path, work)).await;
+        assert_eq!(late, Err(Stuck::Hangs(path.to_owned())));
+        let removal = given_up(&blocking, &clock, 1, blocking.run_for(&pod, || ())).await;
+        assert_eq!(removal, Err(Stuck::PodBusy));
+        assert_eq!(blocking.run_for(&PodUid::from("v"), || ()).await, Ok(()));
+        drop(go);
+        assert_eq!(blocking.run_for(&pod, || ()).await, Ok(()));
+    });
+}
+
+/// Nobody marked it as hanging: its task was cancelled.
+#[test]
+fn a_path_is_known_to_hang_whoever_began_there() {
+    let (blocking, clock) = on_threads();
+    let path = Path::new("/mnt/away");
+    let (_go, work) = hang();
+    smol::block_on(async {
+        let cancelled = async {
+            while blocking.held().0 == 0 {
+                smol::future::yield_now().await;
+            }
+            Ok(())
+        };
+        smol::future::or(blocking.run_outside(path, work), cancelled).await.unwrap();
+        clock.advance(OUTSIDE_PATIENCE / 2);
+        let late = given_up(&blocking, &clock, 1, blocking.run_outside(path, || ())).await;
+        assert_eq!(late, Err(Stuck::Hangs(path.to_owned())));
+        assert_eq!(blocking.run_outside(path, || ()).await, late, "at once now");
+    });
+}
+
+#[test]
+fn what_hangs_is_told_with_its_mend() {
+    for (stuck, wanted) in [
+        (
+            Stuck::Hangs("/mnt/nfs".into()),
+            "/mnt/nfs does not answer within 10 s: bring back what it lies on (a network mount, a disk?) or unmount it",
+        ),
+        (
+            Stuck::Full { path: "/srv".into(), other: "/mnt/nfs".into() },
+            "/srv was not looked at: too many others do not answer, /mnt/nfs among them: bring back what it lies on \
+             (a network mount, a disk?) or unmount it",
+        ),
+        (Stuck::PodBusy, "what was begun for the pod before is not over after 10 s"),
+    ] {
+        assert_eq!(stuck.to_string(), wanted);
+    }
+}
+
+#[test]
+fn work_is_done_elsewhere_and_its_thread_ends() {
+    let here = std::thread::current().id();
+    let there = smol::block_on(unblock(|| std::thread::current().id()));
+    assert_ne!(here, there);
+}
+
+#[test]
+fn a_panic_of_the_work_is_one_of_the_caller() {
+    let caught = std::panic::catch_unwind(|| smol::block_on(unblock(|| -> u8 { panic!("on purpose") })));
+    assert!(caught.is_err());
+}
