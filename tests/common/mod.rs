@@ -54,7 +54,15 @@ impl TempDir {
 }
 
 impl Drop for TempDir {
+    /// What an agent has mounted there goes first: the parts of volumes that pods still use.
     fn drop(&mut self) {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let paths = mounts.lines().filter_map(|line| line.split(' ').nth(1)).map(Path::new);
+        let mut below: Vec<&Path> = paths.filter(|path| path.starts_with(&self.0)).collect();
+        below.sort_unstable();
+        for path in below.into_iter().rev() {
+            let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::DETACH);
+        }
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
