@@ -22,6 +22,9 @@
 //! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
 //! of `grpc` `message` and `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but
 //! `file`, `scan` and `check`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//!
+//! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
+//! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
 
 pub mod blocking;
 pub mod cgroup;
