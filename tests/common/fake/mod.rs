@@ -201,7 +201,7 @@ impl Fake {
 
     /// Takes back every fault of `method`.
     pub fn heal(&self, method: &str) {
-        self.state().rules.retain(|(of, ..)| of != method);
+        self.state().heal(method);
     }
 
     fn rule(&self, method: &str, target: &str, rule: Rule) {

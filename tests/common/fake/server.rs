@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use async_io::Async;
 use http_body_util::BodyExt;
@@ -145,9 +144,7 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
         }
         Some(Fault::Hang) => {
             active.pause();
-            while shared.settled().hangs(method, &target) {
-                async_io::Timer::after(Duration::from_millis(3)).await;
-            }
+            std::future::poll_fn(|cx| shared.settled().poll_hanging(method, &target, cx)).await;
             active.resume();
         }
     }

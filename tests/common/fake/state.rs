@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::unix::net::UnixStream;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use prost::Message;
@@ -38,6 +39,8 @@ pub struct State {
     /// It has the streaming list calls (KEP-5825).
     pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,
+    /// Calls that hang, to be asked again when faults are taken back.
+    hanging: Vec<Waker>,
     pub programs: Vec<(String, Program)>,
     pub(super) execs: Vec<(String, Exec)>,
     /// The connections that are served, by the number of their arrival.
@@ -499,11 +502,23 @@ impl State {
         self.rules.iter().all(|(of, ..)| of != method)
     }
 
-    pub(super) fn hangs(&self, method: &str, target: &str) -> bool {
+    /// Ready once no fault makes this call hang any more. Until [`State::heal`] it costs nothing: a thread that looks
+    /// again and again is never idle when many calls hang.
+    pub(super) fn poll_hanging(&mut self, method: &str, target: &str, cx: &Context<'_>) -> Poll<()> {
         let hang = |(of, what, rule): &(String, String, Rule)| {
             of == method && target.contains(what.as_str()) && matches!(rule, Rule::Hang)
         };
-        self.rules.iter().any(hang)
+        if !self.rules.iter().any(hang) {
+            return Poll::Ready(());
+        }
+        self.hanging.push(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// Takes back every fault of `method`.
+    pub(super) fn heal(&mut self, method: &str) {
+        self.rules.retain(|(of, ..)| of != method);
+        self.hanging.drain(..).for_each(Waker::wake);
     }
 
     // ---- calls ---------------------------------------------------------------------------------------
