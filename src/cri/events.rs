@@ -8,7 +8,8 @@ use std::fmt;
 use prost::Message;
 
 use super::convert;
-use crate::grpc::{Channel, GrpcError};
+use crate::grpc::{Channel, Field, Fields, GrpcError, Sink as _, Value};
+use crate::limits::GRPC_ANSWER_BYTES_MAX;
 use crate::model::PodUid;
 use crate::proto::containerd::events as containerd;
 use crate::proto::runtime::v1 as cri;
@@ -109,18 +110,47 @@ pub(super) async fn follow(
 }
 
 /// PURE: a `ContainerEventResponse`; `None` for one without an id, or of a type that is not known yet.
+///
+/// Taken apart field by field: of the statuses in it only the pod's UID counts, and a megabyte of small labels would take
+/// ten when it is decoded.
 pub fn of_cri(bytes: &[u8]) -> Option<RuntimeEvent> {
     use cri::ContainerEventType;
-    let event = cri::ContainerEventResponse::decode(bytes).ok()?;
-    let kind = match ContainerEventType::try_from(event.container_event_type).ok()? {
+    let (mut id, mut kind, mut pod) = (None, ContainerEventType::ContainerCreatedEvent as u64, None);
+    each_field(bytes, &mut |field| match (field.number, field.value) {
+        (1, Value::Bytes { kept, .. }) => id = std::str::from_utf8(kept).ok().map(str::to_owned),
+        (2, Value::Varint(value)) => kind = value,
+        // The status is not there when the sandbox went first.
+        (4, Value::Bytes { kept, .. }) => pod = pod_of(kept),
+        _ => {}
+    })?;
+    let kind = match ContainerEventType::try_from(i32::try_from(kind).ok()?).ok()? {
         ContainerEventType::ContainerCreatedEvent => RuntimeEventKind::Created,
         ContainerEventType::ContainerStartedEvent => RuntimeEventKind::Started,
         ContainerEventType::ContainerStoppedEvent => RuntimeEventKind::Exited,
         ContainerEventType::ContainerDeletedEvent => RuntimeEventKind::Deleted,
     };
-    // The status is not there when the sandbox went first.
-    let uid = event.pod_sandbox_status.and_then(|status| status.metadata).and_then(|of| convert::id(of.uid));
-    Some(RuntimeEvent { kind, id: convert::id(event.container_id)?.into(), pod: uid.map(PodUid::from) })
+    Some(RuntimeEvent { kind, id: convert::id(id?)?.into(), pod })
+}
+
+/// The UID in a `PodSandboxStatus`: its metadata is field 2.
+fn pod_of(status: &[u8]) -> Option<PodUid> {
+    let mut metadata = None;
+    each_field(status, &mut |field| {
+        if let (2, Value::Bytes { kept, .. }) = (field.number, field.value) {
+            metadata = cri::PodSandboxMetadata::decode(kept).ok();
+        }
+    })?;
+    convert::id(metadata?.uid).map(PodUid::from)
+}
+
+/// `None` when the message is broken.
+fn each_field(message: &[u8], take: &mut dyn FnMut(Field<'_>)) -> Option<()> {
+    let mut each = |field: Field<'_>| {
+        take(field);
+        Ok(())
+    };
+    let mut fields = Fields::new(GRPC_ANSWER_BYTES_MAX, &mut each);
+    fields.piece(message).and_then(|()| fields.end()).ok()
 }
 
 /// PURE: an `Envelope`; `None` for another topic, and for the end of a command that ran beside the first process.
