@@ -21,7 +21,7 @@
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
 //! of `grpc` `message` and `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but
-//! `file`, `scan` and `check`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
@@ -44,12 +44,14 @@ pub mod model;
 pub mod mounts;
 pub mod node;
 pub mod pleg;
+pub mod probe;
 pub mod proto;
 pub mod render;
 pub mod server;
 pub mod source;
 pub mod status;
 pub mod store;
+mod stream;
 pub mod sync;
 pub mod systemd;
 mod text;

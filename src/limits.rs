@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+mod probe;
 mod source;
 
+pub use probe::*;
 pub use source::*;
 
 /// One KiB.
@@ -28,9 +30,9 @@ pub const CRASH_BACKOFF_MAX: Duration = Duration::from_mins(5);
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
 /// How long the next job of a pod waits after one that went well and changed nothing the runtime shows.
 pub const UNCHANGED_RETRY: Duration = Duration::from_secs(1);
-/// Containers of one pod whose probe results are kept, generations that just ended included.
+/// Containers of one pod whose probe results a plan looks at: all that it may have.
 /// Full: the oldest result goes and counts as "no result yet".
-pub const PROBED_CONTAINERS_MAX: usize = 64;
+pub const PROBED_CONTAINERS_MAX: usize = 2 * CONTAINERS_PER_LIST_MAX;
 /// Entries of a back-off table: nine crashing containers in each of [`PODS_MAX`] pods.
 /// Full: the entry updated longest ago goes; its container restarts once without a wait.
 pub const BACKOFF_ENTRIES_MAX: usize = 1024;
@@ -70,11 +72,13 @@ pub const START_FAILURE_BYTES_MAX: usize = KIB;
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
 pub const GRPC_CALLS_MAX: usize = 128;
 /// Of these, stops, which take a grace period, or minutes where the runtime hangs. Full: a further one waits for its turn.
-pub const CRI_STOPS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX * 3 / 4;
+pub const CRI_STOPS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX * 5 / 8;
 /// Of these, pulls, which have no deadline (`PULL_TURN`). Full: a further one waits for its turn.
 pub const CRI_PULLS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX / 8;
-// Looks and short calls always find room beside what makes sandboxes and starts containers.
-const _: () = assert!(CRI_STOPS_AT_ONCE_MAX + CRI_PULLS_AT_ONCE_MAX + STARTS_AT_ONCE_MAX < GRPC_CALLS_MAX);
+// Looks and short calls always find room beside what makes sandboxes, starts containers and runs commands in them.
+const _: () = assert!(
+    CRI_STOPS_AT_ONCE_MAX + CRI_PULLS_AT_ONCE_MAX + STARTS_AT_ONCE_MAX + PROBES_AT_ONCE_MAX < GRPC_CALLS_MAX
+);
 /// Bytes of one encoded request. Over: the call fails before anything is sent.
 pub const GRPC_REQUEST_BYTES_MAX: usize = 4 * MIB;
 /// Bytes of one answer that is kept whole (lists and `ExecSync` are not). Over: the call fails and is reset.
@@ -508,7 +512,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 16;
+pub const BOUNDED: usize = 18;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -533,6 +537,8 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("image_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
     Bound::of("pull_messages", PULL_MESSAGES_MAX, PULL_MESSAGE_BYTES_MAX + 32),
     Bound::of("images_seen", IMAGES_SEEN_MAX, CRI_TEXT_BYTES_MAX + 48),
+    Bound::of("probers", PROBERS_MAX, PROBER_BYTES_MAX),
+    Bound::of("probes_running", PROBES_AT_ONCE_MAX, PROBE_BYTES_MAX),
     // While one is made, the one before is still there.
     Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
     Bound::of("adopted_pods", ADOPTED_MAX, 128),

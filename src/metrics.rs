@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use crate::limits::{Bound, KIB};
 use crate::model::{ContainerKind, Wall};
+use crate::probe::prober::ProbeKind;
+use crate::sync::ProbeResult;
 use crate::sync::outcome::SyncError;
 
 /// A number that only grows.
@@ -94,7 +96,11 @@ pub struct Metrics {
     pub pod_starts: Sum,
     /// Writes of the state directory's files.
     pub state_writes: Counter,
+    /// Probes that began later than they should have.
+    pub probes_late: Counter,
     starts: [Starts; 3],
+    /// By kind, then by result.
+    probes: [[Counter; 3]; 3],
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +118,16 @@ impl Metrics {
         if let Some(error) = error {
             *starts.failed.borrow_mut().entry(error.to_string()).or_default() += 1;
         }
+    }
+
+    /// A probe ended: `None` when it could not be run.
+    pub fn probe(&self, kind: ProbeKind, result: Option<ProbeResult>) {
+        let result = match result {
+            Some(ProbeResult::Success) => 0,
+            Some(ProbeResult::Failure) => 1,
+            Some(ProbeResult::Unknown) | None => 2,
+        };
+        self.probes[kind as usize][result].inc();
     }
 }
 
@@ -301,6 +317,18 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
         page.sum(&format!("{{operation_type=\"{kind}\"}}"), &operation.sum);
     }
 
+    // The kubelet has a line for each container, which is a page of its own (/metrics/probes).
+    page.family("prober_probe_total", "counter", "Probes by kind and result");
+    for (kind, results) in ProbeKind::ALL.iter().zip(&metrics.probes) {
+        for (result, count) in ["successful", "failed", "unknown"].iter().zip(results) {
+            if count.get() > 0 {
+                let labels = format!("{{probe_type=\"{}\",result=\"{result}\"}}", kind.as_str());
+                page.value(&labels, count.get());
+            }
+        }
+    }
+    page.family("smolet_probes_late_total", "counter", "Probes that began later than they should have");
+    page.value("", metrics.probes_late.get());
     page.family("smolet_foreign_sandboxes", "gauge", "Sandboxes in the runtime that are not this node's");
     page.value("", shown.foreign_sandboxes as u64);
     page.family(

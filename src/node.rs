@@ -10,6 +10,7 @@ mod disk;
 mod events;
 mod jobs;
 mod pod;
+mod probes;
 mod record;
 mod relist;
 mod show;

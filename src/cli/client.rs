@@ -7,9 +7,9 @@ use async_io::{Async, Timer};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper::body::Bytes;
 use hyper::{Request, StatusCode};
-use smol_hyper::rt::FuturesIo;
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
+use crate::stream;
 
 /// The answer's text.
 ///
@@ -29,7 +29,7 @@ pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String>
 }
 
 async fn ask(socket: &Path, path_and_query: &str) -> Result<String, String> {
-    let stream = Async::<UnixStream>::connect(socket).await.map_err(|error| {
+    let connected = Async::<UnixStream>::connect(socket).await.map_err(|error| {
         let mend = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "run as root",
             _ => "is the agent running (smolet run)? Its socket can be named with --socket",
@@ -38,7 +38,7 @@ async fn ask(socket: &Path, path_and_query: &str) -> Result<String, String> {
     })?;
     let broken = |error: hyper::Error| format!("the agent at {}: {error}", socket.display());
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(FuturesIo::new(stream)).await.map_err(broken)?;
+        hyper::client::conn::http1::handshake(stream::stream(connected)).await.map_err(broken)?;
     let request = Request::get(path_and_query)
         .header(hyper::header::HOST, "smolet")
         .body(Empty::<Bytes>::new())

@@ -278,7 +278,11 @@ fn late(method: &str, deadline: Duration) -> GrpcError {
 }
 
 /// The head of a request. `method` is one of our own constants, so that building it cannot fail.
-fn request(method: &'static str, body: RequestBody, deadline: Option<Duration>) -> Request<RequestBody> {
+pub(super) fn request(
+    method: &'static str,
+    body: RequestBody,
+    deadline: Option<Duration>,
+) -> Request<RequestBody> {
     let mut uri = hyper::http::uri::Parts::default();
     uri.scheme = Some(Scheme::HTTP);
     // What grpc-go sends for a Unix socket.
@@ -314,13 +318,13 @@ fn timeout_header(deadline: Duration) -> String {
 
 /// How many messages an answer has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Messages {
+pub(super) enum Messages {
     One,
     Any,
 }
 
 /// Reads an answer of that many messages into `sink`, then the trailers.
-async fn read(
+pub(super) async fn read(
     response: Response<Incoming>,
     sink: &mut dyn Sink,
     expected: Messages,

@@ -12,7 +12,6 @@ use std::time::Duration;
 use async_io::Async;
 use hyper::client::conn::http2::{Builder, SendRequest};
 use smol::LocalExecutor;
-use smol_hyper::rt::FuturesIo;
 
 use super::body::RequestBody;
 use super::status::{Code, GrpcError};
@@ -22,6 +21,7 @@ use crate::limits::{
     GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
 };
 use crate::model::Mono;
+use crate::stream::{Stream, stream};
 
 /// Runs hyper's futures on the loop's thread. Weak: the tasks hold it, and the executor holds the tasks.
 #[derive(Clone)]
@@ -140,6 +140,15 @@ impl Link {
 
 async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connected, String> {
     let socket = Async::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
+    let (requests, fate) = handshake(stream(socket), spawner).await.map_err(|e| e.to_string())?;
+    Ok(Connected { requests, number, fate })
+}
+
+/// Makes a connection of a socket; it runs on the spawner's executor until its requests are gone.
+pub(super) async fn handshake(
+    socket: Stream,
+    spawner: &Spawner,
+) -> Result<(SendRequest<RequestBody>, Rc<Fate>), hyper::Error> {
     let (requests, connection) = Builder::new(spawner.clone())
         .initial_stream_window_size(GRPC_WINDOW_STREAM_BYTES)
         .initial_connection_window_size(GRPC_WINDOW_CONNECTION_BYTES)
@@ -148,18 +157,17 @@ async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connecte
         .max_send_buf_size(GRPC_WINDOW_STREAM_BYTES as usize)
         .initial_max_send_streams(GRPC_CALLS_MAX)
         .max_concurrent_streams(0)
-        .handshake(FuturesIo::new(socket))
-        .await
-        .map_err(|e| e.to_string())?;
+        .handshake(socket)
+        .await?;
     let fate = Rc::<Fate>::default();
     let record = fate.clone();
     hyper::rt::Executor::execute(spawner, async move {
         if let Err(error) = connection.await {
-            log::debug!("connection to the runtime ended: {error}");
+            log::debug!("gRPC connection ended: {error}");
             record.error.replace(Some(blame(&error)));
         }
     });
-    Ok(Connected { requests, number, fate })
+    Ok((requests, fate))
 }
 
 /// hyper's error as ours: who is to blame, and whether the call may be made again.

@@ -10,7 +10,8 @@
 //!        └─ bidirectional (Sender, Streaming)
 //! ```
 //!
-//! One connection carries all calls. Every call may be dropped at any await: its HTTP/2 stream is then reset and
+//! One connection carries all calls of a channel; [`unary_once`] makes one call on a socket of any kind, and ends it.
+//! Every call may be dropped at any await: its HTTP/2 stream is then reset and
 //! the connection goes on. Nothing is sent while no call runs: no keep-alive pings (containerd answers them with
 //! GOAWAY `too_many_pings`), no reconnecting.
 //!
@@ -20,10 +21,12 @@ mod body;
 mod channel;
 mod link;
 mod message;
+mod once;
 mod status;
 mod streaming;
 
 pub use channel::{Call, Channel};
 pub use message::{Deframer, Field, Fields, Sink, Value, Whole};
+pub(crate) use once::{Once, unary_once};
 pub use status::{Code, GrpcError};
 pub use streaming::{Sender, Streaming};

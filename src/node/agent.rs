@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, what volumes take in `usage`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
+//! `pod`, its probes in `probes`, what volumes take in `usage`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
 //! takes time is a task (`jobs`).
 
 use std::cell::RefCell;
@@ -22,6 +22,7 @@ use super::cgroups::NodeCgroups;
 use super::checkpoint::Saving;
 use super::disk::Disk;
 use super::events::RuntimeEvents;
+use super::probes::Probing;
 use super::record::Record;
 use super::relist::Relisting;
 use super::usage::Measuring;
@@ -36,6 +37,7 @@ use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, ObservedPod, PodKey, PodUid, Wall, object};
 use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
+use crate::probe::run::Answer;
 use crate::render::ManifestObjects;
 use crate::source::{Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
@@ -74,6 +76,8 @@ pub(super) enum Event {
     CheckpointWritten(std::io::Result<()>),
     /// The emptyDirs that outgrew their limit, by pod, with the message.
     Measured(Vec<(PodUid, String)>),
+    /// A probe ended; the number tells which.
+    Probed(u64, Result<Answer, String>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// SIGTERM or SIGINT.
@@ -117,6 +121,7 @@ pub(super) struct Agent<R> {
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,
     pub(super) measuring: Measuring,
+    pub(super) probing: Probing<R>,
     pub(super) metrics: Rc<Metrics>,
     /// What the source holds.
     pub(super) held: Held,
@@ -139,6 +144,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = ctx.clock.now();
         let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
+        let probing = Probing::new(&ctx);
         let mut agent = Self {
             ctx,
             executor,
@@ -164,6 +170,7 @@ impl<R: Runtime + 'static> Agent<R> {
             saving,
             images_seen: ImagesSeen::default(),
             measuring: Measuring::new(now.mono),
+            probing,
             metrics,
             held: Held::default(),
         };
@@ -180,6 +187,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.disk.due(),
             self.save_due(),
             self.measuring_due(),
+            self.probes_due(),
         ];
         of_pods.chain(others.into_iter().flatten()).min()
     }
@@ -194,6 +202,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.write_identity();
         }
         self.measure_when_due(now.mono);
+        self.probe_when_due(now.mono);
         let due: Vec<PodUid> = self
             .records
             .iter()
@@ -220,6 +229,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::IdentityWritten(result) => self.identity_written(result),
             Event::CheckpointWritten(result) => self.checkpoint_written(result),
             Event::Measured(outgrown) => self.measured(outgrown),
+            Event::Probed(number, answer) => self.probed(number, answer),
             Event::Swept => self.sweep_ended(),
             Event::Stop => {}
         }

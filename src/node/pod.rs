@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use super::agent::{Agent, Event, JobResult};
 use super::jobs;
+use super::probes::Facts;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
@@ -27,7 +28,6 @@ use crate::render::paths;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, StatusInput, merge, time};
 use crate::store::poison;
-use crate::sync::Probes;
 use crate::sync::act::{GiveUp, LeastCounts};
 use crate::sync::backoff::BackoffKey;
 use crate::sync::kill::{kill_pod, remove_garbage};
@@ -115,8 +115,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let input = PlanInput {
             pod: &pod,
             observed: &observed,
-            // Probes are refused at the source.
-            probes: &Probes::default(),
+            probes: &record.probers.for_plan(),
             backoff: &self.backoff,
             now,
             restart_all: self.statuses.is_restarting(uid),
@@ -195,6 +194,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let objects = self.desired.objects();
         // Taken from its record only where it is looked at.
         let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
+        if job == Job::Kill {
+            // Liveness and startup are no longer asked for, from here on and not from its end.
+            record.look_at_probers(status.as_ref(), self.ctx.clock.now());
+        }
         let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
         let grace = status.as_ref().is_some_and(is_evicted).then_some(Seconds(0));
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
@@ -302,6 +305,9 @@ impl<R: Runtime + 'static> Agent<R> {
                     status.start_time = time(oldest);
                     self.statuses.put(uid, status);
                 }
+                if record.worker.observed().is_none() {
+                    record.probers.found(&observed);
+                }
                 record.agreement.at = record.job_began;
                 record.worker.read(Rc::new(observed), now.mono);
                 self.saving.images_stale = true;
@@ -356,6 +362,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
         self.forget_status(uid);
+        self.probing.end(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
@@ -377,6 +384,7 @@ impl<R: Runtime + 'static> Agent<R> {
             touched.extend(self.take_next_waiting());
         }
         self.free_names(&mut touched);
+        self.fit_waiting_probers();
         for uid in touched {
             self.drive(&uid);
         }
@@ -397,6 +405,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// True when the status changed.
     fn status_pass(&mut self, uid: &PodUid, now: Now) -> bool {
+        self.fit_probers(uid);
         let Some(record) = self.records.get_mut(uid) else { return false };
         let Some(pod) = record.worker.pod().cloned() else { return false };
         let nothing = ObservedPod::default();
@@ -406,11 +415,12 @@ impl<R: Runtime + 'static> Agent<R> {
             return false;
         }
         let previous = self.statuses.status(uid);
+        record.look_at_probers(previous.as_ref(), now);
         let input = StatusInput {
             pod: &pod.pod,
             observed: observed.as_deref().unwrap_or(&nothing),
             previous: previous.as_ref(),
-            facts: &record.failures,
+            facts: &Facts { failures: &record.failures, probers: &record.probers, pod: &pod },
             is_terminal: !matches!(record.worker.life(), Life::Waiting | Life::Syncing),
             active_for: record.active_since.map(|since| now.mono.since(since)),
             pod_cgroup: None,

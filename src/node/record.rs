@@ -13,13 +13,14 @@ use crate::events::cut;
 use crate::limits::START_FAILURE_BYTES_MAX;
 use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
 use crate::pleg::news::{Instance, Until};
+use crate::probe::Probers;
 use crate::source::identity::CONFIG_HASH;
-use crate::status::{StatusFacts, StatusProbe, time};
+use crate::status::time;
 use crate::store::poison::{Mark, pod_mark};
 use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
-use crate::sync::worker::Worker;
+use crate::sync::worker::{Life, Worker};
 use crate::volume::usage::limited;
 
 /// One pod: its life, its status, and the task that works for it.
@@ -36,6 +37,7 @@ pub(super) struct Record {
     /// When the manifest went away, to be shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
+    pub(super) probers: Probers,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
     /// Dropping it asks the act in flight to end before its next step.
@@ -94,6 +96,7 @@ impl Record {
             wanted_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
+            probers: Probers::default(),
             task: None,
             give_up: None,
             overtaken: Overtaken::default(),
@@ -112,6 +115,7 @@ impl Record {
     pub(super) fn changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_volumes = limits_volumes(&self.worker);
+        self.probers.changed();
         self.try_again();
     }
 
@@ -151,6 +155,13 @@ impl Record {
         let oldest = oldest.filter(|oldest| *oldest < now.wall)?;
         self.active_since = Some(now.mono_of(oldest));
         Some(oldest)
+    }
+
+    /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
+    pub(super) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
+        let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
+        let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
+        self.probers.look(pod, observed, shown, is_ending, now);
     }
 
     /// The pod with its status and that one's revision, as the API would show it; one that only the runtime knows has
@@ -216,6 +227,11 @@ impl StartFailures {
         }
     }
 
+    /// Reason and message of the container's last failed start; `None` after a good one.
+    pub(super) fn of(&self, container: &str) -> Option<(&str, &str)> {
+        self.0.get(container).map(|(reason, message)| (reason.as_str(), message.as_str()))
+    }
+
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
@@ -224,21 +240,6 @@ impl StartFailures {
         let of =
             |(reason, message): &(String, String)| reason.len() + message.len() + 2 * size_of::<String>();
         self.0.iter().map(|(name, why)| name.len() + of(why)).sum()
-    }
-}
-
-impl StatusFacts for StartFailures {
-    fn start_failure(&self, container: &str) -> Option<(&str, &str)> {
-        self.0.get(container).map(|(reason, message)| (reason.as_str(), message.as_str()))
-    }
-
-    // Probes are refused at the source.
-    fn probe_result(&self, _: StatusProbe, _: &str) -> Option<bool> {
-        None
-    }
-
-    fn probe_worker(&self, _: StatusProbe, _: &str) -> bool {
-        false
     }
 }
 
@@ -257,8 +258,8 @@ mod tests {
         set("b", "no room");
         set("a", &"é".repeat(START_FAILURE_BYTES_MAX));
         assert_eq!((failures.len(), room), (1, 0));
-        let (_, message) = failures.start_failure("a").expect("kept");
+        let (_, message) = failures.of("a").expect("kept");
         assert_eq!(message.len(), START_FAILURE_BYTES_MAX);
-        assert!(failures.start_failure("b").is_none());
+        assert!(failures.of("b").is_none());
     }
 }

@@ -15,7 +15,8 @@ use crate::cli::text::harmless;
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
-    GRPC_WINDOW_STREAM_BYTES, RELIST_PODS_MAX, SERVER_BUFFER_BYTES, SERVER_PART_BYTES,
+    GRPC_WINDOW_STREAM_BYTES, PROBE_BYTES_MAX, PROBER_BYTES_MAX, RELIST_PODS_MAX, SERVER_BUFFER_BYTES,
+    SERVER_PART_BYTES,
 };
 use crate::metrics::{self, Process, Shown, Usage};
 use crate::model::{ObservedPod, PodUid, SandboxState, Wall};
@@ -98,6 +99,8 @@ impl<R: Runtime + 'static> Agent<R> {
             (waits, waits * BACKOFF_ENTRY_BYTES),
             (messages, message_bytes),
             self.images_seen.held(),
+            (self.probers(), self.probers() * PROBER_BYTES_MAX),
+            (self.probing.len(), self.probing.len() * PROBE_BYTES_MAX),
             (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
             (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
             self.runtime_events.strangers.held(),

@@ -13,7 +13,7 @@ mod downward;
 mod env;
 mod env_file;
 mod error;
-mod expand;
+pub(crate) mod expand;
 mod hostname;
 pub mod labels;
 mod node;

@@ -25,7 +25,7 @@ use k8s_openapi::api::core::v1::{HostIP, Pod, PodCondition, PodIP, PodSpec, PodS
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::model::{ContainerStatus, ObservedPod, Wall};
+use crate::model::{ContainerId, ContainerStatus, DesiredPod, ObservedPod, Wall};
 use crate::render::qos::pod_qos;
 
 pub use phase::Phase;
@@ -104,6 +104,25 @@ pub struct StatusInput<'a> {
 /// A condition that the node agent itself writes, or shares with others.
 pub(crate) fn is_known_condition(kind: &str) -> bool {
     rules::is_own_condition(kind) || kind == merge::SHARED_CONDITION
+}
+
+/// The status of the container of that name, when it is of that instance of it.
+pub(crate) fn container_status<'a>(
+    status: &'a PodStatus,
+    name: &str,
+    id: &ContainerId,
+) -> Option<&'a k8s_openapi::api::core::v1::ContainerStatus> {
+    let all = status.init_container_statuses.iter().chain(&status.container_statuses).flatten();
+    let mut named = all.filter(|container| container.name == name);
+    named.find(|container| probes::bare_id(container) == id.as_str())
+}
+
+/// The address at which a pod is reached from its node (`podIP` of its status); `None` before it has one.
+pub(crate) fn pod_ip(pod: &DesiredPod, observed: &ObservedPod, host_ips: &[IpAddr]) -> Option<IpAddr> {
+    if pod.spec().host_network == Some(true) {
+        return host_ips.first().copied();
+    }
+    sort_pod_ips(&observed.ips, false).first().and_then(|ip| parse_ip(&ip.ip))
 }
 
 /// The condition of that kind is true.

@@ -10,7 +10,7 @@ use crate::render::resources::is_sidecar;
 const AGENT_START_GRACE_NS: i64 = 10_000_000_000;
 
 /// The id without the runtime's name in front (`ParseContainerID`).
-fn bare_id(status: &ContainerStatus) -> &str {
+pub(super) fn bare_id(status: &ContainerStatus) -> &str {
     let id = status.container_id.as_deref().unwrap_or("");
     id.split_once("://").map_or(id, |(_, bare)| bare)
 }

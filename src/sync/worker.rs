@@ -298,6 +298,12 @@ impl Worker {
         self.replan = true;
     }
 
+    /// A probe's word on a container changed: that is planned at once, whatever else of the pod waits to be tried again.
+    pub fn probed(&mut self) {
+        self.replan = true;
+        self.retry_at = None;
+    }
+
     /// A job other than a read ended, well or to be tried again at the given time.
     pub fn ended(&mut self, result: Result<(), Mono>) {
         let job = self.in_flight.take();

@@ -18,6 +18,7 @@ mod image_volumes;
 mod images;
 mod metrics;
 mod objects;
+mod probes;
 mod restart;
 mod settings;
 mod socket;

@@ -23,12 +23,12 @@ fn page(world: &World) -> String {
     page
 }
 
-fn count(world: &World, name: &str) -> usize {
+pub fn count(world: &World, name: &str) -> usize {
     value(&page(world), name) as usize
 }
 
 /// Entries of a bounded structure.
-fn entries(world: &World, structure: &str) -> usize {
+pub fn entries(world: &World, structure: &str) -> usize {
     count(world, &format!("smolet_bounded_entries{{structure=\"{structure}\"}}"))
 }
 

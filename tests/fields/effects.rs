@@ -1,6 +1,7 @@
 //! What the agent makes of a manifest: every call of the runtime and every file, as far as they follow from the pod.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,9 @@ use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
     Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Wall,
 };
+use smolet::probe::handler::Handler;
+use smolet::probe::prober::Schedule;
+use smolet::probe::timeout;
 use smolet::proto::runtime::v1::ImageSpec;
 use smolet::render::admission::runtime_handler;
 use smolet::render::{
@@ -54,11 +58,13 @@ pub enum Owner {
     Plan,
     /// How long a container has between its stop signal and its end.
     Stop,
+    /// What probes do and when, and how long a container has that they end.
+    Probe,
     /// The pod's status, and with it the end of a pod that ran too long.
     Status,
 }
 
-pub const OWNERS: [Owner; 9] = [
+pub const OWNERS: [Owner; 10] = [
     Owner::Check,
     Owner::Sandbox,
     Owner::Container,
@@ -67,6 +73,7 @@ pub const OWNERS: [Owner; 9] = [
     Owner::Pull,
     Owner::Plan,
     Owner::Stop,
+    Owner::Probe,
     Owner::Status,
 ];
 
@@ -181,6 +188,7 @@ impl Effects {
                 let grace = |(_, _, container)| grace_period(pod, Some(container), KillReason::Unknown);
                 format!("{:?}", containers(pod).map(grace).collect::<Vec<_>>())
             }
+            Owner::Probe => containers(pod).map(|(_, _, container)| probes(pod, container)).collect(),
             Owner::Status => {
                 let input = StatusInput {
                     pod: &pod.pod,
@@ -200,6 +208,18 @@ impl Effects {
             }
         }
     }
+}
+
+fn probes(pod: &DesiredPod, container: &Container) -> String {
+    let probes = [&container.liveness_probe, &container.readiness_probe, &container.startup_probe];
+    let each = probes.into_iter().map(|probe| {
+        let Some(probe) = probe else { return String::new() };
+        let handler = Handler::of_probe(probe, container, Some(IpAddr::from([10, 0, 0, 9])));
+        format!("{handler:?} {:?} {:?}\n", Schedule::new(probe), timeout(probe))
+    });
+    let grace = |reason| grace_period(pod, Some(container), reason);
+    let grace = (grace(KillReason::LivenessProbe), grace(KillReason::StartupProbe));
+    format!("{}{grace:?}\n", each.collect::<String>())
 }
 
 /// The images of the pod's image volumes, once they are there.

@@ -6,7 +6,7 @@ use smolet::source::validate::fields::{Answer, Field, fields};
 
 use crate::effects::Owner::{self, Check, Container, Hosts, Plan, Pull, Sandbox, Status, Stop, Volumes};
 use crate::effects::{OWNERS, effects};
-use crate::{line_of, set};
+use crate::{line_of, probes, set};
 
 /// A pod that has something of most fields.
 fn pod() -> Value {
@@ -89,7 +89,8 @@ fn pod() -> Value {
 }
 
 /// A field, what it is set to, who acts on it, and what the pod has in both cases beside that; null removes.
-struct Row(&'static str, Value, Owner, Vec<(&'static str, Value)>);
+#[derive(Clone)]
+pub struct Row(pub &'static str, pub Value, pub Owner, pub Vec<(&'static str, Value)>);
 
 /// A field of a term of the required node affinity.
 macro_rules! node {
@@ -523,7 +524,7 @@ fn lists(table: &[Field], field: &str, answer: Answer) -> Vec<&'static str> {
 
 #[test]
 fn every_honoured_field_makes_a_difference_to_the_one_that_acts_on_it() {
-    let (table, rows) = (fields(), rows());
+    let (table, rows) = (fields(), [rows(), probes::rows()].concat());
     let mut wrong = Vec::new();
     let mut shown = 0;
     for line in table.iter().filter(|line| line.answer == Answer::Honoured) {

@@ -5,6 +5,7 @@
 
 mod effects;
 mod honoured;
+mod probes;
 mod readme;
 mod refused;
 mod schema;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec, VolumeMount};
 
-use super::{Check, env, names, resources, security};
+use super::{Check, env, names, probe, resources, security};
 use crate::render::stop_signal;
 
 /// Both lists of containers, and the host ports they share.
@@ -18,6 +18,7 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
     check.each("containers", &spec.containers, |check, container| {
         common(check, container, spec, &volumes, &mut seen);
         restart_policy(check, container);
+        probe::probes(check, container);
         host_ports(check, container, &mut ports);
         if spec.host_network == Some(true) {
             // validatePodHostNetworkDeps looks at app containers only.
@@ -41,7 +42,7 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
 /// What an init container may not have unless it is a sidecar.
 fn init_only(check: &mut Check, container: &Container) {
     if container.restart_policy.as_deref() == Some("Always") {
-        return;
+        return probe::probes(check, container);
     }
     for (field, given) in [
         ("lifecycle", container.lifecycle.is_some()),

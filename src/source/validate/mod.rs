@@ -10,6 +10,7 @@ pub mod fields;
 mod metadata;
 pub mod names;
 mod node;
+mod probe;
 mod resources;
 mod security;
 mod spec;

@@ -81,6 +81,12 @@ pub fn port_name(text: &str) -> Broken {
     )
 }
 
+/// `IsHTTPHeaderName`.
+pub fn http_header(text: &str) -> Broken {
+    let good = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    broken(good, "must be letters, digits and '-'")
+}
+
 /// `IsRelaxedEnvVarName`.
 pub fn env_name(text: &str) -> Broken {
     let good = !text.is_empty() && text.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'=');

@@ -3,6 +3,7 @@
 mod container;
 mod node;
 mod pod;
+mod probe;
 mod resources;
 mod security;
 mod unsupported;

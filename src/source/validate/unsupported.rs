@@ -61,9 +61,6 @@ const SPEC: &[Row<PodSpec>] = &[
 
 /// Fields of a container in either list.
 const CONTAINER: &[Row<Container>] = &[
-    Row("livenessProbe", "probes are not run yet", |container| container.liveness_probe.is_some()),
-    Row("readinessProbe", "probes are not run yet", |container| container.readiness_probe.is_some()),
-    Row("startupProbe", "probes are not run yet", |container| container.startup_probe.is_some()),
     Row("lifecycle.postStart", "hooks are not run yet", |container| {
         lifecycle(container, |lifecycle| lifecycle.post_start.is_some())
     }),

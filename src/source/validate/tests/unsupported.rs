@@ -23,21 +23,6 @@ fn what_this_version_does_not_do_is_refused() {
         ("/spec/resources", json!({"claims": [{"name": "x"}]}), "spec.resources.claims"),
         ("/spec/securityContext/windowsOptions", json!({}), "spec.securityContext.windowsOptions"),
         (
-            "/spec/containers/0/livenessProbe",
-            json!({"tcpSocket": {"port": 1}}),
-            "spec.containers[0].livenessProbe",
-        ),
-        (
-            "/spec/containers/0/readinessProbe",
-            json!({"tcpSocket": {"port": 1}}),
-            "spec.containers[0].readinessProbe",
-        ),
-        (
-            "/spec/initContainers/1/startupProbe",
-            json!({"tcpSocket": {"port": 1}}),
-            "spec.initContainers[1].startupProbe",
-        ),
-        (
             "/spec/containers/0/lifecycle",
             json!({"preStop": {"exec": {"command": ["x"]}}}),
             "spec.containers[0].lifecycle.preStop",

@@ -1,0 +1,33 @@
+//! The bounds of probes, and of lifecycle hooks where they do the same.
+
+use std::time::Duration;
+
+use super::{CONTAINER_BYTES, EVENT_MESSAGE_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, KIB, PODS_BYTES_MAX};
+
+/// Probes of containers that pods in hand have. What [`PODS_BYTES_MAX`] lets be wanted fits; pods that end may still have
+/// theirs. Full: those of a further pod are not run, with a message, and it is not ready, until there is room.
+pub const PROBERS_MAX: usize = 3 * (PODS_BYTES_MAX / CONTAINER_BYTES);
+/// Bytes of one of them, its place included; the container's id is shared.
+pub const PROBER_BYTES_MAX: usize = 128;
+/// Probes that run at once. Full: further ones wait, those that were due first come first; those that begin late are counted.
+pub const PROBES_AT_ONCE_MAX: usize = 16;
+/// A probe that begins so long after its time is late.
+pub const PROBE_LATE: Duration = Duration::from_secs(1);
+/// How often a probe is tried that cannot be run (kubelet `maxProbeRetries`).
+pub const PROBE_TRIES_MAX: u32 = 3;
+/// Bytes of what a probe says that are kept: what an event has room for. Longer: cut.
+pub const PROBE_OUTPUT_BYTES_MAX: usize = EVENT_MESSAGE_BYTES_MAX;
+/// Bytes of a body that are read (kubelet `maxRespBodyLength`). Longer: the rest is not read.
+pub const PROBE_BODY_BYTES_MAX: usize = 10 * KIB;
+/// Bytes of an answer's head. Longer: the probe fails.
+pub const PROBE_HEAD_BYTES_MAX: usize = 16 * KIB;
+/// Requests of one probe: the first, and one for each redirect on its host (Go's `http.Client`). More: the probe fails.
+pub const PROBE_REQUESTS_MAX: usize = 10;
+/// Names of hosts that are looked up at once, a thread for each. Full: a further one waits, within its probe's time.
+pub const LOOKUPS_AT_ONCE_MAX: usize = 2;
+/// Addresses of one host that are tried. More: the rest is not.
+pub const ADDRESSES_TRIED_MAX: usize = 4;
+/// Bytes a running probe may take: an exec's two outputs, or an answer's head and body; and the sentence it ends with.
+pub const PROBE_BYTES_MAX: usize = 2 * EXEC_OUTPUT_BYTES_MAX + PROBE_HEAD_BYTES_MAX;
+const _: () =
+    assert!(PROBE_HEAD_BYTES_MAX + PROBE_BODY_BYTES_MAX + PROBE_OUTPUT_BYTES_MAX <= PROBE_BYTES_MAX);

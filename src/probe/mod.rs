@@ -1,0 +1,340 @@
+//! Liveness, readiness and startup probes (`pkg/kubelet/prober`, `pkg/probe`).
+//!
+//! ```text
+//!     status, observed ─► look ─► due ─► ask ─► run (a task) ─► answered ─► result ─► plan, status
+//!                        └──────── prober ────────┘
+//! ```
+//!
+//! [`prober`] decides when a probe runs and what its answers come to, [`handler`] what it does; both are PURE, and so is what
+//! stands here: the probers of one pod. [`run`] carries probes out, with `http` and `grpc` beside it. A probe is a task for as long
+//! as it runs; between two of them it is a record of `limits::PROBER_BYTES_MAX` bytes.
+
+mod grpc;
+pub mod handler;
+mod http;
+pub mod prober;
+pub mod run;
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Container, PodStatus, Probe};
+
+use crate::limits::PROBER_BYTES_MAX;
+use crate::model::{ContainerId, ContainerKind, ContainerState, DesiredPod, Mono, Now, ObservedPod, PodUid};
+use crate::render::resources::is_sidecar;
+use crate::status::container_status;
+use crate::sync::{ProbeResult, Probes};
+use prober::{Asked, Before, ProbeKind, Prober, Progress, Schedule, Seen};
+
+/// A container's definition, by its place in the pod's spec, and which of its probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    list: ContainerKind,
+    index: u16,
+    kind: ProbeKind,
+}
+
+impl Place {
+    /// Which probe.
+    pub fn kind(self) -> ProbeKind {
+        self.kind
+    }
+
+    /// The container's definition there and the probe's, while the pod has them.
+    pub fn find(self, pod: &DesiredPod) -> Option<(&Container, &Probe)> {
+        let list = match self.list {
+            ContainerKind::Init => pod.init_containers(),
+            ContainerKind::App => pod.containers(),
+            ContainerKind::Ephemeral => return None,
+        };
+        let container = list.get(usize::from(self.index))?;
+        Some((container, probe_of(container, self.kind)?))
+    }
+}
+
+fn probe_of(container: &Container, kind: ProbeKind) -> Option<&Probe> {
+    match kind {
+        ProbeKind::Liveness => container.liveness_probe.as_ref(),
+        ProbeKind::Readiness => container.readiness_probe.as_ref(),
+        ProbeKind::Startup => container.startup_probe.as_ref(),
+    }
+}
+
+/// `timeoutSeconds`.
+pub fn timeout(probe: &Probe) -> Duration {
+    let seconds = probe.timeout_seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    Duration::from_secs(seconds.unwrap_or(1).max(1))
+}
+
+/// Every probe of a pod's containers: of sidecars, and of app containers.
+fn places(pod: &DesiredPod) -> impl Iterator<Item = (Place, &Probe)> {
+    let sidecars = pod.init_containers().iter().enumerate().filter(|(_, container)| is_sidecar(container));
+    let apps = pod.containers().iter().enumerate();
+    let all = sidecars.map(|of| (ContainerKind::Init, of)).chain(apps.map(|of| (ContainerKind::App, of)));
+    all.flat_map(|(list, (index, container))| {
+        ProbeKind::ALL.into_iter().filter_map(move |kind| {
+            let place = Place { list, index: u16::try_from(index).ok()?, kind };
+            Some((place, probe_of(container, kind)?))
+        })
+    })
+}
+
+/// The pod has that probe for the container of this name (prober manager `getWorker`).
+pub fn has_probe(pod: &DesiredPod, kind: ProbeKind, name: &str) -> bool {
+    let mut containers =
+        pod.containers().iter().chain(pod.init_containers().iter().filter(|c| is_sidecar(c)));
+    containers.any(|container| container.name == name && probe_of(container, kind).is_some())
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    place: Place,
+    prober: Prober,
+}
+
+const _: () = assert!(size_of::<Entry>() <= PROBER_BYTES_MAX);
+
+/// There is no room for the probers of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoRoom;
+
+/// The probers of one pod.
+#[derive(Debug, Default)]
+pub struct Probers {
+    entries: Vec<Entry>,
+    /// They are those of the pod's definition.
+    fitted: bool,
+    /// Containers that were there when the agent saw the pod for the first time.
+    found: Box<[ContainerId]>,
+}
+
+impl Probers {
+    /// The pod's definition may be another one.
+    pub fn changed(&mut self) {
+        self.fitted = false;
+    }
+
+    /// They are those of the pod's definition.
+    pub fn is_fitted(&self) -> bool {
+        self.fitted
+    }
+
+    /// The first look of this agent at the pod.
+    pub fn found(&mut self, observed: &ObservedPod) {
+        self.found = observed.containers.iter().map(|container| container.id.clone()).collect();
+    }
+
+    /// Makes the probers that the pod wants now; `room` is how many more there may be. What is known of a container goes on
+    /// when its probe has other numbers.
+    ///
+    /// # Errors
+    /// There are more: then it has none, and no probe of it is run.
+    pub fn fit(&mut self, pod: &DesiredPod, room: usize) -> Result<(), NoRoom> {
+        if self.fitted {
+            return Ok(());
+        }
+        if places(pod).count() > room + self.entries.len() {
+            self.entries = Vec::new();
+            return Err(NoRoom);
+        }
+        let entries = places(pod).map(|(place, probe)| {
+            let (known, schedule) =
+                (self.entries.iter().find(|entry| entry.place == place), Schedule::new(probe));
+            let mut entry =
+                known.cloned().unwrap_or_else(|| Entry { place, prober: Prober::new(place.kind, schedule) });
+            entry.prober.set_schedule(schedule);
+            entry
+        });
+        self.entries = entries.collect();
+        self.fitted = true;
+        Ok(())
+    }
+
+    /// Takes over what the runtime reports, and what was `shown` of the pod.
+    pub fn look(
+        &mut self,
+        pod: &DesiredPod,
+        observed: &ObservedPod,
+        shown: Option<&PodStatus>,
+        is_ending: bool,
+        now: Now,
+    ) {
+        for Entry { place, prober } in &mut self.entries {
+            let Some((container, _)) = place.find(pod) else { continue };
+            let Some(seen) = observed.container(&container.name) else {
+                prober.lost();
+                continue;
+            };
+            let progress = match (seen.state, seen.started_at) {
+                (ContainerState::Running, since) => {
+                    Progress::Runs(since.map_or(now.mono, |since| now.mono_of(since)))
+                }
+                (ContainerState::Created, _) => Progress::Made,
+                (ContainerState::Exited | ContainerState::Unknown, _) => Progress::Ended,
+            };
+            let shown = shown.and_then(|status| container_status(status, &container.name, &seen.id));
+            let before = self.found.contains(&seen.id).then(|| Before {
+                ready: shown.is_some_and(|status| status.ready),
+                jitter: jitter(&pod.key.uid, &container.name, place.kind),
+            });
+            let started = shown.is_some_and(|status| status.started == Some(true));
+            prober.look(&Seen { id: &seen.id, progress, started, before, is_ending }, now.mono);
+        }
+    }
+
+    /// When the next one is to be asked.
+    pub fn due(&self) -> Option<Mono> {
+        self.entries.iter().filter_map(|entry| entry.prober.due()).min()
+    }
+
+    /// Those that are due, and since when.
+    pub fn all_due(&self, now: Mono) -> impl Iterator<Item = (Mono, Place)> {
+        let due = move |entry: &Entry| Some((entry.prober.due().filter(|at| *at <= now)?, entry.place));
+        self.entries.iter().filter_map(due)
+    }
+
+    /// [`Prober::ask`] of the one at that place.
+    pub fn ask(&mut self, place: Place, now: Mono) -> Option<Asked> {
+        self.at(place)?.ask(now)
+    }
+
+    /// [`Prober::answered`] of the one at that place.
+    pub fn answered(&mut self, place: Place, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
+        self.at(place).is_some_and(|prober| prober.answered(container, answer))
+    }
+
+    fn at(&mut self, place: Place) -> Option<&mut Prober> {
+        self.entries.iter_mut().find(|entry| entry.place == place).map(|entry| &mut entry.prober)
+    }
+
+    /// What that probe last said of the container, if it has said anything.
+    pub fn result(&self, kind: ProbeKind, container: &str) -> Option<ProbeResult> {
+        let of = |entry: &Entry| {
+            let (id, result) = entry.prober.result()?;
+            (entry.place.kind == kind && id.as_str() == container).then_some(result)
+        };
+        self.entries.iter().find_map(of)
+    }
+
+    /// The results that decide what is killed and started.
+    pub fn for_plan(&self) -> Probes {
+        let mut probes = Probes::default();
+        for entry in &self.entries {
+            let Some((id, result)) = entry.prober.result() else { continue };
+            match entry.place.kind {
+                ProbeKind::Liveness => probes.liveness.set(id, result),
+                ProbeKind::Startup => probes.startup.set(id, result),
+                ProbeKind::Readiness => {}
+            }
+        }
+        probes
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// None of the pod's containers is probed.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+/// FNV-1a: the same after each restart, another one for each probe.
+fn jitter(uid: &PodUid, container: &str, kind: ProbeKind) -> u32 {
+    let bytes = uid.as_str().bytes().chain(container.bytes()).chain([kind as u8]);
+    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Wall;
+    use serde_json::{Value, json};
+
+    const NOW: Now = Now { mono: Mono(100_000_000_000), wall: Wall(1_000_000_000_000) };
+
+    fn pod(period: i32) -> DesiredPod {
+        let probe = json!({"tcpSocket": {"port": 1}, "periodSeconds": period});
+        let probed = |name: &str, policy: Value| json!({"name": name, "restartPolicy": policy, "livenessProbe": probe, "readinessProbe": probe});
+        let pod = json!({
+            "metadata": {"name": "web", "namespace": "default", "uid": "u"},
+            "spec": {
+                "initContainers": [probed("side", json!("Always")), probed("first", Value::Null)],
+                "containers": [probed("app", Value::Null), {"name": "plain"}],
+            },
+        });
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn observed(id: &str) -> ObservedPod {
+        let container = crate::model::ContainerStatus {
+            id: id.into(),
+            name: "app".into(),
+            sandbox_id: "s".into(),
+            state: ContainerState::Running,
+            created_at: Wall(0),
+            started_at: Some(NOW.wall),
+            finished_at: None,
+            finished_mono: None,
+            exit_code: 0,
+            reason: "".into(),
+            message: "".into(),
+            image: "".into(),
+            image_ref: "".into(),
+            user: None,
+            resources: None,
+            stop_signal: 0,
+            meta: crate::model::ContainerMeta::default(),
+        };
+        ObservedPod { containers: vec![container], ..ObservedPod::default() }
+    }
+
+    #[test]
+    fn sidecars_and_app_containers_are_probed_when_there_is_room() {
+        let (pod, mut probers) = (pod(10), Probers::default());
+        assert_eq!(probers.fit(&pod, 3), Err(NoRoom));
+        assert!(probers.is_empty() && !probers.is_fitted());
+        assert_eq!((probers.fit(&pod, 4), probers.len()), (Ok(()), 4));
+        assert_eq!(probers.fit(&pod, 0), Ok(()), "they are there");
+        for (name, has) in [("side", true), ("app", true), ("first", false), ("plain", false)] {
+            assert_eq!(has_probe(&pod, ProbeKind::Readiness, name), has, "{name}");
+        }
+        assert!(!has_probe(&pod, ProbeKind::Startup, "app"));
+    }
+
+    #[test]
+    fn a_probe_with_other_numbers_knows_what_it_knew() {
+        let (mut probers, it) = (Probers::default(), observed("c1"));
+        probers.fit(&pod(10), 9).unwrap();
+        let shown: PodStatus = serde_json::from_value(json!({"containerStatuses": [
+            {"name": "app", "containerID": "containerd://c1", "started": true, "ready": false, "restartCount": 0,
+             "image": "", "imageID": ""}
+        ]}))
+        .unwrap();
+        probers.look(&pod(10), &it, Some(&shown), false, NOW);
+        let due: Vec<(Mono, Place)> = probers.all_due(NOW.mono).collect();
+        assert_eq!(
+            due.iter().map(|(_, place)| place.kind()).collect::<Vec<_>>(),
+            [ProbeKind::Liveness, ProbeKind::Readiness]
+        );
+        let readiness = due[1].1;
+        let asked = probers.ask(readiness, NOW.mono).unwrap();
+        assert!(probers.answered(readiness, &asked.container, Some(ProbeResult::Success)));
+        assert_eq!(probers.result(ProbeKind::Readiness, "c1"), Some(ProbeResult::Success));
+        probers.changed();
+        probers.fit(&pod(3), 0).unwrap();
+        assert_eq!(probers.result(ProbeKind::Readiness, "c1"), Some(ProbeResult::Success));
+        assert_eq!(probers.for_plan().liveness.of(&"c1".into()), Some(ProbeResult::Success));
+        // Its next time is the old one; from then on the new period counts.
+        probers.ask(readiness, Mono(110_000_000_000)).unwrap();
+        probers.answered(readiness, &asked.container, None);
+        assert_eq!(probers.at(readiness).unwrap().due(), Some(Mono(113_000_000_000)));
+        assert_eq!(probers.due(), Some(NOW.mono), "the liveness probe has not been asked");
+        // Another container of that name is another matter.
+        probers.look(&pod(3), &observed("c2"), Some(&shown), false, NOW);
+        assert_eq!(probers.result(ProbeKind::Readiness, "c1"), None);
+        assert_eq!(probers.result(ProbeKind::Readiness, "c2"), Some(ProbeResult::Failure));
+    }
+}

@@ -1,0 +1,63 @@
+//! The fields of probes, for `honoured`.
+
+use serde_json::{Value, json};
+
+use crate::effects::Owner::{Check, Probe};
+use crate::honoured::Row;
+
+/// A sidecar, or an app container, with that probe.
+fn probed(field: &'static str, probe: Value) -> Vec<(&'static str, Value)> {
+    vec![
+        ("spec.containers[*].restartPolicyRules", Value::Null),
+        ("spec.containers[*].restartPolicy", json!("Always")),
+        (field, probe),
+    ]
+}
+
+/// A field of a readiness probe.
+macro_rules! readiness {
+    ($field:literal, $to:expr, $owner:expr, $probe:expr) => {
+        Row(
+            concat!("spec.containers[*].readinessProbe.", $field),
+            $to,
+            $owner,
+            probed("spec.containers[*].readinessProbe", $probe),
+        )
+    };
+}
+
+pub fn rows() -> Vec<Row> {
+    let exec = || json!({"exec": {"command": ["x"]}});
+    let get = || json!({"httpGet": {"port": 1, "httpHeaders": [{"name": "A", "value": "1"}]}});
+    vec![
+        Row(
+            "spec.containers[*].livenessProbe.successThreshold",
+            json!(2),
+            Check,
+            probed("spec.containers[*].livenessProbe", exec()),
+        ),
+        Row(
+            "spec.containers[*].livenessProbe.terminationGracePeriodSeconds",
+            json!(7),
+            Probe,
+            probed("spec.containers[*].livenessProbe", exec()),
+        ),
+        readiness!("exec.command", json!(["y"]), Probe, exec()),
+        readiness!("failureThreshold", json!(7), Probe, exec()),
+        readiness!("grpc.port", json!(7), Probe, json!({"grpc": {"port": 1}})),
+        readiness!("grpc.service", json!("db"), Probe, json!({"grpc": {"port": 1}})),
+        readiness!("httpGet.host", json!("h"), Probe, get()),
+        readiness!("httpGet.httpHeaders[*].name", json!("B"), Probe, get()),
+        readiness!("httpGet.httpHeaders[*].value", json!("2"), Probe, get()),
+        readiness!("httpGet.path", json!("/x"), Probe, get()),
+        readiness!("httpGet.port", json!("http"), Probe, get()),
+        readiness!("httpGet.scheme", json!("HTTPS"), Check, get()),
+        readiness!("initialDelaySeconds", json!(7), Probe, exec()),
+        readiness!("periodSeconds", json!(7), Probe, exec()),
+        readiness!("successThreshold", json!(7), Probe, exec()),
+        readiness!("tcpSocket.host", json!("h"), Probe, json!({"tcpSocket": {"port": 1}})),
+        readiness!("tcpSocket.port", json!("http"), Probe, json!({"tcpSocket": {"port": 1}})),
+        readiness!("terminationGracePeriodSeconds", json!(7), Check, exec()),
+        readiness!("timeoutSeconds", json!(7), Probe, exec()),
+    ]
+}
