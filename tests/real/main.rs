@@ -18,6 +18,7 @@ mod examples;
 mod finding;
 mod images;
 mod life;
+mod probes;
 mod promises;
 mod recovery;
 mod refusal;
@@ -72,6 +73,9 @@ const TESTS: &[Test] = tests![
     settings::what_this_machine_cannot_show_is_named,
     events::an_exit_is_told_and_waits_for_no_relist,
     events::events_come_again_after_containerd_was_killed,
+    probes::each_kind_of_probe_tells_a_good_container_from_a_bad_one,
+    probes::a_grpc_server_is_asked_for_its_health,
+    probes::a_container_that_hangs_is_replaced_at_once,
     recovery::a_killed_agent_takes_its_pods_up_again,
     recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
     recovery::what_happened_while_the_agent_was_away_is_made_good,
@@ -90,6 +94,7 @@ const TESTS: &[Test] = tests![
     refusal::check_judges_manifests_without_an_agent,
     examples::ten_manifests_of_a_gateway_run_unchanged,
     promises::an_idle_agent_costs_no_more_than_promised,
+    probes::probing_thirty_pods_costs_little,
 ];
 
 /// Goes on in a mount namespace of its own. `/` is a shared mount there, as systemd makes it: containerd wants that of
