@@ -20,8 +20,9 @@
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
-//! of `grpc` `message` and `status`, of `metrics` all but the counters, of `cli` what makes text, of `source` all but
-//! `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and `choose`, of `cli` what makes
+//! text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `systemd` `wire`, and
+//! of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
@@ -39,6 +40,7 @@ pub mod gc;
 pub mod grpc;
 pub mod image;
 pub mod limits;
+pub mod logs;
 pub mod metrics;
 pub mod model;
 pub mod mounts;

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+mod logs;
 mod probe;
 mod source;
 
+pub use logs::*;
 pub use probe::*;
 pub use source::*;
 

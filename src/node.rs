@@ -9,6 +9,7 @@ mod checkpoint;
 mod disk;
 mod events;
 mod jobs;
+mod logs;
 mod pod;
 mod probes;
 mod record;
@@ -166,9 +167,11 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     while let Ok(query) = asked.recv().await {
         let answer = match query.question {
             Question::Health => Answer::Found("ok".to_owned()),
-            Question::Pods(_) | Question::Describe { .. } | Question::Metrics | Question::Top => {
-                Answer::NotFound(format!("{}\n", why.borrow()))
-            }
+            Question::Pods(_)
+            | Question::Describe { .. }
+            | Question::Logs { .. }
+            | Question::Metrics
+            | Question::Top => Answer::NotFound(format!("{}\n", why.borrow())),
         };
         // Full or closed: the client has hung up.
         let _ = query.answer.try_send(answer);

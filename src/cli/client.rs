@@ -11,11 +11,29 @@ use hyper::{Request, StatusCode};
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
 use crate::stream;
 
+/// Why there is no answer: one sentence.
+pub(super) enum Refusal {
+    /// Nobody answers; with the mend.
+    Unreachable(String),
+    /// What the agent said instead.
+    Said(String),
+}
+
 /// The answer's text.
 ///
 /// # Errors
 /// One sentence: nobody answers (and the mend), or what the agent said instead.
 pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String> {
+    ask_for(socket, path_and_query).map_err(|refusal| match refusal {
+        Refusal::Unreachable(why) | Refusal::Said(why) => why,
+    })
+}
+
+/// The same, with the two kinds of failure apart.
+///
+/// # Errors
+/// See [`Refusal`].
+pub(super) fn ask_for(socket: &Path, path_and_query: &str) -> Result<String, Refusal> {
     let asked = async { ask(socket, path_and_query).await };
     let late = async {
         Timer::after(ANSWER_PATIENCE).await;
@@ -25,10 +43,14 @@ pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String>
             ANSWER_PATIENCE.as_secs()
         ))
     };
-    async_io::block_on(smol::future::or(asked, late))
+    match async_io::block_on(smol::future::or(asked, late)) {
+        Ok((StatusCode::OK, text)) => Ok(text),
+        Ok((_, text)) => Err(Refusal::Said(text.trim_end().to_owned())),
+        Err(why) => Err(Refusal::Unreachable(why)),
+    }
 }
 
-async fn ask(socket: &Path, path_and_query: &str) -> Result<String, String> {
+async fn ask(socket: &Path, path_and_query: &str) -> Result<(StatusCode, String), String> {
     let connected = Async::<UnixStream>::connect(socket).await.map_err(|error| {
         let mend = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "run as root",
@@ -48,8 +70,7 @@ async fn ask(socket: &Path, path_and_query: &str) -> Result<String, String> {
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
         let body = body.map_err(|error| format!("the agent at {}: {error}", socket.display()))?;
-        let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-        if status == StatusCode::OK { Ok(text) } else { Err(text.trim_end().to_owned()) }
+        Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
     };
     // The connection moves only while it is polled; its end is known from the exchange.
     let drive = async {

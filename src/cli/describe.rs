@@ -2,8 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::text::harmless;
-use super::{SocketArg, checked_name, client, color_query, fail, print};
+use super::{SocketArg, client, color_query, fail, pod_query, print};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -17,21 +16,8 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
-    let pod = args.pod.strip_prefix("pod/").unwrap_or(&args.pod);
-    let (namespace, name) = match pod.split_once('/') {
-        Some((namespace, _)) if args.namespace.as_deref().is_some_and(|given| given != namespace) => {
-            return fail(&format!("{} and -n name two namespaces; give one", harmless(pod)));
-        }
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (args.namespace.as_deref(), pod),
-    };
-    let namespace = namespace.map(checked_name).transpose();
-    match (checked_name(name), namespace) {
-        (Err(why), _) | (_, Err(why)) => fail(&why),
-        (Ok(name), Ok(namespace)) => {
-            let namespace = namespace.map(|n| format!("&namespace={n}")).unwrap_or_default();
-            let query = format!("/describe?pod={name}{namespace}{}", color_query());
-            print(client::get(&args.socket.socket, &query))
-        }
+    match pod_query(&args.pod, args.namespace.as_deref()) {
+        Ok(query) => print(client::get(&args.socket.socket, &format!("/describe?{query}{}", color_query()))),
+        Err(why) => fail(&why),
     }
 }

@@ -7,6 +7,7 @@ mod client;
 mod describe;
 pub mod describe_text;
 mod logger;
+mod logs;
 mod pods;
 mod run;
 mod top;
@@ -41,6 +42,8 @@ enum Command {
     Pods(pods::Args),
     /// Show all that is known of a pod, and why it is not running
     Describe(describe::Args),
+    /// Print what a pod's containers wrote
+    Logs(logs::Args),
     /// Show what the agent itself holds, and how much of each it may
     Top(top::Args),
     /// Show the version
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),
+        Command::Logs(args) => logs::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
     }
@@ -90,6 +94,22 @@ fn print(answer: Result<String, String>) -> ExitCode {
 fn fail(why: &str) -> ExitCode {
     let _ = writeln!(std::io::stderr().lock(), "smolet: {why}");
     ExitCode::FAILURE
+}
+
+/// A pod as commands take it (NAME, NAMESPACE/NAME, pod/NAME), as a query: `pod=NAME&namespace=NAMESPACE`.
+fn pod_query(pod: &str, namespace: Option<&str>) -> Result<String, String> {
+    let pod = pod.strip_prefix("pod/").unwrap_or(pod);
+    let (namespace, name) = match pod.split_once('/') {
+        Some((other, _)) if namespace.is_some_and(|given| given != other) => {
+            return Err(format!("{} and -n name two namespaces; give one", text::harmless(pod)));
+        }
+        Some((namespace, name)) => (Some(namespace), name),
+        None => (namespace, pod),
+    };
+    let name = checked_name(name)?;
+    let namespace = namespace.map(checked_name).transpose()?;
+    let namespace = namespace.map(|namespace| format!("&namespace={namespace}")).unwrap_or_default();
+    Ok(format!("pod={name}{namespace}"))
 }
 
 /// A name as it may stand in a query: Kubernetes names need no escaping, whatever else is none.

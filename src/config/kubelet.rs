@@ -121,7 +121,7 @@ impl FileSettings {
 }
 
 /// Go's `time.ParseDuration` for durations that are not negative: `1h30m`, `1.5s`, `100ms`, `0`.
-fn parse_go_duration(text: &str) -> Option<Duration> {
+pub(crate) fn parse_go_duration(text: &str) -> Option<Duration> {
     if text == "0" {
         return Some(Duration::ZERO);
     }

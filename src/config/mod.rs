@@ -13,6 +13,7 @@ use crate::source::validate::names;
 use kubelet::GoDuration;
 
 pub use kubelet::FileSettings;
+pub(crate) use kubelet::parse_go_duration;
 
 /// Where k3s, kubeadm and smolet users expect things (CONVENTIONS).
 pub mod paths {

@@ -3,17 +3,15 @@
 //!
 //! Small reads of files that were just written, so they stay on the loop's thread.
 
-use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::Path;
-
-use rustix::fs::{Mode, OFlags};
 
 use super::convert::cut;
 use crate::limits::{
     CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX, TERMINATION_LOG_BYTES_MAX, TERMINATION_LOG_BYTES_READ,
     TERMINATION_LOG_LINES_MAX,
 };
+use crate::logs::files;
 use crate::proto::runtime::v1 as cri;
 
 /// Annotations of a container (kubelet `labels.go`).
@@ -88,14 +86,8 @@ fn contents(log: &[u8], whole: bool) -> Vec<u8> {
 
 /// The last bytes of a file, and whether that is all of it. Never waits: what is no regular file is refused.
 fn end_of(path: &Path, bytes_max: u64) -> io::Result<(Vec<u8>, bool)> {
-    // Not through a link, nor into a FIFO: the container may have a hand in what lies there.
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let mut file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    let start = meta.len().saturating_sub(bytes_max);
+    let mut file = files::open(path)?;
+    let start = file.metadata()?.len().saturating_sub(bytes_max);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(bytes_max).read_to_end(&mut bytes)?;

@@ -61,6 +61,15 @@ impl Now {
     }
 }
 
+impl Wall {
+    /// The instant so many seconds after the begin of a day of the Gregorian calendar, in UTC. Saturates where 64 bits end
+    /// (1677, 2262).
+    pub fn of_civil(year: i64, month: i64, day: i64, seconds: i64) -> Self {
+        let seconds = days_from_civil(year, month, day).saturating_mul(86_400).saturating_add(seconds);
+        Self(seconds.saturating_mul(1_000_000_000))
+    }
+}
+
 /// RFC 3339 in UTC with second precision, as the API shows times: `2026-01-02T03:04:05Z`.
 impl fmt::Display for Wall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -101,6 +110,15 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
+/// The day number of a date, counted from 1970-01-01 (Hinnant's `days_from_civil`).
+fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
+    let year = year - i64::from(month <= 2);
+    let era = year.div_euclid(400);
+    let of_era = year.rem_euclid(400);
+    let of_year = (153 * (month + if month > 2 { -3 } else { 9 }) + 2) / 5 + day - 1;
+    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +134,16 @@ mod tests {
         ] {
             assert_eq!(Wall(seconds * 1_000_000_000).to_string(), shown);
         }
+    }
+
+    #[test]
+    fn days_are_counted_both_ways() {
+        for day in (-800_000..800_000).step_by(7) {
+            let (year, month, of_month) = civil_from_days(day);
+            assert_eq!(days_from_civil(year, month, of_month), day, "{year}-{month}-{of_month}");
+        }
+        assert_eq!(Wall::of_civil(2026, 1, 1, 1), Wall(1_767_225_601_000_000_000));
+        assert_eq!(Wall::of_civil(9999, 1, 1, 0), Wall(i64::MAX));
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Question::Describe { name, namespace, style } => {
                 self.show_pod(name, namespace.as_deref(), now, *style)
             }
+            Question::Logs { name, namespace } => self.show_logs(name, namespace.as_deref()),
         };
         // Full or closed: the client has hung up, or was answered already.
         let _ = query.answer.try_send(answer);
@@ -174,7 +175,11 @@ impl<R: Runtime + 'static> Agent<R> {
         out
     }
 
-    fn show_pod(&self, name: &str, namespace: Option<&str>, now: Wall, style: Style) -> Answer {
+    /// The pod of that name, with or without the node's name behind it.
+    ///
+    /// # Errors
+    /// There is none, or several, in a sentence.
+    pub(super) fn find_record(&self, name: &str, namespace: Option<&str>) -> Result<&Record, String> {
         let full_name = format!("{name}-{}", self.identity.node_name());
         let named = |record: &&Record| {
             let key = record.worker.key();
@@ -183,15 +188,23 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut found: Vec<&Record> = self.records.values().filter(named).collect();
         // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
         found.sort_by_key(|record| record.worker.life() == Life::Waiting);
-        let Some(record) = found.first() else { return Answer::NotFound(self.why_not_here(name, namespace)) };
+        let Some(record) = found.first() else { return Err(self.why_not_here(name, namespace)) };
         if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
         {
-            return Answer::NotFound(format!(
+            return Err(format!(
                 "{name} stands in several namespaces ({}, {}); say which with -n\n",
                 record.worker.key().namespace,
                 other.worker.key().namespace
             ));
         }
+        Ok(record)
+    }
+
+    fn show_pod(&self, name: &str, namespace: Option<&str>, now: Wall, style: Style) -> Answer {
+        let record = match self.find_record(name, namespace) {
+            Ok(record) => record,
+            Err(why) => return Answer::NotFound(why),
+        };
         let key = record.worker.key();
         let ring = self.ring.borrow();
         let mut decisions: Vec<Decision<'_>> =

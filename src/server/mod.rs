@@ -1,7 +1,7 @@
 //! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and whoever has root.
 //!
 //! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
-//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/metrics` → the counters, for Prometheus;
+//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/logs?pod=NAME` → where its containers' logs are, for `smolet logs`; `/metrics` → the counters, for Prometheus;
 //! `/top` → what `smolet top --self` prints. Text is made here, as kubectl lets
 //! its server print tables: the commands stay small and show exactly what the agent knows.
 //!
@@ -57,6 +57,13 @@ pub enum Question {
         namespace: Option<String>,
         /// With colours or without.
         style: Style,
+    },
+    /// Where the logs of one pod's containers are.
+    Logs {
+        /// As above.
+        name: String,
+        /// As above.
+        namespace: Option<String>,
     },
 }
 
@@ -350,7 +357,11 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             let name = value("pod").ok_or("describe what? /describe?pod=NAME\n")?;
             Ok((Question::Describe { name, namespace, style }, TEXT))
         }
-        _ => Err("not found; there are /healthz /metrics /pods /describe /top\n"),
+        "/logs" => {
+            let name = value("pod").ok_or("whose logs? /logs?pod=NAME\n")?;
+            Ok((Question::Logs { name, namespace }, JSON))
+        }
+        _ => Err("not found; there are /healthz /metrics /pods /describe /logs /top\n"),
     }
 }
 
@@ -424,6 +435,9 @@ mod tests {
         };
         assert_eq!((name.as_str(), style), ("web", Style::for_output(true, None)));
         assert!(ask("/describe").is_err());
+        let logs = Question::Logs { name: "web".to_owned(), namespace: Some("prod".to_owned()) };
+        assert_eq!(ask("/logs?pod=web&namespace=prod"), Ok(logs));
+        assert!(ask("/logs").is_err());
         assert!(ask("/exec").is_err());
     }
 

@@ -16,10 +16,14 @@ mod faults;
 mod hangs;
 mod image_volumes;
 mod images;
+mod logs;
 mod metrics;
 mod objects;
 mod probes;
 mod restart;
+#[allow(dead_code)]
+#[path = "../common/runner.rs"]
+mod runner;
 mod settings;
 mod socket;
 mod start;

@@ -91,6 +91,8 @@ impl World {
         show_log();
         let clock = VirtualClock::new(START);
         let fake = Fake::start(clock.clone());
+        // As every runtime; the agent asks for a log that is not there.
+        fake.state().writes_logs = true;
         for version in 1..=3 {
             fake.add_image(&format!("busybox:{version}"));
         }

@@ -686,7 +686,14 @@ impl State {
             "ReopenContainerLog" => {
                 let id = decode::<cri::ReopenContainerLogRequest>(m)?.container_id;
                 match self.containers.get(&id) {
-                    Some(container) if container.running() => encode(&cri::ReopenContainerLogResponse {}),
+                    Some(container) if container.running() => {
+                        if self.writes_logs {
+                            let log = self.log_path(container);
+                            let made = std::fs::File::options().append(true).create(true).open(log);
+                            made.map_err(|error| (UNKNOWN, error.to_string()))?;
+                        }
+                        encode(&cri::ReopenContainerLogResponse {})
+                    }
                     Some(_) => Err((UNKNOWN, "container is not running".into())),
                     None => Err(not_found("container", &id)),
                 }
