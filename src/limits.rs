@@ -514,7 +514,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 18;
+pub const BOUNDED: usize = 19;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -547,6 +547,7 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
+    Bound::of("watched_logs", LOGS_WATCHED_MAX, LOG_PATH_BYTES_MAX + CRI_ID_BYTES_MAX + 256),
     // One of the runtime's own has two ids.
     Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX + 2 * CRI_ID_BYTES_MAX),
     Bound {

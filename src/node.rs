@@ -42,6 +42,7 @@ use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX,
     STARTS_AT_ONCE_MAX, memory_ceiling,
 };
+use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
@@ -139,6 +140,14 @@ pub async fn run_until(
             let (dir, of) = (&config.images_dir, identity.node_name());
             let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), told);
             executor.spawn(importer.run()).detach();
+            let (logs, woken) = Told::new();
+            if let Some(rotation) = config.log_rotation {
+                let told = (logs.clone(), woken);
+                let (rotator, compressing) =
+                    Rotator::new(rotation, runtime.clone(), clock.clone(), blocking.clone(), told);
+                executor.spawn(rotator.run()).detach();
+                executor.spawn(compressing).detach();
+            }
             let parts = Parts {
                 config,
                 identity,
@@ -148,6 +157,7 @@ pub async fn run_until(
                 blocking,
                 source,
                 images,
+                logs,
                 set_aside,
                 once,
                 metrics,
@@ -256,6 +266,8 @@ pub struct Parts<'a> {
     pub source: Receiver<SourceUpdate>,
     /// The whole names of images that were imported.
     pub images: Receiver<Vec<String>>,
+    /// Is told which containers run, for the rotation of their logs.
+    pub logs: Told,
     /// What ended the process too often.
     pub set_aside: Arc<SetAside>,
     /// End when every pod runs or has failed.
@@ -274,7 +286,9 @@ impl Parts<'_> {
         asked: Receiver<Query>,
         stopped: Receiver<()>,
     ) -> Ending {
-        let Parts { config, identity, node, executor, clock, blocking, set_aside, once, metrics, .. } = self;
+        let Parts {
+            config, identity, node, executor, clock, blocking, logs, set_aside, once, metrics, ..
+        } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
         executor.spawn(forward(self.source, events.clone(), Event::Source)).detach();
         executor.spawn(forward(self.images, events.clone(), Event::Imported)).detach();
@@ -298,6 +312,7 @@ impl Parts<'_> {
             runtime_name,
             ring,
             config,
+            logs,
             set_aside,
             metrics,
         );

@@ -40,6 +40,9 @@ pub struct FileSettings {
     pub(super) crash_loop_back_off: CrashLoopBackOff,
     pub(super) serialize_image_pulls: Option<bool>,
     pub(super) max_parallel_image_pulls: Option<i32>,
+    pub(super) container_log_max_size: Option<String>,
+    pub(super) container_log_max_files: Option<i32>,
+    pub(super) container_log_monitor_interval: Option<GoDuration>,
 }
 
 /// `crashLoopBackOff`.

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::limits;
+use crate::logs::rotate::Rotation;
+use crate::render::quantity::Quantity;
 use crate::render::{CgroupDriver, admission};
 use crate::source::validate::names;
 use kubelet::GoDuration;
@@ -59,6 +61,12 @@ pub struct Flags {
     /// Symlinks to container logs [default: /var/log/containers]
     #[arg(long, value_name = "DIR")]
     pub container_logs_dir: Option<PathBuf>,
+    /// Bytes of a container's log before it is rotated; negative = never (kubelet: containerLogMaxSize) [default: 10Mi]
+    #[arg(long, value_name = "QUANTITY", allow_hyphen_values = true)]
+    pub container_log_max_size: Option<String>,
+    /// Files of a container's log, rotated ones included (kubelet: containerLogMaxFiles) [default: 5]
+    #[arg(long, value_name = "COUNT")]
+    pub container_log_max_files: Option<i32>,
     /// cgroup below which the pods' cgroups lie [default: /]
     #[arg(long, value_name = "PATH")]
     pub cgroup_root: Option<String>,
@@ -127,6 +135,8 @@ pub struct Config {
     pub max_container_restart_period: Duration,
     /// Image pulls at a time (`serializeImagePulls`, `maxParallelImagePulls`).
     pub image_pulls: usize,
+    /// When container logs are rotated; `None` = never.
+    pub log_rotation: Option<Rotation>,
     /// Memory for the pods' statuses.
     pub status_store_bytes: usize,
 }
@@ -203,6 +213,11 @@ impl Config {
                 limits::CRASH_BACKOFF_MAX,
             ),
             image_pulls: image_pulls(file.serialize_image_pulls, file.max_parallel_image_pulls)?,
+            log_rotation: log_rotation(
+                flags.container_log_max_size.as_deref().or(file.container_log_max_size.as_deref()),
+                flags.container_log_max_files.or(file.container_log_max_files),
+                or(file.container_log_monitor_interval, limits::LOG_LOOK_MAX),
+            )?,
             status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
         };
         config.check()?;
@@ -307,6 +322,47 @@ fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, 
     }
 }
 
+/// When logs are rotated (`NewContainerLogManager`, `ValidateKubeletConfiguration`): never with a negative size.
+fn log_rotation(
+    size: Option<&str>,
+    files: Option<i32>,
+    look_max: Duration,
+) -> Result<Option<Rotation>, ConfigError> {
+    let (least, most) = limits::LOG_FILES_RANGE;
+    let files_max = match files.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
+        None => limits::LOG_FILES,
+        Some((_, files)) if (least..=most).contains(&files) => files,
+        Some((given, _)) => {
+            let message = format!("containerLogMaxFiles: {given}: must be between {least} and {most}");
+            return Err(ConfigError(message));
+        }
+    };
+    let (interval, shortest, longest) =
+        (look_max.as_secs_f64(), Duration::from_secs(3), Duration::from_hours(24));
+    if !(shortest..=longest).contains(&look_max) {
+        return Err(ConfigError(format!(
+            "containerLogMonitorInterval: {interval} s: must be between {} s and {} s",
+            shortest.as_secs(),
+            longest.as_secs()
+        )));
+    }
+    let Some(text) = size else {
+        return Ok(Some(Rotation { size_max: limits::LOG_BYTES, files_max, look_max }));
+    };
+    let wrong = |why: &str| ConfigError(format!("containerLogMaxSize: {text:?}: {why}"));
+    let bytes = Quantity::parse(text).map_err(|_| wrong("must be a quantity such as 10Mi"))?.value();
+    match u64::try_from(bytes) {
+        Err(_) => Ok(None),
+        Ok(size_max) if size_max >= limits::LOG_BYTES_MIN => {
+            Ok(Some(Rotation { size_max, files_max, look_max }))
+        }
+        Ok(_) => Err(wrong(&format!(
+            "must be {} bytes or more, or negative: never rotated",
+            limits::LOG_BYTES_MIN
+        ))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -367,6 +423,42 @@ mod tests {
             ("maxParallelImagePulls: 17\n", Err("maxParallelImagePulls: 17: must be between 1 and 16")),
         ] {
             match (pulls(fields), wanted) {
+                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
+                (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
+                (found, _) => panic!("{fields}: {found:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn logs_are_rotated_as_the_file_or_a_flag_says() {
+        let rotation = |fields: &str, size: Option<&str>| {
+            let flags = Flags { container_log_max_size: size.map(str::to_owned), ..Flags::default() };
+            let config = Config::join(&flags, None, file(fields).expect("of the right type"));
+            config
+                .map(|config| config.log_rotation.map(|r| (r.size_max, r.files_max, r.look_max.as_secs())))
+                .map_err(|e| e.0)
+        };
+        for (fields, size, wanted) in [
+            ("", None, Ok(Some((10 << 20, 5, 10)))),
+            ("containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\n", None, Ok(Some((1 << 20, 3, 10)))),
+            (
+                "containerLogMaxSize: 1Mi\ncontainerLogMonitorInterval: 3s\n",
+                Some("20M"),
+                Ok(Some((20_000_000, 5, 3))),
+            ),
+            ("containerLogMaxSize: \"-1\"\n", None, Ok(None)),
+            ("", Some("-1"), Ok(None)),
+            ("containerLogMaxFiles: 1\n", None, Err("containerLogMaxFiles: 1: must be between 2 and 1000")),
+            ("", Some("0"), Err("containerLogMaxSize: \"0\": must be 4096 bytes or more")),
+            ("", Some("ten"), Err("containerLogMaxSize: \"ten\": must be a quantity")),
+            (
+                "containerLogMonitorInterval: 2s\n",
+                None,
+                Err("containerLogMonitorInterval: 2 s: must be between 3 s"),
+            ),
+        ] {
+            match (rotation(fields, size), wanted) {
                 (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
                 (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
                 (found, _) => panic!("{fields}: {found:?}"),

@@ -16,7 +16,7 @@ pub const LOG_FILES_RANGE: (usize, usize) = (2, 1000);
 /// How fast a log may grow, in bytes a second, so that it is rotated in time when it was never seen to grow faster.
 pub const LOG_BYTES_PER_SECOND: u64 = 5_000_000;
 /// Least time between two looks at a log that grows.
-pub const LOG_LOOK_MIN: Duration = Duration::from_millis(100);
+pub const LOG_LOOK_MIN: Duration = Duration::from_millis(20);
 /// Until when a log that grows is left alone when it is to be full then. Longer: it is looked at after three quarters.
 pub const LOG_LOOK_WHOLE: Duration = Duration::from_secs(1);
 /// Longest time between two looks at a log that grows, and at every log where inotify has no watch left, unless configured

@@ -1,17 +1,18 @@
-//! Container logs: their lines, their files, and reading them.
+//! Container logs: their lines, their files, reading them and rotating them.
 //!
 //! ```text
 //!     runtime ─► N.log ──(rename, ReopenContainerLog)──► N.log.STAMP ──(gzip)──► N.log.STAMP.gz ──► removed
 //! ```
 //!
 //! `line` and `choose` are PURE; `files` names, renames and compresses files; `read` and `follow` show them, in the process of
-//! `smolet logs`.
+//! `smolet logs`; `rotate` is the agent's task that keeps them small.
 
 pub mod choose;
 pub mod files;
 pub mod follow;
 pub mod line;
 pub mod read;
+pub mod rotate;
 
 #[cfg(test)]
 mod tests;

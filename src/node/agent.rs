@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, its probes in `probes`, what volumes take in `usage`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what
+//! `pod`, its probes in `probes`, what volumes take in `usage`, container logs in `logs`, what is kept on disk in `disk` and
+//! `checkpoint`. All of it runs on the loop's thread between two awaits; what
 //! takes time is a task (`jobs`).
 
 use std::cell::RefCell;
@@ -33,6 +34,7 @@ use crate::events::{EventKind, EventRing};
 use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
+use crate::logs::rotate::Told;
 use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, ObservedPod, PodKey, PodUid, Wall, object};
 use crate::pleg::news::Until;
@@ -116,6 +118,8 @@ pub(super) struct Agent<R> {
     pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
     pub(super) told_held: BTreeSet<PodUid>,
+    /// Who rotates logs is told here what runs.
+    pub(super) logs: Told,
     set_aside: Arc<SetAside>,
     pub(super) disk: Disk,
     pub(super) saving: Saving,
@@ -138,6 +142,7 @@ impl<R: Runtime + 'static> Agent<R> {
         runtime_name: Box<str>,
         ring: Rc<RefCell<EventRing>>,
         config: &Config,
+        logs: Told,
         set_aside: Arc<SetAside>,
         metrics: Rc<Metrics>,
     ) -> Self {
@@ -165,6 +170,7 @@ impl<R: Runtime + 'static> Agent<R> {
             runtime_events: RuntimeEvents::new(now.mono),
             jobs: 0,
             told_held: BTreeSet::new(),
+            logs,
             set_aside,
             disk: Disk::default(),
             saving,

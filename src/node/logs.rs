@@ -1,4 +1,4 @@
-//! Container logs: where `smolet logs` finds them.
+//! Container logs: what the rotator is told, and where `smolet logs` finds them.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
@@ -7,11 +7,29 @@ use super::agent::Agent;
 use super::record::Record;
 use crate::cri::Runtime;
 use crate::logs::choose::container_id;
-use crate::model::{ContainerState, ContainerStatus as Observed};
+use crate::logs::rotate::RunningLog;
+use crate::model::{ContainerState, ContainerStatus as Observed, PodUid};
 use crate::render::paths;
 use crate::server::Answer;
 
 impl<R: Runtime + 'static> Agent<R> {
+    /// Which containers of the pod run now, and where their logs are.
+    pub(super) fn tell_logs(&self, uid: &PodUid) {
+        let observed = self.records.get(uid).and_then(|record| Some((record, record.worker.observed()?)));
+        let running = observed.into_iter().flat_map(|(record, observed)| {
+            let runs =
+                observed.containers.iter().filter(|container| container.state == ContainerState::Running);
+            // A name that leads elsewhere is none that was made here.
+            runs.filter(|container| !container.name.contains('/') && !container.name.starts_with('.')).map(
+                |container| RunningLog {
+                    id: container.id.clone(),
+                    path: self.log_path(record, container).into(),
+                },
+            )
+        });
+        self.logs.tell(uid, running.collect());
+    }
+
     fn log_path(&self, record: &Record, container: &Observed) -> String {
         let logs = paths::pod_logs_dir(&self.ctx.node, record.worker.key());
         let log = paths::container_log_path(&container.name, container.meta.restart_count);

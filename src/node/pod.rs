@@ -310,6 +310,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
                 record.agreement.at = record.job_began;
                 record.worker.read(Rc::new(observed), now.mono);
+                self.tell_logs(uid);
                 self.saving.images_stale = true;
                 self.compare_with_events(uid);
                 self.refresh_status(uid, now);
@@ -363,6 +364,7 @@ impl<R: Runtime + 'static> Agent<R> {
         log::info!("pod {key}: ended, nothing of it is left");
         self.forget_status(uid);
         self.probing.end(uid);
+        self.tell_logs(uid);
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }

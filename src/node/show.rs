@@ -107,6 +107,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.runtime_events.strangers.held(),
             (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
             self.ctx.blocking.held(),
+            self.logs.held(),
             (self.events.len(), self.events.len() * size_of::<Event>()),
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, (calls * window).min(GRPC_WINDOW_CONNECTION_BYTES as usize)),

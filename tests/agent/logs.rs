@@ -1,17 +1,203 @@
-//! Container logs: what `smolet logs` shows.
+//! Container logs: when they are rotated, what is left of them, and what `smolet logs` shows.
 
+use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use smolet::logs::rotate::Rotation;
+
 use crate::common::fake::Program;
 use crate::runner;
-use crate::world::World;
+use crate::world::{World, names};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+const LIMIT: usize = 8192;
+
+/// An agent with small logs, three files of each, that has a pod `web`.
+fn world(rotation: Option<Rotation>) -> World {
+    let world = World::without_agent();
+    restart(&world, rotation);
+    world.run("web", APP);
+    world.pass(2);
+    world
+}
+
+fn small() -> Option<Rotation> {
+    Some(Rotation { size_max: LIMIT as u64, files_max: 3, look_max: Duration::from_secs(10) })
+}
+
+fn restart(world: &World, rotation: Option<Rotation>) {
+    let mut config = world.config();
+    config.log_rotation = rotation;
+    world.spawn(config, false);
+    world.wait("the first relist", |world| world.fake.count("ListContainers") > 0);
+    world.settle();
+}
+
 fn log(world: &World) -> PathBuf {
     world.logs("web").join("app/0.log")
+}
+
+/// The container writes so many bytes.
+fn write(world: &World, byte: u8, bytes: usize) {
+    let mut file = std::fs::File::options().append(true).open(log(world)).unwrap();
+    file.write_all(&vec![byte; bytes]).unwrap();
+    // The rotator has heard of it.
+    world.settle();
+}
+
+fn files(world: &World) -> Vec<String> {
+    names(&world.logs("web").join("app"))
+}
+
+fn reopened(world: &World) -> usize {
+    world.fake.count("ReopenContainerLog")
+}
+
+/// Bytes of the rotated logs that are not compressed.
+fn rotated(world: &World) -> Vec<Vec<u8>> {
+    let plain = |name: &String| name.starts_with("0.log.") && !name.ends_with(".gz");
+    let read = |name: String| std::fs::read(world.logs("web").join("app").join(name)).unwrap();
+    files(world).into_iter().filter(plain).map(read).collect()
+}
+
+#[test]
+fn a_log_that_reaches_its_limit_is_rotated_and_a_smaller_one_is_not() {
+    let world = world(small());
+    assert_eq!(reopened(&world), 0, "nothing is to be done at its start");
+    write(&world, b'a', LIMIT - 1);
+    world.pass(20);
+    assert_eq!(files(&world), ["0.log"]);
+    write(&world, b'b', 1);
+    world.until("the rotation", |world| reopened(world) == 1);
+    assert_eq!(rotated(&world), [[vec![b'a'; LIMIT - 1], vec![b'b']].concat()]);
+    assert_eq!(std::fs::read(log(&world)).unwrap(), b"");
+    for byte in b'c'..=b'h' {
+        let before = reopened(&world);
+        write(&world, byte, LIMIT);
+        world.until("the next one", |world| reopened(world) == before + 1);
+    }
+    let compressed = |name: &String| name.ends_with(".gz");
+    world.wait("one compressed log", |world| {
+        let files = files(world);
+        files.len() == 3 && files.iter().filter(|name| compressed(name)).count() == 1
+    });
+    assert_eq!(files(&world)[0], "0.log");
+    assert_eq!(rotated(&world), [vec![b'h'; LIMIT]], "the newest is not compressed");
+    // All of it goes with the pod.
+    let logs = world.logs("web");
+    world.remove("web");
+    world.until("its end", |world| world.fake.state().sandboxes.is_empty());
+    world.until("no logs", |_| !logs.exists());
+}
+
+#[test]
+fn a_log_that_is_full_at_the_start_is_rotated_then() {
+    let world = world(None);
+    write(&world, b'a', 3 * LIMIT);
+    world.pass(60);
+    assert_eq!((files(&world).len(), reopened(&world)), (1, 0), "switched off");
+    world.stop();
+    restart(&world, small());
+    world.until("the rotation", |world| reopened(world) == 1);
+    assert_eq!(rotated(&world), [vec![b'a'; 3 * LIMIT]]);
+}
+
+#[test]
+fn a_log_keeps_its_name_while_the_runtime_does_not_open_another() {
+    let world = world(small());
+    world.fake.fail("ReopenContainerLog", 2, 2, "no");
+    write(&world, b'a', LIMIT);
+    world.until("a try", |world| reopened(world) == 1);
+    assert_eq!(files(&world), ["0.log"]);
+    assert_eq!(std::fs::read(log(&world)).unwrap(), vec![b'a'; LIMIT]);
+    let before = world.seconds();
+    world.until("the third", |world| reopened(world) == 3);
+    assert!((29..=32).contains(&(world.seconds() - before)), "after 10 s and after 20");
+    assert_eq!(rotated(&world), [vec![b'a'; LIMIT]]);
+}
+
+#[test]
+fn an_agent_killed_in_the_middle_of_a_rotation_loses_nothing() {
+    let world = world(small());
+    world.fake.hang("ReopenContainerLog");
+    write(&world, b'a', LIMIT);
+    world.until("the call", |world| reopened(world) == 1);
+    assert!(!log(&world).exists());
+    world.kill();
+    world.fake.heal("ReopenContainerLog");
+    restart(&world, small());
+    world.until("a log", |world| log(world).exists());
+    assert_eq!(rotated(&world), [vec![b'a'; LIMIT]]);
+    // It is watched as any other.
+    write(&world, b'b', LIMIT);
+    world.until("its rotation", |world| reopened(world) == 2);
+    assert!(rotated(&world).contains(&vec![b'b'; LIMIT]));
+}
+
+#[test]
+fn what_is_no_file_is_left_alone() {
+    let world = world(small());
+    std::fs::write(world.path("precious"), vec![b'p'; 2 * LIMIT]).unwrap();
+    std::os::unix::fs::symlink(world.path("precious"), world.path("link")).unwrap();
+    std::fs::rename(world.path("link"), log(&world)).unwrap();
+    world.pass(60);
+    assert_eq!((files(&world), reopened(&world)), (vec!["0.log".to_owned()], 0));
+    assert_eq!(std::fs::read(world.path("precious")).unwrap().len(), 2 * LIMIT);
+}
+
+#[test]
+fn the_log_of_a_container_that_has_ended_stays_and_goes_with_its_record() {
+    let world = world(small());
+    write(&world, b'a', LIMIT);
+    world.until("the rotation", |world| reopened(world) == 1);
+    write(&world, b'b', 10);
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.until("the next life", |world| world.running() == ["web/app#1"]);
+    write(&world, b'c', LIMIT);
+    world.pass(30);
+    assert_eq!(reopened(&world), 1, "nobody writes to it any more");
+    assert_eq!(files(&world).iter().filter(|name| name.starts_with("0.log")).count(), 2);
+    // Its record goes when there is a newer dead one, and all its files with it.
+    world.fake.exit("web-gw/app", 1, "", "");
+    world.until("the life after", |world| world.running() == ["web/app#2"]);
+    world.until("its files gone", |world| files(world) == ["1.log", "2.log"]);
+}
+
+#[test]
+fn nothing_wakes_up_for_a_log_that_nobody_writes_to() {
+    let world = World::without_agent();
+    world.fake.tell_events(smolet::cri::EventService::Cri);
+    world.seldom(true);
+    restart(&world, small());
+    world.run("web", APP);
+    world.pass(122);
+    // The instants at which somebody wants to be woken within a minute. Questions on the socket have timers too.
+    let timers = || {
+        world.silent(true);
+        world.leap_for(Duration::from_secs(40));
+        let mut seen = BTreeSet::new();
+        for _ in 0..60 {
+            world.leap_for(Duration::from_secs(1));
+            seen.insert(world.clock.next_sleeper());
+        }
+        world.silent(false);
+        seen.len()
+    };
+    let before = timers();
+    // The manifests are looked at every 20 s, the runtime every minute.
+    assert!(before <= 6, "{before} in a minute");
+    for _ in 0..5 {
+        write(&world, b'a', 10);
+        world.leap_for(Duration::from_secs(1));
+    }
+    world.pass(20);
+    let after = timers();
+    assert!(after <= before + 2, "{after} in a minute, {before} before it was written to");
+    write(&world, b'a', LIMIT);
+    world.until("it is still watched", |world| reopened(world) == 1);
 }
 
 // ---- smolet logs -------------------------------------------------------------------------------------------

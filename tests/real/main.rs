@@ -18,6 +18,7 @@ mod examples;
 mod finding;
 mod images;
 mod life;
+mod logs;
 mod probes;
 mod promises;
 mod recovery;
@@ -53,6 +54,8 @@ const TESTS: &[Test] = tests![
     life::another_change_replaces_the_pod,
     life::a_removed_manifest_ends_the_pod_gracefully,
     life::a_missing_image_is_named,
+    logs::what_containers_write_is_shown_by_stream_and_by_life,
+    logs::a_log_is_rotated_under_load_and_followed_without_a_gap,
     volumes::variables_come_from_config_maps_and_secrets,
     volumes::files_come_from_config_maps_and_secrets_and_follow_them,
     volumes::volumes_are_what_the_spec_says,

@@ -18,6 +18,7 @@ use smolet::clock::{Clock as _, VirtualClock};
 use smolet::config::{Config, Flags};
 use smolet::cri::EventService;
 use smolet::facts;
+use smolet::logs::rotate::Told;
 use smolet::model::{DesiredPod, Now, Wall};
 use smolet::node::{Ending, Parts};
 use smolet::proto::runtime::v1 as cri;
@@ -180,6 +181,8 @@ impl World {
                 blocking,
                 source,
                 images,
+                // Nobody rotates logs.
+                logs: Told::new().0,
                 set_aside,
                 once: false,
                 metrics: Rc::default(),

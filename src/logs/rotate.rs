@@ -1,0 +1,479 @@
+//! Rotates the logs of running containers (kubelet `container_log_manager.go`): a task of its own, which the loop tells what
+//! runs.
+//!
+//! ```text
+//!     quiet ──(inotify: it is written to)──► look after what is left of the limit, at 5 MB/s ──► grew? look again
+//!       ▲                                                       │                                  │
+//!       └──────────────────── did not grow ◄────────────────────┘     limit reached: rename, ReopenContainerLog ─► gzip
+//! ```
+//!
+//! The kubelet looks at every log every ten seconds, in which one of 5 MB/s grows by five times the limit; here nothing wakes
+//! up for a log that nobody writes to. And an agent that ends between the two steps of a rotation loses no log there: a log
+//! that is missing is asked for again, and what was renamed stays a rotated one.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use async_io::Async;
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use smol::channel::{Receiver, Sender};
+
+use super::files;
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cri::Runtime;
+use crate::limits::{
+    INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_LOOK_MIN, LOG_LOOK_WHOLE, LOG_PATH_BYTES_MAX, LOG_RETRY,
+    LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
+};
+use crate::model::{ContainerId, Mono, PodUid};
+
+/// When logs are rotated, and how many are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rotation {
+    /// Bytes of a log, or more, at which it is rotated.
+    pub size_max: u64,
+    /// Files of one log, the one that is written among them.
+    pub files_max: usize,
+    /// Longest time between two looks at a log that grows.
+    pub look_max: Duration,
+}
+
+/// The log of a running container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunningLog {
+    /// Whose.
+    pub id: ContainerId,
+    /// Where the runtime writes it.
+    pub path: PathBuf,
+}
+
+/// What the loop says of pods until the rotator takes it: of each pod the last word alone, so at most one for each pod in hand.
+#[derive(Clone)]
+pub struct Told {
+    pods: Rc<RefCell<BTreeMap<PodUid, Vec<RunningLog>>>>,
+    wake: Sender<()>,
+    /// Logs that are watched, and the bytes they take.
+    held: Rc<Cell<(usize, usize)>>,
+}
+
+impl Told {
+    /// With what wakes the one who takes it. Once that is dropped, nothing is kept.
+    pub fn new() -> (Self, Receiver<()>) {
+        let (wake, woken) = smol::channel::bounded(1);
+        (Self { pods: Rc::default(), wake, held: Rc::default() }, woken)
+    }
+
+    /// These containers of the pod run, and no others of it.
+    pub fn tell(&self, pod: &PodUid, logs: Vec<RunningLog>) {
+        if !self.wake.is_closed() {
+            self.pods.borrow_mut().insert(pod.clone(), logs);
+            // Full: it wakes anyway.
+            let _ = self.wake.try_send(());
+        }
+    }
+
+    /// Logs that are watched, and the bytes they take.
+    pub fn held(&self) -> (usize, usize) {
+        self.held.get()
+    }
+
+    fn take(&self) -> BTreeMap<PodUid, Vec<RunningLog>> {
+        self.pods.take()
+    }
+}
+
+/// Rotates logs until the process ends.
+pub struct Rotator<R> {
+    rotation: Rotation,
+    runtime: R,
+    clock: SharedClock,
+    blocking: Rc<Blocking>,
+    told: Told,
+    woken: Receiver<()>,
+    inotify: Option<Async<OwnedFd>>,
+    /// At most `limits::LOGS_WATCHED_MAX`.
+    logs: BTreeMap<ContainerId, Log>,
+    /// Whose log a watch is on.
+    watches: BTreeMap<i32, ContainerId>,
+    to_compress: Sender<PathBuf>,
+    said_full: bool,
+}
+
+struct Log {
+    pod: PodUid,
+    path: PathBuf,
+    /// At the last look.
+    size: u64,
+    looked: Mono,
+    next: Next,
+    /// In a row.
+    failures: u32,
+}
+
+/// When a log is looked at next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Then.
+    At(Mono),
+    /// When somebody writes to it.
+    Written(i32),
+    /// Never: it is no file, or none of ours.
+    Never,
+}
+
+impl<R: Runtime> Rotator<R> {
+    /// With the task that compresses what it rotates.
+    pub fn new(
+        rotation: Rotation,
+        runtime: R,
+        clock: SharedClock,
+        blocking: Rc<Blocking>,
+        (told, woken): (Told, Receiver<()>),
+    ) -> (Self, impl Future<Output = ()>) {
+        let (to_compress, asked) = smol::channel::bounded(LOGS_TO_COMPRESS_MAX);
+        let compressing = compress(asked, blocking.clone());
+        let inotify = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok();
+        let inotify = inotify.and_then(|fd| Async::new_nonblocking(fd).ok());
+        if inotify.is_none() {
+            log::warn!(
+                "container logs: no inotify is to be had (see fs.inotify.max_user_instances); looking every {} s",
+                rotation.look_max.as_secs()
+            );
+        }
+        let (logs, watches, said_full) = Default::default();
+        let rotator = Self {
+            rotation,
+            runtime,
+            clock,
+            blocking,
+            told,
+            woken,
+            inotify,
+            logs,
+            watches,
+            to_compress,
+            said_full,
+        };
+        (rotator, compressing)
+    }
+
+    /// Never ends by itself.
+    pub async fn run(mut self) {
+        loop {
+            self.take_told();
+            let now = self.clock.now().mono;
+            let due = |log: &Log| matches!(log.next, Next::At(at) if at <= now);
+            let due: Vec<ContainerId> =
+                self.logs.iter().filter(|(_, log)| due(log)).map(|(id, _)| id.clone()).collect();
+            for id in due {
+                self.look(&id).await;
+            }
+            self.wait().await;
+        }
+    }
+
+    fn take_told(&mut self) {
+        let (now, told) = (self.clock.now().mono, self.told.take());
+        if told.is_empty() {
+            return;
+        }
+        for (pod, running) in told {
+            let ended = |(id, log): (&ContainerId, &Log)| {
+                (log.pod == pod && !running.iter().any(|other| other.id == *id)).then(|| id.clone())
+            };
+            let ended: Vec<ContainerId> = self.logs.iter().filter_map(ended).collect();
+            for id in ended {
+                self.forget(&id);
+            }
+            for RunningLog { id, path } in running {
+                if self.logs.contains_key(&id) || path.as_os_str().len() > LOG_PATH_BYTES_MAX {
+                    continue;
+                }
+                if self.logs.len() == LOGS_WATCHED_MAX {
+                    if !std::mem::replace(&mut self.said_full, true) {
+                        log::warn!(
+                            "container logs: {LOGS_WATCHED_MAX} are watched; further ones are not rotated"
+                        );
+                    }
+                    continue;
+                }
+                let log =
+                    Log { pod: pod.clone(), path, size: 0, looked: now, next: Next::At(now), failures: 0 };
+                self.logs.insert(id, log);
+            }
+        }
+        let bytes = |(id, log): (&ContainerId, &Log)| {
+            size_of::<Log>() + id.as_str().len() + log.path.as_os_str().len()
+        };
+        self.told.held.set((self.logs.len(), self.logs.iter().map(bytes).sum()));
+    }
+
+    fn forget(&mut self, id: &ContainerId) {
+        if let Some(Log { next: Next::Written(watch), .. }) = self.logs.remove(id) {
+            self.watches.remove(&watch);
+            if let Some(inotify) = &self.inotify {
+                // The file may be gone, and the watch with it.
+                let _ = inotify::remove_watch(inotify.get_ref(), watch);
+            }
+        }
+    }
+
+    /// Waits until a log is due, one is written to, or the loop tells something.
+    async fn wait(&mut self) {
+        let due = |log: &Log| match log.next {
+            Next::At(at) => Some(at),
+            Next::Written(_) | Next::Never => None,
+        };
+        let due = self.logs.values().filter_map(due).min();
+        let timer = async {
+            match due {
+                Some(at) => self.clock.sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+            false
+        };
+        let told = async {
+            // The sender stands in `told`.
+            let _ = self.woken.recv().await;
+            false
+        };
+        let written = async {
+            match &self.inotify {
+                // An error of the reactor is met again when the events are read.
+                Some(inotify) => drop(inotify.readable().await),
+                None => std::future::pending().await,
+            }
+            true
+        };
+        if smol::future::or(told, smol::future::or(timer, written)).await {
+            self.take_events();
+        }
+    }
+
+    /// Those that were written to are looked at when they may have reached the limit.
+    fn take_events(&mut self) {
+        let Some(inotify) = self.inotify.take() else { return };
+        let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
+        let mut reader = Reader::new(inotify.get_ref(), &mut buffer);
+        let mut works = true;
+        loop {
+            match reader.next() {
+                Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
+                    self.all_written_to();
+                }
+                // A watch ends with its first event, and tells that too.
+                Ok(event) => {
+                    if let Some(id) = self.watches.remove(&event.wd()) {
+                        self.written_to(&id);
+                    }
+                }
+                Err(rustix::io::Errno::AGAIN) => break,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => {
+                    log::warn!(
+                        "container logs: inotify: {error}; looking every {} s",
+                        self.rotation.look_max.as_secs()
+                    );
+                    works = false;
+                    break;
+                }
+            }
+        }
+        if works {
+            self.inotify = Some(inotify);
+        } else {
+            self.all_written_to();
+        }
+    }
+
+    /// What was written to is not known.
+    fn all_written_to(&mut self) {
+        for id in std::mem::take(&mut self.watches).into_values() {
+            self.written_to(&id);
+        }
+    }
+
+    fn written_to(&mut self, id: &ContainerId) {
+        let now = self.clock.now().mono;
+        let Some(log) = self.logs.get_mut(id) else { return };
+        // Small and on a disk of the node: it answers at once.
+        let wait = match files::size(&log.path) {
+            Ok(Some(size)) => {
+                log.size = size;
+                next_look(self.rotation, size, 0, Duration::ZERO)
+            }
+            // Renamed or removed by somebody else.
+            Ok(None) | Err(_) => Duration::ZERO,
+        };
+        log.looked = now;
+        log.next = Next::At(now + wait);
+    }
+
+    /// Looks at a log: rotates it, watches it, or says when to look again.
+    async fn look(&mut self, id: &ContainerId) {
+        let now = self.clock.now().mono;
+        let Some(log) = self.logs.get_mut(id) else { return };
+        match files::size(&log.path) {
+            Ok(Some(size)) if size >= self.rotation.size_max => return self.rotate(id).await,
+            Ok(Some(size)) => {
+                log.failures = 0;
+                let (grew, took) = (size.saturating_sub(log.size), now.since(log.looked));
+                let known = !took.is_zero();
+                log.size = size;
+                log.looked = now;
+                if known && grew > 0 {
+                    log.next = Next::At(now + next_look(self.rotation, size, grew, took));
+                } else {
+                    self.watch(id);
+                }
+            }
+            Ok(None) => {
+                log::info!("{}: no regular file; left alone", log.path.display());
+                log.next = Next::Never;
+            }
+            // Of a pod that another agent made, with its logs elsewhere.
+            Err(_) if !log.path.parent().is_some_and(Path::exists) => {
+                log::debug!("{}: is not there; left alone", log.path.display());
+                log.next = Next::Never;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => self.ask_for(id).await,
+            Err(error) => self.failed(id, &error.to_string()),
+        }
+    }
+
+    /// Nothing is done until the log is written to.
+    fn watch(&mut self, id: &ContainerId) {
+        let now = self.clock.now().mono;
+        let Some(log) = self.logs.get_mut(id) else { return };
+        let once = WatchFlags::MODIFY | WatchFlags::ONESHOT | WatchFlags::DONT_FOLLOW;
+        let watch =
+            self.inotify.as_ref().and_then(|fd| inotify::add_watch(fd.get_ref(), &log.path, once).ok());
+        let Some(watch) = watch else {
+            log.next = Next::At(now + self.rotation.look_max);
+            return;
+        };
+        log.next = Next::Written(watch);
+        let written = files::size(&log.path).ok().flatten() != Some(log.size);
+        self.watches.insert(watch, id.clone());
+        if written {
+            // Before the watch was there. Should it tell all the same, that only says when to look.
+            self.written_to(id);
+        }
+    }
+
+    /// A log that is not there: an agent was killed in the middle of a rotation, or somebody removed it.
+    async fn ask_for(&mut self, id: &ContainerId) {
+        match self.runtime.reopen_container_log(id).await {
+            Ok(()) if self.logs.get(id).is_some_and(|log| files::size(&log.path).is_ok()) => {
+                let now = self.clock.now().mono;
+                if let Some(log) = self.logs.get_mut(id) {
+                    log.size = 0;
+                    log.looked = now;
+                    log.next = Next::At(now + next_look(self.rotation, 0, 0, Duration::ZERO));
+                }
+            }
+            Ok(()) => self.failed(id, "the runtime does not write it"),
+            Err(error) => self.failed(id, &error.to_string()),
+        }
+    }
+
+    /// `rotateLog`. Other than the kubelet, which compresses first, and leaves the log growing meanwhile.
+    async fn rotate(&mut self, id: &ContainerId) {
+        let Some(log) = self.logs.get(id) else { return };
+        let (path, files_max, wall) = (log.path.clone(), self.rotation.files_max, self.clock.now().wall);
+        let theirs = path.clone();
+        let rotated = match self.blocking.run(move || files::rotate(&theirs, files_max, wall)).await {
+            Ok(rotated) => rotated,
+            Err(error) => return self.failed(id, &error),
+        };
+        if let Err(error) = self.runtime.reopen_container_log(id).await {
+            let theirs = path.clone();
+            let back = self.blocking.run(move || files::put_back(&rotated, &theirs)).await;
+            if let Err(error) = back {
+                log::debug!("{}: not renamed back: {error}", path.display());
+            }
+            return self.failed(id, &error.to_string());
+        }
+        log::debug!("{}: rotated", path.display());
+        let now = self.clock.now().mono;
+        if let Some(log) = self.logs.get_mut(id) {
+            log.failures = 0;
+            log.size = 0;
+            log.looked = now;
+            // Who filled one goes on, as a rule.
+            log.next = Next::At(now + next_look(self.rotation, 0, 0, Duration::ZERO));
+        }
+        // Full: with the next rotation.
+        let _ = self.to_compress.try_send(path);
+    }
+
+    fn failed(&mut self, id: &ContainerId, why: &str) {
+        let now = self.clock.now().mono;
+        let Some(log) = self.logs.get_mut(id) else { return };
+        // The first time the container may have ended a moment ago.
+        if log.failures == 1 {
+            log::warn!("{}: not rotated: {why}; tried again", log.path.display());
+        }
+        let wait = LOG_RETRY.saturating_mul(1 << log.failures.min(10)).min(LOG_RETRY_MAX);
+        log.failures = log.failures.saturating_add(1);
+        log.looked = now;
+        log.next = Next::At(now + wait);
+    }
+}
+
+/// How long a log of `size` bytes may be left alone that grew by `grew` bytes within `took`: until it has reached its limit, at
+/// that speed or the one that is to be reckoned with. When that is long, less: it may become faster. PURE.
+fn next_look(rotation: Rotation, size: u64, grew: u64, took: Duration) -> Duration {
+    let left = u128::from(rotation.size_max.saturating_sub(size));
+    let nanos = |bytes: u128, of: u128, within: u128| bytes.saturating_mul(within) / of.max(1);
+    let reckoned = nanos(left, u128::from(LOG_BYTES_PER_SECOND), 1_000_000_000);
+    let seen = if grew == 0 { reckoned } else { nanos(left, u128::from(grew), took.as_nanos()) };
+    let full = Duration::from_nanos(u64::try_from(reckoned.min(seen)).unwrap_or(u64::MAX));
+    let wait = if full > LOG_LOOK_WHOLE { full / 4 * 3 } else { full };
+    wait.min(rotation.look_max).max(LOG_LOOK_MIN)
+}
+
+/// Compresses rotated logs, one at a time.
+async fn compress(asked: Receiver<PathBuf>, blocking: Rc<Blocking>) {
+    while let Ok(log) = asked.recv().await {
+        let shown = log.display().to_string();
+        let done = blocking.run_alone(move || files::compress(Path::new(&log))).await;
+        if let Err(error) = done.map_err(|error| error.to_string()).and_then(|done| done) {
+            log::warn!("{shown}: its rotated logs are not all compressed: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_looked_at_when_it_may_be_full_and_not_much_sooner() {
+        const MB: u64 = 1_000_000;
+        let rotation = Rotation { size_max: 10 * MB, files_max: 5, look_max: Duration::from_secs(10) };
+        let (second, ms) = (Duration::from_secs(1), Duration::from_millis);
+        for (size, grew, took, wait) in [
+            (0, 0, Duration::ZERO, ms(1500)),
+            (5 * MB, 5 * MB, second, ms(1000)),
+            // Slower than is reckoned with: it may become faster.
+            (5 * MB, 10, second, ms(1000)),
+            (5 * MB, 20 * MB, second, ms(250)),
+            (10 * MB - 1, 1, second, ms(20)),
+            (10 * MB, 0, second, ms(20)),
+            (u64::MAX, u64::MAX, second, ms(20)),
+        ] {
+            assert_eq!(next_look(rotation, size, grew, took), wait, "{size} {grew}");
+        }
+        let large = Rotation { size_max: u64::MAX, ..rotation };
+        assert_eq!(next_look(large, 0, 0, second), large.look_max);
+        assert_eq!(next_look(large, 0, u64::MAX, Duration::MAX), large.look_max);
+    }
+}

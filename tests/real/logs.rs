@@ -1,0 +1,190 @@
+//! Container logs: rotated under load, followed meanwhile, read afterwards.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Read};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use smolet::logs::line::{Lines, Shown, Sink, Stream, head};
+
+use crate::agent::{Agent, container, smolet, wait_until};
+use crate::runtime::Runtime;
+
+/// The kubelet's default.
+const LIMIT: u64 = 10 << 20;
+/// Of a thousand bytes and a number; six times the limit and more.
+const LINES: usize = 64_000;
+/// Lines after which the writer rests for a tenth of a second, less what it takes to say so.
+const BURST: usize = 500;
+/// What the limit may be overshot by at 5 MB/s.
+const OVERSHOOT_MAX: f64 = 0.10;
+
+fn lines_of(reader: impl Read) -> impl Iterator<Item = Vec<u8>> {
+    BufReader::new(reader).split(b'\n').map(|line| line.expect("it can be read"))
+}
+
+/// What a log says on standard output.
+#[derive(Default)]
+struct Kept(Vec<u8>);
+
+impl Sink for Kept {
+    fn write(&mut self, stream: Stream, bytes: &[u8]) -> std::io::Result<()> {
+        assert_eq!(stream, Stream::Out);
+        self.0.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The whole text of a rotated log, packed or not.
+fn open(path: &Path) -> Box<dyn Read> {
+    let file = File::open(path).expect("a log");
+    if path.extension().is_some_and(|end| end == "gz") {
+        Box::new(GzDecoder::new(file))
+    } else {
+        Box::new(file)
+    }
+}
+
+pub fn a_log_is_rotated_under_load_and_followed_without_a_gap(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "rotated");
+    let spec = format!(
+        "
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 2
+  containers:
+  - name: writer
+    image: smolet.test/busybox:1
+    command:
+    - awk
+    - 'BEGIN {{ pad = sprintf(\"%0991d\", 0); for (n = 1; n <= {LINES}; n++) {{
+        printf \"%08d %s\\n\", n, pad; if (n % {BURST} == 0) {{ fflush(); system(\"usleep 90000\") }} }} }}'"
+    );
+    agent.apply_pod("load", &spec);
+    agent.wait_pod("load", "running", |status| {
+        container(status, "writer")
+            .is_some_and(|c| c.state.as_ref().is_some_and(|state| state.running.is_some()))
+    });
+    let shown = agent.dir.join("shown");
+    let mut follower = smolet()
+        .args(["logs", "load", "-f", "--socket"])
+        .arg(agent.socket())
+        .stdout(File::create(&shown).expect("a file"))
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("smolet can be run");
+    let ended = wait_until(Duration::from_secs(120), || follower.try_wait().expect("our own child"));
+    let Some(ended) = ended else {
+        let _ = follower.kill();
+        let _ = follower.wait();
+        panic!("it does not end with its container");
+    };
+    assert!(ended.success());
+    for (at, line) in lines_of(File::open(&shown).expect("what was shown")).enumerate() {
+        let number = std::str::from_utf8(&line[..8.min(line.len())]).unwrap_or_default();
+        assert_eq!(number.parse(), Ok(at + 1), "line {} of what was shown", at + 1);
+        assert_eq!(line.len(), 1000, "line {number}");
+    }
+    let shown = lines_of(File::open(&shown).expect("what was shown")).count();
+    assert_eq!(shown, LINES, "every line once");
+
+    let dir = agent.log_dir("load").expect("its logs").join("writer");
+    let names = || {
+        let entries = fs::read_dir(&dir).expect("its logs").flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().expect("text")).collect();
+        names.sort();
+        names
+    };
+    // The current one, four rotated ones, all of these but the newest packed.
+    let settled = wait_until(Duration::from_secs(60), || {
+        let names = names();
+        let packed = names.iter().filter(|name| name.ends_with(".gz")).count();
+        (names.len() == 5 && packed == 3).then_some(())
+    });
+    assert!(settled.is_some(), "{:?}", names());
+    // containerd may cut a line in two parts, one on each side of a rotation.
+    let (mut lines, mut kept) = (Lines::new(Shown::default()), Kept::default());
+    let (mut sizes, mut times) = (Vec::new(), Vec::new());
+    let rotated: Vec<String> = names().into_iter().filter(|name| name != "0.log").collect();
+    for name in rotated.iter().map(String::as_str).chain(["0.log"]) {
+        let mut log = Vec::new();
+        open(&dir.join(name)).read_to_end(&mut log).expect("a log, or a gzip file of one");
+        lines.next_file();
+        lines.push(&log, &mut kept).expect("kept");
+        let last = log[..log.len() - 1].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+        times.extend([0, last].map(|at| head(&log[at..]).expect("a line of a log").time.0));
+        sizes.push(log.len() as f64);
+    }
+    // The first one may be the end of a line whose begin went with an older log.
+    let numbers = (LINES + 1 - lines_of(&*kept.0).count()..).skip(1);
+    for (line, number) in lines_of(&*kept.0).skip(1).zip(numbers) {
+        assert!(line.starts_with(format!("{number:08} ").as_bytes()), "{}", String::from_utf8_lossy(&line));
+    }
+
+    let seconds = (times[times.len() - 1] - times[0]) as f64 / 1e9;
+    let speed = sizes.iter().sum::<f64>() / seconds / 1e6;
+    let mut overshot: Vec<f64> = sizes[..4].iter().map(|size| size / LIMIT as f64 - 1.0).collect();
+    overshot.sort_by(f64::total_cmp);
+    println!(
+        "  {LINES} lines followed across rotations at 10 MiB, none lost or doubled; at {speed:.2} MB/s overshot by {:.1} %, \
+         at most {:.1} %",
+        overshot[1] * 100.0,
+        overshot[3] * 100.0
+    );
+    // Of four rotations one or two may come while the machine has no time for them.
+    assert!(overshot[1] <= OVERSHOOT_MAX * (speed / 5.0).max(1.0), "{overshot:?}");
+
+    let said = |args: &[&str]| {
+        let output = agent.ask(&[&["logs", "load"], args].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = lines_of(&*output.stdout).map(|line| String::from_utf8_lossy(&line[..8]).into_owned());
+        lines.collect::<Vec<_>>()
+    };
+    assert_eq!(said(&["--tail", "2"]), [format!("{:08}", LINES - 1), format!("{LINES:08}")]);
+    let in_current = lines_of(open(&dir.join("0.log"))).count();
+    let before = said(&["--tail", &(in_current + 2).to_string()]);
+    assert_eq!(before[0], format!("{:08}", LINES - in_current - 1), "it goes into the log before");
+    agent.end_pods();
+    agent.wait_gone("load");
+}
+
+pub fn what_containers_write_is_shown_by_stream_and_by_life(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "shown");
+    agent.apply_pod(
+        "talks",
+        "
+  terminationGracePeriodSeconds: 2
+  initContainers:
+  - name: setup
+    image: smolet.test/busybox:1
+    command: [sh, -c, 'echo set up']
+  containers:
+  - name: app
+    image: smolet.test/busybox:1
+    command: [sh, -c, 'echo out; echo err >&2; printf %040000d 7; echo; sleep 1; exit 1']
+  - {name: other, image: 'smolet.test/version:1'}",
+    );
+    agent.wait_pod("talks", "restarted", |status| {
+        container(status, "app").is_some_and(|app| app.restart_count >= 1)
+    });
+    let said = |args: &[&str]| {
+        let output = agent.ask(&[&["logs", "talks"], args].concat());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
+        (output.status.success(), text(output.stdout), text(output.stderr))
+    };
+    // A line that the runtime cuts in three parts is one again.
+    let out = format!("out\n{:040000}\n", 7);
+    let before = said(&["-c", "app", "--previous"]);
+    assert!(before == (true, out.clone(), "err\n".to_owned()), "{} {}", before.1.len(), before.2);
+    assert_eq!(said(&["-c", "setup"]), (true, "set up\n".to_owned(), String::new()));
+    let (well, shown, said_too) = said(&["--all-containers"]);
+    assert!(well && shown.starts_with("set up\nout\n") && shown.ends_with("version 1\n"), "{said_too}");
+    let (_, _, note) = said(&["--tail=0"]);
+    assert_eq!(note, "Defaulted container \"app\" out of: app, other, setup (init)\n");
+    agent.end_pods();
+}
