@@ -5,10 +5,12 @@ use std::time::Duration;
 mod logs;
 mod probe;
 mod source;
+mod streaming;
 
 pub use logs::*;
 pub use probe::*;
 pub use source::*;
+pub use streaming::*;
 
 /// One KiB.
 pub const KIB: usize = 1024;

@@ -146,7 +146,7 @@ struct Operation {
 }
 
 /// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 18] = [
+const OPERATIONS: [(&str, &str); 21] = [
     ("Version", "version"),
     ("Status", "status"),
     ("RunPodSandbox", "run_podsandbox"),
@@ -161,6 +161,9 @@ const OPERATIONS: [(&str, &str); 18] = [
     ("ContainerStatus", "container_status"),
     ("ListContainers", "list_containers"),
     ("ExecSync", "exec_sync"),
+    ("Exec", "exec"),
+    ("Attach", "attach"),
+    ("PortForward", "port_forward"),
     ("ReopenContainerLog", "reopen_container_log"),
     ("ImageStatus", "image_status"),
     ("PullImage", "pull_image"),

@@ -15,6 +15,7 @@ mod probes;
 mod record;
 mod relist;
 mod show;
+mod streams;
 mod usage;
 
 use std::cell::RefCell;
@@ -181,7 +182,8 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
             | Question::Describe { .. }
             | Question::Logs { .. }
             | Question::Metrics
-            | Question::Top => Answer::NotFound(format!("{}\n", why.borrow())),
+            | Question::Top
+            | Question::Stream(_) => Answer::NotFound(format!("{}\n", why.borrow())),
         };
         // Full or closed: the client has hung up.
         let _ = query.answer.try_send(answer);

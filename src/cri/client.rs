@@ -15,12 +15,13 @@ use smol::lock::Semaphore;
 use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
 use super::{
     ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus, RuntimeVersion,
+    StreamRequest,
 };
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
     CRI_ITEM_BYTES_MAX, CRI_PULLS_AT_ONCE_MAX, CRI_STOPS_AT_ONCE_MAX, CRI_TEXT_BYTES_MAX,
-    EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT,
+    EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
 };
 use crate::metrics::Operations;
 use crate::model::{
@@ -404,6 +405,25 @@ impl Runtime for GrpcRuntime {
         self.count(METHOD, begun, done.is_err());
         done.map_err(|error| blame(METHOD, error))?;
         Ok(output)
+    }
+
+    async fn streaming_url(&self, request: StreamRequest) -> RuntimeResult<String> {
+        let (method, url) = match request {
+            StreamRequest::Exec(request) => {
+                const METHOD: &str = method!("Runtime", "Exec");
+                (METHOD, self.call::<cri::ExecResponse>(METHOD, request).await?.url)
+            }
+            StreamRequest::Attach(request) => {
+                const METHOD: &str = method!("Runtime", "Attach");
+                (METHOD, self.call::<cri::AttachResponse>(METHOD, request).await?.url)
+            }
+            StreamRequest::PortForward(request) => {
+                const METHOD: &str = method!("Runtime", "PortForward");
+                (METHOD, self.call::<cri::PortForwardResponse>(METHOD, request).await?.url)
+            }
+        };
+        let fits = url.len() <= STREAM_URL_BYTES_MAX && url.bytes().all(|byte| byte.is_ascii_graphic());
+        if fits { Ok(url) } else { Err(RuntimeError::Protocol(format!("{}: no valid URL", name(method)))) }
     }
 
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()> {

@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds, Wall,
 };
-use crate::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+use crate::proto::runtime::v1::{
+    AttachRequest, AuthConfig, ContainerConfig, ExecRequest, PodSandboxConfig, PortForwardRequest,
+};
 
 pub use client::GrpcRuntime;
 pub use events::{EventService, RuntimeEvent, RuntimeEventKind};
@@ -152,6 +154,17 @@ pub struct ExecOutput {
     pub exit_code: i32,
 }
 
+/// What the runtime's streaming server is to do.
+#[derive(Clone, Debug)]
+pub enum StreamRequest {
+    /// Run a command in a container.
+    Exec(ExecRequest),
+    /// Join a container's main process.
+    Attach(AttachRequest),
+    /// Reach a port of a pod.
+    PortForward(PortForwardRequest),
+}
+
 /// Why a call to the runtime gave no answer. The class says what to do; the message names the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeError {
@@ -247,6 +260,8 @@ pub trait Runtime {
         command: &[String],
         timeout: Duration,
     ) -> RuntimeResult<ExecOutput>;
+    /// `Exec`, `Attach` or `PortForward`: the URL of the runtime's streaming server that does it, once and soon.
+    async fn streaming_url(&self, request: StreamRequest) -> RuntimeResult<String>;
     /// `ReopenContainerLog`.
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()>;
 

@@ -48,6 +48,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 self.show_pod(name, namespace.as_deref(), now, *style)
             }
             Question::Logs { name, namespace } => self.show_logs(name, namespace.as_deref()),
+            Question::Stream(question) => self.stream(question),
         };
         // Full or closed: the client has hung up, or was answered already.
         let _ = query.answer.try_send(answer);

@@ -1,14 +1,19 @@
 //! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and whoever has root.
 //!
 //! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
-//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/logs?pod=NAME` → where its containers' logs are, for `smolet logs`; `/metrics` → the counters, for Prometheus;
-//! `/top` → what `smolet top --self` prints. Text is made here, as kubectl lets
+//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/logs?pod=NAME` → where its containers' logs
+//! are, for `smolet logs`; `/metrics` → the counters, for Prometheus; `/top` → what `smolet top --self` prints; a POST to
+//! `/exec`, `/attach` or `/portforward` → where the runtime does that (`stream`). Text is made here, as kubectl lets
 //! its server print tables: the commands stay small and show exactly what the agent knows.
 //!
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for
 //! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
 
+mod stream;
+
 use std::cell::RefCell;
+use std::fmt;
+use std::future::Future;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixListener;
@@ -19,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
-use http_body_util::{Either, Full, StreamBody};
+use http_body_util::{BodyExt as _, Either, Full, Limited, StreamBody};
 use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
@@ -34,9 +39,12 @@ use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
 use crate::limits::{
     SERVER_ANSWER_BYTES, SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX,
+    STREAM_COMMAND_BYTES_MAX,
 };
 use crate::metrics::Gauge;
 use crate::model::{PodKey, PodUid};
+
+pub use stream::{StreamKind, StreamQuestion};
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +73,8 @@ pub enum Question {
         /// As above.
         namespace: Option<String>,
     },
+    /// Where the runtime streams to and from a pod.
+    Stream(StreamQuestion),
 }
 
 /// Which pods, and how they are to be shown.
@@ -92,7 +102,7 @@ impl Place {
 }
 
 /// What the loop answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Answer {
     /// The finished body.
     Found(String),
@@ -100,12 +110,25 @@ pub enum Answer {
     Part(String, Question),
     /// What was asked for is not here; a sentence.
     NotFound(String),
+    /// It takes a while.
+    Later(Later),
+}
+
+/// An answer that has to be waited for, by the connection that wants it: as many are waited for as there are connections, for
+/// as long as those last.
+pub struct Later(pub Pin<Box<dyn Future<Output = Answer>>>);
+
+impl fmt::Debug for Later {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Later")
+    }
 }
 
 impl Answer {
     fn text(&self) -> &str {
         match self {
             Self::Found(text) | Self::Part(text, _) | Self::NotFound(text) => text,
+            Self::Later(_) => "",
         }
     }
 }
@@ -274,21 +297,32 @@ impl Asker {
         request: Request<Incoming>,
         held: Held,
     ) -> Result<Response<Body>, std::convert::Infallible> {
-        let uri = request.uri();
-        let (question, content_type) = match question(uri.path(), uri.query().unwrap_or("")) {
-            Ok(known) => known,
-            Err(what) => return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned())),
-        };
-        if request.method() != Method::GET {
-            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, "only GET\n".to_owned());
-            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET"));
+        let (head, body) = request.into_parts();
+        let (path, query) = (head.uri.path(), head.uri.query().unwrap_or(""));
+        let streams = stream::is_path(path);
+        let (allowed, name) = if streams { (Method::POST, "POST") } else { (Method::GET, "GET") };
+        let known = if streams { None } else { Some(question(path, query)) };
+        if let Some(Err(what)) = known {
+            return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned()));
+        }
+        if head.method != allowed {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, format!("only {name}\n"));
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static(name));
             return Ok(response);
         }
-        Ok(match self.ask_in_turn(&question, &held).await {
+        let (content_type, answer) = match known {
+            Some(Ok((question, content_type))) => (content_type, self.ask_in_turn(&question, &held).await),
+            Some(Err(_)) | None => match stream_question(path, query, body).await {
+                // In no turn: the runtime may keep it waiting, and its answer is a short one.
+                Ok(question) => (TEXT, self.ask(&Question::Stream(question)).await),
+                Err(what) => return Ok(text(StatusCode::BAD_REQUEST, TEXT, what.to_owned())),
+            },
+        };
+        Ok(match answer {
             Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
             Some(Answer::Part(body, rest)) => parts(content_type, body, rest, self, held),
             Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
-            None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, STOPPING.to_owned()),
+            Some(Answer::Later(_)) | None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, STOPPING.to_owned()),
         })
     }
 
@@ -317,8 +351,18 @@ impl Asker {
     async fn ask(&self, question: &Question) -> Option<Answer> {
         let (tx, rx) = smol::channel::bounded(1);
         self.queries.send(Query { question: question.clone(), answer: tx }).await.ok()?;
-        rx.recv().await.ok()
+        match rx.recv().await.ok()? {
+            Answer::Later(Later(answer)) => Some(answer.await),
+            answer => Some(answer),
+        }
     }
+}
+
+/// The question of a POST, its body included.
+async fn stream_question(path: &str, query: &str, body: Incoming) -> Result<StreamQuestion, &'static str> {
+    let body = Limited::new(body, STREAM_COMMAND_BYTES_MAX).collect().await;
+    let body = body.map_err(|_| "the command is too long, or broke off\n")?;
+    stream::question(path, query, &body.to_bytes())
 }
 
 const STOPPING: &str = "the agent is stopping\n";
@@ -361,7 +405,9 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             let name = value("pod").ok_or("whose logs? /logs?pod=NAME\n")?;
             Ok((Question::Logs { name, namespace }, JSON))
         }
-        _ => Err("not found; there are /healthz /metrics /pods /describe /logs /top\n"),
+        _ => Err(
+            "not found; there are /healthz /metrics /pods /describe /logs /top, and for a POST /exec /attach /portforward\n",
+        ),
     }
 }
 
@@ -386,7 +432,7 @@ fn parts(
                 Some(Answer::Part(body, rest)) => (part(body), Some(rest)),
                 Some(Answer::Found(body) | Answer::NotFound(body)) => (part(body), None),
                 // Cut off, which the client sees.
-                None => (Err(io::Error::other(STOPPING)), None),
+                Some(Answer::Later(_)) | None => (Err(io::Error::other(STOPPING)), None),
             })
         }
     });
@@ -438,7 +484,7 @@ mod tests {
         let logs = Question::Logs { name: "web".to_owned(), namespace: Some("prod".to_owned()) };
         assert_eq!(ask("/logs?pod=web&namespace=prod"), Ok(logs));
         assert!(ask("/logs").is_err());
-        assert!(ask("/exec").is_err());
+        assert!(ask("/run").is_err());
     }
 
     #[test]

@@ -27,4 +27,5 @@ mod runner;
 mod settings;
 mod socket;
 mod start;
+mod streams;
 mod world;

@@ -20,7 +20,7 @@ use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::events::{of_containerd, of_cri};
 use smolet::cri::{
     EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
-    RuntimeStatus, RuntimeVersion, convert,
+    RuntimeStatus, RuntimeVersion, StreamRequest, convert,
 };
 use smolet::limits::RUNTIME_REQUEST_TIMEOUT;
 use smolet::model::{
@@ -549,6 +549,20 @@ impl Runtime for SimRuntime {
         };
         let answer: cri::ExecSyncResponse = self.call("ExecSync", &request, USUAL).await?;
         Ok(ExecOutput { stdout: answer.stdout, stderr: answer.stderr, exit_code: answer.exit_code })
+    }
+
+    async fn streaming_url(&self, request: StreamRequest) -> RuntimeResult<String> {
+        Ok(match request {
+            StreamRequest::Exec(request) => {
+                self.call::<cri::ExecResponse>("Exec", &request, USUAL).await?.url
+            }
+            StreamRequest::Attach(request) => {
+                self.call::<cri::AttachResponse>("Attach", &request, USUAL).await?.url
+            }
+            StreamRequest::PortForward(request) => {
+                self.call::<cri::PortForwardResponse>("PortForward", &request, USUAL).await?.url
+            }
+        })
     }
 
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()> {

@@ -342,6 +342,7 @@ impl World {
             self.settle();
             match answered.try_recv() {
                 Ok(Answer::Found(text) | Answer::NotFound(text)) => return all + &text,
+                Ok(Answer::Later(_)) => panic!("nothing is streamed here"),
                 Ok(Answer::Part(text, rest)) => {
                     all += &text;
                     question = rest;

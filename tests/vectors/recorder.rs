@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::{
     EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
-    RuntimeStatus, RuntimeVersion,
+    RuntimeStatus, RuntimeVersion, StreamRequest,
 };
 use smolet::events::EventKind;
 use smolet::image::pull::ImagePuller;
@@ -225,6 +225,9 @@ impl Runtime for Recorder {
         unused()
     }
     async fn exec_sync(&self, _: &ContainerId, _: &[String], _: Duration) -> RuntimeResult<ExecOutput> {
+        unused()
+    }
+    async fn streaming_url(&self, _: StreamRequest) -> RuntimeResult<String> {
         unused()
     }
     async fn reopen_container_log(&self, _: &ContainerId) -> RuntimeResult<()> {

@@ -42,6 +42,8 @@ pub struct State {
     /// Calls that hang, to be asked again when faults are taken back.
     hanging: Vec<Waker>,
     pub programs: Vec<(String, Program)>,
+    /// `http://ADDRESS:PORT` of its streaming server; without one its URLs lead nowhere.
+    pub streaming_server: Option<String>,
     pub(super) execs: Vec<(String, Exec)>,
     /// The connections that are served, by the number of their arrival.
     pub(super) streams: BTreeMap<u64, UnixStream>,
@@ -585,6 +587,21 @@ impl State {
                 let request = decode::<cri::ExecSyncRequest>(m)?;
                 format!("{} {}", container(&request.container_id), request.cmd.join(" "))
             }
+            "Exec" => {
+                let request = decode::<cri::ExecRequest>(m)?;
+                let streams = [(request.stdin, " -i"), (request.tty, " -t"), (request.stderr, " 2>")];
+                let streams: String =
+                    streams.iter().filter(|(wanted, _)| *wanted).map(|(_, word)| *word).collect();
+                format!("{}{streams} {}", container(&request.container_id), request.cmd.join(" "))
+            }
+            "Attach" => {
+                let request = decode::<cri::AttachRequest>(m)?;
+                let streams = [(request.stdin, " -i"), (request.tty, " -t"), (request.stderr, " 2>")];
+                let streams: String =
+                    streams.iter().filter(|(wanted, _)| *wanted).map(|(_, word)| *word).collect();
+                format!("{}{streams}", container(&request.container_id))
+            }
+            "PortForward" => pod(&decode::<cri::PortForwardRequest>(m)?.pod_sandbox_id),
             "ReopenContainerLog" => container(&decode::<cri::ReopenContainerLogRequest>(m)?.container_id),
             "ImageStatus" => decode::<cri::ImageStatusRequest>(m)?.image.unwrap_or_default().image,
             "PullImage" => {
@@ -683,6 +700,23 @@ impl State {
             }
             "ListContainers" => encode(&self.list_containers(decode(m)?)),
             "ExecSync" => self.exec_sync(decode(m)?),
+            "Exec" => {
+                self.streamed(&decode::<cri::ExecRequest>(m)?.container_id)?;
+                encode(&cri::ExecResponse { url: self.url("exec") })
+            }
+            "Attach" => {
+                self.streamed(&decode::<cri::AttachRequest>(m)?.container_id)?;
+                encode(&cri::AttachResponse { url: self.url("attach") })
+            }
+            "PortForward" => {
+                let id = decode::<cri::PortForwardRequest>(m)?.pod_sandbox_id;
+                match self.sandboxes.get(&id) {
+                    Some(sandbox) if sandbox.ready => {
+                        encode(&cri::PortForwardResponse { url: self.url("portforward") })
+                    }
+                    _ => Err(not_found("sandbox", &id)),
+                }
+            }
             "ReopenContainerLog" => {
                 let id = decode::<cri::ReopenContainerLogRequest>(m)?.container_id;
                 match self.containers.get(&id) {
@@ -996,6 +1030,20 @@ impl State {
         };
         cri::ListContainersResponse {
             containers: self.containers.values().filter(wanted).map(item).collect(),
+        }
+    }
+
+    /// Its streaming server, if it has one.
+    fn url(&self, path: &str) -> String {
+        let at = self.streaming_server.as_deref().unwrap_or("http://127.0.0.1:1");
+        format!("{at}/{path}/token")
+    }
+
+    fn streamed(&self, id: &str) -> Result<()> {
+        match self.containers.get(id) {
+            Some(container) if container.running() => Ok(()),
+            Some(_) => Err((UNKNOWN, "container is not running".into())),
+            None => Err(not_found("container", id)),
         }
     }
 

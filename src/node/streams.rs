@@ -1,0 +1,169 @@
+//! Where the runtime streams: for `exec`, `attach` and `port-forward` the agent finds the container or the sandbox and gets the
+//! URL of the runtime's streaming server. The command goes on with that by itself.
+
+use std::fmt::Write as _;
+
+use k8s_openapi::api::core::v1::ContainerPort;
+
+use super::agent::Agent;
+use crate::cri::{Runtime, RuntimeResult, StreamRequest};
+use crate::model::{ContainerState, DesiredPod, ObservedPod, SandboxState};
+use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
+use crate::server::{Answer, Later, StreamKind, StreamQuestion};
+
+/// `podcmd.DefaultContainerAnnotationName`: which container is meant when none is named.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
+impl<R: Runtime + 'static> Agent<R> {
+    /// The answer is waited for by the connection that asks: the runtime may take its time.
+    pub(super) fn stream(&self, question: &StreamQuestion) -> Answer {
+        let prepared = self.find_record(&question.name, question.namespace.as_deref()).and_then(|record| {
+            let worker = &record.worker;
+            let status = self.statuses.status(&worker.key().uid);
+            let phase = status.and_then(|status| status.phase).unwrap_or_else(|| "Unknown".to_owned());
+            match (worker.pod(), worker.observed()) {
+                (Some(pod), Some(observed)) => prepare(pod, observed, &phase, &question.kind),
+                _ => Err(format!("the runtime has not told of pod {} yet; try again", worker.key())),
+            }
+        });
+        match prepared {
+            Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
+            Ok((request, facts)) => {
+                let runtime = self.ctx.runtime.clone();
+                Answer::Later(Later(Box::pin(
+                    async move { answer(runtime.streaming_url(request).await, &facts) },
+                )))
+            }
+        }
+    }
+}
+
+fn answer(url: RuntimeResult<String>, facts: &str) -> Answer {
+    match url {
+        Ok(url) => Answer::Found(format!("url {url}\n{facts}")),
+        Err(error) => Answer::NotFound(format!("the runtime does not stream: {error}\n")),
+    }
+}
+
+/// What to ask of the runtime, and what else the command is told, a line each. PURE.
+fn prepare(
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    phase: &str,
+    kind: &StreamKind,
+) -> Result<(StreamRequest, String), String> {
+    let key = &pod.key;
+    let mut facts = format!("pod {} {}\n", key.namespace, key.name);
+    let completed = matches!(phase, "Succeeded" | "Failed");
+    let request = match kind {
+        StreamKind::Exec { .. } if completed => {
+            return Err(format!("cannot exec into a container in a completed pod; current phase is {phase}"));
+        }
+        StreamKind::Attach { .. } if completed => {
+            return Err(format!("cannot attach a container in a completed pod; current phase is {phase}"));
+        }
+        StreamKind::Exec { container, command, stdin, tty } => {
+            let chosen = choose(pod, container.as_deref(), &mut facts)?;
+            StreamRequest::Exec(ExecRequest {
+                container_id: running(pod, observed, chosen.name)?,
+                cmd: command.clone(),
+                tty: *tty,
+                stdin: *stdin,
+                stdout: true,
+                // On a terminal all output is one.
+                stderr: !tty,
+            })
+        }
+        StreamKind::Attach { container, stdin } => {
+            let Chosen { name, tty } = choose(pod, container.as_deref(), &mut facts)?;
+            let _ = writeln!(facts, "tty {}", u8::from(tty));
+            StreamRequest::Attach(AttachRequest {
+                container_id: running(pod, observed, name)?,
+                stdin: *stdin,
+                // As the container was made (kubelet `GetAttach`).
+                tty,
+                stdout: true,
+                stderr: !tty,
+            })
+        }
+        StreamKind::PortForward { ports } => {
+            let ready = observed.sandboxes.iter().find(|sandbox| sandbox.state == SandboxState::Ready);
+            let sandbox = ready.filter(|_| phase == "Running").ok_or_else(|| {
+                format!("unable to forward port because pod is not running. Current status={phase}")
+            })?;
+            for port in ports {
+                let _ = writeln!(facts, "port {}", port_number(pod, port)?);
+            }
+            StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id: sandbox.id.to_string() })
+        }
+    };
+    Ok((request, facts))
+}
+
+/// A container of the spec, whichever list it stands in.
+struct Chosen<'p> {
+    name: &'p str,
+    tty: bool,
+}
+
+/// Every container of the pod, with the word kubectl puts behind its name (`podcmd.AllContainerNames`).
+fn containers(pod: &DesiredPod) -> impl Iterator<Item = (Chosen<'_>, &'static str)> {
+    let apps = pod.containers().iter().map(|of| (of.name.as_str(), of.tty, ""));
+    let ephemeral = pod.ephemeral_containers().iter().map(|of| (of.name.as_str(), of.tty, " (ephem)"));
+    let init = pod.init_containers().iter().map(|of| (of.name.as_str(), of.tty, " (init)"));
+    let all = apps.chain(ephemeral).chain(init);
+    all.map(|(name, tty, kind)| (Chosen { name, tty: tty.unwrap_or_default() }, kind))
+}
+
+/// The container that is named, or meant (`podcmd.FindOrDefaultContainerByName`); what was chosen is noted.
+fn choose<'p>(pod: &'p DesiredPod, named: Option<&str>, facts: &mut String) -> Result<Chosen<'p>, String> {
+    let annotation = || pod.pod.metadata.annotations.as_ref()?.get(DEFAULT_CONTAINER).map(String::as_str);
+    let names = || {
+        let names = containers(pod).map(|(chosen, kind)| format!("{}{kind}", chosen.name));
+        names.collect::<Vec<_>>().join(", ")
+    };
+    let wanted = named.or_else(annotation).filter(|name| !name.is_empty());
+    let found = containers(pod).map(|(chosen, _)| chosen).find(|c| wanted.is_none_or(|name| c.name == name));
+    let Some(chosen) = found else {
+        let name = wanted.unwrap_or_default();
+        return Err(format!("container {name} is not valid for pod {} out of: {}", pod.key.name, names()));
+    };
+    let _ = writeln!(facts, "container {}", chosen.name);
+    if wanted.is_none() && containers(pod).nth(1).is_some() {
+        let _ = writeln!(facts, "note Defaulted container {:?} out of: {}", chosen.name, names());
+    }
+    Ok(chosen)
+}
+
+/// The id of the running container of that name.
+fn running(pod: &DesiredPod, observed: &ObservedPod, name: &str) -> Result<String, String> {
+    let why = match observed.container(name) {
+        Some(container) if container.state == ContainerState::Running => return Ok(container.id.to_string()),
+        Some(container) if container.state == ContainerState::Exited => {
+            format!("it has exited with code {}", container.exit_code)
+        }
+        Some(_) | None => "it has not been started".to_owned(),
+    };
+    let pod = &pod.key.name;
+    Err(format!("container {name} of pod {pod} is not running: {why}; smolet describe {pod} tells more"))
+}
+
+/// A port by its number or name (kubectl's `convertPodNamedPortToNumber` and `checkUDPPortInPod`).
+fn port_number(pod: &DesiredPod, port: &str) -> Result<u16, String> {
+    let of_apps = || pod.containers().iter().flat_map(|container| container.ports.iter().flatten());
+    let number = if let Ok(number) = port.parse::<i32>() {
+        number
+    } else {
+        let of_init = pod.init_containers().iter().flat_map(|container| container.ports.iter().flatten());
+        let named = of_apps().chain(of_init).find(|known| known.name.as_deref() == Some(port));
+        let none = || format!("Pod '{}' does not have a named port '{port}'", pod.key.name);
+        named.ok_or_else(none)?.container_port
+    };
+    let is_udp = |known: &ContainerPort| known.protocol.as_deref() == Some("UDP");
+    let (udp, other): (Vec<_>, Vec<_>) =
+        of_apps().filter(|known| known.container_port == number).partition(|known| is_udp(known));
+    if !udp.is_empty() && other.is_empty() {
+        return Err(format!("UDP protocol is not supported for {port}"));
+    }
+    u16::try_from(number).ok().filter(|number| *number > 0).ok_or_else(|| format!("{port} is no port"))
+}
