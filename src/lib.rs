@@ -21,8 +21,8 @@
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
 //! of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and `choose`, of `cli` what makes
-//! text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `systemd` `wire`, and
-//! of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `streaming` `frame`
+//! and `status`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
@@ -54,6 +54,7 @@ pub mod source;
 pub mod status;
 pub mod store;
 mod stream;
+pub mod streaming;
 pub mod sync;
 pub mod systemd;
 mod text;

@@ -1,12 +1,12 @@
-//! Asks the agent on its local socket: one GET, the whole answer, bounded in time and size.
+//! Asks the agent on its local socket: one GET or POST, the whole answer, bounded in time and size.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use async_io::{Async, Timer};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
 use crate::stream;
@@ -19,14 +19,20 @@ pub(super) enum Refusal {
     Said(String),
 }
 
+impl From<Refusal> for String {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unreachable(why) | Refusal::Said(why) => why,
+        }
+    }
+}
+
 /// The answer's text.
 ///
 /// # Errors
 /// One sentence: nobody answers (and the mend), or what the agent said instead.
 pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String> {
-    ask_for(socket, path_and_query).map_err(|refusal| match refusal {
-        Refusal::Unreachable(why) | Refusal::Said(why) => why,
-    })
+    Ok(ask_for(socket, path_and_query)?)
 }
 
 /// The same, with the two kinds of failure apart.
@@ -34,7 +40,24 @@ pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String>
 /// # Errors
 /// See [`Refusal`].
 pub(super) fn ask_for(socket: &Path, path_and_query: &str) -> Result<String, Refusal> {
-    let asked = async { ask(socket, path_and_query).await };
+    async_io::block_on(within_patience(socket, Method::GET, path_and_query, Bytes::new()))
+}
+
+/// The answer to a POST with that body.
+///
+/// # Errors
+/// As [`get`].
+pub(super) async fn post(socket: &Path, path_and_query: &str, body: Vec<u8>) -> Result<String, String> {
+    Ok(within_patience(socket, Method::POST, path_and_query, body.into()).await?)
+}
+
+async fn within_patience(
+    socket: &Path,
+    method: Method,
+    path_and_query: &str,
+    body: Bytes,
+) -> Result<String, Refusal> {
+    let asked = ask(socket, method, path_and_query, body);
     let late = async {
         Timer::after(ANSWER_PATIENCE).await;
         Err(format!(
@@ -43,14 +66,19 @@ pub(super) fn ask_for(socket: &Path, path_and_query: &str) -> Result<String, Ref
             ANSWER_PATIENCE.as_secs()
         ))
     };
-    match async_io::block_on(smol::future::or(asked, late)) {
+    match smol::future::or(asked, late).await {
         Ok((StatusCode::OK, text)) => Ok(text),
         Ok((_, text)) => Err(Refusal::Said(text.trim_end().to_owned())),
         Err(why) => Err(Refusal::Unreachable(why)),
     }
 }
 
-async fn ask(socket: &Path, path_and_query: &str) -> Result<(StatusCode, String), String> {
+async fn ask(
+    socket: &Path,
+    method: Method,
+    path_and_query: &str,
+    body: Bytes,
+) -> Result<(StatusCode, String), String> {
     let connected = Async::<UnixStream>::connect(socket).await.map_err(|error| {
         let mend = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "run as root",
@@ -61,9 +89,11 @@ async fn ask(socket: &Path, path_and_query: &str) -> Result<(StatusCode, String)
     let broken = |error: hyper::Error| format!("the agent at {}: {error}", socket.display());
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(stream::stream(connected)).await.map_err(broken)?;
-    let request = Request::get(path_and_query)
+    let request = Request::builder()
+        .method(method)
+        .uri(path_and_query)
         .header(hyper::header::HOST, "smolet")
-        .body(Empty::<Bytes>::new())
+        .body(Full::new(body))
         .map_err(|_| format!("{path_and_query:?} cannot be asked for"))?;
     let exchange = async {
         let response = sender.send_request(request).await.map_err(broken)?;

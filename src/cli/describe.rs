@@ -2,22 +2,20 @@
 
 use std::process::ExitCode;
 
-use super::{SocketArg, client, color_query, fail, pod_query, print};
+use super::pod_arg::PodArg;
+use super::{SocketArg, client, color_query, fail, print};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The pod: NAME, NAMESPACE/NAME or pod/NAME, with or without the node's name behind it
-    pod: String,
-    /// Its namespace
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    pod: PodArg,
     #[command(flatten)]
     socket: SocketArg,
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
-    match pod_query(&args.pod, args.namespace.as_deref()) {
-        Ok(query) => print(client::get(&args.socket.socket, &format!("/describe?{query}{}", color_query()))),
+    match args.pod.query() {
         Err(why) => fail(&why),
+        Ok(pod) => print(client::get(&args.socket.socket, &format!("/describe?{pod}{}", color_query()))),
     }
 }

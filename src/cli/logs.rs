@@ -7,8 +7,9 @@ use std::process::ExitCode;
 use serde_json::Value;
 
 use super::client::{self, Refusal};
+use super::pod_arg::PodArg;
 use super::text::harmless;
-use super::{SocketArg, fail, pod_query};
+use super::{SocketArg, fail};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::parse_go_duration;
 use crate::limits::LOG_CHUNK_BYTES;
@@ -19,11 +20,8 @@ use crate::model::Wall;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
-    /// The pod: NAME, NAMESPACE/NAME or pod/NAME, with or without the node's name behind it
-    pod: String,
-    /// Its namespace
-    #[arg(short, long, value_name = "NAMESPACE")]
-    namespace: Option<String>,
+    #[command(flatten)]
+    pod: PodArg,
     /// The container [default: the annotation kubectl.kubernetes.io/default-container, else the first]
     #[arg(short, long, value_name = "NAME")]
     container: Option<String>,
@@ -80,7 +78,7 @@ fn show(args: &Args) -> Result<bool, String> {
             harmless(name)
         ));
     }
-    let query = format!("/logs?{}", pod_query(&args.pod, args.namespace.as_deref())?);
+    let query = format!("/logs?{}", args.pod.query()?);
     let said = client::get(&args.socket.socket, &query)?;
     let pod: Value = serde_json::from_str(&said).map_err(|error| format!("the agent's answer: {error}"))?;
     let (chosen, note) = choose(&pod, args.container.as_deref(), args.all_containers, args.previous)?;
@@ -139,7 +137,7 @@ fn show_all(
 
 /// Whether the container whose log is followed still runs, as far as anybody knows.
 fn runs(args: &Args, container: &Chosen) -> bool {
-    let Ok(query) = pod_query(&args.pod, args.namespace.as_deref()) else { return false };
+    let Ok(query) = args.pod.query() else { return false };
     match client::ask_for(&args.socket.socket, &format!("/logs?{query}")) {
         // Containers outlive the agent.
         Err(Refusal::Unreachable(_)) => true,

@@ -2,14 +2,21 @@
 //!
 //! `table`, `describe_text`, `yaml`, `style` and `text` are PURE: values and a time in, text out.
 
+mod attach;
 mod check;
 mod client;
 mod describe;
 pub mod describe_text;
+mod exec;
 mod logger;
 mod logs;
+mod pod_arg;
 mod pods;
+mod port_forward;
 mod run;
+mod session;
+mod stdio;
+mod terminal;
 mod top;
 mod version;
 
@@ -44,6 +51,12 @@ enum Command {
     Describe(describe::Args),
     /// Print what a pod's containers wrote
     Logs(logs::Args),
+    /// Run a command in a container
+    Exec(exec::Args),
+    /// Join the main process of a container
+    Attach(attach::Args),
+    /// Make ports of a pod reachable on this machine
+    PortForward(port_forward::Args),
     /// Show what the agent itself holds, and how much of each it may
     Top(top::Args),
     /// Show the version
@@ -66,6 +79,9 @@ pub fn main() -> ExitCode {
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),
         Command::Logs(args) => logs::run(&args),
+        Command::Exec(args) => exec::run(&args),
+        Command::Attach(args) => attach::run(&args),
+        Command::PortForward(args) => port_forward::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
     }
@@ -92,24 +108,26 @@ fn print(answer: Result<String, String>) -> ExitCode {
 
 /// One sentence on standard error, exit code 1.
 fn fail(why: &str) -> ExitCode {
-    let _ = writeln!(std::io::stderr().lock(), "smolet: {why}");
+    say(&format!("smolet: {why}"));
     ExitCode::FAILURE
 }
 
-/// A pod as commands take it (NAME, NAMESPACE/NAME, pod/NAME), as a query: `pod=NAME&namespace=NAMESPACE`.
-fn pod_query(pod: &str, namespace: Option<&str>) -> Result<String, String> {
-    let pod = pod.strip_prefix("pod/").unwrap_or(pod);
-    let (namespace, name) = match pod.split_once('/') {
-        Some((other, _)) if namespace.is_some_and(|given| given != other) => {
-            return Err(format!("{} and -n name two namespaces; give one", text::harmless(pod)));
-        }
-        Some((namespace, name)) => (Some(namespace), name),
-        None => (namespace, pod),
-    };
-    let name = checked_name(name)?;
-    let namespace = namespace.map(checked_name).transpose()?;
-    let namespace = namespace.map(|namespace| format!("&namespace={namespace}")).unwrap_or_default();
-    Ok(format!("pod={name}{namespace}"))
+/// Lines on standard error. What others made of them is made harmless.
+fn say(lines: &str) {
+    let mut stderr = std::io::stderr().lock();
+    for line in lines.lines() {
+        let _ = writeln!(stderr, "{}", text::harmless(line));
+    }
+}
+
+/// The fact of that name in an answer that has a line for each.
+fn fact<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
+    facts(answer, name).next()
+}
+
+/// All facts of that name.
+fn facts<'a>(answer: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
+    answer.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix(' '))
 }
 
 /// A name as it may stand in a query: Kubernetes names need no escaping, whatever else is none.

@@ -15,6 +15,7 @@ mod agent;
 mod crash;
 mod events;
 mod examples;
+mod exec;
 mod finding;
 mod images;
 mod life;
@@ -95,6 +96,12 @@ const TESTS: &[Test] = tests![
     refusal::foreign_pods_are_left_alone,
     refusal::once_tells_what_became_of_each_pod,
     refusal::check_judges_manifests_without_an_agent,
+    exec::a_command_has_its_outputs_and_its_exit_code,
+    exec::input_goes_in_to_its_end_and_fifty_megabytes_come_back,
+    exec::a_reader_that_has_enough_ends_the_command_quietly,
+    exec::a_terminal_has_the_size_of_ours_and_is_given_back,
+    exec::the_main_process_is_joined_and_left,
+    exec::ports_of_a_pod_are_reached_by_many_at_once,
     examples::ten_manifests_of_a_gateway_run_unchanged,
     promises::an_idle_agent_costs_no_more_than_promised,
     probes::probing_thirty_pods_costs_little,

@@ -1,0 +1,45 @@
+//! `smolet attach POD`: joins a container's main process, as `kubectl attach`.
+
+use std::process::ExitCode;
+
+use super::exec::TargetArgs;
+use super::session::{self, Session};
+use super::{fact, fail, say};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    attach(&args.target).unwrap_or_else(|why| fail(&why))
+}
+
+fn attach(target: &TargetArgs) -> Result<ExitCode, String> {
+    let answer = target.ask("/attach", false, Vec::new())?;
+    let of = |name| fact(&answer, name).unwrap_or_default();
+    let (url, container) = (of("url"), of("container"));
+    // A container has a terminal or has none from its start.
+    let tty = of("tty") == "1";
+    if target.tty && !tty && !target.quiet {
+        say(&format!("error: Unable to use a TTY - container {container} did not allocate one"));
+    }
+    // As kubectl, which takes the terminal where there is one, whether it was asked to or not.
+    let raw = tty && target.stdin && super::terminal::is_usable(target.quiet);
+    if !target.quiet {
+        say(
+            "All commands and output from this session will be recorded in container logs, including credentials and \
+            sensitive information passed through the command prompt.",
+        );
+        say("If you don't see a command prompt, try pressing enter.");
+    }
+    let ended = session::run(Session { url, stdin: target.stdin, tty, raw, attached: true })?;
+    if raw && !target.quiet {
+        let (namespace, pod) = of("pod").split_once(' ').unwrap_or_default();
+        say(&format!(
+            "Session ended, resume using 'smolet attach {pod} -c {container} -n {namespace} -i -t' command"
+        ));
+    }
+    Ok(ended)
+}

@@ -1,0 +1,77 @@
+//! `smolet exec POD -- CMD`: runs a command in a container, as `kubectl exec`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use super::pod_arg::PodArg;
+use super::session::{self, Session};
+use super::{SocketArg, checked_name, client, fact, fail, say, terminal};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    pub(super) target: TargetArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+/// What `exec` and `attach` have in common.
+#[derive(Debug, clap::Args)]
+pub(super) struct TargetArgs {
+    #[command(flatten)]
+    pod: PodArg,
+    /// The container; by default the pod's first one, or the one its annotation names
+    #[arg(short, long, value_name = "NAME")]
+    container: Option<String>,
+    /// Pass standard input to the container
+    #[arg(short = 'i', long)]
+    pub(super) stdin: bool,
+    /// Standard input is a terminal
+    #[arg(short = 't', long)]
+    pub(super) tty: bool,
+    /// Print nothing but what the container does
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) socket: SocketArg,
+}
+
+impl TargetArgs {
+    /// The agent's answer to that question, with the note it has for the user said.
+    pub(super) fn ask(&self, path: &str, tty: bool, body: Vec<u8>) -> Result<String, String> {
+        let mut query =
+            format!("{path}?{}&stdin={}&tty={}", self.pod.query()?, u8::from(self.stdin), u8::from(tty));
+        if let Some(container) = &self.container {
+            let _ = write!(query, "&container={}", checked_name(container)?);
+        }
+        let answer = async_io::block_on(client::post(&self.socket.socket, &query, body))?;
+        if let Some(note) = fact(&answer, "note").filter(|_| !self.quiet) {
+            say(note);
+        }
+        Ok(answer)
+    }
+
+    /// A terminal is asked for, and can be had.
+    pub(super) fn wants_tty(&self) -> bool {
+        // Without standard input there is no terminal, as in kubectl.
+        self.tty && self.stdin && terminal::is_usable(self.quiet)
+    }
+}
+
+pub(super) fn run(args: &Args) -> ExitCode {
+    execute(args).unwrap_or_else(|why| fail(&why))
+}
+
+fn execute(args: &Args) -> Result<ExitCode, String> {
+    let target = &args.target;
+    let tty = target.wants_tty();
+    let mut command = Vec::new();
+    for word in &args.command {
+        command.extend_from_slice(word.as_bytes());
+        command.push(0);
+    }
+    let answer = target.ask("/exec", tty, command)?;
+    let url = fact(&answer, "url").unwrap_or_default();
+    session::run(Session { url, stdin: target.stdin, tty, raw: tty, attached: false })
+}

@@ -1,0 +1,26 @@
+//! The runtime's streaming server: `exec`, `attach` and `port-forward`.
+//!
+//! ```text
+//!     command ──► agent ──► CRI Exec, Attach, PortForward: a URL, good for one minute and one connection
+//!     command ◄──────── SPDY/3.1 ────────► the runtime's streaming server (loopback) ◄──► container
+//! ```
+//!
+//! The agent only asks for the URL (`node::streams`); the bytes never pass through it. All this runs in the command's own
+//! process: `frame` (PURE) knows SPDY, `upgrade` gets the connection, `command` moves a command's streams, `status` (PURE) reads
+//! how it ended, `forward` moves one forwarded connection.
+//!
+//! SPDY and not WebSocket, as kubectl before 1.31: the WebSocket protocol of containerd 1.6 cannot say that
+//! standard input has ended.
+//!
+//! There is no flow control but TCP's: spdystream ignores `WINDOW_UPDATE` and sends none, so neither side may wait for it. What is
+//! not read here holds up the server, and so the container. That is why each forwarded connection has a SPDY connection of its
+//! own: one that stands still holds up no other.
+
+pub mod command;
+pub mod connection;
+pub mod forward;
+pub mod frame;
+pub mod status;
+pub mod upgrade;
+
+pub use connection::Connection;

@@ -1,0 +1,189 @@
+//! From the URL that the CRI gave to a connection that speaks SPDY/3.1 (`httpstream/spdy` in `k8s.io/streaming`).
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+
+use async_io::{Async, Timer};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::Connection;
+use crate::limits::{STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME};
+
+/// The protocols of `exec` and `attach`: the fourth version is the first that tells the exit code. containerd and CRI-O know no
+/// fifth over SPDY; it would add nothing there.
+pub const COMMAND_PROTOCOL: &str = "v4.channel.k8s.io";
+/// That of `port-forward`.
+pub const FORWARD_PROTOCOL: &str = "portforward.k8s.io";
+
+/// Where a URL leads.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Target<'u> {
+    /// The streaming server.
+    pub address: SocketAddr,
+    /// What stands in the URL for it.
+    pub host: &'u str,
+    /// With the token.
+    pub path: &'u str,
+}
+
+impl<'u> Target<'u> {
+    /// Reads the URL. PURE.
+    ///
+    /// # Errors
+    /// A sentence: TLS, or a host by its name.
+    pub fn parse(url: &'u str) -> Result<Self, String> {
+        const MEND: &str = "let it listen on loopback without TLS (containerd: stream_server_address = \"127.0.0.1\", \
+            enable_tls_streaming = false; CRI-O: stream_address, stream_enable_tls), as it does by default";
+        let rest = url
+            .strip_prefix("http://")
+            .ok_or_else(|| format!("the runtime's streaming server at {} wants TLS: {MEND}", origin(url)))?;
+        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let numeric = match host.strip_prefix("localhost:") {
+            Some(port) => {
+                port.parse().ok().map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port))
+            }
+            None => host.parse().ok(),
+        };
+        // What stands here goes into a request's head.
+        let sound = path.bytes().all(|byte| byte.is_ascii_graphic()) && path.len() < STREAM_HEAD_BYTES_MAX;
+        match numeric {
+            Some(address) if sound && !path.is_empty() => Ok(Self { address, host, path }),
+            _ => Err(format!(
+                "the runtime's streaming server at {} has no numeric address and port: {MEND}",
+                origin(url)
+            )),
+        }
+    }
+
+    fn request(&self, protocol: &str) -> String {
+        format!(
+            "POST {} HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+             X-Stream-Protocol-Version: {protocol}\r\nContent-Length: 0\r\n\r\n",
+            self.path, self.host
+        )
+    }
+}
+
+/// The URL without its path: the token opens a container.
+fn origin(url: &str) -> &str {
+    let host = url.find("://").map_or(0, |at| at + 3);
+    let end = url[host..].find(['/', '?', '#']).map_or(url.len(), |at| host + at);
+    &url[..end]
+}
+
+/// The streaming server at `url`, having agreed to speak `protocol` over SPDY/3.1.
+///
+/// # Errors
+/// A sentence: it cannot be reached, refuses, or does not answer within `STREAM_OPEN_TIME`.
+pub async fn connect(url: &str, protocol: &str) -> Result<Connection, String> {
+    let target = Target::parse(url)?;
+    let late = async {
+        Timer::after(STREAM_OPEN_TIME).await;
+        Err(format!("no answer within {} s", STREAM_OPEN_TIME.as_secs()))
+    };
+    let connected = smol::future::or(open(&target, protocol), late).await;
+    connected.map_err(|why| format!("the runtime's streaming server at {}: {why}", target.address))
+}
+
+async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut socket = Async::<TcpStream>::connect(target.address).await.map_err(text)?;
+    // A keystroke goes out at once.
+    socket.get_ref().set_nodelay(true).map_err(text)?;
+    socket.write_all(target.request(protocol).as_bytes()).await.map_err(text)?;
+    let mut head = vec![0; STREAM_HEAD_BYTES_MAX];
+    let mut filled = 0;
+    loop {
+        let read = socket.read(&mut head[filled..]).await.map_err(text)?;
+        filled += read;
+        let behind = answer(&head[..filled])?;
+        if let Some(behind) = behind {
+            head.copy_within(behind..filled, 0);
+            head.truncate(filled - behind);
+            return Ok(Connection::new(socket, head));
+        }
+        if read == 0 {
+            return Err("it closed the connection".to_owned());
+        }
+    }
+}
+
+/// Where the answer's head ends, once all of it is there. PURE.
+fn answer(bytes: &[u8]) -> Result<Option<usize>, String> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
+        return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };
+    };
+    let (head, body) = (String::from_utf8_lossy(&bytes[..end]), String::from_utf8_lossy(&bytes[end + 4..]));
+    let status = head.lines().next().unwrap_or_default();
+    let (version, status) = status.split_once(' ').unwrap_or((status, ""));
+    if !version.starts_with("HTTP/1.") {
+        return Err("it does not speak HTTP".to_owned());
+    }
+    if status.split(' ').next() != Some("101") {
+        let said = if body.trim().is_empty() { status } else { body.trim() };
+        return Err(format!("it refuses: {said}"));
+    }
+    Ok(Some(end + 4))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_read_and_one_that_cannot_be_reached_is_explained_without_its_token() {
+        for (url, address, path) in [
+            ("http://127.0.0.1:34567/exec/Tok-_en", "127.0.0.1:34567", "/exec/Tok-_en"),
+            ("http://[::1]:80/attach/a?b=c", "[::1]:80", "/attach/a?b=c"),
+            ("http://localhost:10010/cri/exec/x", "127.0.0.1:10010", "/cri/exec/x"),
+            ("http://10.0.0.7:10010/exec/x", "10.0.0.7:10010", "/exec/x"),
+        ] {
+            let target = Target::parse(url).unwrap();
+            assert_eq!((target.address.to_string().as_str(), target.path), (address, path));
+        }
+        for (url, said) in [
+            (
+                "https://127.0.0.1:10010/exec/secret",
+                "https://127.0.0.1:10010 wants TLS: let it listen on loopback",
+            ),
+            ("http://node.lan:10010/exec/secret", "http://node.lan:10010 has no numeric address and port"),
+            ("http://127.0.0.1/exec/secret", "no numeric address and port"),
+            ("http://127.0.0.1:99999/exec/secret", "no numeric address and port"),
+            ("http://127.0.0.1:1", "no numeric address and port"),
+            ("http://127.0.0.1:1/exec/secret\r\nEvil: 1", "no numeric address and port"),
+            ("", "wants TLS"),
+        ] {
+            let why = Target::parse(url).unwrap_err();
+            assert!(why.contains(said) && !why.contains("secret"), "{url}: {why}");
+        }
+    }
+
+    #[test]
+    fn the_request_is_what_go_servers_upgrade() {
+        let target = Target::parse("http://127.0.0.1:1/exec/t").unwrap();
+        assert_eq!(
+            target.request(COMMAND_PROTOCOL),
+            "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\
+             X-Stream-Protocol-Version: v4.channel.k8s.io\r\nContent-Length: 0\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn an_answer_upgrades_refuses_or_is_not_all_there() {
+        let switching =
+            b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\n\r\nxy";
+        let end = switching.len() - 2;
+        for cut in 0..switching.len() {
+            assert_eq!(answer(&switching[..cut]), Ok((cut >= end).then_some(end)), "{cut}");
+        }
+        for (bytes, said) in [
+            (&b"HTTP/1.1 404 Not Found\r\n\r\n404 page not found\n"[..], "it refuses: 404 page not found"),
+            (b"HTTP/1.1 403 Forbidden\r\n\r\n", "it refuses: 403 Forbidden"),
+            (b"HTTP/1.1 1010 Odd\r\n\r\n", "it refuses: 1010 Odd"),
+            (b"SSH-2.0-x\r\n\r\n", "it does not speak HTTP"),
+            (&[b'x'; STREAM_HEAD_BYTES_MAX], "its answer has no end"),
+        ] {
+            assert_eq!(answer(bytes), Err(said.to_owned()));
+        }
+    }
+}
