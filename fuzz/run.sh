@@ -10,7 +10,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-read -ra targets <<<"${TARGETS:-manifests grpc log_lines http checkpoint archive}"
+read -ra targets <<<"${TARGETS:-manifests grpc log_lines http checkpoint archive spdy}"
 host=$(rustc -vV | sed -n 's/^host: //p')
 build=target/fuzz
 

@@ -51,3 +51,8 @@ fn checkpoint() {
 fn archive() {
     replay("archive", targets::archive::run);
 }
+
+#[test]
+fn spdy() {
+    replay("spdy", targets::spdy::run);
+}

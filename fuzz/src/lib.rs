@@ -6,3 +6,4 @@ pub mod grpc;
 pub mod http;
 pub mod log_lines;
 pub mod manifests;
+pub mod spdy;
