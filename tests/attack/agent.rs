@@ -33,6 +33,11 @@ impl Agent {
 
     /// The same in a runtime that has been prepared.
     pub fn beside(fake: Fake) -> Self {
+        Self::with(fake, &[])
+    }
+
+    /// The same with further flags.
+    pub fn with(fake: Fake, flags: &[&str]) -> Self {
         let folder = TempDir::new();
         fs::create_dir(folder.path().join("manifests")).expect("a directory");
         let log = File::create(folder.path().join("agent.log")).expect("a log file");
@@ -56,6 +61,7 @@ impl Agent {
             .arg(path("logs"))
             .arg("--container-logs-dir")
             .arg(path("links"))
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)

@@ -303,9 +303,29 @@ fn flood_of_events(service: EventService) {
 
 // ---- containers ----------------------------------------------------------------------------------------------
 
+/// Writes a hundred megabytes and a last line behind what is there.
+fn giant(path: &str, piece: &[u8]) {
+    let mut file =
+        File::options().create(true).append(true).open(path).expect("the agent made its directory");
+    let block = piece.repeat((1 << 20) / piece.len());
+    (0..100).for_each(|_| file.write_all(&block).unwrap());
+    file.write_all(b"\n2026-01-01T00:00:00Z stderr F the very end\n").unwrap();
+}
+
+/// Where the container's last words and its log are.
+fn outputs(agent: &Agent, name: &str) -> (String, String) {
+    let state = agent.fake.state();
+    let container = state.container(&format!("{name}-gw/app")).unwrap();
+    let mount = container.config.mounts.iter().find(|m| m.container_path == "/dev/termination-log");
+    let folder = state.sandbox(&format!("{name}-gw")).unwrap().config.log_directory.clone();
+    (mount.unwrap().host_path.clone(), format!("{folder}/{}", container.config.log_path))
+}
+
 #[test]
 fn termination_messages_and_logs_of_a_hundred_megabytes() {
-    let mut agent = Agent::start();
+    // Not rotated: the log is read as it is.
+    let flags = ["--container-log-max-size", "1Gi"];
+    let mut agent = Agent::with(Fake::start_on_real_time(), &flags);
     for (name, policy) in
         [("file", "File"), ("logs", "FallbackToLogsOnError"), ("line", "FallbackToLogsOnError")]
     {
@@ -313,20 +333,7 @@ fn termination_messages_and_logs_of_a_hundred_megabytes() {
         let app = format!("{name}-gw/app");
         let running = format!("{app}#0");
         agent.wait("the pod", |agent| agent.fake.state().running().contains(&running));
-        let (written, log) = {
-            let state = agent.fake.state();
-            let container = state.container(&app).unwrap();
-            let mount = container.config.mounts.iter().find(|m| m.container_path == "/dev/termination-log");
-            let folder = state.sandbox(&format!("{name}-gw")).unwrap().config.log_directory.clone();
-            (mount.unwrap().host_path.clone(), format!("{folder}/{}", container.config.log_path))
-        };
-        let giant = |path: &str, piece: &[u8]| {
-            let mut file =
-                File::options().create(true).append(true).open(path).expect("the agent made its directory");
-            let block = piece.repeat((1 << 20) / piece.len());
-            (0..100).for_each(|_| file.write_all(&block).unwrap());
-            file.write_all(b"\n2026-01-01T00:00:00Z stderr F the very end\n").unwrap();
-        };
+        let (written, log) = outputs(&agent, name);
         match name {
             "file" => giant(&written, b"all is lost. "),
             "logs" => giant(&log, b"2026-01-01T00:00:00Z stderr F a line of the log\n"),
@@ -339,6 +346,29 @@ fn termination_messages_and_logs_of_a_hundred_megabytes() {
         fs::remove_file(agent.manifest(name)).unwrap();
     }
     agent.withstood("termination messages and logs of 100 MB");
+}
+
+#[test]
+fn logs_of_a_hundred_megabytes_are_rotated() {
+    let fake = Fake::start_on_real_time();
+    fake.state().writes_logs = true;
+    let mut agent = Agent::beside(fake);
+    agent.apply("logs", pod("logs", ""));
+    agent.wait("the pod", |agent| agent.fake.state().running().contains(&"logs-gw/app#0".to_owned()));
+    let (_, log) = outputs(&agent, "logs");
+    let folder = std::path::Path::new(&log).parent().unwrap().to_owned();
+    for (round, piece) in
+        [&b"2026-01-01T00:00:00Z stderr F a line of the log\n"[..], b"no end "].iter().enumerate()
+    {
+        giant(&log, piece);
+        agent.wait("its rotation", |_| {
+            let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+            let names: Vec<String> = names.map(|name| name.into_string().unwrap()).collect();
+            let packed = names.iter().filter(|name| name.ends_with(".gz")).count();
+            names.len() == round + 2 && packed == round
+        });
+    }
+    agent.withstood("logs of 100 MB that are rotated");
 }
 
 // ---- the local socket ----------------------------------------------------------------------------------------
