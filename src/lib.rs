@@ -38,6 +38,7 @@ pub mod events;
 pub mod facts;
 pub mod gc;
 pub mod grpc;
+pub mod hook;
 pub mod image;
 pub mod limits;
 pub mod logs;

@@ -37,6 +37,7 @@ use crate::config::Config;
 use crate::cri::{GrpcRuntime, Runtime, RuntimeHandler, endpoint};
 use crate::events::{EventKind, EventRing};
 use crate::facts;
+use crate::hook::HookRunner;
 use crate::image::import::Importer;
 use crate::image::pull::ImagePuller;
 use crate::limits::{
@@ -46,12 +47,13 @@ use crate::limits::{
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
 use crate::model::{Mono, PodKey};
+use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
-use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoHooks};
+use crate::sync::act::{ActContext, GiveUp, LeastCounts};
 use crate::systemd::Systemd;
 use agent::{Agent, Event};
 use cgroups::NodeCgroups;
@@ -384,7 +386,7 @@ async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedCl
     }
 }
 
-fn context<R>(
+fn context<R: Runtime + 'static>(
     config: &Config,
     runtime: R,
     handlers: Vec<RuntimeHandler>,
@@ -404,14 +406,16 @@ fn context<R>(
             }
         }
     };
+    let runtime = Rc::new(runtime);
+    let tools = Tools { runtime: runtime.clone(), clock: clock.clone(), lookups: Lookups::default() };
     ActContext {
-        runtime: Rc::new(runtime),
+        runtime,
         handlers: Rc::from(handlers),
         clock: clock.clone(),
         images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls)),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
-        hooks: Rc::new(NoHooks),
+        hooks: Rc::new(HookRunner::new(tools, &node.node_ips)),
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),

@@ -17,13 +17,15 @@ use smol::LocalExecutor;
 use smolet::clock::{Clock as _, SharedClock, VirtualClock};
 use smolet::cri::GrpcRuntime;
 use smolet::events::EventKind;
+use smolet::hook::HookRunner;
 use smolet::image::pull::ImagePuller;
 use smolet::limits::{CRASH_BACKOFF_MAX, PULLS_AT_ONCE};
 use smolet::model::{DesiredPod, ObservedPod, PodKey, Wall};
 use smolet::pleg;
+use smolet::probe::run::{Lookups, Tools};
 use smolet::render::{ManifestObjects, NodeSettings};
 use smolet::sync::Probes;
-use smolet::sync::act::{ActContext, NoHooks, NoVolumes, act, remove_pod};
+use smolet::sync::act::{ActContext, NoVolumes, act, remove_pod};
 use smolet::sync::backoff::Backoff;
 use smolet::sync::kill::kill_pod;
 use smolet::sync::outcome::{Outcome, SyncError};
@@ -58,15 +60,17 @@ impl World {
         let note = move |_: &PodKey, _: EventKind, reason: &'static str, message: &str| {
             seen.borrow_mut().push(format!("{reason}: {message}"));
         };
+        let runtime = Rc::new(GrpcRuntime::new(fake.socket(), &executor, shared.clone()));
+        let tools = Tools { runtime: runtime.clone(), clock: shared.clone(), lookups: Lookups::default() };
         let ctx = ActContext {
-            runtime: Rc::new(GrpcRuntime::new(fake.socket(), &executor, shared.clone())),
+            runtime,
             clock: shared.clone(),
             handlers: Rc::from([]),
             node: Rc::new(node),
             images: Rc::new(ImagePuller::new(shared.clone(), PULLS_AT_ONCE)),
             env: Rc::new(ManifestObjects::default()),
             volumes: Rc::new(NoVolumes),
-            hooks: Rc::new(NoHooks),
+            hooks: Rc::new(HookRunner::new(tools, &[])),
             notes: Rc::new(note),
             container_logs_dir: Rc::from(dir.path().join("containers")),
             hosts_file: Rc::from(dir.path().join("hosts")),

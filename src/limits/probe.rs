@@ -23,7 +23,8 @@ pub const PROBE_BODY_BYTES_MAX: usize = 10 * KIB;
 pub const PROBE_HEAD_BYTES_MAX: usize = 16 * KIB;
 /// Requests of one probe: the first, and one for each redirect on its host (Go's `http.Client`). More: the probe fails.
 pub const PROBE_REQUESTS_MAX: usize = 10;
-/// Names of hosts that are looked up at once, a thread for each. Full: a further one waits, within its probe's time.
+/// Names of hosts that are looked up at once, a thread for each; as many again for hooks. Full: a
+/// further one waits, within its probe's time.
 pub const LOOKUPS_AT_ONCE_MAX: usize = 2;
 /// Addresses of one host that are tried. More: the rest is not.
 pub const ADDRESSES_TRIED_MAX: usize = 4;

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::{Container, EnvVar, EphemeralContainer, Pod, PodSpec, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Container, ContainerPort, EnvVar, EphemeralContainer, Lifecycle, Pod, PodSpec, VolumeMount,
+};
 
 use super::hash::container_hash;
 use super::ids::PodKey;
@@ -33,6 +35,10 @@ pub struct ContainerSpec<'a> {
     pub env: &'a [EnvVar],
     /// `volumeMounts`, empty when absent.
     pub volume_mounts: &'a [VolumeMount],
+    /// `ports`, empty when absent.
+    pub ports: &'a [ContainerPort],
+    /// `lifecycle`; an ephemeral container may have none.
+    pub lifecycle: Option<&'a Lifecycle>,
     /// `targetContainerName` of an ephemeral container, unless it is empty.
     pub target: Option<&'a str>,
 }
@@ -47,6 +53,8 @@ macro_rules! container_spec {
             termination_message_path: $of.termination_message_path.as_deref(),
             env: $of.env.as_deref().unwrap_or_default(),
             volume_mounts: $of.volume_mounts.as_deref().unwrap_or_default(),
+            ports: $of.ports.as_deref().unwrap_or_default(),
+            lifecycle: $of.lifecycle.as_ref(),
             target: $target,
         }
     };

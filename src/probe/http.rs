@@ -13,7 +13,7 @@ use crate::limits::{PROBE_BODY_BYTES_MAX, PROBE_HEAD_BYTES_MAX, PROBE_OUTPUT_BYT
 use crate::stream::{Stream, stream};
 
 /// An answer to a request.
-pub(super) struct Reply {
+pub(crate) struct Reply {
     status: u16,
     /// The beginning of its body.
     body: String,
@@ -35,7 +35,7 @@ impl Reply {
 /// # Errors
 /// A sentence: there was no answer. Differs from the kubelet, to which a body that breaks off is a probe that could not be
 /// run: a server that hangs in the middle of its answers would never be found.
-pub(super) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, String> {
+pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, String> {
     let failed = |error: String| format!("Get \"{request}\": {error}");
     let mut next: Option<HttpGet> = None;
     for _ in 0..PROBE_REQUESTS_MAX {

@@ -11,7 +11,7 @@
 
 mod grpc;
 pub mod handler;
-mod http;
+pub(crate) mod http;
 pub mod prober;
 pub mod run;
 

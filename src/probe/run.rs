@@ -155,7 +155,7 @@ async fn exec<R: Runtime>(
 }
 
 /// As much of both outputs, one behind the other, as is kept.
-fn said(stdout: &[u8], stderr: &[u8]) -> String {
+pub(crate) fn said(stdout: &[u8], stderr: &[u8]) -> String {
     let mut both = Vec::with_capacity(PROBE_OUTPUT_BYTES_MAX);
     both.extend(stdout.iter().chain(stderr).take(PROBE_OUTPUT_BYTES_MAX));
     cut(&String::from_utf8_lossy(&both), PROBE_OUTPUT_BYTES_MAX).to_owned()

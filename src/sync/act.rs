@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::LifecycleHandler;
+use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use smol::channel::{Receiver, Sender};
 use smol::lock::{Semaphore, SemaphoreGuard};
 
@@ -178,32 +178,26 @@ pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>
 
 /// Runs a container's hooks.
 pub trait Hooks {
-    /// Runs a preStop hook to its end; the caller cuts it off at the end of the grace period. The error goes to
+    /// Runs a hook to its end, however long that takes; dropping the future ends the wait. The error of a preStop hook goes to
     /// the log only: it may hold secrets.
-    fn pre_stop<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a>;
+    fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a>;
 }
 
 /// Whose hook, and which.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct HookCall<'a> {
     /// The pod.
     pub key: &'a PodKey,
-    /// Its definition; `None` when only the runtime knows it.
-    pub pod: Option<&'a DesiredPod>,
     /// The running container.
-    pub status: &'a ContainerStatus,
+    pub id: &'a ContainerId,
+    /// Its name.
+    pub container: &'a str,
+    /// The ports that a hook may name.
+    pub ports: &'a [ContainerPort],
+    /// The pod's addresses; none when it is on the node's network.
+    pub pod_ips: &'a [Box<str>],
     /// The hook.
     pub handler: &'a LifecycleHandler,
-}
-
-/// No hooks: one on a container that was taken over is reported and the container stopped.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoHooks;
-
-impl Hooks for NoHooks {
-    fn pre_stop<'a>(&'a self, _: HookCall<'a>) -> HookFuture<'a> {
-        Box::pin(std::future::ready(Err("this agent runs no hooks".to_owned())))
-    }
 }
 
 /// `SyncPod` after its plan. Takes as long as the pulls and grace periods in it; may be dropped at any await.
@@ -378,12 +372,9 @@ async fn kill_some<R: Runtime>(
     for kill in kills {
         let Some(status) = record(observed, &kill.id) else { continue };
         let victim = Victim {
-            key: &pod.key,
-            pod: Some(pod),
-            status,
             reason: kill.reason,
             message: &kill.message,
-            grace: None,
+            ..Victim::new(&pod.key, Some(pod), observed, status)
         };
         let killed = kill_container(ctx, victim, None).await;
         let failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));
@@ -407,12 +398,10 @@ async fn reset_all<R: Runtime>(
         let mut failure = None;
         if reset.kill {
             let victim = Victim {
-                key: &pod.key,
-                pod: Some(pod),
-                status,
                 reason: KillReason::RestartAllContainers,
                 message: "killing",
                 grace: Some(Seconds(0)),
+                ..Victim::new(&pod.key, Some(pod), observed, status)
             };
             let killed = kill_container(ctx, victim, None).await;
             failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));

@@ -16,7 +16,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Container, LifecycleHandler};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler};
 
 use super::KillReason;
 use super::act::{ActContext, HookCall};
@@ -26,7 +26,9 @@ use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
 use crate::gc::GcPlan;
 use crate::limits::{GRACE_SECONDS_MIN, LOG_LINKS_READ_MAX, STOPS_AT_ONCE_MAX};
-use crate::model::{ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds};
+use crate::model::{
+    ContainerId, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds,
+};
 use crate::render::{labels, paths};
 
 /// One container to stop, with what is known of its pod.
@@ -34,11 +36,39 @@ use crate::render::{labels, paths};
 pub(super) struct Victim<'a> {
     pub key: &'a PodKey,
     pub pod: Option<&'a DesiredPod>,
-    pub status: &'a ContainerStatus,
+    pub id: &'a ContainerId,
+    pub name: &'a str,
+    /// What was written on it at its creation; not asked for when the pod's definition has it.
+    pub meta: Option<&'a ContainerMeta>,
+    /// The pod's addresses, for hooks.
+    pub pod_ips: &'a [Box<str>],
     pub reason: KillReason,
     /// Shown; empty = "Stopping container NAME".
     pub message: &'a str,
+    /// Overrides every grace period.
     pub grace: Option<Seconds>,
+}
+
+impl<'a> Victim<'a> {
+    /// Stops this one for no reason of its own.
+    pub(super) fn new(
+        key: &'a PodKey,
+        pod: Option<&'a DesiredPod>,
+        observed: &'a ObservedPod,
+        status: &'a ContainerStatus,
+    ) -> Self {
+        Self {
+            key,
+            pod,
+            id: &status.id,
+            name: &status.name,
+            meta: Some(&status.meta),
+            pod_ips: &observed.ips,
+            reason: KillReason::Unknown,
+            message: "",
+            grace: None,
+        }
+    }
 }
 
 /// Stops all running containers of a pod, then its sandboxes (`killPodWithSyncResult`).
@@ -85,7 +115,7 @@ async fn kill_containers<R: Runtime>(
         running.sort_by_key(|status| order.waits_for_running(&status.name).count());
     }
     let kills = running.iter().map(|status| {
-        let victim = Victim { key, pod, status, reason: KillReason::Unknown, message: "", grace };
+        let victim = Victim { grace, ..Victim::new(key, pod, observed, status) };
         Box::pin(kill_container(ctx, victim, order.as_ref()))
     });
     let killed = all_of(kills.collect()).await;
@@ -104,12 +134,12 @@ pub(super) async fn kill_container<R: Runtime>(
     victim: Victim<'_>,
     order: Option<&TerminationOrder>,
 ) -> RuntimeResult<()> {
-    let status = victim.status;
-    let name = &*status.name;
+    let name = victim.name;
     let spec = victim.pod.and_then(|pod| Some((pod, definition(pod, name)?)));
-    let known = match &spec {
-        Some((pod, container)) => grace_period(pod, container.as_container(), victim.reason),
-        None => restored_grace_period(&status.meta),
+    let known = match (&spec, victim.meta) {
+        (Some((pod, container)), _) => grace_period(pod, container.as_container(), victim.reason),
+        (None, Some(meta)) => restored_grace_period(meta),
+        (None, None) => Seconds(GRACE_SECONDS_MIN),
     };
     if victim.message.is_empty() {
         ctx.note(victim.key, EventKind::Normal, "Killing", &format!("Stopping container {name}"));
@@ -117,19 +147,28 @@ pub(super) async fn kill_container<R: Runtime>(
         ctx.note(victim.key, EventKind::Normal, "Killing", victim.message);
     }
     let mut grace = victim.grace.unwrap_or(known).0;
-    let handler = match &spec {
-        Some((_, container)) => container.pre_stop().map(Cow::Borrowed),
-        None => status.meta.pre_stop_handler.as_deref().and_then(labels::pre_stop_handler).map(Cow::Owned),
+    let hook = match (&spec, victim.meta) {
+        (Some((_, container)), _) => container.pre_stop(),
+        (None, Some(meta)) => restored_pre_stop(meta),
+        (None, None) => None,
     };
-    if let Some(handler) = handler.filter(|_| grace > 0) {
-        grace = grace.saturating_sub(pre_stop(ctx, &victim, &handler, grace).await);
+    if let Some((handler, ports)) = hook.filter(|_| grace > 0) {
+        let call = HookCall {
+            key: victim.key,
+            id: victim.id,
+            container: name,
+            ports: &ports,
+            pod_ips: victim.pod_ips,
+            handler: &handler,
+        };
+        grace = grace.saturating_sub(pre_stop(ctx, call, grace).await);
     }
     if let Some(order) = order.filter(|_| grace > 0) {
         grace = grace.saturating_sub(wait_for_turn(ctx, order, name, grace).await);
     }
     // Always a moment to stop properly, even for an override of zero.
     let timeout = Seconds(grace.max(GRACE_SECONDS_MIN));
-    unless_gone(ctx.runtime.stop_container(&status.id, timeout).await)?;
+    unless_gone(ctx.runtime.stop_container(victim.id, timeout).await)?;
     if let Some(order) = order {
         order.terminated(name);
     }
@@ -137,30 +176,19 @@ pub(super) async fn kill_container<R: Runtime>(
 }
 
 /// `executePreStopHook`: the whole seconds it took, at most `grace`.
-async fn pre_stop<R: Runtime>(
-    ctx: &ActContext<R>,
-    victim: &Victim<'_>,
-    handler: &LifecycleHandler,
-    grace: i64,
-) -> i64 {
+async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, call: HookCall<'_>, grace: i64) -> i64 {
     let began = ctx.clock.now().mono;
-    let call = HookCall { key: victim.key, pod: victim.pod, status: victim.status, handler };
-    let hook = ctx.hooks.pre_stop(call);
-    let name = &*victim.status.name;
+    let (key, name) = (call.key, call.container);
+    let hook = ctx.hooks.run(call);
     let over = async {
         ctx.clock.sleep(seconds(grace)).await;
-        log::warn!("{}: container {name}: preStop hook not completed in {grace} s of grace", victim.key);
+        log::warn!("{key}: container {name}: preStop hook not completed in {grace} s of grace");
         Ok(())
     };
     if let Err(error) = smol::future::or(hook, over).await {
         // The message may hold secrets, so it goes to the log alone.
-        log::warn!("{}: container {name}: preStop hook failed: {error}", victim.key);
-        ctx.note(
-            victim.key,
-            EventKind::Warning,
-            "FailedPreStopHook",
-            &format!("PreStopHook of {name} failed"),
-        );
+        log::warn!("{key}: container {name}: preStop hook failed: {error}");
+        ctx.note(key, EventKind::Warning, "FailedPreStopHook", &format!("PreStopHook of {name} failed"));
     }
     whole_seconds(ctx.clock.now().mono.since(began))
 }
@@ -296,7 +324,7 @@ pub async fn remove_garbage<R: Runtime>(
                     "A newer container of this name runs"
                 }
             };
-            let victim = Victim { key, pod: None, status, reason: KillReason::Unknown, message, grace: None };
+            let victim = Victim { message, ..Victim::new(key, None, observed, status) };
             result = kill_container(ctx, victim, None).await;
         }
         if result.is_ok() {
@@ -371,9 +399,21 @@ impl<'a> Definition<'a> {
         }
     }
 
-    fn pre_stop(&self) -> Option<&'a LifecycleHandler> {
-        self.as_container()?.lifecycle.as_ref()?.pre_stop.as_ref()
+    fn pre_stop(&self) -> Option<PreStop<'a>> {
+        let container = self.as_container()?;
+        let handler = container.lifecycle.as_ref()?.pre_stop.as_ref()?;
+        Some((Cow::Borrowed(handler), Cow::Borrowed(container.ports.as_deref().unwrap_or_default())))
     }
+}
+
+/// A preStop hook, and the ports that it may name.
+type PreStop<'a> = (Cow<'a, LifecycleHandler>, Cow<'a, [ContainerPort]>);
+
+/// `restoreSpecsFromContainerLabels`.
+fn restored_pre_stop(meta: &ContainerMeta) -> Option<PreStop<'static>> {
+    let handler = labels::pre_stop_handler(meta.pre_stop_handler.as_deref()?)?;
+    let ports = meta.ports.as_deref().and_then(labels::container_ports).unwrap_or_default();
+    Some((Cow::Owned(handler), Cow::Owned(ports)))
 }
 
 fn definition<'a>(pod: &'a DesiredPod, name: &str) -> Option<Definition<'a>> {

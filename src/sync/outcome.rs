@@ -50,6 +50,8 @@ pub enum SyncError {
     CreateContainer,
     /// The runtime did not start it.
     RunContainer,
+    /// Its postStart hook failed, and it was killed for that.
+    PostStartHook,
     /// The runtime did not stop it.
     KillContainer,
     /// The runtime did not remove it.
@@ -69,6 +71,7 @@ impl fmt::Display for SyncError {
             Self::CreateContainerConfig => "CreateContainerConfigError",
             Self::CreateContainer => "CreateContainerError",
             Self::RunContainer => "RunContainerError",
+            Self::PostStartHook => "PostStartHookError",
             Self::KillContainer => "KillContainerError",
             Self::RemoveContainer => "RemoveContainerError",
             Self::CreatePodSandbox => "CreatePodSandboxError",

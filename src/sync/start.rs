@@ -7,11 +7,12 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, LifecycleHandler, Secret, Service};
 
-use super::act::{ActContext, Turn};
+use super::KillReason;
+use super::act::{ActContext, HookCall, Turn};
 use super::images::{Images, ensure_images};
-use super::kill::remove_container;
+use super::kill::{Victim, kill_container, remove_container};
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use super::sandbox::PodSandbox;
@@ -108,7 +109,56 @@ pub(super) async fn start_container<R: Runtime>(
     if config.stop_signal != 0 {
         check_stop_signal(ctx, pod, name, &id).await;
     }
+    let hook = spec.lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref());
+    if let Some(handler) = hook {
+        // It may take as long as it likes, and others start meanwhile.
+        turn.pause();
+        post_start(ctx, pod, sandbox, &spec, &id, handler).await?;
+    }
     Ok(Started::Runs)
+}
+
+/// The container's postStart hook; one that fails ends the container. The sync waits for it, as the kubelet's does: the next
+/// container starts after it. The pod's end does not wait.
+async fn post_start<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    sandbox: &PodSandbox<'_>,
+    spec: &ContainerSpec<'_>,
+    id: &ContainerId,
+    handler: &LifecycleHandler,
+) -> Result<(), Failure> {
+    let call = HookCall {
+        key: &pod.key,
+        id,
+        container: spec.name,
+        ports: spec.ports,
+        pod_ips: &sandbox.ips,
+        handler,
+    };
+    let Err(message) = ctx.hooks.run(call).await else { return Ok(()) };
+    // What it printed is not for events: it may hold secrets.
+    let shown = format!("PostStartHook of {} failed", spec.name);
+    ctx.note(&pod.key, EventKind::Warning, "FailedPostStartHook", &shown);
+    let victim = Victim {
+        key: &pod.key,
+        pod: Some(pod),
+        id,
+        name: spec.name,
+        meta: None,
+        pod_ips: &sandbox.ips,
+        reason: KillReason::FailedPostStartHook,
+        message: "FailedPostStartHook",
+        grace: None,
+    };
+    if let Err(error) = kill_container(ctx, victim, None).await {
+        log::warn!(
+            "{}: container {}, whose postStart hook failed, was not killed: {error}",
+            pod.key,
+            spec.name
+        );
+    }
+    Err(Failure::new(SyncError::PostStartHook, message))
 }
 
 /// A runtime that does not know `lifecycle.stopSignal` passes over it in silence (containerd before 2.1): only what it

@@ -14,6 +14,7 @@ mod common;
 mod events;
 mod faults;
 mod hangs;
+mod hooks;
 mod image_volumes;
 mod images;
 mod logs;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, Volume};
 use serde_json::{Value, json};
+use smolet::hook::Hook;
 use smolet::image::name::for_runtime;
 use smolet::image::pull::PullPolicy;
 use smolet::limits::CRASH_BACKOFF_MAX;
@@ -58,7 +59,7 @@ pub enum Owner {
     Plan,
     /// How long a container has between its stop signal and its end.
     Stop,
-    /// What probes do and when, and how long a container has that they end.
+    /// What probes and hooks do and when, and how long a container has that they end.
     Probe,
     /// The pod's status, and with it the end of a pod that ran too long.
     Status,
@@ -211,15 +212,20 @@ impl Effects {
 }
 
 fn probes(pod: &DesiredPod, container: &Container) -> String {
+    let ip = Some(IpAddr::from([10, 0, 0, 9]));
     let probes = [&container.liveness_probe, &container.readiness_probe, &container.startup_probe];
     let each = probes.into_iter().map(|probe| {
         let Some(probe) = probe else { return String::new() };
-        let handler = Handler::of_probe(probe, container, Some(IpAddr::from([10, 0, 0, 9])));
+        let handler = Handler::of_probe(probe, container, ip);
         format!("{handler:?} {:?} {:?}\n", Schedule::new(probe), timeout(probe))
     });
     let grace = |reason| grace_period(pod, Some(container), reason);
     let grace = (grace(KillReason::LivenessProbe), grace(KillReason::StartupProbe));
-    format!("{}{grace:?}\n", each.collect::<String>())
+    let lifecycle = container.lifecycle.as_ref();
+    let hooks = lifecycle.map(|own| [own.post_start.as_ref(), own.pre_stop.as_ref()]).unwrap_or_default();
+    let ports = container.ports.as_deref().unwrap_or_default();
+    let hooks = hooks.map(|hook| hook.map(|hook| Hook::of(hook, ports, ip)));
+    format!("{}{grace:?} {hooks:?}\n", each.collect::<String>())
 }
 
 /// The images of the pod's image volumes, once they are there.

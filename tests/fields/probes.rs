@@ -1,4 +1,4 @@
-//! The fields of probes, for `honoured`.
+//! The fields of probes and hooks, for `honoured`.
 
 use serde_json::{Value, json};
 
@@ -22,6 +22,22 @@ macro_rules! readiness {
             $to,
             $owner,
             probed("spec.containers[*].readinessProbe", $probe),
+        )
+    };
+}
+
+/// A field of a postStart hook.
+macro_rules! post_start {
+    ($field:literal, $to:expr, $owner:expr, $hook:expr) => {
+        Row(
+            concat!("spec.containers[*].lifecycle.postStart.", $field),
+            $to,
+            $owner,
+            vec![
+                ("spec.containers[*].restartPolicyRules", Value::Null),
+                ("spec.containers[*].restartPolicy", json!("Always")),
+                ("spec.containers[*].lifecycle", json!({ "postStart": $hook })),
+            ],
         )
     };
 }
@@ -59,5 +75,15 @@ pub fn rows() -> Vec<Row> {
         readiness!("tcpSocket.port", json!("http"), Probe, json!({"tcpSocket": {"port": 1}})),
         readiness!("terminationGracePeriodSeconds", json!(7), Check, exec()),
         readiness!("timeoutSeconds", json!(7), Probe, exec()),
+        post_start!("exec.command", json!(["y"]), Probe, exec()),
+        post_start!("httpGet.host", json!("h"), Probe, get()),
+        post_start!("httpGet.httpHeaders[*].name", json!("B"), Probe, get()),
+        post_start!("httpGet.httpHeaders[*].value", json!("2"), Probe, get()),
+        post_start!("httpGet.path", json!("/x"), Probe, get()),
+        post_start!("httpGet.port", json!("http"), Probe, get()),
+        post_start!("httpGet.scheme", json!("HTTPS"), Check, get()),
+        post_start!("sleep.seconds", json!(7), Probe, json!({"sleep": {"seconds": 1}})),
+        post_start!("tcpSocket.host", json!("h"), Probe, json!({"tcpSocket": {"port": 1}})),
+        post_start!("tcpSocket.port", json!("http"), Probe, json!({"tcpSocket": {"port": 1}})),
     ]
 }

@@ -17,6 +17,7 @@ mod events;
 mod examples;
 mod exec;
 mod finding;
+mod hooks;
 mod images;
 mod life;
 mod logs;
@@ -80,6 +81,7 @@ const TESTS: &[Test] = tests![
     probes::each_kind_of_probe_tells_a_good_container_from_a_bad_one,
     probes::a_grpc_server_is_asked_for_its_health,
     probes::a_container_that_hangs_is_replaced_at_once,
+    hooks::hooks_run_after_the_start_and_before_the_stop,
     recovery::a_killed_agent_takes_its_pods_up_again,
     recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
     recovery::what_happened_while_the_agent_was_away_is_made_good,

@@ -68,9 +68,9 @@ struct Timed {
 }
 
 impl Hooks for Timed {
-    fn pre_stop<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a> {
+    fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a> {
         Box::pin(async move {
-            let (id, at) = (call.status.id.as_str(), self.recorder.elapsed_ms());
+            let (id, at) = (call.id.as_str(), self.recorder.elapsed_ms());
             self.recorder.calls.borrow_mut().push(json!({"op": "preStop", "id": id, "atMs": at}));
             self.recorder.clock.sleep(self.lengths[id]).await;
             Ok(())

@@ -21,7 +21,7 @@ use smolet::model::{
 };
 use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
 use smolet::render::{ManifestObjects, NodeSettings};
-use smolet::sync::act::{ActContext, Hooks, NoVolumes};
+use smolet::sync::act::{ActContext, HookCall, HookFuture, Hooks, NoVolumes};
 
 /// How long a container takes to stop.
 #[derive(Clone, Copy)]
@@ -85,6 +85,15 @@ impl Recorder {
 }
 
 /// A context in which files go to a directory of the test's own.
+/// For sets whose pods have none.
+pub struct NoHooks;
+
+impl Hooks for NoHooks {
+    fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a> {
+        unreachable!("{call:?}")
+    }
+}
+
 pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Path) -> ActContext<Recorder> {
     let path = |name: &str| dir.join(name).to_str().unwrap().to_owned();
     let mut node = NodeSettings::new("node", &path("state"));

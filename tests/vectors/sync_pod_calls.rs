@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use smolet::clock::Clock as _;
 use smolet::limits::CRASH_BACKOFF_MAX;
 use smolet::model::{ContainerState, Wall};
-use smolet::sync::act::{NoHooks, act};
+use smolet::sync::act::act;
 use smolet::sync::backoff::{Backoff, BackoffKey};
 use smolet::sync::plan::{PlanInput, plan};
 
 use crate::pod_input::{desired, list, observed, probes, text};
-use crate::recorder::{Recorder, context};
+use crate::recorder::{NoHooks, Recorder, context};
 use crate::run_set;
 
 #[test]

@@ -19,6 +19,7 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
         common(check, container, spec, &volumes, &mut seen);
         restart_policy(check, container);
         probe::probes(check, container);
+        probe::hooks(check, container, spec);
         host_ports(check, container, &mut ports);
         if spec.host_network == Some(true) {
             // validatePodHostNetworkDeps looks at app containers only.
@@ -35,14 +36,15 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
         restart_policy(check, container);
         // Init containers run one after the other, so each has its ports for itself.
         host_ports(check, container, &mut BTreeSet::new());
-        init_only(check, container);
+        init_only(check, container, spec);
     });
 }
 
 /// What an init container may not have unless it is a sidecar.
-fn init_only(check: &mut Check, container: &Container) {
+fn init_only(check: &mut Check, container: &Container, spec: &PodSpec) {
     if container.restart_policy.as_deref() == Some("Always") {
-        return probe::probes(check, container);
+        probe::probes(check, container);
+        return probe::hooks(check, container, spec);
     }
     for (field, given) in [
         ("lifecycle", container.lifecycle.is_some()),

@@ -1,6 +1,6 @@
-//! Probes (`validateProbe` and what it calls). PURE.
+//! Probes and hooks (`validateProbe`, `validateLifecycle` and what they call). PURE.
 
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, Probe};
+use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction, PodSpec, Probe, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::{Check, names};
@@ -44,32 +44,79 @@ fn probe(check: &mut Check, probe: &Probe) {
     }
 }
 
-/// `validateHandler`.
 fn handler(check: &mut Check, probe: &Probe) {
+    let actions = Actions {
+        exec: probe.exec.as_ref(),
+        http_get: probe.http_get.as_ref(),
+        tcp_socket: probe.tcp_socket.as_ref(),
+        other: ("grpc", probe.grpc.is_some()),
+    };
+    if self::actions(check, &actions) == Some("grpc") {
+        let port = |check: &mut Check, number| self::port(check, &IntOrString::Int(number));
+        check.at("grpc", |check| probe.grpc.iter().for_each(|action| port(check, action.port)));
+    }
+}
+
+/// The hooks of a container that may have some (`validateLifecycle`).
+pub(super) fn hooks(check: &mut Check, container: &Container, spec: &PodSpec) {
+    let Some(lifecycle) = &container.lifecycle else { return };
+    for (field, hook) in
+        [("lifecycle.postStart", &lifecycle.post_start), ("lifecycle.preStop", &lifecycle.pre_stop)]
+    {
+        let Some(hook) = hook else { continue };
+        let actions = Actions {
+            exec: hook.exec.as_ref(),
+            http_get: hook.http_get.as_ref(),
+            tcp_socket: hook.tcp_socket.as_ref(),
+            other: ("sleep", hook.sleep.is_some()),
+        };
+        check.at_path(field, |check| {
+            if let (Some("sleep"), Some(sleep)) = (self::actions(check, &actions), &hook.sleep) {
+                // It has its default.
+                let grace = spec.termination_grace_period_seconds.unwrap_or_default();
+                check.at("sleep", |check| check.at("seconds", |check| check.range(sleep.seconds, 0, grace)));
+            }
+        });
+    }
+}
+
+/// What a probe or a hook may do; one of them.
+struct Actions<'a> {
+    exec: Option<&'a ExecAction>,
+    http_get: Option<&'a HTTPGetAction>,
+    tcp_socket: Option<&'a TCPSocketAction>,
+    /// What only the one kind has, and whether it is given.
+    other: (&'static str, bool),
+}
+
+/// `validateHandler`: the action that is given, checked unless it is the one that only this kind has.
+fn actions(check: &mut Check, actions: &Actions<'_>) -> Option<&'static str> {
     let given = [
-        ("exec", probe.exec.is_some()),
-        ("httpGet", probe.http_get.is_some()),
-        ("tcpSocket", probe.tcp_socket.is_some()),
-        ("grpc", probe.grpc.is_some()),
+        ("exec", actions.exec.is_some()),
+        ("httpGet", actions.http_get.is_some()),
+        ("tcpSocket", actions.tcp_socket.is_some()),
+        actions.other,
     ];
     let mut given = given.into_iter().filter(|(_, given)| *given).map(|(field, _)| field);
     let Some(first) = given.next() else {
-        return check.required("one of exec, httpGet, tcpSocket and grpc");
+        check.required(&format!("one of exec, httpGet, tcpSocket and {}", actions.other.0));
+        return None;
     };
     for field in given {
         check.at(field, |check| check.wrong(&format!("may not be given beside {first}")));
     }
     check.at(first, |check| match first {
         "exec" => {
-            let command = probe.exec.as_ref().and_then(|exec| exec.command.as_deref()).unwrap_or_default();
+            let command = actions.exec.and_then(|exec| exec.command.as_deref()).unwrap_or_default();
             if command.is_empty() {
                 check.at("command", |check| check.required("the command"));
             }
         }
-        "httpGet" => probe.http_get.iter().for_each(|action| http_get(check, action)),
-        "tcpSocket" => probe.tcp_socket.iter().for_each(|action| port(check, &action.port)),
-        _ => probe.grpc.iter().for_each(|action| port(check, &IntOrString::Int(action.port))),
+        "httpGet" => actions.http_get.iter().for_each(|action| http_get(check, action)),
+        "tcpSocket" => actions.tcp_socket.iter().for_each(|action| port(check, &action.port)),
+        _ => {}
     });
+    Some(first)
 }
 
 /// `validateHTTPGetAction`; every path has its default.

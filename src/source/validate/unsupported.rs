@@ -2,9 +2,7 @@
 //!
 //! A row leaves the tables when its feature arrives; `fields` then answers for the field what its own line says.
 
-use k8s_openapi::api::core::v1::{
-    Container, Lifecycle, Pod, PodSpec, SecurityContext, Volume, VolumeProjection,
-};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection};
 
 use super::Check;
 
@@ -61,12 +59,6 @@ const SPEC: &[Row<PodSpec>] = &[
 
 /// Fields of a container in either list.
 const CONTAINER: &[Row<Container>] = &[
-    Row("lifecycle.postStart", "hooks are not run yet", |container| {
-        lifecycle(container, |lifecycle| lifecycle.post_start.is_some())
-    }),
-    Row("lifecycle.preStop", "hooks are not run yet", |container| {
-        lifecycle(container, |lifecycle| lifecycle.pre_stop.is_some())
-    }),
     Row("volumeDevices", "block devices are not mapped", |container| any(container.volume_devices.as_ref())),
     Row("resources.claims", "dynamic resources need an API server", |container| {
         container.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
@@ -201,8 +193,4 @@ fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {
 
 fn security(container: &Container, has: fn(&SecurityContext) -> bool) -> bool {
     container.security_context.as_ref().is_some_and(has)
-}
-
-fn lifecycle(container: &Container, has: fn(&Lifecycle) -> bool) -> bool {
-    container.lifecycle.as_ref().is_some_and(has)
 }

@@ -77,3 +77,37 @@ fn probes() {
     change(&mut pod, "/spec/initContainers/0/readinessProbe", probe);
     assert!(errors(pod)[0].contains("may not be given for an init container without restartPolicy: Always"));
 }
+
+#[test]
+fn a_hook_does_one_thing_within_the_grace_period() {
+    for (hook, says) in [
+        (json!({}), ": is required: one of exec, httpGet, tcpSocket and sleep"),
+        (json!({"exec": {"command": []}}), ".exec.command: is required"),
+        (
+            json!({"exec": {"command": ["x"]}, "sleep": {"seconds": 1}}),
+            ".sleep: may not be given beside exec",
+        ),
+        (json!({"httpGet": {"port": 0}}), ".httpGet.port: 0: must be between 1 and 65535"),
+        (
+            json!({"httpGet": {"port": 1, "scheme": "HTTPS"}}),
+            ".httpGet.scheme: \"HTTPS\": is not supported by this version",
+        ),
+        (json!({"tcpSocket": {"port": "A"}}), ".tcpSocket.port: \"A\""),
+        (json!({"sleep": {"seconds": -1}}), ".sleep.seconds: -1: must be between 0 and 30"),
+        (json!({"sleep": {"seconds": 31}}), ".sleep.seconds: 31: must be between 0 and 30"),
+    ] {
+        for field in ["postStart", "preStop"] {
+            let mut pod = good();
+            change(&mut pod, "/spec/containers/0/lifecycle", json!({ field: hook }));
+            let got = errors(pod);
+            let wanted = format!("spec.containers[0].lifecycle.{field}{says}");
+            assert!(got.len() == 1 && got[0].starts_with(&wanted), "{wanted}: {got:?}");
+        }
+    }
+    let hook = json!({"preStop": {"sleep": {"seconds": 30}}, "postStart": {"tcpSocket": {"port": "http"}}});
+    for (place, errors_wanted) in [("containers/0", 0), ("initContainers/1", 0), ("initContainers/0", 1)] {
+        let mut pod = good();
+        change(&mut pod, &format!("/spec/{place}/lifecycle"), hook.clone());
+        assert_eq!(errors(pod).len(), errors_wanted, "{place}");
+    }
+}

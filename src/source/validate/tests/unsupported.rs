@@ -23,11 +23,6 @@ fn what_this_version_does_not_do_is_refused() {
         ("/spec/resources", json!({"claims": [{"name": "x"}]}), "spec.resources.claims"),
         ("/spec/securityContext/windowsOptions", json!({}), "spec.securityContext.windowsOptions"),
         (
-            "/spec/containers/0/lifecycle",
-            json!({"preStop": {"exec": {"command": ["x"]}}}),
-            "spec.containers[0].lifecycle.preStop",
-        ),
-        (
             "/spec/containers/0/volumeDevices",
             json!([{"name": "v", "devicePath": "/dev/x"}]),
             "spec.containers[0].volumeDevices",

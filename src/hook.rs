@@ -1,0 +1,118 @@
+//! Lifecycle hooks: postStart and preStop by exec, HTTP, TCP and sleep (kubelet `lifecycle.HandlerRunner`).
+
+use std::fmt;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
+
+use crate::cri::{ExecOutput, Runtime, RuntimeResult};
+use crate::probe::handler::{Address, HttpGet};
+use crate::probe::http;
+use crate::probe::run::{Tools, said};
+use crate::sync::act::{HookCall, HookFuture, Hooks};
+use crate::text::quoted;
+
+/// What a hook does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// This command is run in the container, as it stands: nothing in it is expanded.
+    Exec(Vec<String>),
+    /// This is asked for.
+    HttpGet(HttpGet),
+    /// This is connected to.
+    TcpSocket(Address),
+    /// It waits.
+    Sleep(Duration),
+}
+
+impl Hook {
+    /// PURE: what that handler does; `pod_ip` is where the pod is reached, `ports` are the container's.
+    ///
+    /// # Errors
+    /// A sentence, when an address or a header cannot be made.
+    pub fn of(
+        handler: &LifecycleHandler,
+        ports: &[ContainerPort],
+        pod_ip: Option<IpAddr>,
+    ) -> Result<Self, String> {
+        if let Some(exec) = &handler.exec {
+            Ok(Self::Exec(exec.command.clone().unwrap_or_default()))
+        } else if let Some(action) = &handler.http_get {
+            HttpGet::new(action, ports, pod_ip, "lifecycle").map(Self::HttpGet)
+        } else if let Some(action) = &handler.tcp_socket {
+            Address::of_tcp(action, ports, pod_ip).map(Self::TcpSocket)
+        } else if let Some(sleep) = &handler.sleep {
+            Ok(Self::Sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))))
+        } else {
+            Err("invalid handler".to_owned())
+        }
+    }
+}
+
+impl fmt::Display for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exec(command) => write!(f, "Exec lifecycle hook ([{}])", command.join(" ")),
+            Self::HttpGet(get) => write!(f, "HTTP lifecycle hook ({})", get.path),
+            Self::TcpSocket(address) => write!(f, "TCP lifecycle hook ({address})"),
+            Self::Sleep(time) => write!(f, "Sleep lifecycle hook ({})", time.as_secs()),
+        }
+    }
+}
+
+/// Runs hooks with the probes' tools.
+pub struct HookRunner<R> {
+    tools: Tools<R>,
+    /// Where pods on the node's network are reached.
+    node_ip: Option<IpAddr>,
+}
+
+impl<R: Runtime> HookRunner<R> {
+    /// A runner of a node with these addresses, the primary first.
+    pub fn new(tools: Tools<R>, node_ips: &[Box<str>]) -> Self {
+        Self { tools, node_ip: node_ips.first().and_then(|ip| ip.parse().ok()) }
+    }
+
+    async fn run(&self, call: HookCall<'_>) -> Result<(), String> {
+        let of_pod = call.pod_ips.first().and_then(|ip| ip.parse().ok());
+        // Differs from the kubelet, which finds no address for the hooks of pods on the node's network.
+        let hook = Hook::of(call.handler, call.ports, of_pod.or(self.node_ip))
+            .map_err(|why| format!("Cannot run handler: {why}"))?;
+        let Tools { runtime, clock, lookups } = &self.tools;
+        let done = match &hook {
+            // Without a time limit: whoever waits drops the call.
+            Hook::Exec(command) => {
+                exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await)
+            }
+            // Any answer will do, as in the kubelet.
+            Hook::HttpGet(get) => http::get(lookups, get).await.map(drop),
+            Hook::TcpSocket(address) => lookups.connect(address).await.map(drop),
+            Hook::Sleep(time) => {
+                clock.sleep(*time).await;
+                Ok(())
+            }
+        };
+        done.map_err(|why| {
+            let (container, pod) = (quoted(call.container), quoted(&call.key.kubelet_format()));
+            format!("{hook} for Container {container} in Pod {pod} failed - error: {why}")
+        })
+    }
+}
+
+fn exit_of(command: &[String], done: RuntimeResult<ExecOutput>) -> Result<(), String> {
+    match done {
+        Ok(ExecOutput { exit_code: 0, .. }) => Ok(()),
+        Ok(ExecOutput { exit_code, stdout, stderr }) => {
+            let output = quoted(&said(&stdout, &stderr));
+            Err(format!("command '{}' exited with {exit_code}, message: {output}", command.join(" ")))
+        }
+        Err(error) => Err(format!("{error}, message: \"\"")),
+    }
+}
+
+impl<R: Runtime> Hooks for HookRunner<R> {
+    fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a> {
+        Box::pin(Self::run(self, call))
+    }
+}
