@@ -29,7 +29,7 @@ pub const START: Wall = Wall(1_770_000_000_000_000_000);
 pub const NODE: &str = "gw";
 
 /// How long anything may take in real time, on a machine that is busy with other things, under an emulator too.
-const PATIENCE: Duration = Duration::from_mins(2);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 /// How much virtual time [`World::until`] gives.
 const SECONDS_MAX: u32 = 90;
 
