@@ -130,5 +130,6 @@ fn parts_that_hang_hold_no_turn_of_the_starts() {
     let began = world.seconds();
     world.run("after", OWN);
     let took = u64::try_from(world.seconds() - began).unwrap();
-    assert!(took < OUTSIDE_PATIENCE.as_secs() / 2, "{took} s");
+    // A turn that is held is held so long.
+    assert!(took < OUTSIDE_PATIENCE.as_secs(), "{took} s");
 }
