@@ -20,13 +20,25 @@ RELEASE := target/static/$(STATIC)/release/smolet
 else
 RELEASE := target/release/smolet
 endif
-# The first of README.md's promises.
+# Debian's names of ARM's architectures, with the build of each; armhf is ARMv6, for every Pi.
+ARM_PACKAGES := arm64=aarch64-unknown-linux-musl armhf=arm-unknown-linux-musleabihf
+VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
+PACKAGE := target/packages/smolet_$(VERSION)_amd64.deb
+WITH_TLS := target/tmp/smolet-tls
+# The first of README.md's promises: the binary, and one with TLS (`--features tls`).
 SIZE_MAX := 4194304
+SIZE_MAX_TLS := 5242880
 # One of 64 bits and one of 32; `make arm-all` has them all.
 ARM_TARGETS ?= aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf
 ARM_TARGETS_ALL := aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf \
 	x86_64-unknown-linux-musl
 DEMO_DIR := .cache/demo
+
+ifdef STATIC
+build-release = @RELEASE_ARGS='$(1)' ARM_TARGET_DIR=$(CURDIR)/target/static cross/arm.sh release $(STATIC) >/dev/null
+else
+build-release = @$(CARGO) build --release --locked --quiet $(1)
+endif
 
 step = @printf '\n== %s\n' '$(1)'
 
@@ -35,8 +47,8 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 20000
 
-.PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
-	setup-rust release
+.PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+	setup-rust release release-tls
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -57,7 +69,7 @@ fmt: setup-rust
 
 clippy: setup-rust
 	$(call step,clippy)
-	@$(CARGO) clippy --locked --all-targets --test real --test systemd --test attack --test sim --quiet -- -D warnings
+	@$(CARGO) clippy --locked --features tls --all-targets --test real --test systemd --test attack --test sim --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
@@ -66,12 +78,12 @@ deny: setup-rust  ## licences, sources and banned crates of the dependencies
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
-	@$(CARGO) test --locked -- --quiet
+	@$(CARGO) test --locked --features tls -- --quiet
 
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust
 	@mkdir -p target/tmp; \
-	nice -n 10 $(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
+	nice -n 10 $(MAKE) --no-print-directory release-tls >target/tmp/release.log 2>&1 & release=$$!; \
 	trap 'kill $$release 2>/dev/null || true' EXIT; \
 	unit=0; $(MAKE) --no-print-directory unit || unit=$$?; \
 	rest=0; wait $$release || rest=$$?; \
@@ -88,25 +100,33 @@ vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/t
 	$(call step,vectors)
 	@$(CARGO) test --locked --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
-size: release  ## the release binary is static and as small as promised
+size: release-tls  ## the release binary is static and as small as promised, without TLS and with it
 	$(call step,size of the release binary)
 	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
+	@size=$$(stat -c %s $(WITH_TLS)); echo "with TLS: $$size of at most $(SIZE_MAX_TLS) bytes"; [ $$size -le $(SIZE_MAX_TLS) ]
 	@if readelf -lW $(RELEASE) | grep INTERP; then echo "$(RELEASE) needs a shared C library" >&2; exit 1; fi
 
 attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
 	$(call step,memory under attack)
 	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test attack -- --nocapture --test-threads=13
 
-real: setup release  ## the release binary on a private containerd
+# Two shares side by side, each with a containerd of its own: they wait most of the time.
+real: setup release  ## the release binary on private containerds
 	$(call step,tests on a real containerd)
-	@trap 'tests/env/runtime.sh down target/tmp/real' EXIT; \
-	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1
+	@trap 'for share in 1 2; do tests/env/runtime.sh down target/tmp/real-$$share; done' EXIT; mkdir -p target/tmp; \
+	export SMOLET_BIN=$(CURDIR)/$(RELEASE); \
+	real="$(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1"; \
+	SMOLET_TEST_SHARE=2/2 $$real >target/tmp/real-2.log 2>&1 & second=$$!; \
+	first=0; SMOLET_TEST_SHARE=1/2 $$real || first=$$?; \
+	rest=0; wait $$second || rest=$$?; \
+	cat target/tmp/real-2.log; exit $$((first | rest))
 
-systemd: setup release  ## the release binary with the cgroup driver systemd, on a systemd and a containerd of its own
+systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)
-	@tests/env/setup.sh systemd
-	@trap 'for name in systemd-v1 systemd-v2 systemd-agent; do tests/env/systemd.sh down target/tmp/$$name; done' EXIT; \
-	SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=1
+	@tests/env/setup.sh systemd openrc
+	@trap 'for name in v1 v2 agent package openrc; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
+	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
+	$(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=4
 
 # The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
@@ -119,8 +139,26 @@ real-beside-others: setup release
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)
-	@tests/env/runtime.sh leftovers target/tmp/real
+	@for share in 1 2; do tests/env/runtime.sh leftovers target/tmp/real-$$share; done
 	@tests/env/runtime.sh leftovers && echo none
+
+packages: package  ## Debian packages for amd64, arm64 and armhf, below target/packages
+	$(call step,packages)
+	@cross/arm.sh release $(foreach package,$(ARM_PACKAGES),$(lastword $(subst =, ,$(package)))) >/dev/null
+	@for package in $(ARM_PACKAGES); do \
+		dist/build.sh $${package%=*} "$$(cross/arm.sh path $${package#*=})/release/smolet" target/pages target/packages >/dev/null; \
+	done
+	@cd target/packages && stat -c '%n: %s bytes' smolet_$(VERSION)_*.deb
+
+# That of this machine alone, from the binary that is tested.
+package: release pages
+ifdef STATIC
+	@dist/build.sh amd64 $(RELEASE) target/pages target/packages >/dev/null
+endif
+
+pages: setup-rust  ## man pages and completions, below target/pages
+	@rm -rf target/pages
+	@SMOLET_PAGES=$(CURDIR)/target/pages $(CARGO) test --locked --quiet --test pages
 
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))
@@ -155,11 +193,13 @@ fuzz-build: setup-rust
 	@fuzz/run.sh build
 
 release: setup-rust  ## the release binary that is measured
-ifdef STATIC
-	@ARM_TARGET_DIR=$(CURDIR)/target/static cross/arm.sh release $(STATIC) >/dev/null
-else
-	@$(CARGO) build --release --locked --quiet
-endif
+	$(call build-release,)
+
+# Each build takes the other's place: this one's is set aside, and the other put back, which costs nothing once it is built.
+release-tls: setup-rust
+	$(call build-release,--features tls)
+	@mkdir -p $(dir $(WITH_TLS)); cp $(RELEASE) $(WITH_TLS)
+	$(call build-release,)
 
 setup: setup-rust
 	@tests/env/setup.sh runtime

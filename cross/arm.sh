@@ -15,7 +15,7 @@
 # Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
 #          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
-# SIZE_MAX: bytes a release binary may have, for check.
+# SIZE_MAX: bytes a release binary may have, for check. RELEASE_ARGS: more arguments of cargo's for release binaries.
 # Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -202,7 +202,9 @@ release() {
         eval "$(exports "$t")"
         targets+=(--target "$t")
     done
-    (cd "$repo" && cargo build --release --locked --quiet "${targets[@]}")
+    local more
+    read -ra more <<<"${RELEASE_ARGS:-}"
+    (cd "$repo" && cargo build --release --locked --quiet "${targets[@]}" "${more[@]}")
 }
 
 # build TARGET...: the release binaries and the tests, all targets in one go: host crates are compiled once, and what is

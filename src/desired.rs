@@ -376,6 +376,7 @@ mod tests {
             pod: DesiredPod::new(pod),
             origin: Origin { file: Arc::from(file), document: 1 },
             config_hash: word().into(),
+            bytes: 0,
         }
     }
 

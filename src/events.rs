@@ -1,12 +1,17 @@
 //! Why: a fixed-size ring of decisions and errors about pods, counted instead of repeated. PURE.
 //!
-//! `smolet describe` ends with it, and the log prints an entry when it is new: one line per real change.
+//! `smolet events` shows it, `smolet describe` ends with a pod's part of it, and the log prints an entry when it is new: one
+//! line per real change.
+//!
+//! No pod pushes the others' entries out, however much happens to it: messages that differ each time (a probe's, say) are
+//! combined after a few of one reason, as Kubernetes' own `EventCorrelator` does, and when the ring is full the pod with the
+//! most entries loses its oldest.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX};
-use crate::model::{Mono, Now, PodKey, Wall};
+use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX, EVENTS_SIMILAR_MAX};
+use crate::model::{Mono, PodKey, PodUid};
 
 /// As Kubernetes' `Event.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +25,7 @@ pub enum EventKind {
 /// One decision or error, however often it was made.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Which pod it is about.
+    /// Which pod it is about; one without a namespace stands for the node of that name.
     pub pod: PodKey,
     /// Normal or warning.
     pub kind: EventKind,
@@ -30,42 +35,51 @@ pub struct Event {
     pub message: Rc<str>,
     /// How often.
     pub count: u32,
-    /// First seen, for display.
-    pub first: Wall,
-    /// Last seen, for display.
-    pub last: Wall,
-    /// Last seen, for ordering.
-    pub last_mono: Mono,
+    /// First seen. Monotonic, as all ages: a gateway without an RTC steps its clock after boot.
+    pub first: Mono,
+    /// Last seen.
+    pub last: Mono,
+    /// The ring's revision since it was seen last.
+    pub revision: u64,
 }
 
-/// The ring. Full: the entry that was touched longest ago goes.
+/// What stands before the last one of many messages that differ (`EventAggregatorByReasonMessageFunc`).
+const COMBINED: &str = "(combined from similar events): ";
+
+/// The ring. Full: of the pod that has the most entries, the one that was touched longest ago goes.
 #[derive(Debug, Default)]
 pub struct EventRing {
+    /// The one touched last at the end.
     entries: VecDeque<Event>,
+    /// How many events there were.
+    revision: u64,
 }
 
 impl EventRing {
-    /// Notes an event; true when no entry says the same of this pod yet, so that it deserves a log line.
+    /// Notes an event; true when no entry says the same of this pod yet, so that it deserves a log line: once for messages
+    /// that are combined.
     pub fn record(
         &mut self,
         pod: &PodKey,
         kind: EventKind,
         reason: &'static str,
         message: &str,
-        now: Now,
+        now: Mono,
     ) -> bool {
+        self.revision += 1;
         let message = cut(message, EVENT_MESSAGE_BYTES_MAX);
-        let same =
-            |e: &Event| e.pod.uid == pod.uid && e.reason == reason && same_but_ids(&e.message, message);
+        let similar = |e: &Event| e.pod.uid == pod.uid && e.reason == reason;
+        let same = |e: &Event| similar(e) && same_but_ids(&e.message, message);
         if let Some(mut entry) = self.entries.iter().position(same).and_then(|at| self.entries.remove(at)) {
-            entry.count = entry.count.saturating_add(1);
-            entry.last = now.wall;
-            entry.last_mono = now.mono;
+            entry.again(now, self.revision);
             self.entries.push_back(entry);
             return false;
         }
+        if self.entries.iter().filter(|e| similar(e)).count() >= EVENTS_SIMILAR_MAX {
+            return self.combine(similar, kind, message, now);
+        }
         if self.entries.len() == EVENTS_MAX {
-            self.entries.pop_front();
+            self.make_room();
         }
         self.entries.push_back(Event {
             pod: pod.clone(),
@@ -73,11 +87,45 @@ impl EventRing {
             reason,
             message: Rc::from(message),
             count: 1,
-            first: now.wall,
-            last: now.wall,
-            last_mono: now.mono,
+            first: now,
+            last: now,
+            revision: self.revision,
         });
         true
+    }
+
+    /// Puts the message into the entry of those combined so far, else into the one that was touched longest ago; true then.
+    fn combine(
+        &mut self,
+        similar: impl Fn(&Event) -> bool,
+        kind: EventKind,
+        message: &str,
+        now: Mono,
+    ) -> bool {
+        let combined = self.entries.iter().position(|e| similar(e) && e.message.starts_with(COMBINED));
+        let Some(at) = combined.or_else(|| self.entries.iter().position(&similar)) else { return true };
+        let Some(mut entry) = self.entries.remove(at) else { return true };
+        entry.kind = kind;
+        entry.message = Rc::from(cut(&[COMBINED, message].concat(), EVENT_MESSAGE_BYTES_MAX));
+        entry.again(now, self.revision);
+        self.entries.push_back(entry);
+        combined.is_none()
+    }
+
+    /// Forgets the oldest entry of the pod that has the most; of several such pods the one whose entry is the oldest.
+    fn make_room(&mut self) {
+        let mut of_pods: BTreeMap<&PodUid, usize> = BTreeMap::new();
+        for entry in &self.entries {
+            *of_pods.entry(&entry.pod.uid).or_default() += 1;
+        }
+        let most = of_pods.values().copied().max();
+        let oldest = self.entries.iter().position(|e| of_pods.get(&e.pod.uid).copied() == most);
+        self.entries.remove(oldest.unwrap_or_default());
+    }
+
+    /// Grows with each event: a reader that has seen one revision wants the entries whose own is larger.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// All entries, the one touched last at the end.
@@ -99,6 +147,24 @@ impl EventRing {
     /// True before the first event.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+}
+
+impl Event {
+    /// It is about the node, not about a pod.
+    pub fn is_of_node(&self) -> bool {
+        self.pod.namespace.is_empty()
+    }
+
+    /// Where it stands; a node's are in `default`, as Kubernetes has them.
+    pub fn namespace(&self) -> &str {
+        if self.is_of_node() { "default" } else { &self.pod.namespace }
+    }
+
+    fn again(&mut self, now: Mono, revision: u64) {
+        self.count = self.count.saturating_add(1);
+        self.last = now;
+        self.revision = revision;
     }
 }
 
@@ -136,8 +202,8 @@ pub fn cut(text: &str, bytes_max: usize) -> &str {
 mod tests {
     use super::*;
 
-    fn now(second: i64) -> Now {
-        Now { mono: Mono(second * 1_000_000_000), wall: Wall(second * 1_000_000_000) }
+    fn now(second: i64) -> Mono {
+        Mono(second * 1_000_000_000)
     }
 
     #[test]
@@ -147,8 +213,42 @@ mod tests {
         assert!(ring.record(&pod, EventKind::Normal, "Started", "one", now(1)));
         assert!(ring.record(&pod, EventKind::Normal, "Started", "two", now(2)));
         assert!(!ring.record(&pod, EventKind::Normal, "Started", "one", now(3)));
-        let seen: Vec<_> = ring.iter().map(|e| (&*e.message, e.count, e.first, e.last)).collect();
-        assert_eq!(seen, [("two", 1, now(2).wall, now(2).wall), ("one", 2, now(1).wall, now(3).wall)]);
+        let seen: Vec<_> = ring.iter().map(|e| (&*e.message, e.count, e.first, e.last, e.revision)).collect();
+        let expected = [("two", 1, now(2), now(2), 2), ("one", 2, now(1), now(3), 3)];
+        assert_eq!(seen, expected);
+        assert_eq!(ring.revision(), 3);
+    }
+
+    #[test]
+    fn messages_that_differ_each_time_are_combined() {
+        let mut ring = EventRing::default();
+        let (pod, other) = (PodKey::new("default", "web", "u1"), PodKey::new("default", "db", "u2"));
+        ring.record(&other, EventKind::Normal, "Started", "other", now(0));
+        ring.record(&pod, EventKind::Normal, "Started", "once", now(0));
+        let mut logged = 0;
+        for second in 1..1000 {
+            let message = format!("Get http://10.0.0.1: port {second}");
+            logged += usize::from(ring.record(&pod, EventKind::Warning, "Unhealthy", &message, now(second)));
+        }
+        // Each once, and that they are combined from then on.
+        assert_eq!(logged, EVENTS_SIMILAR_MAX + 1);
+        assert_eq!(ring.len(), 2 + EVENTS_SIMILAR_MAX);
+        let last = ring.iter().last().expect("just added");
+        assert_eq!(&*last.message, "(combined from similar events): Get http://10.0.0.1: port 999");
+        let counted: u32 = ring.iter().filter(|e| e.reason == "Unhealthy").map(|e| e.count).sum();
+        assert_eq!(counted, 999);
+        // What is said again of what is still there is counted where it stands.
+        assert!(!ring.record(
+            &pod,
+            EventKind::Warning,
+            "Unhealthy",
+            "Get http://10.0.0.1: port 9",
+            now(1000)
+        ));
+        assert_eq!(ring.len(), 2 + EVENTS_SIMILAR_MAX);
+        let long = "x".repeat(EVENT_MESSAGE_BYTES_MAX);
+        ring.record(&pod, EventKind::Warning, "Unhealthy", &long, now(1001));
+        assert!(ring.iter().all(|e| e.message.len() <= EVENT_MESSAGE_BYTES_MAX));
     }
 
     #[test]
@@ -168,16 +268,31 @@ mod tests {
     #[test]
     fn full_drops_the_oldest_and_messages_are_cut() {
         let mut ring = EventRing::default();
-        let pod = PodKey::new("default", "web", "u1");
-        for second in 0..=i64::try_from(EVENTS_MAX).expect("small") {
-            ring.record(&pod, EventKind::Warning, "Failed", &format!("number {second}"), now(second));
+        let pod = |number: usize| PodKey::new("default", "web", &format!("u{number}"));
+        for number in 0..=EVENTS_MAX {
+            ring.record(&pod(number), EventKind::Warning, "Failed", "it did", now(0));
         }
         assert_eq!(ring.len(), EVENTS_MAX);
-        assert_eq!(&*ring.iter().next().expect("full").message, "number 1");
-        ring.record(&pod, EventKind::Warning, "Failed", &"é".repeat(EVENT_MESSAGE_BYTES_MAX), now(0));
+        assert_eq!(ring.iter().next().expect("full").pod.uid.as_str(), "u1");
+        ring.record(&pod(0), EventKind::Warning, "Failed", &"é".repeat(EVENT_MESSAGE_BYTES_MAX), now(0));
         let last = ring.iter().last().expect("just added");
         assert!(
             last.message.len() <= EVENT_MESSAGE_BYTES_MAX && last.message.len() > EVENT_MESSAGE_BYTES_MAX - 2
         );
+    }
+
+    #[test]
+    fn a_pod_with_many_entries_loses_its_own() {
+        const REASONS: [&str; 4] = ["Failed", "Unhealthy", "BackOff", "FailedMount"];
+        let mut ring = EventRing::default();
+        let quiet = PodKey::new("default", "quiet", "quiet");
+        ring.record(&quiet, EventKind::Normal, "Started", "once", now(0));
+        for number in 0..4 * EVENTS_MAX {
+            let loud = PodKey::new("default", "loud", &format!("loud{}", number % 50));
+            let (reason, message) = (REASONS[number % REASONS.len()], format!("number {number}"));
+            ring.record(&loud, EventKind::Warning, reason, &message, now(1));
+        }
+        assert_eq!(ring.len(), EVENTS_MAX);
+        assert!(ring.iter().any(|e| e.pod == quiet), "its one entry is still there");
     }
 }

@@ -17,8 +17,8 @@ use std::time::Duration;
 
 use crate::limits::GC_MIN_AGE;
 use crate::model::{
-    ContainerId, ContainerState, ContainerStatus, Now, ObservedPod, PodKey, PodUid, SandboxId, SandboxState,
-    Wall,
+    ContainerId, ContainerState, ContainerStatus, Mono, Now, ObservedPod, PodKey, PodUid, SandboxId,
+    SandboxState, Wall,
 };
 use crate::render::paths::uid_of_logs_dir;
 
@@ -66,7 +66,7 @@ pub struct GcContainer {
     pub attempt: u32,
     /// Its state.
     pub state: ContainerState,
-    /// Since its creation.
+    /// How old it counts as: since its end as far as it has one, else since its creation.
     pub age: Duration,
 }
 
@@ -131,25 +131,14 @@ impl GcPlan {
     }
 }
 
-/// What goes of one pod that stays: all containers but the newest of each name, and the sandboxes nobody needs. Ages
-/// come from the runtime's wall clock here: without a least age they only order what has the same attempt.
+/// What goes of one pod that stays: all containers but the newest of each name, and the sandboxes nobody needs.
+/// `containers_max` is of all pods: see [`surplus`].
 ///
-/// The kubelet collects every minute, whatever happened; here the loop asks after each look at the pod.
-pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
-    let age = |at: Wall| Duration::from_nanos(u64::try_from(now.wall.0.saturating_sub(at.0)).unwrap_or(0));
-    let containers: Vec<GcContainer> = observed
-        .containers
-        .iter()
-        .map(|container| GcContainer {
-            id: container.id.clone(),
-            sandbox_id: container.sandbox_id.clone(),
-            pod: key.uid.clone(),
-            name: Box::from(&*container.name),
-            attempt: container.meta.restart_count,
-            state: container.state,
-            age: age(container.created_at),
-        })
-        .collect();
+/// The kubelet collects every minute, whatever happened; here the loop asks after each look at the pod, and at [`ripe_at`].
+pub fn collect_pod(policy: GcPolicy, key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
+    let containers: Vec<GcContainer> =
+        observed.containers.iter().map(|c| gc_container(key, c, now)).collect();
+    let age = |at: Wall| age_by_wall(at, now);
     let sandboxes: Vec<GcSandbox> = observed
         .sandboxes
         .iter()
@@ -162,7 +151,7 @@ pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
         })
         .collect();
     let mut plan = collect(&GcInput {
-        policy: GcPolicy { min_age: Duration::ZERO, ..GcPolicy::default() },
+        policy: GcPolicy { containers_max: None, ..policy },
         all_sources_ready: true,
         evict_stopped_pods: false,
         containers: &containers,
@@ -178,6 +167,64 @@ pub fn collect_pod(key: &PodKey, observed: &ObservedPod, now: Now) -> GcPlan {
     });
     plan.containers.extend(doubled.map(|(_, older)| GcRemoval { id: older.id.clone(), stop: true }));
     plan
+}
+
+/// What goes of all pods together, by pod, so that no more than `containers_max` dead containers are kept; of each pod no
+/// more counts than what [`collect_pod`] leaves of it.
+pub fn surplus<'a>(
+    policy: GcPolicy,
+    pods: impl Iterator<Item = (&'a PodKey, &'a ObservedPod)>,
+    now: Now,
+) -> BTreeMap<PodUid, Vec<GcRemoval>> {
+    let containers = |(key, pod): (&'a PodKey, &'a ObservedPod)| {
+        pod.containers.iter().map(move |container| gc_container(key, container, now))
+    };
+    let containers: Vec<GcContainer> = pods.flat_map(containers).collect();
+    let removals = containers_to_remove(&GcInput {
+        policy,
+        all_sources_ready: true,
+        evict_stopped_pods: false,
+        containers: &containers,
+        sandboxes: &[],
+        log_directories: &[],
+        fate: &|_| PodFate::Stays,
+    });
+    let pod_of: BTreeMap<&str, &PodUid> = containers.iter().map(|c| (c.id.as_str(), &c.pod)).collect();
+    let mut by_pod: BTreeMap<PodUid, Vec<GcRemoval>> = BTreeMap::new();
+    for removal in removals {
+        if let Some(pod) = pod_of.get(removal.id.as_str()) {
+            by_pod.entry((*pod).clone()).or_default().push(removal);
+        }
+    }
+    by_pod
+}
+
+/// When the next container of the pod that has ended is old enough to go; `None` when no age is asked for, or all are.
+pub fn ripe_at(policy: GcPolicy, observed: &ObservedPod, now: Mono) -> Option<Mono> {
+    if policy.min_age.is_zero() {
+        return None;
+    }
+    let ends = observed.containers.iter().filter_map(|container| container.finished_mono);
+    ends.map(|end| end + policy.min_age).filter(|at| *at > now).min()
+}
+
+/// Its age is on the monotonic clock, so that a least one has a meaning. One that has not ended has an age by the runtime's
+/// wall clock, which only orders what has the same attempt.
+fn gc_container(key: &PodKey, container: &ContainerStatus, now: Now) -> GcContainer {
+    let ended = container.finished_mono.map(|end| now.mono.since(end));
+    GcContainer {
+        id: container.id.clone(),
+        sandbox_id: container.sandbox_id.clone(),
+        pod: key.uid.clone(),
+        name: Box::from(&*container.name),
+        attempt: container.meta.restart_count,
+        state: container.state,
+        age: ended.unwrap_or_else(|| age_by_wall(container.created_at, now)),
+    }
+}
+
+fn age_by_wall(at: Wall, now: Now) -> Duration {
+    Duration::from_nanos(u64::try_from(now.wall.0.saturating_sub(at.0)).unwrap_or(0))
 }
 
 /// Removing what `goes` says takes away the runtime's last record of some container's newest restart count.
@@ -289,7 +336,7 @@ fn records_go(input: &GcInput<'_>, pod: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ContainerMeta, Mono};
+    use crate::model::ContainerMeta;
 
     fn dead(id: &str, attempt: u32, age: u64) -> GcContainer {
         GcContainer {
@@ -300,6 +347,28 @@ mod tests {
             attempt,
             state: ContainerState::Exited,
             age: Duration::from_secs(age),
+        }
+    }
+
+    fn running(id: &str, name: &str, attempt: u32) -> ContainerStatus {
+        ContainerStatus {
+            id: id.into(),
+            name: name.into(),
+            sandbox_id: "s".into(),
+            state: ContainerState::Running,
+            created_at: Wall(0),
+            started_at: None,
+            finished_at: None,
+            finished_mono: None,
+            exit_code: 0,
+            reason: "".into(),
+            message: "".into(),
+            image: "".into(),
+            image_ref: "".into(),
+            user: None,
+            resources: None,
+            stop_signal: 0,
+            meta: ContainerMeta { restart_count: attempt, ..ContainerMeta::default() },
         }
     }
 
@@ -318,25 +387,7 @@ mod tests {
 
     #[test]
     fn of_two_running_containers_of_one_name_the_older_one_goes() {
-        let container = |id: &str, name: &str, attempt: u32| ContainerStatus {
-            id: id.into(),
-            name: name.into(),
-            sandbox_id: "s".into(),
-            state: ContainerState::Running,
-            created_at: Wall(0),
-            started_at: None,
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: "".into(),
-            message: "".into(),
-            image: "".into(),
-            image_ref: "".into(),
-            user: None,
-            resources: None,
-            stop_signal: 0,
-            meta: ContainerMeta { restart_count: attempt, ..ContainerMeta::default() },
-        };
+        let container = running;
         let mut observed = ObservedPod {
             containers: vec![container("new", "c", 2), container("old", "c", 1), container("other", "d", 0)],
             ..ObservedPod::default()
@@ -344,12 +395,76 @@ mod tests {
         let now = Now { mono: Mono(0), wall: Wall(0) };
         let key = PodKey::new("default", "web", "u");
         let goes = GcRemoval { id: "old".into(), stop: true };
-        assert_eq!(collect_pod(&key, &observed, now).containers, [goes]);
+        let policy = GcPolicy::default();
+        assert_eq!(collect_pod(policy, &key, &observed, now).containers, [goes]);
         let loses = |goes: &[&str]| loses_counts(&observed, |c| goes.contains(&c.id.as_str()));
         assert!(!loses(&["old"]) && !loses(&[]), "the newer one knows more");
         assert!(loses(&["new"]) && loses(&["old", "new"]) && loses(&["old", "other"]));
         observed.containers.remove(1);
-        assert!(collect_pod(&key, &observed, now).is_empty());
+        assert!(collect_pod(policy, &key, &observed, now).is_empty());
+    }
+
+    #[test]
+    fn a_least_age_counts_from_the_end_on_the_monotonic_clock() {
+        let key = PodKey::new("default", "web", "u");
+        let ended = |id: &str, attempt: u32, end: i64| ContainerStatus {
+            state: ContainerState::Exited,
+            finished_mono: Some(Mono(end * 1_000_000_000)),
+            ..running(id, "c", attempt)
+        };
+        let observed = ObservedPod {
+            containers: vec![ended("new", 2, 95), ended("middle", 1, 80), ended("old", 0, 60)],
+            ..ObservedPod::default()
+        };
+        let policy = GcPolicy { min_age: Duration::from_secs(30), ..GcPolicy::default() };
+        // Of those that are old enough the newest one stays.
+        let rows: [(i64, &[&str], Option<i64>); 4] = [
+            (89, &[], Some(90)),
+            (90, &[], Some(110)),
+            (110, &["old"], Some(125)),
+            (125, &["old", "middle"], None),
+        ];
+        for wall in [0, i64::MAX, i64::MIN] {
+            for (at, goes, ripe) in rows {
+                let now = Now { mono: Mono(at * 1_000_000_000), wall: Wall(wall) };
+                let plan = collect_pod(policy, &key, &observed, now);
+                let ids: Vec<&str> = plan.containers.iter().map(|removal| removal.id.as_str()).collect();
+                let next = ripe_at(policy, &observed, now.mono).map(|at| at.0 / 1_000_000_000);
+                assert_eq!((&ids[..], next), (goes, ripe), "at {at} s, {wall}");
+            }
+        }
+        assert_eq!(ripe_at(GcPolicy::default(), &observed, Mono(0)), None, "nothing waits without an age");
+    }
+
+    #[test]
+    fn over_all_pods_each_name_keeps_a_share_and_then_the_oldest_go() {
+        let ended = |id: &str, name: &str, attempt: u32, end: i64| ContainerStatus {
+            state: ContainerState::Exited,
+            finished_mono: Some(Mono(end)),
+            ..running(id, name, attempt)
+        };
+        let pod = |containers| ObservedPod { containers, ..ObservedPod::default() };
+        let (web, db) = (PodKey::new("default", "web", "u1"), PodKey::new("default", "db", "u2"));
+        let of_web = pod(vec![ended("w1", "a", 1, 50), ended("w0", "a", 0, 40), running("r", "b", 0)]);
+        let of_db = pod(vec![ended("d0", "a", 0, 10), ended("e0", "c", 0, 60)]);
+        let now = Now { mono: Mono(100), wall: Wall(100) };
+        let rows: [(usize, &[(&str, &str)]); 4] = [
+            (4, &[]),
+            (3, &[("u1", "w0")]),
+            (2, &[("u1", "w0"), ("u2", "d0")]),
+            (0, &[("u1", "w0"), ("u1", "w1"), ("u2", "d0"), ("u2", "e0")]),
+        ];
+        for (max, goes) in rows {
+            let policy =
+                GcPolicy { per_container_max: None, containers_max: Some(max), ..GcPolicy::default() };
+            let found = surplus(policy, [(&web, &of_web), (&db, &of_db)].into_iter(), now);
+            let mut shown: Vec<(&str, &str)> = Vec::new();
+            for (uid, removals) in &found {
+                shown.extend(removals.iter().map(|removal| (uid.as_str(), removal.id.as_str())));
+            }
+            shown.sort_unstable();
+            assert_eq!(shown, goes, "at most {max}");
+        }
     }
 
     #[test]

@@ -4,12 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use hyper::header::AUTHORIZATION;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 
 use crate::cri::{ExecOutput, Runtime, RuntimeResult};
 use crate::probe::handler::{Address, HttpGet};
-use crate::probe::http;
-use crate::probe::run::{Tools, said};
+use crate::probe::http::{self, NOT_TLS};
+use crate::probe::run::{Lookups, Tools, said};
 use crate::sync::act::{HookCall, HookFuture, Hooks};
 use crate::text::quoted;
 
@@ -74,7 +75,7 @@ impl<R: Runtime> HookRunner<R> {
         Self { tools, node_ip: node_ips.first().and_then(|ip| ip.parse().ok()) }
     }
 
-    async fn run(&self, call: HookCall<'_>) -> Result<(), String> {
+    async fn run(&self, call: HookCall<'_>) -> Result<Option<String>, String> {
         let of_pod = call.pod_ips.first().and_then(|ip| ip.parse().ok());
         // Differs from the kubelet, which finds no address for the hooks of pods on the node's network.
         let hook = Hook::of(call.handler, call.ports, of_pod.or(self.node_ip))
@@ -85,12 +86,11 @@ impl<R: Runtime> HookRunner<R> {
             Hook::Exec(command) => {
                 exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await)
             }
-            // Any answer will do, as in the kubelet.
-            Hook::HttpGet(get) => http::get(lookups, get).await.map(drop),
-            Hook::TcpSocket(address) => lookups.connect(address).await.map(drop),
+            Hook::HttpGet(get) => http_get(lookups, get).await,
+            Hook::TcpSocket(address) => lookups.connect(address).await.map(|_| None),
             Hook::Sleep(time) => {
                 clock.sleep(*time).await;
-                Ok(())
+                Ok(None)
             }
         };
         done.map_err(|why| {
@@ -100,9 +100,25 @@ impl<R: Runtime> HookRunner<R> {
     }
 }
 
-fn exit_of(command: &[String], done: RuntimeResult<ExecOutput>) -> Result<(), String> {
+/// `runHTTPHandler`: any answer will do; a server that does not speak TLS is asked without.
+async fn http_get(lookups: &Lookups, get: &HttpGet) -> Result<Option<String>, String> {
+    match http::get(lookups, get).await {
+        Err(why) if get.tls && why.ends_with(NOT_TLS) => {
+            let mut plain = HttpGet { tls: false, ..get.clone() };
+            plain.headers.remove(AUTHORIZATION);
+            http::get(lookups, &plain).await?;
+            let address = &get.address;
+            Ok(Some(format!(
+                "request to HTTPS lifecycle hook {address} got HTTP response, retry with HTTP succeeded"
+            )))
+        }
+        done => done.map(|_| None),
+    }
+}
+
+fn exit_of(command: &[String], done: RuntimeResult<ExecOutput>) -> Result<Option<String>, String> {
     match done {
-        Ok(ExecOutput { exit_code: 0, .. }) => Ok(()),
+        Ok(ExecOutput { exit_code: 0, .. }) => Ok(None),
         Ok(ExecOutput { exit_code, stdout, stderr }) => {
             let output = quoted(&said(&stdout, &stderr));
             Err(format!("command '{}' exited with {exit_code}, message: {output}", command.join(" ")))

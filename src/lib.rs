@@ -19,10 +19,11 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `image::{name, keyring, archive, seen}`, of `store` all but `file`, `identity` and `poison`,
-//! of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and `choose`, of `cli` what makes
-//! text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http` and `grpc`, of `streaming` `frame`
-//! and `status`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `eviction`, `shutdown`, of `store` all but
+//! `file`, `identity` and `poison`, of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and
+//! `choose`, of `cli` what makes text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http`,
+//! `tls` and `grpc`, of `streaming` `frame` and `status`, of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands
+//! in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
@@ -34,7 +35,9 @@ pub mod clock;
 pub mod config;
 pub mod cri;
 pub mod desired;
+pub mod doctor;
 pub mod events;
+pub mod eviction;
 pub mod facts;
 pub mod gc;
 pub mod grpc;
@@ -47,10 +50,12 @@ pub mod model;
 pub mod mounts;
 pub mod node;
 pub mod pleg;
+pub mod podcmd;
 pub mod probe;
 pub mod proto;
 pub mod render;
 pub mod server;
+pub mod shutdown;
 pub mod source;
 pub mod status;
 pub mod store;

@@ -2,15 +2,27 @@
 
 use std::time::Duration;
 
+mod debug;
+mod eviction;
+mod gc;
 mod logs;
 mod probe;
+mod service;
+mod shutdown;
 mod source;
 mod streaming;
+mod why;
 
+pub use debug::*;
+pub use eviction::*;
+pub use gc::*;
 pub use logs::*;
 pub use probe::*;
+pub use service::*;
+pub use shutdown::*;
 pub use source::*;
 pub use streaming::*;
+pub use why::*;
 
 /// One KiB.
 pub const KIB: usize = 1024;
@@ -202,8 +214,7 @@ pub const IMAGE_RECORDS_MAX: usize = 4096;
 pub const IMAGE_RECORD_BYTES_MAX: usize = 16 * KIB;
 const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
 
-/// Images whose first and last use is remembered. Full: the one not used for the longest time goes; when all are in
-/// use, a further one is not remembered.
+/// Images whose first sight and last use is remembered. Full: a further one is not, and stays, until another is gone.
 pub const IMAGES_SEEN_MAX: usize = 512;
 
 // ---- render ----------------------------------------------------------------------------------------------
@@ -273,9 +284,10 @@ pub const STATUS_ID_BYTES_CUT: usize = 96;
 /// Pods that are gone and remembered as gone, for readers who ask what changed. Full: the oldest goes; who asks for
 /// longer ago reads everything.
 pub const STATUS_GONE_MAX: usize = 128;
-// Every container of a pod was paid for in its manifest's cost, so there are only so many.
+// Every container of a manifest was paid for in its cost, so there are only so many, and those of `smolet debug`.
 const _: () = assert!(
-    PODS_MAX * STATUS_BARE_POD_BYTES + PODS_BYTES_MAX / CONTAINER_BYTES * STATUS_BARE_CONTAINER_BYTES
+    PODS_MAX * STATUS_BARE_POD_BYTES
+        + (PODS_BYTES_MAX / CONTAINER_BYTES + DEBUGGERS_MAX) * STATUS_BARE_CONTAINER_BYTES
         <= STATUS_STORE_BYTES_MIN
 );
 const _: () =
@@ -313,6 +325,7 @@ pub const RESTORED_RESTART_COUNT_MAX: i32 = 1 << 30;
 const _: () = assert!(
     STATUS_STORE_BYTES_MAX
         + CHECKPOINT_PODS_MAX * (3 * CHECKPOINT_TEXT_BYTES_MAX + 64)
+        + DEBUGGERS_MAX * (DEBUGGER_BYTES_MAX + 4 * DEBUGGER_WORDS_MAX + KIB)
         + 2 * BACKOFF_ENTRIES_MAX * 40
         + IMAGES_SEEN_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 40)
         + KIB
@@ -333,11 +346,6 @@ pub const RESOLV_CONF_BYTES_MAX: usize = MIB;
 pub const UNSAFE_SYSCTLS_MAX: usize = 64;
 /// Name servers in `clusterDNS`. More: refused.
 pub const DNS_SERVERS_MAX: usize = 16;
-
-// ---- garbage collection ----------------------------------------------------------------------------------
-
-/// A dead container younger than this stays (kubelet `minimumGCAge`: none).
-pub const GC_MIN_AGE: Duration = Duration::ZERO;
 
 // ---- node loop -------------------------------------------------------------------------------------------
 
@@ -424,7 +432,7 @@ pub const RELIST_PODS_MAX: usize = RELIST_ORPHANS_MAX + ADOPTED_MAX + PODS_MAX;
 pub const POD_KEY_BYTES_MAX: usize = 512;
 /// Memory one pod of a relist takes: its key and what holds it.
 pub const RELIST_POD_BYTES_MAX: usize = POD_KEY_BYTES_MAX + 256;
-/// Entries of the ring of decisions and errors. Full: the one touched longest ago goes.
+/// Entries of the ring of decisions and errors. Full: of the pod with the most, the one touched longest ago goes.
 pub const EVENTS_MAX: usize = 512;
 /// Bytes of one entry's message. Longer: cut.
 pub const EVENT_MESSAGE_BYTES_MAX: usize = 512;
@@ -516,7 +524,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 19;
+pub const BOUNDED: usize = 20;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -533,6 +541,12 @@ const _: () = assert!(memory_ceiling(STATUS_STORE_BYTES) <= 16 * MIB);
 
 const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound { name: "manifests", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
+    // With the pods they are in, which are there once more.
+    Bound {
+        name: "debug_containers",
+        entries_max: DEBUGGERS_MAX,
+        bytes_max: DEBUGGERS_MAX * DEBUGGER_MEMORY_BYTES + DEBUGGED_PODS_BYTES_MAX,
+    },
     // Those of the files, what was said last, and what is merged.
     Bound::of("manifest_problems", PROBLEMS_OF_FILES_MAX + 3 * PROBLEMS_MAX, PROBLEM_BYTES_MAX),
     Bound::of("events", EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX + RELIST_POD_BYTES_MAX),

@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::eviction::{NodeCondition, Signal};
 use crate::limits::{Bound, KIB};
 use crate::model::{ContainerKind, Wall};
 use crate::probe::prober::ProbeKind;
@@ -98,9 +99,24 @@ pub struct Metrics {
     pub state_writes: Counter,
     /// Probes that began later than they should have.
     pub probes_late: Counter,
+    /// Pods that ended because the node was short of something, by [`Signal`].
+    pub evictions: [Counter; Signal::ALL.len()],
+    /// Looks at the images and their disk: those that ended well, and those that failed.
+    pub image_looks: [Counter; 2],
+    /// Images that were removed, by [`Collected`].
+    pub images_collected: [Counter; 2],
     starts: [Starts; 3],
     /// By kind, then by result.
     probes: [[Counter; 3]; 3],
+}
+
+/// Why an image went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Collected {
+    /// It was not used for longer than the greatest age.
+    Age,
+    /// Its disk had too little room.
+    Space,
 }
 
 #[derive(Debug, Default)]
@@ -146,7 +162,7 @@ struct Operation {
 }
 
 /// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 21] = [
+const OPERATIONS: [(&str, &str); 22] = [
     ("Version", "version"),
     ("Status", "status"),
     ("RunPodSandbox", "run_podsandbox"),
@@ -160,6 +176,7 @@ const OPERATIONS: [(&str, &str); 21] = [
     ("RemoveContainer", "remove_container"),
     ("ContainerStatus", "container_status"),
     ("ListContainers", "list_containers"),
+    ("ListContainerStats", "list_container_stats"),
     ("ExecSync", "exec_sync"),
     ("Exec", "exec"),
     ("Attach", "attach"),
@@ -208,6 +225,8 @@ impl Usage {
 /// What the loop's state shows at the moment.
 #[derive(Clone, Debug, Default)]
 pub struct Shown {
+    /// What the node is short of.
+    pub conditions: Vec<NodeCondition>,
     /// Pods with a sandbox that is ready.
     pub running_pods: usize,
     /// Containers in the states created, running, exited, unknown.
@@ -297,6 +316,29 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
         for (error, count) in starts.failed.borrow().iter() {
             page.value(&format!("{{container_type=\"{kind}\",code=\"{error}\"}}"), *count);
         }
+    }
+    page.family(
+        "kubelet_evictions",
+        "counter",
+        "Pods that ended for the node's sake, by what it was short of",
+    );
+    for (signal, count) in Signal::ALL.iter().zip(&metrics.evictions) {
+        if count.get() > 0 {
+            page.labelled("eviction_signal", signal.as_str(), count.get());
+        }
+    }
+    page.family("smolet_node_condition", "gauge", "1 while the node is short of something");
+    for condition in NodeCondition::ALL {
+        let holds = shown.conditions.contains(&condition);
+        page.labelled("condition", condition.as_str(), u64::from(holds));
+    }
+    page.family("smolet_image_looks_total", "counter", "Looks at images and their disk, by how they ended");
+    for (result, count) in ["ok", "failed"].iter().zip(&metrics.image_looks) {
+        page.labelled("result", result, count.get());
+    }
+    page.family("kubelet_image_garbage_collected_total", "counter", "Images that were removed, by why");
+    for (reason, count) in ["age", "space"].iter().zip(&metrics.images_collected) {
+        page.labelled("reason", reason, count.get());
     }
     page.family("kubelet_pod_start_duration_seconds", "summary", "From a pod's first sight to its running");
     page.sum("", &metrics.pod_starts);
@@ -459,6 +501,7 @@ mod tests {
         let status = "Name:\tsmolet\nVmHWM:\t    4000 kB\nVmRSS:\t    3000 kB\nRssAnon:\t     500 kB\nThreads:\t2\n\
                       voluntary_ctxt_switches:\t77\nnonvoluntary_ctxt_switches:\t5\n";
         Shown {
+            conditions: vec![NodeCondition::Disk],
             running_pods: 2,
             containers: [0, 3, 1, 0],
             missed_events: 6,
@@ -483,6 +526,8 @@ mod tests {
         let page = text(&metrics, &shown());
         for line in [
             "kubelet_running_pods 2",
+            "smolet_node_condition{condition=\"MemoryPressure\"} 0",
+            "smolet_node_condition{condition=\"DiskPressure\"} 1",
             "kubelet_running_containers{container_state=\"running\"} 3",
             "kubelet_started_containers_total{container_type=\"container\"} 2",
             "kubelet_started_containers_total{container_type=\"init_container\"} 1",

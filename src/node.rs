@@ -6,16 +6,24 @@
 mod agent;
 mod cgroups;
 mod checkpoint;
+mod debug;
 mod disk;
 mod events;
+mod garbage;
+mod images;
 mod jobs;
 mod logs;
+mod observe;
 mod pod;
+mod pressure;
 mod probes;
 mod record;
 mod relist;
+mod ring;
 mod show;
+mod shutdown;
 mod streams;
+mod top;
 mod usage;
 
 use std::cell::RefCell;
@@ -34,15 +42,15 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{GrpcRuntime, Runtime, RuntimeHandler, endpoint};
-use crate::events::{EventKind, EventRing};
+use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, endpoint};
+use crate::events::EventKind;
 use crate::facts;
 use crate::hook::HookRunner;
-use crate::image::import::Importer;
+use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX,
-    STARTS_AT_ONCE_MAX, memory_ceiling,
+    STARTS_AT_ONCE_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
@@ -55,8 +63,11 @@ use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts};
 use crate::systemd::Systemd;
+use crate::systemd::logind::{DelayLock, Logind, Preparation};
+use crate::systemd::notify::Notify;
 use agent::{Agent, Event};
 use cgroups::NodeCgroups;
+use ring::Ring;
 
 /// How the agent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,8 +94,19 @@ pub async fn run(
     clock: SharedClock,
 ) -> Result<Ending, String> {
     let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
-    let (stop, stopped) = smol::channel::bounded(1);
-    executor.spawn(wait_for_signal(signals, stop)).detach();
+    let (stop, stopped) = smol::channel::bounded(STOPS_QUEUED_MAX);
+    let mut end = None;
+    if !config.shutdown.is_empty() {
+        if !config.shutdown_on_sigterm {
+            let (told, prepared) = smol::channel::bounded(1);
+            let logind = Logind::new(&config.system_bus, clock.clone(), config.shutdown.all(), told);
+            executor.spawn(logind.watch()).detach();
+            executor.spawn(forward(prepared, stop.clone(), Stop::from)).detach();
+        }
+        let systemd = Systemd::new(&config.systemd_socket, clock.clone());
+        end = Some(MachineEnd { on_sigterm: config.shutdown_on_sigterm, systemd });
+    }
+    executor.spawn(wait_for_signal(signals, stop, end)).detach();
     poison::watch_panics(&config.root_dir);
     run_until(config, once, executor, clock, stopped).await
 }
@@ -98,7 +120,7 @@ pub async fn run_until(
     once: bool,
     executor: &Rc<LocalExecutor<'static>>,
     clock: SharedClock,
-    stopped: Receiver<()>,
+    stopped: Receiver<Stop>,
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
     let node = Rc::new(facts::node_settings(config, identity.node_name()));
@@ -119,14 +141,26 @@ pub async fn run_until(
     );
     let connections = metrics.connections.clone();
     let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries, connections));
+    let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
+    notify.ready();
 
     let why = RefCell::new("the agent looks for its container runtime".to_owned());
-    let found = async { find_runtime(config, once, executor, &clock, &why).await.map(Some) };
+    let found = async { find_runtime(config, once, executor, &clock, &why, &notify).await.map(Some) };
     let stop = async {
-        let _ = stopped.recv().await;
+        loop {
+            match stopped.recv().await {
+                Ok(Stop::Agent | Stop::Pods) | Err(_) => break,
+                // No pod is known that would have to end.
+                Ok(Stop::Prepare(_) | Stop::Cancelled) => {}
+            }
+        }
+        notify.stopping();
         Ok(None)
     };
-    let found = smol::future::or(stop, smol::future::or(found, answer_meanwhile(&asked, &why))).await;
+    let found = {
+        let meanwhile = smol::future::or(answer_meanwhile(&asked, &why), notify.keep(&clock));
+        smol::future::or(stop, smol::future::or(found, meanwhile)).await
+    };
     let ended = match found {
         Ok(Some((runtime, name, handlers))) => {
             let node_name = NodeName::new(identity.node_name());
@@ -141,6 +175,7 @@ pub async fn run_until(
             let runtime = runtime.counted_by(metrics.operations.clone());
             let (told, images) = smol::channel::bounded(1);
             let (dir, of) = (&config.images_dir, identity.node_name());
+            let store = runtime.image_store(&import::lease(of));
             let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), told);
             executor.spawn(importer.run()).detach();
             let (logs, woken) = Told::new();
@@ -160,10 +195,12 @@ pub async fn run_until(
                 blocking,
                 source,
                 images,
+                image_store: Some(store),
                 logs,
                 set_aside,
                 once,
                 metrics,
+                notify,
             };
             Ok(parts.run_loop(runtime, name, handlers, asked, stopped).await)
         }
@@ -185,7 +222,11 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
             | Question::Logs { .. }
             | Question::Metrics
             | Question::Top
-            | Question::Stream(_) => Answer::NotFound(format!("{}\n", why.borrow())),
+            | Question::TopPods(_)
+            | Question::Events(_)
+            | Question::EventAfter(_)
+            | Question::Stream(_)
+            | Question::Debug(_) => Answer::NotFound(format!("{}\n", why.borrow())),
         };
         // Full or closed: the client has hung up.
         let _ = query.answer.try_send(answer);
@@ -201,6 +242,7 @@ async fn find_runtime(
     executor: &Rc<LocalExecutor<'static>>,
     clock: &SharedClock,
     said: &RefCell<String>,
+    notify: &Notify,
 ) -> Result<(GrpcRuntime, Box<str>, Vec<RuntimeHandler>), String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
@@ -227,6 +269,7 @@ async fn find_runtime(
                 );
                 // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
                 let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+                notify.status("");
                 let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
                 return Ok((runtime, found.version.runtime_name, handlers));
             }
@@ -235,6 +278,7 @@ async fn find_runtime(
                 let why = error.to_string();
                 if *said.borrow() != why {
                     log::warn!("{why}; trying again");
+                    notify.status(&why);
                     said.replace(why);
                 }
             }
@@ -244,11 +288,63 @@ async fn find_runtime(
     }
 }
 
-async fn wait_for_signal(mut signals: Signals, stop: Sender<()>) {
-    if let Some(Ok(signal)) = signals.next().await {
-        log::info!("{signal:?}: stopping; the containers run on");
-        // Full: the loop was told already.
-        let _ = stop.try_send(());
+/// What ends the agent, or its pods.
+#[derive(Debug)]
+pub enum Stop {
+    /// The agent ends by itself; the containers run on.
+    Agent,
+    /// The machine ends: the pods do, and then the agent.
+    Pods,
+    /// The machine is about to end, and waits for the pods for as long as the lock is there.
+    Prepare(Option<DelayLock>),
+    /// It does not after all.
+    Cancelled,
+}
+
+impl From<Preparation> for Stop {
+    fn from(preparation: Preparation) -> Self {
+        match preparation {
+            Preparation::Begun(lock) => Self::Prepare(lock),
+            Preparation::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+/// How it is known that SIGTERM comes because the machine ends.
+struct MachineEnd {
+    on_sigterm: bool,
+    systemd: Systemd,
+}
+
+impl MachineEnd {
+    async fn is_meant(&self) -> bool {
+        if self.on_sigterm {
+            return true;
+        }
+        let asked = self.systemd.is_stopping().await;
+        asked.unwrap_or_else(|error| {
+            // A machine without systemd has the flag.
+            log::debug!("whether the machine ends is not known: {error}");
+            false
+        })
+    }
+}
+
+/// The first SIGTERM may mean the machine's end; any further signal means the agent's, at once.
+async fn wait_for_signal(mut signals: Signals, stop: Sender<Stop>, mut end: Option<MachineEnd>) {
+    while let Some(Ok(signal)) = signals.next().await {
+        let ends = match end.take().filter(|_| signal == Signal::Term) {
+            Some(end) => end.is_meant().await,
+            None => false,
+        };
+        // Full: the loop has enough to do with what it was told.
+        if !ends {
+            log::info!("{signal:?}: stopping; the containers run on");
+            let _ = stop.try_send(Stop::Agent);
+            return;
+        }
+        log::info!("{signal:?}: the machine ends");
+        let _ = stop.try_send(Stop::Pods);
     }
 }
 
@@ -270,6 +366,8 @@ pub struct Parts<'a> {
     pub source: Receiver<SourceUpdate>,
     /// The whole names of images that were imported.
     pub images: Receiver<Vec<String>>,
+    /// Where imported images are marked; `None` when none is ever imported.
+    pub image_store: Option<ImageStore>,
     /// Is told which containers run, for the rotation of their logs.
     pub logs: Told,
     /// What ended the process too often.
@@ -278,6 +376,8 @@ pub struct Parts<'a> {
     pub once: bool,
     /// What is counted; the server and the runtime's client count there too.
     pub metrics: Rc<Metrics>,
+    /// Who supervises the service gets the loop's signs of life.
+    pub notify: Rc<Notify>,
 }
 
 impl Parts<'_> {
@@ -288,18 +388,30 @@ impl Parts<'_> {
         runtime_name: Box<str>,
         handlers: Vec<RuntimeHandler>,
         asked: Receiver<Query>,
-        stopped: Receiver<()>,
+        stopped: Receiver<Stop>,
     ) -> Ending {
         let Parts {
-            config, identity, node, executor, clock, blocking, logs, set_aside, once, metrics, ..
+            config,
+            identity,
+            node,
+            executor,
+            clock,
+            blocking,
+            image_store,
+            logs,
+            set_aside,
+            once,
+            metrics,
+            notify,
+            ..
         } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
         executor.spawn(forward(self.source, events.clone(), Event::Source)).detach();
         executor.spawn(forward(self.images, events.clone(), Event::Imported)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
-        executor.spawn(forward(stopped, events.clone(), |()| Event::Stop)).detach();
+        executor.spawn(forward(stopped, events.clone(), Event::Stop)).detach();
 
-        let ring = Rc::new(RefCell::new(EventRing::default()));
+        let ring = Rc::new(Ring::default());
         let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let systemd = match ctx.node.cgroup_driver {
@@ -316,23 +428,40 @@ impl Parts<'_> {
             runtime_name,
             ring,
             config,
+            image_store,
             logs,
             set_aside,
             metrics,
         );
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
+        // With the pods, at the machine's end.
+        let mut ends = false;
         loop {
             agent.turn();
+            if ends && agent.shutdown_is_over() {
+                agent.save_at_end().await;
+                return Ending::Stopped;
+            }
             let now = clock.now().mono;
+            notify.turn(now);
             if let Some(judge) = &mut judge
                 && let Some(ending) = judge.ending(agent.once_ending(now >= judge.patience), now)
             {
                 agent.save_at_end().await;
                 return ending;
             }
-            let due = agent.due().into_iter().chain(judge.as_ref().map(Judge::due)).min();
+            let judged = judge.as_ref().map(Judge::due);
+            let due = [agent.due(), judged, notify.due()].into_iter().flatten().min();
             match next_event(&inbox, due, &clock).await {
-                Some(Event::Stop) => {
+                Some(Event::Stop(Stop::Prepare(lock))) => agent.begin_shutdown(lock),
+                Some(Event::Stop(Stop::Cancelled)) => agent.cancel_shutdown(),
+                Some(Event::Stop(Stop::Pods)) => {
+                    agent.begin_shutdown(None);
+                    notify.stopping_within(config.shutdown.all());
+                    ends = true;
+                }
+                Some(Event::Stop(Stop::Agent)) => {
+                    notify.stopping();
                     agent.save_at_end().await;
                     return Ending::Stopped;
                 }
@@ -393,11 +522,11 @@ fn context<R: Runtime + 'static>(
     node: Rc<NodeSettings>,
     blocking: Rc<Blocking>,
     clock: &SharedClock,
-    ring: &Rc<RefCell<EventRing>>,
+    ring: &Rc<Ring>,
 ) -> ActContext<R> {
     let (ring, note_clock) = (ring.clone(), clock.clone());
     let notes = move |pod: &PodKey, kind: EventKind, reason: &'static str, message: &str| {
-        let is_new = ring.borrow_mut().record(pod, kind, reason, message, note_clock.now());
+        let is_new = ring.record(pod, kind, reason, message, note_clock.now().mono);
         // Every start is a real change, though it reads like the one before.
         if is_new || reason == "Started" {
             match kind {
@@ -428,9 +557,9 @@ fn context<R: Runtime + 'static>(
     }
 }
 
-async fn forward<T>(from: Receiver<T>, events: Sender<Event>, wrap: impl Fn(T) -> Event) {
+async fn forward<T, U>(from: Receiver<T>, to: Sender<U>, wrap: impl Fn(T) -> U) {
     while let Ok(item) = from.recv().await {
-        if events.send(wrap(item)).await.is_err() {
+        if to.send(wrap(item)).await.is_err() {
             return;
         }
     }

@@ -20,7 +20,7 @@ use common::TempDir;
 use common::fake::Fake;
 use smol::LocalExecutor;
 use smolet::clock::VirtualClock;
-use smolet::config::{Config, Flags};
+use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;
 use smolet::model::Wall;
 use smolet::node;
@@ -110,8 +110,9 @@ fn config(dir: &TempDir, fake: &Fake) -> Config {
         ..Flags::default()
     };
     let config = Config::load(&flags, Some(&dir.path().join("sock"))).unwrap();
-    // No look at the manifests without a reason falls into the test.
-    Config { file_check_frequency: Duration::from_hours(1), ..config }
+    // No look at the manifests, at images or at the disk falls into the test.
+    let file_check_frequency = Duration::from_hours(1);
+    Config { file_check_frequency, image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
 }
 
 #[test]

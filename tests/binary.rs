@@ -8,6 +8,7 @@ mod common;
 #[path = "common/runner.rs"]
 mod runner;
 
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -61,6 +62,7 @@ impl Node {
             .args(["--manifests", &self.path("manifests"), "--root-dir", &self.path("root")])
             .args(["--socket", &self.path("sock"), "--pod-logs-dir", &self.path("logs")])
             .args(["--container-logs-dir", &self.path("links")])
+            .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml")])
             .stdin(Stdio::null());
         command
     }
@@ -121,6 +123,40 @@ fn it_shows_its_version_and_judges_manifests() {
     assert!(!good, "{said}");
 }
 
+/// What is found depends on the machine; of the runtime, which is a fake, it is known.
+#[test]
+fn doctor_judges_the_machine_without_an_agent() {
+    let node = Node::new();
+    node.fake.add_image("registry.k8s.io/pause:3.10");
+    let doctor = |words: &[&str]| {
+        let endpoint = format!("unix://{}", node.fake.socket().display());
+        let arguments = ["doctor", "--root-dir", &node.path("root"), "--runtime-endpoint", &endpoint];
+        text(&runner::smolet().args(arguments).args(words).output().unwrap())
+    };
+    let (good, said, errors) = doctor(&["-o", "json"]);
+    let found: serde_json::Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}{errors}"));
+    let findings = found["findings"].as_array().unwrap();
+    let level = |check: &str| findings.iter().find(|one| one["check"] == check).map(|one| &one["level"]);
+    for check in ["runtime", "other agents", "pause image"] {
+        assert_eq!(level(check), Some(&"ok".into()), "{check}: {said}");
+    }
+    for check in
+        ["memory cgroup", "cgroups", "cni", "disk of state", "disk of images", "clock", "swap", "inotify"]
+    {
+        assert!(level(check).is_some(), "{check}: {said}");
+    }
+    assert_eq!(good, findings.iter().all(|one| one["level"] != "problem"), "{said}");
+    assert!(!node.dir.path().join("root").exists(), "it changes nothing");
+
+    let (good, said, _) = doctor(&["--status-store-bytes", "1"]);
+    let line = said.lines().find(|line| line.starts_with("problem   configuration ")).unwrap_or_default();
+    assert!(!good && line.contains("--status-store-bytes: 1"), "{said}");
+    node.fake.refuse_connections();
+    let (good, said, _) = doctor(&[]);
+    let line = said.lines().find(|line| line.starts_with("problem   runtime ")).unwrap_or_default();
+    assert!(!good && line.contains("nobody listens on the runtime socket"), "{said}");
+}
+
 #[test]
 fn once_brings_a_pod_up_and_ends() {
     let node = Node::new();
@@ -154,4 +190,38 @@ fn it_answers_its_socket_and_leaves_the_containers_when_it_is_ended() {
     assert!(answered && said.contains("busybox:1"), "{said}{why}");
     assert!(agent.stop(), "SIGTERM ends the agent with exit code 0");
     node.both_run();
+}
+
+/// What the supervisor is told next.
+fn told(socket: &UnixDatagram) -> String {
+    let mut bytes = [0; 1024];
+    let length = socket.recv(&mut bytes).expect("the supervisor is told in time");
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
+#[test]
+fn a_supervisor_is_told_that_it_is_ready_that_it_lives_and_that_it_ends() {
+    let node = Node::new();
+    let supervisor = UnixDatagram::bind(node.path("notify")).unwrap();
+    supervisor.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = node.run();
+    command
+        .env("NOTIFY_SOCKET", node.path("notify"))
+        .env("WATCHDOG_USEC", "400000")
+        .env_remove("WATCHDOG_PID");
+    let start = Instant::now();
+    let mut agent = Process::start(&mut command);
+    assert_eq!(told(&supervisor), "READY=1");
+    assert!(UnixStream::connect(node.path("sock")).is_ok(), "it listens when it says that it is ready");
+    let mut signs = 0;
+    while signs < 10 {
+        match told(&supervisor).as_str() {
+            "WATCHDOG=1" => signs += 1,
+            other => assert!(other.starts_with("STATUS="), "{other}"),
+        }
+    }
+    assert!(start.elapsed() >= Duration::from_millis(9 * 200), "a sign each half of the time");
+    assert!(agent.stop());
+    let last = std::iter::repeat_with(|| told(&supervisor)).find(|told| told != "WATCHDOG=1");
+    assert_eq!(last.as_deref(), Some("STOPPING=1"));
 }

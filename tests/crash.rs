@@ -83,7 +83,8 @@ impl Node {
         fs::write(
             folder.path().join("config.yaml"),
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-             crashLoopBackOff: {maxContainerRestartPeriod: 1s}\n",
+             crashLoopBackOff: {maxContainerRestartPeriod: 1s}\nevictionHard: {memory.available: 0%}\n\
+             imageGCHighThresholdPercent: 100\n",
         )
         .unwrap();
         let node = Self {

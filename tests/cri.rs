@@ -12,7 +12,7 @@ use common::fake::{BreakOff, Exec, Fake, Program, Services};
 use smol::LocalExecutor;
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
-use smolet::cri::{GrpcRuntime, Runtime, RuntimeError};
+use smolet::cri::{CpuSample, GrpcRuntime, Runtime, RuntimeError};
 use smolet::limits::{self, GRPC_CALLS_MAX};
 use smolet::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState, Seconds, Wall};
 use smolet::proto::runtime::v1 as cri;
@@ -345,6 +345,27 @@ fn a_streamed_list_that_is_cut_off_after_some_items_is_no_list() {
     let mut items = 0;
     world.run(world.runtime.list_containers(None, &mut |_| items += 1)).expect("the next list is whole");
     assert_eq!(items, 4);
+}
+
+#[test]
+fn what_running_containers_use_is_listed() {
+    for streams in [false, true] {
+        let world = World::new();
+        world.fake.state().streams_lists = streams;
+        let sandbox = world.pod("web");
+        let id = world.container(&sandbox, "web", "app", 0);
+        world.container(&sandbox, "web", "ended", 0);
+        world.fake.exit("web/ended", 0, "", "");
+        world.clock.advance(Duration::from_secs(8));
+        let mut all = Vec::new();
+        world.run(world.runtime.list_container_stats(&mut |stats| all.push(stats))).unwrap();
+        let [stats] = &all[..] else { panic!("{all:?}") };
+        assert_eq!((&stats.id, stats.pod.as_ref().map(|pod| &*pod.name)), (&id, Some("web")));
+        // A quarter of a core and 5 MiB.
+        let cpu = CpuSample { at: Wall(START.0 + 8_000_000_000), nanos: 2_000_000_000 };
+        assert_eq!((stats.cpu, stats.nano_cores, stats.memory_bytes), (Some(cpu), None, Some(5 << 20)));
+        assert_eq!(world.fake.count("ListContainerStats"), usize::from(!streams));
+    }
 }
 
 #[test]

@@ -3,9 +3,10 @@
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 
 use std::convert::Infallible;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -209,6 +210,145 @@ fn a_port_is_open_or_it_is_not() {
     assert_eq!(words, format!("error: failed to connect service at \"127.0.0.1:{closed}\": {refused}"));
     let words = failure(json!({"tcpSocket": {"port": 1, "host": "no such host"}}));
     assert!(words.starts_with("dial tcp: lookup no such host: "), "{words}");
+}
+
+// ---- TLS ---------------------------------------------------------------------------------------------------
+
+#[cfg(feature = "tls")]
+mod tls {
+    use super::*;
+
+    /// `openssl s_server`, which answers a path with the file of that name; ended with the test.
+    struct Tls {
+        process: Child,
+        /// Open for as long as it writes.
+        _output: BufReader<ChildStdout>,
+        dir: PathBuf,
+        port: u16,
+    }
+
+    impl Tls {
+        /// `key` is what `openssl req -newkey` takes; `options` are the server's.
+        fn start(name: &str, key: &[&str], options: &[&str]) -> Self {
+            let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("probe-tls-{name}"));
+            let _ = std::fs::remove_dir_all(&dir);
+            std::fs::create_dir_all(&dir).unwrap();
+            let openssl = |arguments: &[&str]| {
+                let mut command = Command::new("openssl");
+                command.current_dir(&dir).args(arguments).stdin(Stdio::null()).stderr(Stdio::null());
+                command
+            };
+            let own = [
+                "req",
+                "-x509",
+                "-nodes",
+                "-subj",
+                "/CN=elsewhere",
+                "-keyout",
+                "key.pem",
+                "-out",
+                "cert.pem",
+            ];
+            let made = openssl(&[&own, key].concat()).status().expect("openssl, of Debian's package openssl");
+            assert!(made.success());
+            let own = ["s_server", "-accept", "127.0.0.1:0", "-key", "key.pem", "-cert", "cert.pem", "-HTTP"];
+            let mut process = openssl(&[&own, options].concat()).stdout(Stdio::piped()).spawn().unwrap();
+            let mut output = BufReader::new(process.stdout.take().unwrap());
+            // "ACCEPT 127.0.0.1:PORT PID=N"
+            let mut listens = output.by_ref().lines().map(Result::unwrap);
+            let said = listens.find(|line| line.starts_with("ACCEPT ")).expect("it listens");
+            let port = said.split([':', ' ']).nth(2).unwrap().parse().unwrap();
+            Self { process, _output: output, dir, port }
+        }
+
+        fn answer(&self, path: &str, answer: &str) {
+            std::fs::write(self.dir.join(path), answer).unwrap();
+        }
+
+        fn get(&self, path: &str) -> Value {
+            json!({"httpGet": {"port": self.port, "path": path, "scheme": "HTTPS"}})
+        }
+    }
+
+    impl Drop for Tls {
+        fn drop(&mut self) {
+            let _ = self.process.kill();
+            let _ = self.process.wait();
+            let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    #[test]
+    fn https_is_asked_whosever_certificate_it_is() {
+        let rsa = ["-newkey", "rsa:2048", "-days", "1"];
+        let curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1"];
+        for (name, key, options) in [
+            ("rsa-1.2", &rsa[..], ["-tls1_2"]),
+            ("rsa-1.3", &rsa, ["-tls1_3"]),
+            ("ec-1.2", &curve, ["-tls1_2"]),
+            ("ec-1.3", &curve, ["-tls1_3"]),
+        ] {
+            let server = Tls::start(name, key, &options);
+            server.answer("ok", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi");
+            server.answer("away", "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n");
+            server.answer("to", "HTTP/1.1 302 Found\r\nLocation: /ok\r\nContent-Length: 0\r\n\r\n");
+            assert_eq!(run(server.get("/ok")), Answer::Success, "{name}");
+            assert_eq!(failure(server.get("/away")), "HTTP probe failed with statuscode: 404", "{name}");
+            assert_eq!(run(server.get("/to")), Answer::Success, "{name}");
+            let named = json!({"httpGet": {"host": "localhost", "port": server.port, "path": "/ok", "scheme": "HTTPS"}});
+            assert_eq!(run(named), Answer::Success, "{name}");
+            let location =
+                format!("HTTP/1.1 301 Moved\r\nLocation: https://127.0.0.1:{}/ok\r\n\r\n", server.port);
+            let (port, _) = http(&[("/", &location)]);
+            assert_eq!(run(get(port, "/")), Answer::Success, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_server_by_tls_that_sends_too_much_fails_the_probe() {
+        // A certificate with 400 names, and one for the answer.
+        let names: Vec<String> =
+            (0..400).map(|n| format!("DNS:a-name-of-which-there-are-many-{n:08}.example")).collect();
+        let names = format!("subjectAltName={}", names.join(","));
+        let many =
+            ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "1", "-addext", &names];
+        for version in ["-tls1_2", "-tls1_3"] {
+            let server = Tls::start(&format!("much{version}"), &many, &[version]);
+            server.answer("ok", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
+            let words = failure(server.get("/ok"));
+            assert!(words.ends_with(": tls: the server sends too much"), "{words}");
+        }
+        let server = Tls::start("long", &many[..6], &["-tls1_3"]);
+        let body = "x".repeat(1024 * KIB);
+        server.answer("long", &format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len()));
+        assert_eq!(run(server.get("/long")), Answer::Success);
+        server.answer("head", &format!("HTTP/1.1 200 OK\r\nA: {body}\r\n\r\n"));
+        assert!(failure(server.get("/head")).contains("message head is too large"));
+    }
+
+    #[test]
+    fn what_is_not_tls_is_said_as_go_says_it() {
+        let get = |port: u16| json!({"httpGet": {"port": port, "path": "/x", "scheme": "HTTPS"}});
+        let plain = server(|mut stream| {
+            let _ = stream.read(&mut [0; 512]);
+            let _ = stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n");
+        });
+        let words = "http: server gave HTTP response to HTTPS client";
+        assert_eq!(failure(get(plain)), format!("Get \"https://127.0.0.1:{plain}/x\": {words}"));
+        let silent = server(drop);
+        let words = failure(get(silent));
+        let ends = ["EOF", "connection reset"].iter().any(|end| words.contains(end));
+        assert!(words.starts_with(&format!("Get \"https://127.0.0.1:{silent}/x\": ")) && ends, "{words}");
+        let closed = closed();
+        let refused = format!("dial tcp 127.0.0.1:{closed}: connect: connection refused");
+        assert_eq!(failure(get(closed)), format!("Get \"https://127.0.0.1:{closed}/x\": {refused}"));
+        let noise = server(|mut stream| {
+            let _ = stream.read(&mut [0; 512]);
+            let _ = stream.write_all(&[0x15, 3, 3, 0, 2, 2, 40]);
+        });
+        let words = failure(get(noise));
+        assert!(words.contains("tls: "), "{words}");
+    }
 }
 
 // ---- gRPC --------------------------------------------------------------------------------------------------

@@ -94,6 +94,9 @@ fn converted(bytes: &[u8]) {
     if let Some(status) = of(bytes) {
         assert!(convert::runtime_status(status).conditions.len() <= limits::CRI_ENTRIES_MAX);
     }
+    if let Some(stats) = of(bytes).and_then(convert::container_stats) {
+        id(stats.id.as_str());
+    }
     if let Some(info) = of(bytes) {
         assert!(convert::filesystems(info).len() <= limits::CRI_ENTRIES_MAX);
     }

@@ -13,10 +13,18 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> ExitCode {
-    attach(&args.target).unwrap_or_else(|why| fail(&why))
+    attach(&args.target, resumed).unwrap_or_else(|why| fail(&why))
 }
 
-fn attach(target: &TargetArgs) -> Result<ExitCode, String> {
+fn resumed(again: &str) -> String {
+    format!("Session ended, resume using '{again}' command")
+}
+
+/// Joins the container. `ended` makes of the command that joins it again what is said at the end of a session on a terminal.
+///
+/// # Errors
+/// A sentence.
+pub(super) fn attach(target: &TargetArgs, ended: fn(&str) -> String) -> Result<ExitCode, String> {
     let answer = target.ask("/attach", false, Vec::new())?;
     let of = |name| fact(&answer, name).unwrap_or_default();
     let (url, container) = (of("url"), of("container"));
@@ -34,12 +42,10 @@ fn attach(target: &TargetArgs) -> Result<ExitCode, String> {
         );
         say("If you don't see a command prompt, try pressing enter.");
     }
-    let ended = session::run(Session { url, stdin: target.stdin, tty, raw, attached: true })?;
+    let code = session::run(Session { url, stdin: target.stdin, tty, raw, attached: true })?;
     if raw && !target.quiet {
         let (namespace, pod) = of("pod").split_once(' ').unwrap_or_default();
-        say(&format!(
-            "Session ended, resume using 'smolet attach {pod} -c {container} -n {namespace} -i -t' command"
-        ));
+        say(&ended(&format!("smolet attach {pod} -c {container} -n {namespace} -i -t")));
     }
-    Ok(ended)
+    Ok(code)
 }

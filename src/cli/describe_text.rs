@@ -13,11 +13,12 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::events_text;
 use super::style::{Style, Tone, status_tone};
 use super::table::{how_ended, source, summarise};
 use super::text::{Cell, NONE, age, columns, harmless, long_time, push_harmless};
 use crate::events::{Event, EventKind};
-use crate::model::Wall;
+use crate::model::{Mono, Wall};
 use crate::render::qos::pod_qos;
 use crate::status::nanos;
 
@@ -27,28 +28,26 @@ const POD_VALUES: usize = 18;
 const CONTAINER_VALUES: usize = 20;
 
 /// One decision or error of the agent about the pod, for the last section.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Decision<'a> {
-    /// When it was made last.
-    pub last: Wall,
+    /// How long ago it was made last, and how often in which time.
+    pub seen: String,
     /// Something went wrong.
     pub warning: bool,
     /// One word: `Pulling`, `BackOff` ...
     pub reason: &'a str,
     /// One sentence.
     pub message: &'a str,
-    /// How often it was made.
-    pub count: u32,
 }
 
-impl<'a> From<&'a Event> for Decision<'a> {
-    fn from(event: &'a Event) -> Self {
+impl<'a> Decision<'a> {
+    /// An event of the pod's.
+    pub fn of(event: &'a Event, now: Mono) -> Self {
         Self {
-            last: event.last,
+            seen: events_text::seen(event, now),
             warning: event.kind == EventKind::Warning,
             reason: event.reason,
             message: &event.message,
-            count: event.count,
         }
     }
 }
@@ -71,7 +70,7 @@ pub fn describe(pod: &Pod, decisions: &[Decision<'_>], now: Wall, style: Style) 
     conditions(&mut page, status);
     volumes(&mut page, spec.volumes.as_deref().unwrap_or_default());
     page.field(0, POD_VALUES, "QoS Class", pod_qos(pod).as_str());
-    page.decisions(decisions, now);
+    page.decisions(decisions);
     page.out
 }
 
@@ -136,7 +135,7 @@ impl Page {
         }
     }
 
-    fn decisions(&mut self, decisions: &[Decision<'_>], now: Wall) {
+    fn decisions(&mut self, decisions: &[Decision<'_>]) {
         if decisions.is_empty() {
             return self.pod_field("Events", NONE);
         }
@@ -147,12 +146,8 @@ impl Page {
         for decision in decisions {
             let (word, tone) =
                 if decision.warning { ("Warning", Tone::Wait) } else { ("Normal", Tone::Plain) };
-            let mut when = age(Some(decision.last), now);
-            if decision.count > 1 {
-                let _ = write!(when, " (x{})", decision.count);
-            }
-            let cells =
-                [Cell::toned(word, tone), decision.reason.into(), when.into(), decision.message.into()];
+            let seen = decision.seen.as_str().into();
+            let cells = [Cell::toned(word, tone), decision.reason.into(), seen, decision.message.into()];
             rows.push(cells.into());
         }
         self.out.push_str(&columns(&rows, 2, self.style));

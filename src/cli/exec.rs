@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use super::pod_arg::PodArg;
 use super::session::{self, Session};
-use super::{SocketArg, checked_name, client, fact, fail, say, terminal};
+use super::{SocketArg, checked_name, client, fact, facts, fail, say, terminal};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -20,10 +20,10 @@ pub(super) struct Args {
 #[derive(Debug, clap::Args)]
 pub(super) struct TargetArgs {
     #[command(flatten)]
-    pod: PodArg,
+    pub(super) pod: PodArg,
     /// The container; by default the pod's first one, or the one its annotation names
     #[arg(short, long, value_name = "NAME")]
-    container: Option<String>,
+    pub(super) container: Option<String>,
     /// Pass standard input to the container
     #[arg(short = 'i', long)]
     pub(super) stdin: bool,
@@ -46,8 +46,8 @@ impl TargetArgs {
             let _ = write!(query, "&container={}", checked_name(container)?);
         }
         let answer = async_io::block_on(client::post(&self.socket.socket, &query, body))?;
-        if let Some(note) = fact(&answer, "note").filter(|_| !self.quiet) {
-            say(note);
+        if !self.quiet {
+            facts(&answer, "note").for_each(say);
         }
         Ok(answer)
     }
@@ -59,6 +59,16 @@ impl TargetArgs {
     }
 }
 
+/// Words for the agent, each ended by a NUL.
+pub(super) fn body<'w>(words: impl IntoIterator<Item = &'w String>) -> Vec<u8> {
+    let mut body = Vec::new();
+    for word in words {
+        body.extend_from_slice(word.as_bytes());
+        body.push(0);
+    }
+    body
+}
+
 pub(super) fn run(args: &Args) -> ExitCode {
     execute(args).unwrap_or_else(|why| fail(&why))
 }
@@ -66,12 +76,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
 fn execute(args: &Args) -> Result<ExitCode, String> {
     let target = &args.target;
     let tty = target.wants_tty();
-    let mut command = Vec::new();
-    for word in &args.command {
-        command.extend_from_slice(word.as_bytes());
-        command.push(0);
-    }
-    let answer = target.ask("/exec", tty, command)?;
+    let answer = target.ask("/exec", tty, body(&args.command))?;
     let url = fact(&answer, "url").unwrap_or_default();
     session::run(Session { url, stdin: target.stdin, tty, raw: tty, attached: false })
 }

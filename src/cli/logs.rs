@@ -9,14 +9,15 @@ use serde_json::Value;
 use super::client::{self, Refusal};
 use super::pod_arg::PodArg;
 use super::text::harmless;
-use super::{SocketArg, fail};
+use super::{SocketArg, fail, say};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::parse_go_duration;
 use crate::limits::LOG_CHUNK_BYTES;
 use crate::logs::follow::Follower;
 use crate::logs::line::{Shown, Sink, Stream};
 use crate::logs::read::{LogReader, Part};
-use crate::model::Wall;
+use crate::model::{ContainerKind, Wall};
+use crate::podcmd;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -55,6 +56,36 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
+impl Args {
+    /// All that a container wrote so far.
+    pub(super) fn of(pod: PodArg, container: &str, socket: SocketArg) -> Self {
+        Self {
+            pod,
+            container: Some(container.to_owned()),
+            all_containers: false,
+            follow: false,
+            previous: false,
+            tail: -1,
+            since: None,
+            timestamps: false,
+            socket,
+        }
+    }
+
+    /// Whether that container runs (true) or has ended (false), or why it has not begun.
+    ///
+    /// # Errors
+    /// A sentence: the agent does not answer, or knows no such container.
+    pub(super) fn state(&self) -> Result<Result<bool, String>, String> {
+        let said = client::get(&self.socket.socket, &format!("/logs?{}", self.pod.query()?))?;
+        let pod: Value =
+            serde_json::from_str(&said).map_err(|error| format!("the agent's answer: {error}"))?;
+        let (chosen, _) = choose(&pod, self.container.as_deref(), false, false)?;
+        let of = |container: Chosen| container.path.map(|_| container.running);
+        Ok(chosen.into_iter().next().map_or_else(|| Err(String::new()), of))
+    }
+}
+
 /// A container's log that is to be shown.
 #[derive(Debug, PartialEq, Eq)]
 struct Chosen {
@@ -83,7 +114,7 @@ fn show(args: &Args) -> Result<bool, String> {
     let pod: Value = serde_json::from_str(&said).map_err(|error| format!("the agent's answer: {error}"))?;
     let (chosen, note) = choose(&pod, args.container.as_deref(), args.all_containers, args.previous)?;
     if let Some(note) = note {
-        let _ = writeln!(io::stderr().lock(), "{}", harmless(&note));
+        say(&note);
     }
     let mut output = Output::new();
     let all_well = show_all(args, &chosen, tail, shown, &mut output);
@@ -167,7 +198,6 @@ fn choose(
     previous: bool,
 ) -> Result<(Vec<Chosen>, Option<String>), String> {
     let text = |value: &Value, field: &str| value[field].as_str().unwrap_or_default().to_owned();
-    let pod_name = text(pod, "pod");
     let containers = pod["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
     let chosen = |container: &Value| {
         let log = &container[if previous { "previous" } else { "log" }];
@@ -177,32 +207,15 @@ fn choose(
     if all {
         return Ok((containers.iter().map(chosen).collect(), None));
     }
-    let named = |name: &str| containers.iter().find(|container| container["name"] == name);
-    let of_kind = |kind: &'static str, suffix: &'static str| {
-        let of_kind = containers.iter().filter(move |container| container["kind"] == kind);
-        of_kind.map(move |container| format!("{}{suffix}", text(container, "name")))
+    let kind = |container: &Value| match container["kind"].as_str() {
+        Some("init") => ContainerKind::Init,
+        Some("ephem") => ContainerKind::Ephemeral,
+        _ => ContainerKind::App,
     };
-    let names = || {
-        let names = of_kind("app", "").chain(of_kind("ephem", " (ephem)")).chain(of_kind("init", " (init)"));
-        names.collect::<Vec<_>>().join(", ")
-    };
-    if let Some(name) = wanted {
-        let found = named(name).ok_or_else(|| {
-            format!("container {} is not valid for pod {pod_name} out of: {}", harmless(name), names())
-        })?;
-        return Ok((vec![chosen(found)], None));
-    }
-    let default = pod["default"].as_str().filter(|name| !name.is_empty());
-    if let Some(found) = default.and_then(named) {
-        return Ok((vec![chosen(found)], None));
-    }
-    let missing = default.map(|name| format!("Default container name {name:?} not found in pod {pod_name}"));
-    let first = containers.iter().find(|container| container["kind"] == "app");
-    let first = first.ok_or_else(|| format!("pod {pod_name} has no containers yet"))?;
-    let defaulted = (containers.len() > 1)
-        .then(|| format!("Defaulted container {:?} out of: {}", text(first, "name"), names()));
-    let note = missing.into_iter().chain(defaulted).collect::<Vec<_>>().join("\n");
-    Ok((vec![chosen(first)], (!note.is_empty()).then_some(note)))
+    let list: Vec<(ContainerKind, &str)> =
+        containers.iter().map(|of| (kind(of), of["name"].as_str().unwrap_or_default())).collect();
+    let (place, note) = podcmd::choose(&text(pod, "pod"), &list, wanted, pod["default"].as_str())?;
+    Ok((vec![chosen(&containers[place])], note))
 }
 
 /// Standard output and standard error, in the order in which the lines come.

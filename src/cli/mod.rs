@@ -1,12 +1,16 @@
 //! The command line: one file per subcommand, and what they print.
 //!
-//! `table`, `describe_text`, `yaml`, `style` and `text` are PURE: values and a time in, text out.
+//! `table`, `describe_text`, `events_text`, `top_text`, `yaml`, `style` and `text` are PURE: values and a time in, text out.
 
 mod attach;
 mod check;
 mod client;
+mod debug;
 mod describe;
 pub mod describe_text;
+mod doctor;
+mod events;
+pub mod events_text;
 mod exec;
 mod logger;
 mod logs;
@@ -18,6 +22,7 @@ mod session;
 mod stdio;
 mod terminal;
 mod top;
+pub mod top_text;
 mod version;
 
 pub mod style;
@@ -29,7 +34,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 /// A Kubernetes node agent in a few megabytes: keeps the pods of a manifest directory running.
 #[derive(Debug, Parser)]
@@ -49,15 +54,21 @@ enum Command {
     Pods(pods::Args),
     /// Show all that is known of a pod, and why it is not running
     Describe(describe::Args),
+    /// Show what happened to pods, counted instead of repeated
+    Events(events::Args),
     /// Print what a pod's containers wrote
     Logs(logs::Args),
     /// Run a command in a container
     Exec(exec::Args),
     /// Join the main process of a container
     Attach(attach::Args),
+    /// Add a container to a running pod, to look into it
+    Debug(debug::Args),
     /// Make ports of a pod reachable on this machine
     PortForward(port_forward::Args),
-    /// Show what the agent itself holds, and how much of each it may
+    /// Check this machine: what keeps pods from running well, and what to mend
+    Doctor(Box<doctor::Args>),
+    /// Show the CPU and memory that pods use, or what the agent itself holds
     Top(top::Args),
     /// Show the version
     Version(version::Args),
@@ -78,13 +89,21 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Logs(args) => logs::run(&args),
         Command::Exec(args) => exec::run(&args),
         Command::Attach(args) => attach::run(&args),
+        Command::Debug(args) => debug::run(&args),
         Command::PortForward(args) => port_forward::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
     }
+}
+
+/// All commands and their arguments, for man pages and completions.
+pub fn command() -> clap::Command {
+    Cli::command()
 }
 
 /// `&color=1` when standard output is a terminal and `NO_COLOR` is unset.
@@ -92,6 +111,11 @@ fn color_query() -> &'static str {
     let no_color = std::env::var("NO_COLOR").ok();
     let style = style::Style::for_output(std::io::stdout().is_terminal(), no_color.as_deref());
     if style == style::Style::PLAIN { "" } else { "&color=1" }
+}
+
+/// For a table: colours as above on a terminal, one tab between fields for anybody else.
+fn table_query() -> &'static str {
+    if std::io::stdout().is_terminal() { color_query() } else { "&columns=0" }
 }
 
 /// Prints an answer, or says why there is none.

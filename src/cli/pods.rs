@@ -1,9 +1,8 @@
 //! `smolet pods`: the pods of this node.
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use super::{SocketArg, checked_name, client, color_query, fail, print};
+use super::{SocketArg, checked_name, client, fail, print, table_query};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -24,7 +23,6 @@ pub(super) fn run(args: &Args) -> ExitCode {
         Some(Err(why)) => return fail(&why),
     };
     let output = args.output.as_deref().unwrap_or("table");
-    let columns = if std::io::stdout().is_terminal() { "" } else { "&columns=0" };
-    let query = format!("/pods?output={output}{namespace}{columns}{}", color_query());
+    let query = format!("/pods?output={output}{namespace}{}", table_query());
     print(client::get(&args.socket.socket, &query))
 }

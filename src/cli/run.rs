@@ -9,6 +9,7 @@ use super::{SocketArg, fail, logger, print};
 use crate::clock::SystemClock;
 use crate::config::{Config, Flags};
 use crate::node::{self, Ending};
+use crate::systemd::notify::Supervisor;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
@@ -28,7 +29,7 @@ pub(super) struct Args {
 pub(super) fn run(args: &Args) -> ExitCode {
     logger::install(args.log_level.as_deref());
     let config = match Config::load(&args.flags, Some(&args.socket.socket)) {
-        Ok(config) => config,
+        Ok(config) => Config { supervisor: Supervisor::of_process(), ..config },
         Err(error) => return fail(&error.to_string()),
     };
     let executor = Rc::new(LocalExecutor::new());

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::ConfigError;
+use super::eviction::BySignal;
 use crate::limits;
 use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
 
@@ -40,9 +41,34 @@ pub struct FileSettings {
     pub(super) crash_loop_back_off: CrashLoopBackOff,
     pub(super) serialize_image_pulls: Option<bool>,
     pub(super) max_parallel_image_pulls: Option<i32>,
+    pub(super) eviction_hard: Option<BySignal<String>>,
+    pub(super) eviction_soft: Option<BySignal<String>>,
+    pub(super) eviction_soft_grace_period: Option<BySignal<GoDuration>>,
+    pub(super) eviction_minimum_reclaim: Option<BySignal<String>>,
+    pub(super) eviction_pressure_transition_period: Option<GoDuration>,
+    pub(super) eviction_max_pod_grace_period: Option<i32>,
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    pub(super) image_gc_high_threshold_percent: Option<i32>,
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    pub(super) image_gc_low_threshold_percent: Option<i32>,
+    #[serde(rename = "imageMinimumGCAge")]
+    pub(super) image_minimum_gc_age: Option<GoDuration>,
+    #[serde(rename = "imageMaximumGCAge")]
+    pub(super) image_maximum_gc_age: Option<GoDuration>,
     pub(super) container_log_max_size: Option<String>,
     pub(super) container_log_max_files: Option<i32>,
     pub(super) container_log_monitor_interval: Option<GoDuration>,
+    pub(super) shutdown_grace_period: Option<GoDuration>,
+    pub(super) shutdown_grace_period_critical_pods: Option<GoDuration>,
+    pub(super) shutdown_grace_period_by_pod_priority: Option<Vec<PodPriority>>,
+}
+
+/// One of `shutdownGracePeriodByPodPriority`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PodPriority {
+    pub(super) priority: i32,
+    pub(super) shutdown_grace_period_seconds: i64,
 }
 
 /// `crashLoopBackOff`.

@@ -2,18 +2,28 @@
 //!
 //! Order of strength, as the kubelet: a flag beats the file, the file beats the default.
 
+mod eviction;
+mod gc;
 mod kubelet;
+#[cfg(test)]
+mod packaged;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::gc::GcPolicy;
+use crate::image::gc::ImageGcPolicy;
 use crate::limits;
 use crate::logs::rotate::Rotation;
+use crate::model::Seconds;
 use crate::render::quantity::Quantity;
 use crate::render::{CgroupDriver, admission};
+use crate::shutdown::{ShutdownGroup, ShutdownGroups};
 use crate::source::validate::names;
-use kubelet::GoDuration;
+use crate::systemd::notify::Supervisor;
+use kubelet::{GoDuration, PodPriority};
 
+pub use eviction::EvictionPolicy;
 pub use kubelet::FileSettings;
 pub(crate) use kubelet::parse_go_duration;
 
@@ -33,6 +43,10 @@ pub mod paths {
     pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
     /// systemd's own socket.
     pub const SYSTEMD: &str = "/run/systemd/private";
+    /// Where the kernel tells how much memory there is.
+    pub const MEMINFO: &str = "/proc/meminfo";
+    /// The system bus.
+    pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
     /// The node's resolver configuration.
     pub const RESOLV_CONF: &str = "/etc/resolv.conf";
 }
@@ -67,6 +81,19 @@ pub struct Flags {
     /// Files of a container's log, rotated ones included (kubelet: containerLogMaxFiles) [default: 5]
     #[arg(long, value_name = "COUNT")]
     pub container_log_max_files: Option<i32>,
+    /// Bytes of the images' disk that are to stay free, at most a quarter of it, besides the percentages of the file (imageGC*)
+    /// [default: 512Mi]
+    #[arg(long, value_name = "QUANTITY")]
+    pub image_gc_min_available: Option<String>,
+    /// Least time a container stays that has ended (kubelet's flag) [default: 0s]
+    #[arg(long, value_name = "DURATION")]
+    pub minimum_container_ttl_duration: Option<String>,
+    /// Ended containers kept of each container of a pod; negative = all (kubelet's flag) [default: 1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub maximum_dead_containers_per_container: Option<i32>,
+    /// Ended containers kept of all pods that go on; negative = as many as there are (kubelet's flag) [default: -1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    pub maximum_dead_containers: Option<i32>,
     /// cgroup below which the pods' cgroups lie [default: /]
     #[arg(long, value_name = "PATH")]
     pub cgroup_root: Option<String>,
@@ -79,6 +106,15 @@ pub struct Flags {
     /// Memory for the pods' statuses, in bytes [default: 2097152]
     #[arg(long, value_name = "BYTES")]
     pub status_store_bytes: Option<usize>,
+    /// How long all pods may take to end before the machine does (kubelet: shutdownGracePeriod) [default: they are not ended]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_grace_period: Option<String>,
+    /// The part of it that is for critical pods (kubelet: shutdownGracePeriodCriticalPods) [default: 0s]
+    #[arg(long, value_name = "DURATION")]
+    pub shutdown_grace_period_critical_pods: Option<String>,
+    /// SIGTERM means that the machine ends: where neither logind nor systemd says so
+    #[arg(long)]
+    pub shutdown_on_sigterm: bool,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -137,8 +173,24 @@ pub struct Config {
     pub image_pulls: usize,
     /// When container logs are rotated; `None` = never.
     pub log_rotation: Option<Rotation>,
+    /// When images go that nobody needs; `None` = never.
+    pub image_gc: Option<ImageGcPolicy>,
+    /// When the node is short of something, and pods go.
+    pub eviction: EvictionPolicy,
+    /// Where the kernel tells how much memory there is.
+    pub meminfo: PathBuf,
+    /// Which ended containers go.
+    pub dead_containers: GcPolicy,
     /// Memory for the pods' statuses.
     pub status_store_bytes: usize,
+    /// Who supervises the service, when it wants to be told: of the process, no setting.
+    pub supervisor: Option<Supervisor>,
+    /// How pods end before the machine does.
+    pub shutdown: ShutdownGroups,
+    /// SIGTERM means that the machine ends.
+    pub shutdown_on_sigterm: bool,
+    /// The system bus, on which logind is.
+    pub system_bus: PathBuf,
 }
 
 /// Why there is no Config: one sentence that names the flag or field and the mend.
@@ -184,7 +236,9 @@ impl Config {
             manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
             root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
-            runtime_endpoint: flags.runtime_endpoint.clone().or(file.container_runtime_endpoint),
+            // Empty is the default that the file of the packages states: it is looked for.
+            runtime_endpoint: (flags.runtime_endpoint.clone())
+                .or(file.container_runtime_endpoint.filter(|endpoint| !endpoint.is_empty())),
             node_name: flags.node_name.clone(),
             pod_logs_dir: path(&flags.pod_logs_dir, file.pod_logs_dir, paths::POD_LOGS),
             container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
@@ -218,7 +272,38 @@ impl Config {
                 flags.container_log_max_files.or(file.container_log_max_files),
                 or(file.container_log_monitor_interval, limits::LOG_LOOK_MAX),
             )?,
+            image_gc: Some(gc::of_images(
+                [file.image_gc_high_threshold_percent, file.image_gc_low_threshold_percent],
+                [file.image_minimum_gc_age, file.image_maximum_gc_age],
+                flags.image_gc_min_available.as_deref(),
+            )?),
+            eviction: eviction::policy(eviction::Given {
+                hard: file.eviction_hard,
+                soft: file.eviction_soft,
+                soft_grace: file.eviction_soft_grace_period,
+                min_reclaim: file.eviction_minimum_reclaim,
+                transition: file.eviction_pressure_transition_period,
+                max_pod_grace: file.eviction_max_pod_grace_period,
+            })?,
+            meminfo: paths::MEMINFO.into(),
+            dead_containers: gc::of_containers(
+                flags.minimum_container_ttl_duration.as_deref(),
+                [flags.maximum_dead_containers_per_container, flags.maximum_dead_containers],
+            )?,
             status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
+            supervisor: None,
+            shutdown: shutdown_groups(
+                flag_duration("--shutdown-grace-period", flags.shutdown_grace_period.as_deref())?
+                    .or(file.shutdown_grace_period),
+                flag_duration(
+                    "--shutdown-grace-period-critical-pods",
+                    flags.shutdown_grace_period_critical_pods.as_deref(),
+                )?
+                .or(file.shutdown_grace_period_critical_pods),
+                file.shutdown_grace_period_by_pod_priority.as_deref(),
+            )?,
+            shutdown_on_sigterm: flags.shutdown_on_sigterm,
+            system_bus: paths::SYSTEM_BUS.into(),
         };
         config.check()?;
         Ok(config)
@@ -265,6 +350,12 @@ impl Config {
                 "--status-store-bytes: {bytes}: must be between {least} and {most}"
             )));
         }
+        if self.shutdown_on_sigterm && self.shutdown.is_empty() {
+            return Err(ConfigError(
+                "--shutdown-on-sigterm: needs the time that pods may take, shutdownGracePeriod or --shutdown-grace-period"
+                    .to_owned(),
+            ));
+        }
         if self.cluster_dns.len() > limits::DNS_SERVERS_MAX {
             return Err(ConfigError(format!("clusterDNS: at most {} servers", limits::DNS_SERVERS_MAX)));
         }
@@ -299,6 +390,44 @@ impl Config {
         }
         Ok(())
     }
+}
+
+fn flag_duration(flag: &str, text: Option<&str>) -> Result<Option<GoDuration>, ConfigError> {
+    let parsed = |text| {
+        let duration = parse_go_duration(text).map(GoDuration);
+        duration.ok_or_else(|| {
+            ConfigError(format!("{flag}: {text:?}: must be a duration such as 20s, 1m30s or 2h"))
+        })
+    };
+    text.map(parsed).transpose()
+}
+
+/// The groups of pods of a graceful node shutdown (`NewManager`, `ValidateKubeletConfiguration`).
+fn shutdown_groups(
+    all: Option<GoDuration>,
+    critical: Option<GoDuration>,
+    by_priority: Option<&[PodPriority]>,
+) -> Result<ShutdownGroups, ConfigError> {
+    let [all, critical] = [all, critical].map(|given| given.map_or(Duration::ZERO, |duration| duration.0));
+    let by_priority = by_priority.unwrap_or_default();
+    let periods = [all, critical].iter().any(|period| !period.is_zero());
+    if periods && !by_priority.is_empty() {
+        return Err(ConfigError(
+            "shutdownGracePeriodByPodPriority: may not be given beside shutdownGracePeriod and \
+             shutdownGracePeriodCriticalPods"
+                .to_owned(),
+        ));
+    }
+    let groups = if by_priority.is_empty() {
+        ShutdownGroups::of_periods(all, critical)
+    } else {
+        let group = |given: &PodPriority| ShutdownGroup {
+            priority: given.priority,
+            grace: Seconds(given.shutdown_grace_period_seconds),
+        };
+        ShutdownGroups::of_priorities(by_priority.iter().map(group).collect())
+    };
+    groups.map_err(ConfigError)
 }
 
 /// How many pulls may run at once (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
@@ -364,169 +493,4 @@ fn log_rotation(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(fields: &str) -> Result<FileSettings, String> {
-        let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
-        FileSettings::parse(format!("{head}{fields}").as_bytes())
-    }
-
-    #[test]
-    fn defaults_are_the_conventions() {
-        let config =
-            Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
-        assert_eq!(config.manifests, Path::new("/etc/smolet/manifests"));
-        assert_eq!(config.file_check_frequency, Duration::from_secs(20));
-        assert_eq!(config.images_dir, Path::new("/var/lib/smolet/images"));
-        assert_eq!(config.max_pods, 110);
-        assert_eq!(config.cgroup_driver, CgroupDriver::Cgroupfs);
-    }
-
-    #[test]
-    fn a_flag_beats_the_file_and_the_file_beats_the_default() {
-        let settings = file(
-            "staticPodPath: /from/file\nmaxPods: 7\nfileCheckFrequency: 1m30s\n\
-             crashLoopBackOff: {maxContainerRestartPeriod: 30s}\n",
-        )
-        .expect("valid file");
-        let flags = Flags { manifests: Some("/from/flag".into()), ..Flags::default() };
-        let config = Config::join(&flags, None, settings.clone()).expect("valid");
-        assert_eq!(config.manifests, Path::new("/from/flag"));
-        assert_eq!(config.max_pods, 7);
-        assert_eq!(config.file_check_frequency, Duration::from_secs(90));
-        assert_eq!(config.max_container_restart_period, Duration::from_secs(30));
-        let config = Config::join(&Flags::default(), None, settings).expect("valid");
-        assert_eq!(config.manifests, Path::new("/from/file"));
-    }
-
-    #[test]
-    fn image_pulls_are_serial_unless_the_file_says_otherwise() {
-        let pulls = |fields: &str| {
-            let config = Config::join(&Flags::default(), None, file(fields).expect("of the right type"));
-            config.map(|config| config.image_pulls).map_err(|error| error.0)
-        };
-        for (fields, wanted) in [
-            ("", Ok(1)),
-            ("serializeImagePulls: true\n", Ok(1)),
-            ("serializeImagePulls: false\n", Ok(limits::PULLS_AT_ONCE_MAX)),
-            ("maxParallelImagePulls: 1\n", Ok(1)),
-            ("maxParallelImagePulls: 3\n", Ok(3)),
-            ("serializeImagePulls: false\nmaxParallelImagePulls: 16\n", Ok(16)),
-            ("serializeImagePulls: true\nmaxParallelImagePulls: 1\n", Ok(1)),
-            (
-                "serializeImagePulls: true\nmaxParallelImagePulls: 2\n",
-                Err("maxParallelImagePulls: 2: more than one"),
-            ),
-            ("maxParallelImagePulls: 0\n", Err("maxParallelImagePulls: 0: must be between 1 and 16")),
-            ("maxParallelImagePulls: -1\n", Err("maxParallelImagePulls: -1: must be between 1 and 16")),
-            ("maxParallelImagePulls: 17\n", Err("maxParallelImagePulls: 17: must be between 1 and 16")),
-        ] {
-            match (pulls(fields), wanted) {
-                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
-                (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
-                (found, _) => panic!("{fields}: {found:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn logs_are_rotated_as_the_file_or_a_flag_says() {
-        let rotation = |fields: &str, size: Option<&str>| {
-            let flags = Flags { container_log_max_size: size.map(str::to_owned), ..Flags::default() };
-            let config = Config::join(&flags, None, file(fields).expect("of the right type"));
-            config
-                .map(|config| config.log_rotation.map(|r| (r.size_max, r.files_max, r.look_max.as_secs())))
-                .map_err(|e| e.0)
-        };
-        for (fields, size, wanted) in [
-            ("", None, Ok(Some((10 << 20, 5, 10)))),
-            ("containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\n", None, Ok(Some((1 << 20, 3, 10)))),
-            (
-                "containerLogMaxSize: 1Mi\ncontainerLogMonitorInterval: 3s\n",
-                Some("20M"),
-                Ok(Some((20_000_000, 5, 3))),
-            ),
-            ("containerLogMaxSize: \"-1\"\n", None, Ok(None)),
-            ("", Some("-1"), Ok(None)),
-            ("containerLogMaxFiles: 1\n", None, Err("containerLogMaxFiles: 1: must be between 2 and 1000")),
-            ("", Some("0"), Err("containerLogMaxSize: \"0\": must be 4096 bytes or more")),
-            ("", Some("ten"), Err("containerLogMaxSize: \"ten\": must be a quantity")),
-            (
-                "containerLogMonitorInterval: 2s\n",
-                None,
-                Err("containerLogMonitorInterval: 2 s: must be between 3 s"),
-            ),
-        ] {
-            match (rotation(fields, size), wanted) {
-                (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
-                (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
-                (found, _) => panic!("{fields}: {found:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn unknown_and_unsupported_fields_are_named_in_one_message() {
-        let error = file("imageGCHighThresholdPercent: 80\nstaticPodPaht: /x\ncrashLoopBackOff: {max: 1s}\n")
-            .expect_err("must be refused");
-        for name in ["imageGCHighThresholdPercent", "staticPodPaht", "crashLoopBackOff.max"] {
-            assert!(error.contains(name), "{name} is named: {error}");
-        }
-    }
-
-    #[test]
-    fn bad_values_name_their_field() {
-        for (fields, field) in [
-            ("maxPods: many\n", "maxPods"),
-            ("fileCheckFrequency: soon\n", "fileCheckFrequency"),
-            ("clusterDNS: 10.0.0.1\n", "clusterDNS"),
-        ] {
-            let error = file(fields).expect_err("must be refused");
-            assert!(error.contains(field), "{error}");
-        }
-        for (fields, said) in [
-            ("maxPods: 0\n", "maxPods: 0: must be between 1 and 110"),
-            ("maxPods: -1\n", "maxPods: -1: must be between 1 and 110"),
-            ("maxPods: 111\n", "maxPods: 111: must be between 1 and 110"),
-            (
-                "staticPodPath: manifests\n",
-                "--manifests (staticPodPath): manifests: must be an absolute path",
-            ),
-            ("resolvConf: resolv.conf\n", "resolvConf: resolv.conf: must be an absolute path"),
-            ("fileCheckFrequency: 500ms\n", "fileCheckFrequency: 0.5 s: must be between 1 s and 86400 s"),
-            ("clusterDomain: a b\n", "clusterDomain: \"a b\": "),
-            (
-                "allowedUnsafeSysctls: [net.*, vm.swappiness]\n",
-                "allowedUnsafeSysctls: \"vm.swappiness\": must begin",
-            ),
-        ] {
-            let settings = file(fields).expect("of the right type");
-            let error = Config::join(&Flags::default(), None, settings).expect_err("must be refused");
-            assert!(error.0.starts_with(said), "{error}");
-        }
-        for (bytes, fits) in [(0, false), ((1 << 20) - 1, false), (1 << 20, true), ((16 << 20) + 1, false)] {
-            let flags = Flags { status_store_bytes: Some(bytes), ..Flags::default() };
-            let error = Config::join(&flags, None, FileSettings::default()).err();
-            assert_eq!(error.is_none(), fits, "{bytes}: {error:?}");
-            let named = error.is_none_or(|error| error.0.starts_with("--status-store-bytes: "));
-            assert!(named, "{bytes}");
-        }
-        let none = file("resolvConf: \"\"\n").expect("of the right type");
-        assert!(Config::join(&Flags::default(), None, none).is_ok(), "no resolver configuration at all");
-        let error = FileSettings::parse(b"kind: Pod\napiVersion: v1\n").expect_err("must be refused");
-        assert!(error.contains("kind"), "{error}");
-        let flags = Flags { root_dir: Some("relative".into()), ..Flags::default() };
-        let error = Config::join(&flags, None, FileSettings::default()).expect_err("must be refused");
-        assert!(error.0.contains("--root-dir"), "{error}");
-    }
-
-    #[test]
-    fn a_file_without_an_end_is_not_read() {
-        let error = FileSettings::read(Path::new("/dev/zero")).expect_err("must be refused");
-        assert!(error.0.starts_with("/dev/zero: is no regular file"), "{error}");
-        // Claims to have no bytes, and has some.
-        let error = FileSettings::read(Path::new("/proc/self/status")).expect_err("must be refused");
-        assert!(error.0.starts_with("/proc/self/status: "), "{error}");
-    }
-}
+mod tests;

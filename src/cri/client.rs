@@ -12,11 +12,11 @@ use prost::Message;
 use smol::LocalExecutor;
 use smol::lock::Semaphore;
 
-use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
 use super::{
-    ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus, RuntimeVersion,
-    StreamRequest,
+    ContainerStats, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus,
+    RuntimeVersion, StreamRequest,
 };
+use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
 use crate::clock::SharedClock;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
@@ -103,6 +103,16 @@ impl GrpcRuntime {
     /// Where the runtime's socket is.
     pub fn socket(&self) -> &Path {
         self.channel.path()
+    }
+
+    /// What the runtime tells of its own settings (`StatusResponse.info["config"]`): JSON of its own making.
+    ///
+    /// # Errors
+    /// The runtime's.
+    pub async fn settings(&self) -> RuntimeResult<Option<String>> {
+        let request = cri::StatusRequest { verbose: true };
+        let mut answer: cri::StatusResponse = self.call(method!("Runtime", "Status"), request).await?;
+        Ok(answer.info.remove("config"))
     }
 
     /// True when the server knows `method`, asked with an empty request.
@@ -249,6 +259,12 @@ impl Runtime for GrpcRuntime {
         self.call(method!("Runtime", "Status"), request).await.map(convert::runtime_status)
     }
 
+    async fn sandbox_image(&self) -> RuntimeResult<Option<String>> {
+        let request = cri::StatusRequest { verbose: true };
+        let answer: cri::StatusResponse = self.call(method!("Runtime", "Status"), request).await?;
+        Ok(convert::sandbox_image(&answer))
+    }
+
     async fn run_pod_sandbox(
         &self,
         config: &cri::PodSandboxConfig,
@@ -368,6 +384,15 @@ impl Runtime for GrpcRuntime {
             streamed: method!("Runtime", "StreamContainers"),
         };
         self.list(list, &request, pod.is_none(), convert, each).await
+    }
+
+    async fn list_container_stats(&self, each: &mut dyn FnMut(ContainerStats)) -> RuntimeResult<()> {
+        let request = cri::ListContainerStatsRequest::default();
+        let list = List {
+            whole: method!("Runtime", "ListContainerStats"),
+            streamed: method!("Runtime", "StreamContainerStats"),
+        };
+        self.list(list, &request, true, convert::container_stats, each).await
     }
 
     async fn exec_sync(

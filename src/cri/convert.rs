@@ -7,7 +7,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use super::{FilesystemUsage, Image, RuntimeCondition, RuntimeHandler, RuntimeStatus};
+use super::{
+    ContainerStats, CpuSample, FilesystemUsage, Image, RuntimeCondition, RuntimeHandler, RuntimeStatus,
+};
 use crate::limits::{CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX};
 use crate::model::observed::ContainerResources;
 use crate::model::{
@@ -147,6 +149,13 @@ pub fn runtime_status(status: cri::StatusResponse) -> RuntimeStatus {
     }
 }
 
+/// What sandboxes are made of, from containerd's own settings in a verbose `StatusResponse`.
+pub fn sandbox_image(status: &cri::StatusResponse) -> Option<String> {
+    let settings: serde_json::Value = serde_json::from_str(status.info.get("config")?).ok()?;
+    let image = settings.get("sandboxImage")?.as_str()?;
+    (!image.is_empty() && image.len() <= CRI_TEXT_BYTES_MAX).then(|| image.to_owned())
+}
+
 /// `ImageFsInfoResponse.image_filesystems`.
 pub fn filesystems(info: cri::ImageFsInfoResponse) -> Vec<FilesystemUsage> {
     let usage = |usage: cri::FilesystemUsage| FilesystemUsage {
@@ -156,6 +165,24 @@ pub fn filesystems(info: cri::ImageFsInfoResponse) -> Vec<FilesystemUsage> {
         timestamp: Wall(usage.timestamp),
     };
     some(info.image_filesystems).map(usage).collect()
+}
+
+/// A row of `ListContainerStats`; `None` without an id.
+pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
+    let attributes = stats.attributes?;
+    let cpu = stats.cpu.as_ref();
+    let nanos = cpu.and_then(|cpu| Some((cpu.timestamp, cpu.usage_core_nano_seconds?.value)));
+    let memory = stats.memory.and_then(|memory| memory.working_set_bytes.or(memory.usage_bytes));
+    let layer = stats.writable_layer;
+    let inodes = |layer: &cri::FilesystemUsage| layer.inodes_used.map_or(0, |inodes| inodes.value);
+    Some(ContainerStats {
+        id: ContainerId::from(id(attributes.id)?),
+        pod: pod_key(&attributes.labels),
+        cpu: nanos.map(|(at, nanos)| CpuSample { at: Wall(at), nanos }),
+        nano_cores: cpu.and_then(|cpu| Some(cpu.usage_nano_cores?.value)),
+        memory_bytes: memory.map(|bytes| bytes.value),
+        writable_layer: layer.and_then(|layer| Some((layer.used_bytes?.value, inodes(&layer)))),
+    })
 }
 
 /// The pod a container belongs to; `None` unless all three labels are there.
@@ -312,6 +339,42 @@ mod tests {
         // Half an id would name something else.
         assert_eq!(container_status(cri::ContainerStatus { id: huge, ..exited() }), None);
         assert_eq!(container_status(cri::ContainerStatus { id: String::new(), ..exited() }), None);
+    }
+
+    #[test]
+    fn what_a_runtime_does_not_tell_of_a_containers_use_is_unknown() {
+        let attributes =
+            |id: &str| Some(cri::ContainerAttributes { id: id.to_owned(), ..Default::default() });
+        let nothing = cri::ContainerStats { attributes: attributes("c1"), ..Default::default() };
+        let stats = container_stats(nothing.clone()).unwrap();
+        let told = (stats.pod, stats.cpu, stats.nano_cores, stats.memory_bytes, stats.writable_layer);
+        assert_eq!(told, (None, None, None, None, None));
+        let value = |value| Some(cri::UInt64Value { value });
+        let cpu = cri::CpuUsage { timestamp: 7, usage_nano_cores: value(8), ..Default::default() };
+        let memory = cri::MemoryUsage { usage_bytes: value(9), ..Default::default() };
+        let writable_layer = Some(cri::FilesystemUsage { used_bytes: value(10), ..Default::default() });
+        let some =
+            cri::ContainerStats { cpu: Some(cpu), memory: Some(memory), writable_layer, ..nothing.clone() };
+        let stats = container_stats(some).unwrap();
+        assert_eq!((stats.cpu, stats.nano_cores, stats.memory_bytes), (None, Some(8), Some(9)));
+        assert_eq!(stats.writable_layer, Some((10, 0)));
+        for bad in [attributes(""), attributes(&"x".repeat(CRI_ID_BYTES_MAX + 1)), None] {
+            assert_eq!(container_stats(cri::ContainerStats { attributes: bad, ..nothing.clone() }), None);
+        }
+    }
+
+    #[test]
+    fn the_sandboxes_image_is_read_from_containerds_settings() {
+        let told = |config: &str| {
+            let info = [("config".to_owned(), config.to_owned())].into();
+            sandbox_image(&cri::StatusResponse { info, ..Default::default() })
+        };
+        let settings = r#"{"containerd": {"x": 1}, "sandboxImage": "registry.k8s.io/pause:3.8"}"#;
+        assert_eq!(told(settings).as_deref(), Some("registry.k8s.io/pause:3.8"));
+        for none in ["", "{}", "[1]", r#"{"sandboxImage": 7}"#, r#"{"sandboxImage": ""}"#, "pause = 'x'"] {
+            assert_eq!(told(none), None, "{none}");
+        }
+        assert_eq!(sandbox_image(&cri::StatusResponse::default()), None);
     }
 
     #[test]

@@ -14,7 +14,8 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::model::{
-    ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds, Wall,
+    ContainerId, ContainerItem, ContainerStatus, PodKey, PodUid, SandboxId, SandboxItem, SandboxStatus,
+    Seconds, Wall,
 };
 use crate::proto::runtime::v1::{
     AttachRequest, AuthConfig, ContainerConfig, ExecRequest, PodSandboxConfig, PortForwardRequest,
@@ -143,6 +144,32 @@ pub struct FilesystemUsage {
     pub timestamp: Wall,
 }
 
+/// CRI `ContainerStats`: what a running container uses. What the runtime does not tell is `None`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerStats {
+    /// Which container.
+    pub id: ContainerId,
+    /// From its labels; `None` when it is no pod's.
+    pub pod: Option<PodKey>,
+    /// CPU time since its start.
+    pub cpu: Option<CpuSample>,
+    /// Cores in billionths, over a time of the runtime's choice.
+    pub nano_cores: Option<u64>,
+    /// Memory that cannot be taken back without writing (`working_set_bytes`), else all of it.
+    pub memory_bytes: Option<u64>,
+    /// Bytes and inodes of what it has written to its root.
+    pub writable_layer: Option<(u64, u64)>,
+}
+
+/// CRI `CpuUsage`: what was used until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CpuSample {
+    /// By the runtime's wall clock.
+    pub at: Wall,
+    /// Of all cores together (`usage_core_nano_seconds`).
+    pub nanos: u64,
+}
+
 /// CRI `ExecSyncResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOutput {
@@ -216,6 +243,11 @@ pub trait Runtime {
     async fn version(&self) -> RuntimeResult<RuntimeVersion>;
     /// `Status`: the runtime's conditions, and what it can do.
     async fn status(&self) -> RuntimeResult<RuntimeStatus>;
+    /// What sandboxes are made of, from the verbose `Status`; `None` when it does not tell (containerd from 2.0 on and
+    /// CRI-O pin that image instead).
+    async fn sandbox_image(&self) -> RuntimeResult<Option<String>> {
+        Ok(None)
+    }
 
     /// `RunPodSandbox`. `handler` is the runtime handler, empty for the default.
     async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId>;
@@ -253,6 +285,8 @@ pub trait Runtime {
         pod: Option<&PodUid>,
         each: &mut dyn FnMut(ContainerItem),
     ) -> RuntimeResult<()>;
+    /// `ListContainerStats`, of all running containers.
+    async fn list_container_stats(&self, each: &mut dyn FnMut(ContainerStats)) -> RuntimeResult<()>;
     /// `ExecSync`; `timeout` zero = none, as the CRI has it.
     async fn exec_sync(
         &self,

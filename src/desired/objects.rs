@@ -97,6 +97,7 @@ mod tests {
             pod: DesiredPod::new(serde_json::from_value(pod).unwrap()),
             origin: Origin { file: Arc::from("p"), document: 1 },
             config_hash: "h".into(),
+            bytes: 0,
         }
     }
 

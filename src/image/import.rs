@@ -42,6 +42,11 @@ pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
 /// containerd's own: the CRI reports the image as pinned (from 1.7.3 on).
 const PINNED_LABEL: &str = "io.cri-containerd.pinned";
 
+/// The name of the lease that imports of that node hold.
+pub fn lease(node_name: &str) -> String {
+    format!("smolet-images-{node_name}")
+}
+
 /// What tells one state of an archive from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
@@ -133,7 +138,7 @@ impl Importer {
         clock: SharedClock,
         told: smol::channel::Sender<Vec<String>>,
     ) -> Self {
-        let store = runtime.image_store(&format!("smolet-images-{node_name}"));
+        let store = runtime.image_store(&lease(node_name));
         let platform = Platform::here(&rustix::system::uname().machine().to_string_lossy());
         let (settled, lease_ended, watch, said) = Default::default();
         Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, lease_ended, watch, said }

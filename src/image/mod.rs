@@ -1,7 +1,9 @@
-//! Images: their names and the logins that fit them (PURE, [`name`], [`keyring`]), and how they come to the node.
+//! Images: their names and the logins that fit them (PURE, [`name`], [`keyring`]), how they come to the node, and which go
+//! (PURE, [`gc`], [`seen`]).
 
 pub mod archive;
 pub mod credentials;
+pub mod gc;
 pub mod import;
 pub mod keyring;
 pub mod name;

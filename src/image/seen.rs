@@ -1,15 +1,17 @@
-//! PURE: which images containers were seen with, since when, and until when: garbage collection goes by it.
+//! PURE: which images are here, since when, and until when they were used: garbage collection goes by it.
 //!
 //! The kubelet keeps these times in memory (`imageRecord`) and begins anew with each start; here they survive it.
 
 use std::time::Duration;
 
+use super::gc::{ImageAge, ListedImage};
 use crate::limits::{CRI_TEXT_BYTES_MAX, IMAGES_SEEN_MAX};
 use crate::model::Mono;
 
 /// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SeenImage {
+    /// Its id; until a look at all images has shown that, the name by which a container has it.
     image: Box<str>,
     first: Mono,
     /// Of one in use: when it was last found to be. The next look moves it on, which is no change.
@@ -17,8 +19,7 @@ struct SeenImage {
     in_use: bool,
 }
 
-/// The images seen. Full (`IMAGES_SEEN_MAX`): the one not used for the longest time goes; when all are in use, a
-/// further one is not remembered.
+/// The images seen. Full (`IMAGES_SEEN_MAX`): a further one is not remembered until another is gone.
 #[derive(Clone, Debug, Default)]
 pub struct ImagesSeen {
     /// Sorted by image.
@@ -27,29 +28,50 @@ pub struct ImagesSeen {
 }
 
 impl ImagesSeen {
-    /// These images are in use at `now`, and no others.
-    pub fn observe<'a>(&mut self, in_use: impl Iterator<Item = &'a str>, now: Mono) {
-        let mut found = vec![false; self.images.len()];
-        let mut fresh: Vec<&str> = Vec::new();
-        for image in in_use.filter(|image| !image.is_empty() && image.len() <= CRI_TEXT_BYTES_MAX) {
+    /// Containers that were seen just now have these, each by its id or by a name with a digest (`imageRef`): until the next
+    /// look at all images they count as in use.
+    pub fn used<'a>(&mut self, images: impl Iterator<Item = &'a str>, now: Mono) {
+        for image in images.filter(|image| fits(image)) {
             match self.index(image) {
-                Ok(at) => found[at] = true,
-                Err(_) if !fresh.contains(&image) => fresh.push(image),
-                Err(_) => {}
+                Ok(at) => {
+                    let seen = &mut self.images[at];
+                    seen.last = now;
+                    self.changes += u64::from(!std::mem::replace(&mut seen.in_use, true));
+                }
+                Err(_) => self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true }),
             }
         }
-        for (seen, found) in self.images.iter_mut().zip(found) {
-            if found || seen.in_use {
-                seen.last = now;
-            }
-            if seen.in_use != found {
-                seen.in_use = found;
-                self.changes += 1;
+    }
+
+    /// These images are here at `now`, in use or not, and no others (`detectImages`). What was known of one by another name
+    /// is its own from now on.
+    pub fn observe(&mut self, listed: &[ListedImage], in_use: impl Fn(&ListedImage) -> bool, now: Mono) {
+        let (mut known, mut fresh): (Vec<SeenImage>, Vec<SeenImage>) = Default::default();
+        for image in listed.iter().filter(|image| fits(&image.id)) {
+            let (id, in_use) = (image.id.clone(), in_use(image));
+            let names = std::iter::once(&image.id).chain(&image.names);
+            let seen = names.filter_map(|name| self.images.get(self.index(name).ok()?));
+            let seen = seen.map(|seen| (seen.first, seen.last, seen.in_use));
+            match seen.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1), a.2 || b.2)) {
+                Some((first, last, was_in_use)) => {
+                    let last = if in_use || was_in_use { now } else { last };
+                    known.push(SeenImage { image: id, first, last, in_use });
+                }
+                None => fresh.push(SeenImage { image: id, first: now, last: now, in_use }),
             }
         }
-        for image in fresh {
-            self.put(SeenImage { image: image.into(), first: now, last: now, in_use: true });
+        known.extend(fresh);
+        known.truncate(IMAGES_SEEN_MAX);
+        known.sort_by(|a, b| a.image.cmp(&b.image));
+        known.dedup_by(|a, b| a.image == b.image);
+        let same = |(old, new): (&SeenImage, &SeenImage)| {
+            let as_idle = old.last == new.last || old.in_use;
+            old.image == new.image && old.first == new.first && old.in_use == new.in_use && as_idle
+        };
+        if known.len() != self.images.len() || !self.images.iter().zip(&known).all(same) {
+            self.changes += 1;
         }
+        self.images = known;
     }
 
     /// An image of the checkpoint, not in use until it is seen.
@@ -63,6 +85,13 @@ impl ImagesSeen {
             let idle = if seen.in_use { Duration::ZERO } else { now.since(seen.last) };
             (&*seen.image, now.since(seen.first), idle)
         })
+    }
+
+    /// How long this one is known; `None` when it is not.
+    pub fn age(&self, image: &str, now: Mono) -> Option<ImageAge> {
+        let seen = self.images.get(self.index(image).ok()?)?;
+        let idle = if seen.in_use { Duration::ZERO } else { now.since(seen.last) };
+        Some(ImageAge { seen: now.since(seen.first), idle, was_used: seen.in_use || seen.last > seen.first })
     }
 
     /// Rises with each change but time's.
@@ -81,16 +110,18 @@ impl ImagesSeen {
     }
 
     fn put(&mut self, seen: SeenImage) {
-        let Err(mut at) = self.index(&seen.image) else { return };
-        if self.images.len() >= IMAGES_SEEN_MAX {
-            let idle = self.images.iter().enumerate().filter(|(_, seen)| !seen.in_use);
-            let Some((oldest, _)) = idle.min_by_key(|(_, seen)| seen.last) else { return };
-            self.images.remove(oldest);
-            at -= usize::from(oldest < at);
+        if let Err(at) = self.index(&seen.image)
+            && self.images.len() < IMAGES_SEEN_MAX
+        {
+            self.images.insert(at, seen);
+            self.changes += 1;
         }
-        self.images.insert(at, seen);
-        self.changes += 1;
     }
+}
+
+/// Of such a length that it is kept.
+fn fits(image: &str) -> bool {
+    !image.is_empty() && image.len() <= CRI_TEXT_BYTES_MAX
 }
 
 #[cfg(test)]
@@ -107,18 +138,89 @@ mod tests {
             .collect()
     }
 
+    /// An image with that id, and these names besides.
+    fn image(id: &str, names: &[&str]) -> ListedImage {
+        let names = names.iter().map(|name| Box::from(*name)).collect();
+        ListedImage { id: id.into(), names, size_bytes: 1, pinned: false }
+    }
+
+    /// A look that shows images by id; those with a `+` are in use.
+    fn look(seen: &mut ImagesSeen, images: &str, now: i64) {
+        let listed: Vec<ListedImage> =
+            images.split_whitespace().map(|id| image(id.trim_end_matches('+'), &[])).collect();
+        let in_use = |of: &ListedImage| images.split_whitespace().any(|id| id == format!("{}+", of.id));
+        seen.observe(&listed, in_use, at(now));
+    }
+
+    fn owned(ages: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
+        ages.iter().map(|(image, age, idle)| ((*image).to_owned(), *age, *idle)).collect()
+    }
+
     #[test]
     fn an_image_ages_from_first_sight_and_is_idle_from_its_last_use() {
         let mut seen = ImagesSeen::default();
-        seen.observe(["b", "a", "b", ""].into_iter(), at(10));
+        look(&mut seen, "b+ a+ b+", 10);
         let changes = seen.changes();
-        seen.observe(["a", "b"].into_iter(), at(20));
+        look(&mut seen, "a+ b+", 20);
         assert_eq!(seen.changes(), changes, "time alone is no change");
-        seen.observe(["a"].into_iter(), at(30));
+        look(&mut seen, "a+ b", 30);
+        assert_eq!(seen.changes(), changes + 1);
+        assert_eq!(ages(&seen, 50), owned(&[("a", 40, 0), ("b", 40, 20)]));
+        look(&mut seen, "a+ b", 55);
+        assert_eq!(seen.changes(), changes + 1, "nor is idleness");
+        look(&mut seen, "a+ b+", 60);
+        assert_eq!(ages(&seen, 60), owned(&[("a", 50, 0), ("b", 50, 0)]));
+    }
+
+    #[test]
+    fn a_use_between_two_looks_counts() {
+        let mut seen = ImagesSeen::default();
+        look(&mut seen, "a b", 10);
+        let changes = seen.changes();
+        seen.used(["a", "a", ""].into_iter(), at(20));
+        assert_eq!(seen.changes(), changes + 1);
+        seen.used(["a"].into_iter(), at(30));
+        assert_eq!(seen.changes(), changes + 1);
+        assert_eq!(ages(&seen, 40), owned(&[("a", 30, 0), ("b", 30, 30)]));
+        // Its container is gone by now.
+        look(&mut seen, "a b", 50);
+        assert_eq!(ages(&seen, 60), owned(&[("a", 50, 10), ("b", 50, 50)]));
+        assert!(seen.age("a", at(60)).is_some_and(|age| age.was_used));
+    }
+
+    #[test]
+    fn a_use_by_another_name_is_the_images() {
+        let mut seen = ImagesSeen::default();
+        seen.observe(&[image("id", &["x:1", "x@sha256:7"])], |_| false, at(10));
+        seen.used(["x@sha256:7", "y@sha256:8"].into_iter(), at(20));
+        assert_eq!(ages(&seen, 20), owned(&[("id", 10, 10), ("x@sha256:7", 0, 0), ("y@sha256:8", 0, 0)]));
+        let listed = [image("id", &["x:1", "x@sha256:7"]), image("other", &["y@sha256:8"])];
+        seen.observe(&listed, |image| &*image.id == "other", at(30));
+        assert_eq!(ages(&seen, 40), owned(&[("id", 30, 10), ("other", 20, 0)]));
+        assert!(seen.age("id", at(40)).is_some_and(|age| age.was_used));
+    }
+
+    #[test]
+    fn an_image_that_was_never_used_is_told_from_one_that_was() {
+        let mut seen = ImagesSeen::default();
+        look(&mut seen, "a b+", 10);
+        look(&mut seen, "a b", 20);
+        let age =
+            |image| seen.age(image, at(40)).map(|age| (age.seen.as_secs(), age.idle.as_secs(), age.was_used));
+        assert_eq!(age("a"), Some((30, 30, false)));
+        assert_eq!(age("b"), Some((30, 20, true)));
+        assert_eq!(age("c"), None);
+    }
+
+    #[test]
+    fn an_image_that_is_gone_is_forgotten() {
+        let mut seen = ImagesSeen::default();
+        look(&mut seen, "a b+", 10);
+        let changes = seen.changes();
+        look(&mut seen, "b+", 20);
         assert!(seen.changes() > changes);
-        assert_eq!(ages(&seen, 50), [("a".to_owned(), 40, 0), ("b".to_owned(), 40, 20)]);
-        seen.observe(["a", "b"].into_iter(), at(60));
-        assert_eq!(ages(&seen, 60), [("a".to_owned(), 50, 0), ("b".to_owned(), 50, 0)]);
+        look(&mut seen, "a b+", 30);
+        assert_eq!(ages(&seen, 40), owned(&[("a", 10, 10), ("b", 30, 0)]), "seen anew");
     }
 
     #[test]
@@ -126,25 +228,29 @@ mod tests {
         let mut seen = ImagesSeen::default();
         seen.restore("a", at(-100), at(-50));
         seen.restore("a", at(0), at(0));
-        assert_eq!(ages(&seen, 10), [("a".to_owned(), 110, 60)], "the first one counts");
-        seen.observe(["a"].into_iter(), at(20));
-        assert_eq!(ages(&seen, 20), [("a".to_owned(), 120, 0)]);
+        assert_eq!(ages(&seen, 10), owned(&[("a", 110, 60)]), "the first one counts");
+        look(&mut seen, "a", 10);
+        assert_eq!(ages(&seen, 10), owned(&[("a", 110, 60)]));
+        look(&mut seen, "a+", 20);
+        assert_eq!(ages(&seen, 20), owned(&[("a", 120, 0)]));
     }
 
     #[test]
-    fn full_forgets_the_one_idle_longest_and_none_in_use() {
-        let names: Vec<String> = (0..IMAGES_SEEN_MAX).map(|n| format!("image-{n:04}")).collect();
+    fn full_remembers_no_further_one_until_another_is_gone() {
+        let all: Vec<ListedImage> =
+            (0..IMAGES_SEEN_MAX).map(|n| image(&format!("image-{n:04}"), &[])).collect();
+        // The first of all by name.
+        let more = |images: &[ListedImage]| [&[image("another", &[])][..], images].concat();
         let mut seen = ImagesSeen::default();
-        seen.observe(names.iter().map(String::as_str), at(0));
-        seen.observe(names.iter().map(String::as_str).chain(["z"]), at(1));
+        seen.observe(&all, |_| false, at(0));
+        let changes = seen.changes();
+        seen.observe(&more(&all), |_| true, at(1));
         assert_eq!(seen.held().0, IMAGES_SEEN_MAX);
-        assert!(ages(&seen, 1).iter().all(|(image, ..)| image != "z"), "all others are in use");
-        seen.observe(names[2..].iter().map(String::as_str), at(2));
-        seen.observe(names[1..].iter().map(String::as_str).chain(["z"]), at(3));
-        let left = ages(&seen, 3);
-        assert!(
-            left.iter().any(|(image, ..)| image == "z") && left.iter().all(|(image, ..)| *image != names[0])
-        );
-        assert!(left.is_sorted() && left.len() == IMAGES_SEEN_MAX);
+        assert_eq!(seen.changes(), changes + 1, "they are in use now");
+        seen.used(["another"].into_iter(), at(1));
+        assert!(seen.age("another", at(1)).is_none());
+        seen.observe(&more(&all[1..]), |_| true, at(2));
+        assert!(seen.age("another", at(2)).is_some() && seen.age(&all[0].id, at(2)).is_none());
+        assert!(ages(&seen, 2).is_sorted() && seen.held().0 == IMAGES_SEEN_MAX);
     }
 }

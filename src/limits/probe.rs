@@ -21,6 +21,12 @@ pub const PROBE_OUTPUT_BYTES_MAX: usize = EVENT_MESSAGE_BYTES_MAX;
 pub const PROBE_BODY_BYTES_MAX: usize = 10 * KIB;
 /// Bytes of an answer's head. Longer: the probe fails.
 pub const PROBE_HEAD_BYTES_MAX: usize = 16 * KIB;
+/// Bytes that a server may send before its handshake of TLS is done, most of them its certificates. More: the probe fails.
+pub const TLS_HANDSHAKE_BYTES_MAX: usize = 16 * KIB;
+/// Bytes that it may send behind that, as they are on the wire. More: the probe fails.
+pub const TLS_DATA_BYTES_MAX: usize = PROBE_HEAD_BYTES_MAX + PROBE_BODY_BYTES_MAX + 16 * KIB;
+/// Bytes that TLS has beside what comes: its settings and keys.
+const TLS_STATE_BYTES_MAX: usize = 8 * KIB;
 /// Requests of one probe: the first, and one for each redirect on its host (Go's `http.Client`). More: the probe fails.
 pub const PROBE_REQUESTS_MAX: usize = 10;
 /// Names of hosts that are looked up at once, a thread for each; as many again for hooks. Full: a
@@ -28,7 +34,8 @@ pub const PROBE_REQUESTS_MAX: usize = 10;
 pub const LOOKUPS_AT_ONCE_MAX: usize = 2;
 /// Addresses of one host that are tried. More: the rest is not.
 pub const ADDRESSES_TRIED_MAX: usize = 4;
-/// Bytes a running probe may take: an exec's two outputs, or an answer's head and body; and the sentence it ends with.
-pub const PROBE_BYTES_MAX: usize = 2 * EXEC_OUTPUT_BYTES_MAX + PROBE_HEAD_BYTES_MAX;
-const _: () =
-    assert!(PROBE_HEAD_BYTES_MAX + PROBE_BODY_BYTES_MAX + PROBE_OUTPUT_BYTES_MAX <= PROBE_BYTES_MAX);
+/// Bytes a running probe may take: all that comes by TLS, whether it is a record still or the answer's head and body; or an
+/// exec's two outputs; and the sentence it ends with.
+pub const PROBE_BYTES_MAX: usize =
+    TLS_STATE_BYTES_MAX + TLS_HANDSHAKE_BYTES_MAX + TLS_DATA_BYTES_MAX + PROBE_OUTPUT_BYTES_MAX;
+const _: () = assert!(2 * EXEC_OUTPUT_BYTES_MAX + PROBE_OUTPUT_BYTES_MAX <= PROBE_BYTES_MAX);

@@ -107,13 +107,23 @@ impl DesiredPod {
         &self.spec().containers
     }
 
-    /// The images of both lists, and of the volumes that are images.
+    /// The images of all containers, and of the volumes that are images.
     pub fn images(&self) -> impl Iterator<Item = &str> {
         let containers = self.init_containers().iter().chain(self.containers());
         let of_containers = containers.map(|container| &container.image);
+        let of_debuggers = self.ephemeral_containers().iter().map(|container| &container.image);
         let volumes = self.spec().volumes.iter().flatten();
         let of_volumes = volumes.filter_map(|volume| volume.image.as_ref()).map(|image| &image.reference);
-        of_containers.chain(of_volumes).map(|image| image.as_deref().unwrap_or_default())
+        let all = of_containers.chain(of_debuggers).chain(of_volumes);
+        all.map(|image| image.as_deref().unwrap_or_default())
+    }
+
+    /// The same pod with these as its ephemeral containers. The object is there once more then.
+    #[must_use]
+    pub fn with_ephemeral_containers(&self, containers: Vec<EphemeralContainer>) -> Self {
+        let mut pod = (*self.pod).clone();
+        pod.spec.get_or_insert_default().ephemeral_containers = Some(containers);
+        Self { pod: Rc::new(pod), ..self.clone() }
     }
 
     /// The container at that place; one without anything when there is none.

@@ -2,6 +2,7 @@
 //!
 //! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module.
 
+pub mod debugger;
 pub mod desired;
 pub mod hash;
 pub mod ids;
@@ -9,6 +10,7 @@ pub mod object;
 pub mod observed;
 pub mod time;
 
+pub use debugger::Debugger;
 pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};

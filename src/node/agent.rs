@@ -6,11 +6,10 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, its probes in `probes`, what volumes take in `usage`, container logs in `logs`, what is kept on disk in `disk` and
-//! `checkpoint`. All of it runs on the loop's thread between two awaits; what
-//! takes time is a task (`jobs`).
+//! `pod`, its probes in `probes`, what volumes take in `usage`, what the node is short of in `pressure`, images that nobody needs in
+//! `images`, dead containers of all pods in `garbage`, container logs in `logs`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the
+//! loop's thread between two awaits; what takes time is a task (`jobs`).
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -19,18 +18,25 @@ use std::sync::Arc;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 
+use super::Stop;
 use super::cgroups::NodeCgroups;
-use super::checkpoint::Saving;
+use super::checkpoint::{Restored, Saving};
 use super::disk::Disk;
 use super::events::RuntimeEvents;
+use super::garbage::Garbage;
+use super::images::{Collecting, Look, Removed};
+use super::observe::Seen;
+use super::pressure::{Measures, Watching};
 use super::probes::Probing;
 use super::record::Record;
 use super::relist::Relisting;
+use super::ring::Ring;
+use super::shutdown::Shutdown;
 use super::usage::Measuring;
 use crate::config::Config;
-use crate::cri::{Runtime, RuntimeEvent, RuntimeResult};
+use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
-use crate::events::{EventKind, EventRing};
+use crate::events::EventKind;
 use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
@@ -41,6 +47,7 @@ use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
 use crate::probe::run::Answer;
 use crate::render::ManifestObjects;
+use crate::shutdown::ShutdownGroups;
 use crate::source::{Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
@@ -49,7 +56,8 @@ use crate::store::statuses::StatusStore;
 use crate::sync::act::ActContext;
 use crate::sync::backoff::Backoff;
 use crate::sync::outcome::Outcome;
-use crate::sync::worker::{Job, Life, Worker};
+use crate::sync::worker::{Life, Worker};
+use crate::systemd::logind::DelayLock;
 
 /// What a waiting event takes in the queue; what it points to is in nobody else's hands for a moment only.
 const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
@@ -78,12 +86,20 @@ pub(super) enum Event {
     CheckpointWritten(std::io::Result<()>),
     /// The emptyDirs that outgrew their limit, by pod, with the message.
     Measured(Vec<(PodUid, String)>),
+    /// A look at the images ended.
+    ImagesLooked(Result<Box<Look>, String>),
+    /// The removal of an image ended.
+    ImageRemoved(Box<Removed>),
+    /// A look at memory and disks ended.
+    Observed(Box<Seen>),
+    /// What the pods use that may go.
+    PodsMeasured(Box<Measures>),
     /// A probe ended; the number tells which.
     Probed(u64, Result<Answer, String>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
-    /// SIGTERM or SIGINT.
-    Stop,
+    /// A signal, or logind.
+    Stop(Stop),
 }
 
 /// How a pod's job ended.
@@ -108,7 +124,7 @@ pub(super) struct Agent<R> {
     pub(super) host_ips: Vec<IpAddr>,
     pub(super) desired: Desired,
     pub(super) records: BTreeMap<PodUid, Record>,
-    pub(super) ring: Rc<RefCell<EventRing>>,
+    pub(super) ring: Rc<Ring>,
     pub(super) backoff: Backoff,
     pub(super) statuses: StatusStore,
     pub(super) relist: Option<Relist>,
@@ -125,10 +141,18 @@ pub(super) struct Agent<R> {
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,
     pub(super) measuring: Measuring,
+    pub(super) collecting: Collecting,
+    pub(super) watching: Watching,
+    pub(super) garbage: Garbage,
     pub(super) probing: Probing<R>,
     pub(super) metrics: Rc<Metrics>,
     /// What the source holds.
     pub(super) held: Held,
+    pub(super) shutdown_groups: ShutdownGroups,
+    /// The node's, while it is under way.
+    pub(super) shutdown: Option<Shutdown>,
+    /// logind's, while it waits.
+    pub(super) delay_lock: Option<DelayLock>,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -140,8 +164,9 @@ impl<R: Runtime + 'static> Agent<R> {
         cgroups: NodeCgroups,
         identity: Identity,
         runtime_name: Box<str>,
-        ring: Rc<RefCell<EventRing>>,
+        ring: Rc<Ring>,
         config: &Config,
+        image_store: Option<ImageStore>,
         logs: Told,
         set_aside: Arc<SetAside>,
         metrics: Rc<Metrics>,
@@ -176,9 +201,15 @@ impl<R: Runtime + 'static> Agent<R> {
             saving,
             images_seen: ImagesSeen::default(),
             measuring: Measuring::new(now.mono),
+            collecting: Collecting::new(config.image_gc, image_store, now.mono),
+            watching: Watching::new(config, now.mono),
+            garbage: Garbage::new(config.dead_containers),
             probing,
             metrics,
             held: Held::default(),
+            shutdown_groups: config.shutdown.clone(),
+            shutdown: None,
+            delay_lock: None,
         };
         agent.restore(now);
         agent
@@ -193,7 +224,11 @@ impl<R: Runtime + 'static> Agent<R> {
             self.disk.due(),
             self.save_due(),
             self.measuring_due(),
+            self.collecting_due(),
+            self.watching_due(),
+            self.garbage.due(),
             self.probes_due(),
+            self.shutdown_due(),
         ];
         of_pods.chain(others.into_iter().flatten()).min()
     }
@@ -208,7 +243,11 @@ impl<R: Runtime + 'static> Agent<R> {
             self.write_identity();
         }
         self.measure_when_due(now.mono);
+        self.watch_when_due(now.mono);
+        self.collect_when_due(now.mono);
+        self.count_garbage_when_due(now);
         self.probe_when_due(now.mono);
+        self.turn_shutdown(now.mono);
         let due: Vec<PodUid> = self
             .records
             .iter()
@@ -235,9 +274,13 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::IdentityWritten(result) => self.identity_written(result),
             Event::CheckpointWritten(result) => self.checkpoint_written(result),
             Event::Measured(outgrown) => self.measured(outgrown),
+            Event::ImagesLooked(looked) => self.images_looked(looked),
+            Event::ImageRemoved(removed) => self.image_removed(*removed),
+            Event::Observed(seen) => self.observed(*seen),
+            Event::PodsMeasured(measures) => self.pods_measured(*measures),
             Event::Probed(number, answer) => self.probed(number, answer),
             Event::Swept => self.sweep_ended(),
-            Event::Stop => {}
+            Event::Stop(_) => {}
         }
     }
 
@@ -298,7 +341,6 @@ impl<R: Runtime + 'static> Agent<R> {
             let Some(entry) = self.desired.pod(uid) else { continue };
             let pod = &entry.wanted.pod;
             if !object::named_by(&pod.pod).is_disjoint(objects) {
-                let pod = Rc::new(pod.clone());
                 // Differs from the kubelet, whose pulls wait on although the login is another one now.
                 if object::pull_secrets(&pod.pod).any(|name| names_secret(objects, &pod.key, name)) {
                     for image in pod.images() {
@@ -307,7 +349,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     // A pull that hangs with the old login must not hold up the new one.
                     record.give_up = None;
                 }
-                record.worker.want(pod);
+                record.want(pod.clone());
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
             }
@@ -320,10 +362,13 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut touched = BTreeSet::new();
         for (uid, record) in &mut self.records {
             let Some(entry) = self.desired.pod(uid) else { continue };
-            let pod = Rc::new(entry.wanted.pod.clone());
-            for image in pod.images().filter(is_one) {
-                self.ctx.images.forget(uid, image);
-                record.worker.want(pod.clone());
+            // Those of `smolet debug` are in the record alone.
+            let debuggers = record.worker.pod().map(|pod| pod.ephemeral_containers()).unwrap_or_default();
+            let debuggers = debuggers.iter().filter_map(|container| container.image.as_deref());
+            let images = entry.wanted.pod.images().chain(debuggers).filter(is_one);
+            let waited = images.inspect(|image| self.ctx.images.forget(uid, image)).count();
+            if waited > 0 {
+                record.want(entry.wanted.pod.clone());
                 touched.insert(uid.clone());
             }
         }
@@ -332,12 +377,11 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn want(&mut self, pod: DesiredPod) {
+    pub(super) fn want(&mut self, pod: DesiredPod) {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
-        let pod = Rc::new(pod);
         if let Some(record) = self.records.get_mut(&uid) {
-            record.worker.want(pod);
+            record.want(pod);
             self.statuses.set_wanted(&uid, true);
             record.file = file;
             // A pull that hangs on the old image must not hold up the new one.
@@ -347,7 +391,7 @@ impl<R: Runtime + 'static> Agent<R> {
             record.changed();
             self.judge(&uid);
         } else if self.records.len() < PODS_IN_HAND_MAX {
-            self.insert(pod, file);
+            self.insert(Rc::new(pod), file);
         } else {
             let message = format!("waits: {PODS_IN_HAND_MAX} pods are here, those that end included");
             (self.ctx.notes)(&pod.key, EventKind::Warning, "TooManyPods", &message);
@@ -374,15 +418,23 @@ impl<R: Runtime + 'static> Agent<R> {
         let waits = self.must_wait(&pod.key);
         let now = self.ctx.clock.now();
         let restored = self.claim(&pod);
+        let is_restored = restored.is_some();
+        let (active_since, pod) = match restored {
+            Some(Restored { active_since, debuggers, .. }) if !debuggers.is_empty() => {
+                (active_since, Rc::new(pod.with_ephemeral_containers(debuggers)))
+            }
+            restored => (restored.and_then(|restored| restored.active_since), pod),
+        };
         let mut record = Record::new(Worker::wanted(pod, waits), file);
-        record.restored = restored.is_some();
-        record.active_since = restored.and_then(|restored| restored.active_since);
+        record.restored = is_restored;
+        record.active_since = active_since;
         record.wanted_since = Some(now.mono);
         let _handling = poison::handling(Some(record.mark.clone()));
         self.records.insert(uid.clone(), record);
         if !self.judge(&uid) {
             self.refresh_status(&uid, now);
         }
+        self.refuse_for_shutdown(&uid);
     }
 
     /// Sets a pod aside whose handling ended the process too often. True when it is.
@@ -416,6 +468,9 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Pods that waited for their name to be free, and need not any more, begin.
     pub(super) fn free_names(&mut self, touched: &mut BTreeSet<PodUid>) {
+        if self.shutdown.is_some() {
+            return;
+        }
         let waiting = |record: &&Record| record.worker.life() == Life::Waiting;
         let keys: Vec<PodKey> =
             self.records.values().filter(waiting).map(|record| record.worker.key().clone()).collect();
@@ -429,18 +484,14 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn unwant(&mut self, uid: &PodUid, now: Now) {
+    pub(super) fn unwant(&mut self, uid: &PodUid, now: Now) {
         if let Some(record) = self.records.get_mut(uid) {
             record.worker.unwant();
             self.statuses.set_wanted(uid, false);
             record.unwanted();
             record.unwanted_at.get_or_insert(now.wall);
-            // As the kubelet cancels the sync of a pod that is to end. What a call does later all the same goes
-            // with the sandbox, or is found as an orphan.
-            if record.worker.in_flight() == Some(Job::Act) {
-                record.task = None;
-                record.worker.cancelled();
-            }
+            // As the kubelet cancels the sync of a pod that is to end.
+            record.cut_off_act();
         }
         self.judge(uid);
     }

@@ -11,15 +11,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::EphemeralContainer;
+
 use super::agent::{Agent, Event};
 use super::pod::Work;
+use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{
     CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
     CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
 };
-use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid};
+use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
 use crate::status::merge;
 use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
 use crate::store::file::CheckpointFile;
@@ -44,8 +47,10 @@ pub(super) struct Saving {
     failing: bool,
     /// Pods whose removals wait for a write.
     pub(super) waiting: BTreeSet<PodUid>,
-    /// Containers came or went since the images were looked through.
+    /// Containers came since the images in use were noted.
     pub(super) images_stale: bool,
+    /// Numbers the containers that `smolet debug` adds.
+    debuggers: u64,
     /// What the file says of pods that nobody has asked for yet. Bounded by the file.
     restored: BTreeMap<PodUid, Restored>,
 }
@@ -57,12 +62,15 @@ struct Mark {
     crashes: u64,
     pulls: u64,
     images: u64,
+    debuggers: u64,
 }
 
 /// A pod of the checkpoint, but for its status, which is in the store.
 pub(super) struct Restored {
     key: PodKey,
     pub(super) active_since: Option<Mono>,
+    /// What `smolet debug` added to it.
+    pub(super) debuggers: Vec<EphemeralContainer>,
 }
 
 impl Saving {
@@ -79,8 +87,15 @@ impl Saving {
             failing: false,
             waiting: BTreeSet::new(),
             images_stale: false,
+            debuggers: 0,
             restored: BTreeMap::new(),
         }
+    }
+
+    /// A container was added to a pod: the number that is in the file when it is.
+    pub(super) fn debugger_added(&mut self) -> u64 {
+        self.debuggers += 1;
+        self.debuggers
     }
 }
 
@@ -101,14 +116,22 @@ impl<R: Runtime + 'static> Agent<R> {
 
     fn take_over(&mut self, kept: &Checkpoint<'_>, now: Now) {
         let elapsed = kept.elapsed(&self.saving.boot, now.mono);
+        let is_current = kept.boot == &*self.saving.boot;
         let ago = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
         for pod in &kept.pods {
-            let Some(status) = restored_status(pod) else { continue };
+            let Some(mut status) = restored_status(pod) else { continue };
+            if pod.shut_down == Some(true) {
+                revive(&mut status);
+            }
             let key = PodKey::new(pod.namespace, pod.name, pod.uid);
             let uid = key.uid.clone();
             self.statuses.put(&uid, status);
             self.statuses.set_wanted(&uid, false);
-            self.saving.restored.insert(uid, Restored { key, active_since: pod.active_ms.map(ago) });
+            // What another boot ended is not started again.
+            let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
+            let restored =
+                Restored { key, active_since: pod.active_ms.map(ago), debuggers: debuggers.collect() };
+            self.saving.restored.insert(uid, restored);
         }
         for wait in &kept.crashes {
             let key = BackoffKey::from_kept(wait.key);
@@ -153,7 +176,6 @@ impl<R: Runtime + 'static> Agent<R> {
         self.statuses.forget(uid);
         self.saving.restored.remove(uid);
         self.saving.waiting.remove(uid);
-        self.saving.images_stale = true;
     }
 
     // ---- writing -------------------------------------------------------------------------------------------
@@ -169,7 +191,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if std::mem::take(&mut self.saving.images_stale) {
             let observed = self.records.values().filter_map(|record| record.worker.observed());
             let containers = observed.flat_map(|observed| &observed.containers);
-            self.images_seen.observe(containers.map(|container| &*container.image_ref), now);
+            self.images_seen.used(containers.map(|container| &*container.image_ref), now);
         }
         let mark = self.mark();
         let aged = self.ages_due().is_some_and(|at| at <= now);
@@ -246,10 +268,16 @@ impl<R: Runtime + 'static> Agent<R> {
         Some((self.saving.saved_at + every).max(self.saving.not_before))
     }
 
-    /// The work takes away the runtime's last word on a restart count, and the file does not have it yet: it waits,
-    /// and is planned anew when the file is written.
+    /// The work takes away the runtime's last word on a restart count, or starts what only the file will know, and the file
+    /// does not have it yet: it waits, and is planned anew when the file is written.
     pub(super) fn must_save_first(&mut self, uid: &PodUid, work: &Work) -> bool {
         let Some(record) = self.records.get(uid) else { return false };
+        let saved_debugger = self.saving.saved.map_or(0, |mark| mark.debuggers);
+        // On a disk that takes nothing there is the more to debug.
+        if work.starts_debugger() && record.debugger > saved_debugger && !self.saving.failing {
+            self.saving.waiting.insert(uid.clone());
+            return true;
+        }
         let loses = record.worker.observed().is_some_and(|observed| work.loses_counts(observed));
         let saved = self.saving.saved.map_or(0, |mark| mark.statuses);
         if !loses || self.statuses.revision_of(uid) <= saved {
@@ -296,22 +324,32 @@ impl<R: Runtime + 'static> Agent<R> {
             crashes: self.backoff.changes(),
             pulls: self.ctx.images.changes(),
             images: self.images_seen.changes(),
+            debuggers: self.saving.debuggers,
         }
     }
 
     fn kept(&self, now: Mono) -> Checkpoint<'_> {
         let pods = self.statuses.records().filter_map(|(uid, status)| {
-            let (key, active_since) = match (self.records.get(uid), self.saving.restored.get(uid)) {
-                (Some(record), _) => (record.worker.key(), record.active_since),
-                (None, Some(restored)) => (&restored.key, restored.active_since),
-                (None, None) => return None,
-            };
+            let nothing = [].as_slice();
+            let (key, active_since, added, shut_down) =
+                match (self.records.get(uid), self.saving.restored.get(uid)) {
+                    (Some(record), _) => {
+                        let added = record.worker.pod().map_or(nothing, |pod| pod.ephemeral_containers());
+                        (record.worker.key(), record.active_since, added, record.shutdown_grace.is_some())
+                    }
+                    (None, Some(restored)) => {
+                        (&restored.key, restored.active_since, &*restored.debuggers, false)
+                    }
+                    (None, None) => return None,
+                };
             let pod = KeptPod {
                 uid: uid.as_str(),
                 namespace: &key.namespace,
                 name: &key.name,
                 status,
                 active_ms: active_since.map(|since| millis(now.since(since))),
+                shut_down: shut_down.then_some(true),
+                debuggers: (!added.is_empty()).then(|| added.iter().map(Debugger::of).collect()),
             };
             // A pod of no such name is started by no source; its record would make the file unreadable.
             let fits = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;

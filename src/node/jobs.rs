@@ -14,7 +14,7 @@ use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodU
 use crate::proto::runtime::v1::Mount;
 use crate::render::{Environment, NodeSettings, paths};
 use crate::sync::act::{ActContext, act, remove_pod};
-use crate::sync::kill::remove_pod_logs;
+use crate::sync::kill::{remove_dead_links, remove_pod_logs};
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
@@ -162,7 +162,8 @@ pub(super) async fn remove<R: Runtime>(
 }
 
 /// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
-/// it removed them. Only what has a directory below our root is taken for ours. Returns how many pods went.
+/// it removed them. Only what has a directory below our root is taken for ours, and links to logs that are gone. Returns how
+/// many pods went.
 ///
 /// # Errors
 /// The first thing that stayed; the others are tried all the same.
@@ -182,14 +183,13 @@ pub(super) async fn sweep<R: Runtime>(
             .filter(|uid| !known.contains(uid.as_str()))
             .take(ORPHAN_DIRS_MAX)
             .collect();
-        let logs = Path::new(&*node.pod_logs_dir);
+        let (logs, links) = (Path::new(&*node.pod_logs_dir), Path::new(&*node.container_logs_dir));
         let mut first = Ok(());
         for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
             let path = logs.join(name);
-            if let Err(error) = remove_pod_logs(Path::new(&*node.container_logs_dir), &path) {
-                first = first.and(Err(error));
-            }
+            first = first.and(remove_pod_logs(links, &path));
         }
+        first = first.and(remove_dead_links(links, logs));
         (left, first)
     });
     let (left, mut first) = looked.await;

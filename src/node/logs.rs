@@ -9,6 +9,7 @@ use crate::cri::Runtime;
 use crate::logs::choose::container_id;
 use crate::logs::rotate::RunningLog;
 use crate::model::{ContainerState, ContainerStatus as Observed, PodUid};
+use crate::podcmd::DEFAULT_CONTAINER;
 use crate::render::paths;
 use crate::server::Answer;
 
@@ -74,7 +75,7 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
         let annotations = record.worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
-        let default = annotations.and_then(|all| all.get("kubectl.kubernetes.io/default-container"));
+        let default = annotations.and_then(|all| all.get(DEFAULT_CONTAINER));
         Answer::Found(json!({"pod": &*key.name, "default": default, "containers": containers}).to_string())
     }
 

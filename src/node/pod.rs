@@ -12,16 +12,17 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::agent::{Agent, Event, JobResult};
+use super::debug::forgotten;
 use super::jobs;
 use super::probes::Facts;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
-use crate::gc::{self, GcPlan, collect_pod};
+use crate::gc::{self, GcPlan};
 use crate::limits::{
     NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
 };
-use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
+use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
 use crate::render::cgroup_settings::burstable_milli_cpu;
 use crate::render::paths;
@@ -109,6 +110,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let record = self.records.get_mut(uid)?;
         let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
         if self.statuses.has_ended(uid) {
+            // As it was told to before the agent was started anew.
+            if self.statuses.status(uid).is_some_and(|status| status::eviction::was_for_the_node(&status)) {
+                record.worker.clear_when_ended();
+            }
             record.worker.finished();
             return None;
         }
@@ -122,7 +127,15 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         let plan = plan(&input);
         let deadline = deadline.filter(|at| *at > now.mono);
-        let wake_at = [plan.wake_at, deadline].into_iter().flatten().min();
+        if plan.makes_sandbox()
+            && let Some(why) = self.watching.refuses(&pod, &observed)
+        {
+            record.worker.settled(deadline);
+            self.hold_back(uid, &plan, &why, now);
+            return None;
+        }
+        let ripe_at = gc::ripe_at(self.garbage.policy, &observed, now.mono);
+        let wake_at = [plan.wake_at, deadline, ripe_at].into_iter().flatten().min();
         let waits = only_waits(&plan);
         if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
             // It is made again after the act, whatever comes of that; the act may have to wait for a write.
@@ -133,7 +146,12 @@ impl<R: Runtime + 'static> Agent<R> {
         if waits {
             self.show_waits(uid, &plan, now);
         }
-        let garbage = collect_pod(&pod.key, &observed, now);
+        let mut garbage = self.garbage.of(&pod, &observed, now);
+        for removal in forgotten(&pod, &observed) {
+            if !garbage.containers.iter().any(|other| other.id == removal.id) {
+                garbage.containers.push(removal);
+            }
+        }
         if !garbage.is_empty() {
             return Some(Work::Collect(garbage));
         }
@@ -199,7 +217,11 @@ impl<R: Runtime + 'static> Agent<R> {
             record.look_at_probers(status.as_ref(), self.ctx.clock.now());
         }
         let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
-        let grace = status.as_ref().is_some_and(is_evicted).then_some(Seconds(0));
+        let grace = status
+            .as_ref()
+            .is_some_and(is_evicted)
+            .then_some(record.eviction_grace)
+            .or(record.shutdown_grace);
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = &status
@@ -264,7 +286,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Containers whose failure to start can still be kept.
-    fn start_failures_room(&self) -> usize {
+    pub(super) fn start_failures_room(&self) -> usize {
         let kept: usize = self.records.values().map(|record| record.failures.len()).sum();
         START_FAILURES_MAX.saturating_sub(kept)
     }
@@ -312,6 +334,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.worker.read(Rc::new(observed), now.mono);
                 self.tell_logs(uid);
                 self.saving.images_stale = true;
+                self.garbage.stale = true;
                 self.compare_with_events(uid);
                 self.refresh_status(uid, now);
             }
@@ -327,6 +350,9 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
                 }
                 record.failures.learn(&outcome, room);
+                if outcome.found_no_space() {
+                    self.collecting.found_no_space(uid, now.mono);
+                }
                 if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
                     self.runtime_events.watch.started_something(now.mono);
                 }

@@ -5,13 +5,13 @@ use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::events::cut;
 use crate::limits::START_FAILURE_BYTES_MAX;
-use crate::model::{Mono, Now, ObservedPod, PodKey, Wall};
+use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::probe::Probers;
 use crate::source::identity::CONFIG_HASH;
@@ -20,7 +20,7 @@ use crate::store::poison::{Mark, pod_mark};
 use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
-use crate::sync::worker::{Life, Worker};
+use crate::sync::worker::{Job, Life, Why, Worker};
 use crate::volume::usage::limited;
 
 /// One pod: its life, its status, and the task that works for it.
@@ -54,8 +54,14 @@ pub(super) struct Record {
     pub(super) set_aside: bool,
     /// The files of its volumes may be others than its ConfigMaps and Secrets have now.
     pub(super) volumes_stale: bool,
+    /// How long it gets to end when it is evicted.
+    pub(super) eviction_grace: Seconds,
     /// An emptyDir of it has a size limit to be held against.
     pub(super) limits_volumes: bool,
+    /// The node's shutdown ends it, with this grace period.
+    pub(super) shutdown_grace: Option<Seconds>,
+    /// The number of the container that `smolet debug` added last (`Saving::debugger_added`).
+    pub(super) debugger: u64,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
     pub(super) job: u64,
     /// When it began.
@@ -105,9 +111,42 @@ impl Record {
             mark,
             set_aside: false,
             volumes_stale: true,
+            eviction_grace: Seconds(0),
             limits_volumes,
+            shutdown_grace: None,
+            debugger: 0,
             job: 0,
             job_began: Mono(0),
+        }
+    }
+
+    /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
+    /// without.
+    pub(super) fn want(&mut self, pod: DesiredPod) {
+        let added = match self.worker.life() {
+            Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
+                self.worker.pod().map(|pod| pod.ephemeral_containers().to_vec()).unwrap_or_default()
+            }
+            Life::Ending(Why::Unwanted) | Life::Removing => Vec::new(),
+        };
+        self.worker.want(Rc::new(with_debuggers(pod, added)));
+    }
+
+    /// From now on the pod has these ephemeral containers, of which the last one is new and has that number.
+    pub(super) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
+        let Some(pod) = self.worker.pod().cloned() else { return };
+        self.debugger = number;
+        self.worker.want(Rc::new(pod.with_ephemeral_containers(containers)));
+        // Whoever debugs a pod does not wait for a pull that hangs.
+        self.give_up = None;
+    }
+
+    /// Ends the act in flight at once. What a call does later all the same goes with the sandbox, or is found as an orphan.
+    pub(super) fn cut_off_act(&mut self) {
+        self.give_up = None;
+        if self.worker.in_flight() == Some(Job::Act) {
+            self.task = None;
+            self.worker.cancelled();
         }
     }
 
@@ -181,6 +220,11 @@ impl Record {
         pod.metadata.resource_version = pod.status.is_some().then(|| statuses.revision_of(uid).to_string());
         pod
     }
+}
+
+/// The pod with the containers that `smolet debug` added; itself without any.
+pub(super) fn with_debuggers(pod: DesiredPod, added: Vec<EphemeralContainer>) -> DesiredPod {
+    if added.is_empty() { pod } else { pod.with_ephemeral_containers(added) }
 }
 
 fn mark_of(worker: &Worker) -> Mark {

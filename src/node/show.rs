@@ -11,7 +11,7 @@ use super::record::{Awaited, Record, StartFailures};
 use crate::cli::describe_text::{Decision, describe};
 use crate::cli::style::Style;
 use crate::cli::table::{self, PodList, PodsFormat};
-use crate::cli::text::harmless;
+use crate::cli::text::{harmless, human_duration};
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
@@ -19,7 +19,7 @@ use crate::limits::{
     SERVER_PART_BYTES,
 };
 use crate::metrics::{self, Process, Shown, Usage};
-use crate::model::{ObservedPod, PodUid, SandboxState, Wall};
+use crate::model::{Now, ObservedPod, PodUid, SandboxState, Wall};
 use crate::pleg::Relist;
 use crate::server::{Answer, Place, PodsQuestion, Query, Question};
 use crate::sync::worker::Life;
@@ -36,19 +36,23 @@ enum Verdict {
 }
 
 impl<R: Runtime + 'static> Agent<R> {
-    pub(super) fn answer(&self, query: &Query) {
-        let now = self.ctx.clock.now().wall;
+    pub(super) fn answer(&mut self, query: &Query) {
+        let now = self.ctx.clock.now();
         let answer = match &query.question {
             Question::Health => Answer::Found("ok".to_owned()),
             Question::Metrics => Answer::Found(metrics::text(&self.metrics, &self.gauges())),
             Question::Top => Answer::Found(metrics::top(&self.gauges())),
+            Question::TopPods(question) => self.top_pods(question),
             Question::Pods(question) if question.format.is_list() => self.list_pods(question),
-            Question::Pods(question) => Answer::Found(self.show_pods(question, now)),
+            Question::Pods(question) => Answer::Found(self.show_pods(question, now.wall)),
             Question::Describe { name, namespace, style } => {
                 self.show_pod(name, namespace.as_deref(), now, *style)
             }
             Question::Logs { name, namespace } => self.show_logs(name, namespace.as_deref()),
             Question::Stream(question) => self.stream(question),
+            Question::Debug(question) => self.debug(question),
+            Question::Events(question) => self.show_events(question),
+            Question::EventAfter(revision) => self.await_event(*revision),
         };
         // Full or closed: the client has hung up, or was answered already.
         let _ = query.answer.try_send(answer);
@@ -64,6 +68,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let (relist, statuses) = (self.relist.as_ref(), self.statuses.usage());
         Shown {
+            conditions: self.watching.conditions().to_vec(),
             running_pods: observed().filter(ready).count(),
             containers,
             missed_events: self.runtime_events.watch.missed(),
@@ -94,6 +99,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let window = GRPC_WINDOW_STREAM_BYTES as usize;
         let used: [(usize, usize); BOUNDED] = [
             (self.desired.entries().count(), self.held.pod_bytes),
+            self.debuggers(),
             (self.held.problems + merged, self.held.problem_bytes + merged_bytes),
             (self.ring.borrow().len(), self.ring.borrow().bytes()),
             (failures().map(StartFailures::len).sum(), failures().map(StartFailures::bytes).sum()),
@@ -129,7 +135,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// The records of a namespace or of all, in the order they are shown in.
-    fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
+    pub(super) fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
         let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
         let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
         records.sort_by_key(|record| Place::of(record.worker.key()));
@@ -166,6 +172,11 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut pods = records.into_iter().map(|record| Cow::Owned(record.shown(&self.statuses)));
         let mut out = table::pods(&mut pods, *format, now, *style);
         if matches!(format, PodsFormat::Table | PodsFormat::Wide) {
+            for condition in self.watching.conditions() {
+                out.push_str("\nThe node has ");
+                out.push_str(condition.as_str());
+                out.push_str(": pods may be ended or wait until it has none.\n");
+            }
             for (index, problem) in self.desired.problems().enumerate() {
                 if index == 0 {
                     out.push_str("\nProblems with the manifests:\n");
@@ -202,15 +213,15 @@ impl<R: Runtime + 'static> Agent<R> {
         Ok(record)
     }
 
-    fn show_pod(&self, name: &str, namespace: Option<&str>, now: Wall, style: Style) -> Answer {
+    fn show_pod(&self, name: &str, namespace: Option<&str>, now: Now, style: Style) -> Answer {
         let record = match self.find_record(name, namespace) {
             Ok(record) => record,
             Err(why) => return Answer::NotFound(why),
         };
         let key = record.worker.key();
         let ring = self.ring.borrow();
-        let mut decisions: Vec<Decision<'_>> =
-            ring.iter().filter(|event| event.pod.uid == key.uid).map(Decision::from).collect();
+        let of_pod = ring.iter().filter(|event| event.pod.uid == key.uid);
+        let mut decisions: Vec<Decision<'_>> = of_pod.map(|event| Decision::of(event, now.mono)).collect();
         let problems: Vec<String> = self
             .desired
             .problems()
@@ -218,13 +229,18 @@ impl<R: Runtime + 'static> Agent<R> {
             .map(ToString::to_string)
             .collect();
         decisions.extend(problems.iter().map(|message| Decision {
-            last: now,
+            seen: human_duration(0),
             warning: true,
             reason: "InvalidManifest",
             message,
-            count: 1,
         }));
-        Answer::Found(describe(&record.shown(&self.statuses), &decisions, now, style))
+        decisions.extend(self.watching.conditions().iter().map(|condition| Decision {
+            seen: human_duration(0),
+            warning: true,
+            reason: condition.as_str(),
+            message: "the node has this condition: pods may be ended, or wait, until it has not",
+        }));
+        Answer::Found(describe(&record.shown(&self.statuses), &decisions, now.wall, style))
     }
 
     /// A pod that is not here, with what the manifests have to do with it.

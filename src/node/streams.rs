@@ -7,12 +7,10 @@ use k8s_openapi::api::core::v1::ContainerPort;
 
 use super::agent::Agent;
 use crate::cri::{Runtime, RuntimeResult, StreamRequest};
-use crate::model::{ContainerState, DesiredPod, ObservedPod, SandboxState};
+use crate::model::{ContainerKind, ContainerState, DesiredPod, ObservedPod, SandboxState};
+use crate::podcmd::{self, DEFAULT_CONTAINER};
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::server::{Answer, Later, StreamKind, StreamQuestion};
-
-/// `podcmd.DefaultContainerAnnotationName`: which container is meant when none is named.
-const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
 impl<R: Runtime + 'static> Agent<R> {
     /// The answer is waited for by the connection that asks: the runtime may take its time.
@@ -106,33 +104,23 @@ struct Chosen<'p> {
     tty: bool,
 }
 
-/// Every container of the pod, with the word kubectl puts behind its name (`podcmd.AllContainerNames`).
-fn containers(pod: &DesiredPod) -> impl Iterator<Item = (Chosen<'_>, &'static str)> {
-    let apps = pod.containers().iter().map(|of| (of.name.as_str(), of.tty, ""));
-    let ephemeral = pod.ephemeral_containers().iter().map(|of| (of.name.as_str(), of.tty, " (ephem)"));
-    let init = pod.init_containers().iter().map(|of| (of.name.as_str(), of.tty, " (init)"));
-    let all = apps.chain(ephemeral).chain(init);
-    all.map(|(name, tty, kind)| (Chosen { name, tty: tty.unwrap_or_default() }, kind))
-}
-
-/// The container that is named, or meant (`podcmd.FindOrDefaultContainerByName`); what was chosen is noted.
+/// The container that is named, or meant; what was chosen is noted.
 fn choose<'p>(pod: &'p DesiredPod, named: Option<&str>, facts: &mut String) -> Result<Chosen<'p>, String> {
-    let annotation = || pod.pod.metadata.annotations.as_ref()?.get(DEFAULT_CONTAINER).map(String::as_str);
-    let names = || {
-        let names = containers(pod).map(|(chosen, kind)| format!("{}{kind}", chosen.name));
-        names.collect::<Vec<_>>().join(", ")
-    };
-    let wanted = named.or_else(annotation).filter(|name| !name.is_empty());
-    let found = containers(pod).map(|(chosen, _)| chosen).find(|c| wanted.is_none_or(|name| c.name == name));
-    let Some(chosen) = found else {
-        let name = wanted.unwrap_or_default();
-        return Err(format!("container {name} is not valid for pod {} out of: {}", pod.key.name, names()));
-    };
-    let _ = writeln!(facts, "container {}", chosen.name);
-    if wanted.is_none() && containers(pod).nth(1).is_some() {
-        let _ = writeln!(facts, "note Defaulted container {:?} out of: {}", chosen.name, names());
+    let apps = pod.containers().iter().map(|of| (ContainerKind::App, of.name.as_str(), of.tty));
+    let ephemeral =
+        pod.ephemeral_containers().iter().map(|of| (ContainerKind::Ephemeral, of.name.as_str(), of.tty));
+    let init = pod.init_containers().iter().map(|of| (ContainerKind::Init, of.name.as_str(), of.tty));
+    let all: Vec<_> = apps.chain(ephemeral).chain(init).collect();
+    let list: Vec<_> = all.iter().map(|(kind, name, _)| (*kind, *name)).collect();
+    let annotations = pod.pod.metadata.annotations.as_ref();
+    let annotated = annotations.and_then(|all| all.get(DEFAULT_CONTAINER)).map(String::as_str);
+    let (place, note) = podcmd::choose(&pod.key.name, &list, named, annotated)?;
+    let (_, name, tty) = all[place];
+    let _ = writeln!(facts, "container {name}");
+    for line in note.iter().flat_map(|note| note.lines()) {
+        let _ = writeln!(facts, "note {line}");
     }
-    Ok(chosen)
+    Ok(Chosen { name, tty: tty.unwrap_or_default() })
 }
 
 /// The id of the running container of that name.

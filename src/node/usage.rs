@@ -5,9 +5,9 @@
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::VOLUME_USAGE_PERIOD;
-use crate::model::{Mono, PodUid};
+use crate::model::{Mono, PodUid, Seconds};
 use crate::render::paths;
-use crate::status::Phase;
+use crate::status;
 use crate::volume::usage::{Limited, limited};
 
 use super::agent::{Agent, Event};
@@ -69,31 +69,34 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn measured(&mut self, outgrown: Vec<(PodUid, String)>) {
         self.measuring.in_flight = false;
         for (uid, message) in outgrown {
-            self.evict(&uid, &message);
+            self.evict(&uid, &message, Seconds(0), false);
         }
     }
 
-    /// Ends a pod at once and for good (`evictPod`, with no grace period).
+    /// Ends a pod within that time (`evictPod`): for good when it broke a limit of its own; else, `for_the_node`, until that
+    /// is well again, and then what it had goes at once.
     ///
     /// Differs from the kubelet, which evicts no pod of a manifest: those are critical there. Here all pods are of manifests,
     /// and a limit that ends none of them would be none.
-    fn evict(&mut self, uid: &PodUid, message: &str) {
+    pub(super) fn evict(&mut self, uid: &PodUid, message: &str, grace: Seconds, for_the_node: bool) {
+        let now = self.ctx.clock.now();
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(mut status) = self.statuses.status(uid).filter(|_| !self.statuses.has_ended(uid)) else {
             return;
         };
-        status.phase = Some(Phase::Failed.as_str().to_owned());
-        status.reason = Some("Evicted".to_owned());
-        status.message = Some(message.to_owned());
+        status::eviction::evict(&mut status, message, for_the_node, now.wall);
+        record.eviction_grace = grace;
         // An act that starts its containers would go on.
         record.give_up = None;
         (self.ctx.notes)(record.worker.key(), EventKind::Warning, "Evicted", message);
         self.statuses.put(uid, status);
         // Over a restart too: not with the next write, but now.
         self.saving.waiting.insert(uid.clone());
-        let now = self.ctx.clock.now();
         self.refresh_status(uid, now);
         if let Some(record) = self.records.get_mut(uid) {
+            if for_the_node {
+                record.worker.clear_when_ended();
+            }
             record.worker.finished();
         }
         self.drive(uid);

@@ -51,6 +51,8 @@ impl fmt::Display for Address {
 /// A GET request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpGet {
+    /// By HTTPS; whose certificate it is does not matter.
+    pub tls: bool,
     /// Where.
     pub address: Address,
     /// Path and query, percent-encoded; begins with a slash.
@@ -63,7 +65,7 @@ pub struct HttpGet {
 
 impl fmt::Display for HttpGet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.address, self.path)
+        write!(f, "{}://{}{}", if self.tls { "https" } else { "http" }, self.address, self.path)
     }
 }
 
@@ -180,7 +182,8 @@ impl HttpGet {
         let host = headers.get(HOST).filter(|host| !host.is_empty()).cloned();
         headers.remove(HOST);
         let path = action.path.as_deref().unwrap_or_default();
-        Ok(Self { address, path: encoded_path(path), headers, host })
+        let tls = action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+        Ok(Self { tls, address, path: encoded_path(path), headers, host })
     }
 
     /// Where a redirect leads (Go's `http.Client`): `None` when it is not followed, because it leads to another host or is no
@@ -188,16 +191,19 @@ impl HttpGet {
     pub fn redirected(&self, location: &str) -> Option<Self> {
         let location = location.split('#').next().unwrap_or_default();
         let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?']));
-        let (is_absolute, rest) = match scheme {
-            Some(at) if location[..at].eq_ignore_ascii_case("http") => (true, &location[at + 1..]),
-            Some(_) => return None,
-            None => (false, location),
+        let (is_absolute, tls, rest) = match scheme {
+            None => (false, self.tls, location),
+            Some(at) => match location[..at].to_ascii_lowercase().as_str() {
+                "http" => (true, false, &location[at + 1..]),
+                "https" => (true, true, &location[at + 1..]),
+                _ => return None,
+            },
         };
         let own = self.path.split('?').next().unwrap_or_default();
         let (address, own, path) = match rest.strip_prefix("//") {
             Some(rest) => {
                 let end = rest.find(['/', '?']).unwrap_or(rest.len());
-                (authority(&rest[..end])?, "/", &rest[end..])
+                (authority(&rest[..end], if tls { 443 } else { 80 })?, "/", &rest[end..])
             }
             None if is_absolute => return None,
             None => (self.address.clone(), own, rest),
@@ -214,6 +220,7 @@ impl HttpGet {
         // A Host header of the manifest's own stays on the way through one site.
         let host = self.host.clone().filter(|_| !is_absolute);
         Some(Self {
+            tls,
             address,
             path: encoded_path(&without_dots(&joined)),
             headers: self.headers.clone(),
@@ -223,7 +230,7 @@ impl HttpGet {
 }
 
 /// `HOST:PORT` of a URL.
-fn authority(text: &str) -> Option<Address> {
+fn authority(text: &str, default_port: u16) -> Option<Address> {
     let text = text.rsplit('@').next().unwrap_or_default();
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -232,7 +239,7 @@ fn authority(text: &str) -> Option<Address> {
         }
         None => text.split_once(':').unwrap_or((text, "")),
     };
-    let port = if port.is_empty() { 80 } else { port.parse().ok().filter(|port| *port > 0)? };
+    let port = if port.is_empty() { default_port } else { port.parse().ok().filter(|port| *port > 0)? };
     Some(Address { host: host.to_owned(), port })
 }
 
@@ -395,11 +402,13 @@ mod tests {
             ("?z", Some(("10.0.0.9:80", "/a/b?z", true))),
             ("#top", Some(("10.0.0.9:80", "/a/b", true))),
             ("http://10.0.0.9:8080", Some(("10.0.0.9:8080", "/", false))),
+            ("HTTPS://10.0.0.9:8443/x", Some(("10.0.0.9:8443", "/x", false))),
+            ("https://10.0.0.9/x", Some(("10.0.0.9:443", "/x", false))),
+            ("https://elsewhere/x", None),
             ("HTTP://10.0.0.9/x y", Some(("10.0.0.9:80", "/x%20y", false))),
             ("//me@10.0.0.9:81/x", Some(("10.0.0.9:81", "/x", true))),
             ("http://elsewhere/x", None),
             ("//elsewhere/x", None),
-            ("https://10.0.0.9/x", None),
             ("mailto:me", None),
             ("http://10.0.0.9:x/", None),
             ("http:/x", None),
@@ -408,7 +417,17 @@ mod tests {
             let shown = to.as_ref().map(|to| (to.address.to_string(), to.path.clone(), to.host.is_some()));
             let shown = shown.as_ref().map(|(address, path, host)| (&**address, &**path, *host));
             assert_eq!(shown, wanted, "{location}");
-            assert!(to.is_none_or(|to| to.headers == from.headers));
+            let tls = location.to_ascii_lowercase().starts_with("https:");
+            assert!(to.is_none_or(|to| to.headers == from.headers && to.tls == tls));
+        }
+        let from = get(&json!({"port": 443, "scheme": "HTTPS"}));
+        assert_eq!(from.to_string(), "https://10.0.0.9:443/");
+        for (location, wanted) in [
+            ("/x", "https://10.0.0.9:443/x"),
+            ("//10.0.0.9/x", "https://10.0.0.9:443/x"),
+            ("http://10.0.0.9/x", "http://10.0.0.9:80/x"),
+        ] {
+            assert_eq!(from.redirected(location).unwrap().to_string(), wanted);
         }
     }
 }

@@ -8,9 +8,13 @@ use hyper::{Request, Response, Uri};
 
 use super::handler::HttpGet;
 use super::run::{Answer, Lookups};
+use super::tls;
 use crate::events::cut;
 use crate::limits::{PROBE_BODY_BYTES_MAX, PROBE_HEAD_BYTES_MAX, PROBE_OUTPUT_BYTES_MAX, PROBE_REQUESTS_MAX};
 use crate::stream::{Stream, stream};
+
+/// What Go says of a server that answers HTTPS with HTTP.
+pub(crate) const NOT_TLS: &str = "http: server gave HTTP response to HTTPS client";
 
 /// An answer to a request.
 pub(crate) struct Reply {
@@ -41,7 +45,12 @@ pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, S
     for _ in 0..PROBE_REQUESTS_MAX {
         let current = next.as_ref().unwrap_or(request);
         let socket = lookups.connect(&current.address).await.map_err(failed)?;
-        let (reply, location) = exchange(stream(socket), current).await.map_err(failed)?;
+        let socket = if current.tls {
+            tls::connect(&current.address.host, socket).await.map_err(failed)?
+        } else {
+            stream(socket)
+        };
+        let (reply, location) = exchange(socket, current).await.map_err(failed)?;
         let followed = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
         match location.filter(|_| followed).and_then(|location| current.redirected(&location)) {
             Some(to) => next = Some(to),

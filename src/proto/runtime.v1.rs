@@ -910,6 +910,61 @@ pub struct ImageFsInfoResponse {
     #[prost(message, repeated, tag = "2")]
     pub container_filesystems: ::prost::alloc::vec::Vec<FilesystemUsage>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerStatsFilter {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub pod_sandbox_id: ::prost::alloc::string::String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub label_selector: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContainerStatsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub filter: ::core::option::Option<ContainerStatsFilter>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerAttributes {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(btree_map = "string, string", tag = "3")]
+    pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CpuUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub usage_core_nano_seconds: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "3")]
+    pub usage_nano_cores: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MemoryUsage {
+    #[prost(int64, tag = "1")]
+    pub timestamp: i64,
+    #[prost(message, optional, tag = "2")]
+    pub working_set_bytes: ::core::option::Option<UInt64Value>,
+    #[prost(message, optional, tag = "4")]
+    pub usage_bytes: ::core::option::Option<UInt64Value>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ContainerStats {
+    #[prost(message, optional, tag = "1")]
+    pub attributes: ::core::option::Option<ContainerAttributes>,
+    #[prost(message, optional, tag = "2")]
+    pub cpu: ::core::option::Option<CpuUsage>,
+    #[prost(message, optional, tag = "3")]
+    pub memory: ::core::option::Option<MemoryUsage>,
+    #[prost(message, optional, tag = "4")]
+    pub writable_layer: ::core::option::Option<FilesystemUsage>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListContainerStatsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub stats: ::prost::alloc::vec::Vec<ContainerStats>,
+}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetEventsRequest {
 }

@@ -61,9 +61,10 @@ impl<'a> ContainerInput<'a> {
         match self.kind {
             ContainerKind::Init => pod.init_containers().get(self.index).map(Cow::Borrowed),
             ContainerKind::App => pod.containers().get(self.index).map(Cow::Borrowed),
-            ContainerKind::Ephemeral => {
-                pod.ephemeral_containers().get(self.index).map(|container| Cow::Owned(common(container)))
-            }
+            ContainerKind::Ephemeral => pod
+                .ephemeral_containers()
+                .get(self.index)
+                .map(|container| Cow::Owned(as_container(container))),
         }
     }
 }
@@ -80,7 +81,8 @@ impl ContainerInput<'_> {
     }
 }
 
-fn common(of: &EphemeralContainer) -> Container {
+/// The container that an ephemeral container stands for (`EphemeralContainerCommon`).
+pub fn as_container(of: &EphemeralContainer) -> Container {
     let of = of.clone();
     Container {
         args: of.args,

@@ -26,7 +26,7 @@ mod security;
 mod services;
 pub mod slice;
 
-pub use container::{ContainerInput, container_config, mounts_hosts_file, stop_signal};
+pub use container::{ContainerInput, as_container, container_config, mounts_hosts_file, stop_signal};
 pub use dns::{dns_warnings, pod_dns};
 pub use downward::{file_field, file_resource, sorted_pod_ips};
 pub use env::{EnvSources, Environment, ManifestObjects, environment};

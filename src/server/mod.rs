@@ -2,9 +2,11 @@
 //!
 //! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
 //! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/logs?pod=NAME` → where its containers' logs
-//! are, for `smolet logs`; `/metrics` → the counters, for Prometheus; `/top` → what `smolet top --self` prints; a POST to
-//! `/exec`, `/attach` or `/portforward` → where the runtime does that (`stream`). Text is made here, as kubectl lets
-//! its server print tables: the commands stay small and show exactly what the agent knows.
+//! are, for `smolet logs`; `/events` → what `smolet events` prints, and `/events/next?after=REVISION` → something, once there
+//! is more; `/metrics` → the counters, for Prometheus; `/top` → what `smolet top --self` prints, and `/top/pods` → what
+//! `smolet top` does; a POST to `/exec`, `/attach` or `/portforward` → where the runtime does that, and one to `/debug` adds a
+//! container to a pod (`stream`). Text is made here, as kubectl lets its server print tables: the commands stay small and show
+//! exactly what the agent knows.
 //!
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for
 //! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
@@ -44,7 +46,7 @@ use crate::limits::{
 use crate::metrics::Gauge;
 use crate::model::{PodKey, PodUid};
 
-pub use stream::{StreamKind, StreamQuestion};
+pub use stream::{DebugQuestion, StreamKind, StreamQuestion};
 
 /// What a request asks of the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,8 @@ pub enum Question {
     Metrics,
     /// What is held, and how much of it may be.
     Top,
+    /// What pods use.
+    TopPods(TopQuestion),
     /// All pods with their status.
     Pods(PodsQuestion),
     /// One pod with all that is known of it.
@@ -75,6 +79,12 @@ pub enum Question {
     },
     /// Where the runtime streams to and from a pod.
     Stream(StreamQuestion),
+    /// Adds a container to a pod.
+    Debug(Box<DebugQuestion>),
+    /// What happened.
+    Events(EventsQuestion),
+    /// When something happens after this revision of the ring.
+    EventAfter(u64),
 }
 
 /// Which pods, and how they are to be shown.
@@ -88,6 +98,32 @@ pub struct PodsQuestion {
     pub style: Style,
     /// What follows this one, without the list's beginning: the rest of an earlier answer.
     pub after: Option<Place>,
+}
+
+/// The use of which pods, and how it is to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TopQuestion {
+    /// NAME or NAMESPACE/NAME of pods, with or without the node's name behind it; none: all pods.
+    pub names: Vec<String>,
+    /// Only those of this namespace.
+    pub namespace: Option<String>,
+    /// With colours or without.
+    pub style: Style,
+}
+
+/// Which events, and how they are to be shown.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct EventsQuestion {
+    /// Only those of pods of that name, with or without the node's name behind it.
+    pub pod: Option<String>,
+    /// Only those of this namespace.
+    pub namespace: Option<String>,
+    /// For who follows: only those after this revision of the ring (0: all), behind a line `revision N`.
+    pub since: Option<u64>,
+    /// Without the heading, which was in an answer before.
+    pub continued: bool,
+    /// With colours or without.
+    pub style: Style,
 }
 
 /// Where a pod stands in a list: by namespace, name and UID.
@@ -268,12 +304,15 @@ pub struct Asker {
     large: Arc<Semaphore>,
     /// The turn to have an answer of which it is not known whether it is a large one.
     turn: Arc<Semaphore>,
+    /// The right to have measured what pods use: between two looks at them much is noted.
+    measuring: Arc<Semaphore>,
 }
 
 impl Asker {
     /// For all connections of a server: clones share the rights.
     pub fn new(queries: Sender<Query>) -> Self {
-        Self { queries, large: Arc::new(Semaphore::new(1)), turn: Arc::new(Semaphore::new(1)) }
+        let one = || Arc::new(Semaphore::new(1));
+        Self { queries, large: one(), turn: one(), measuring: one() }
     }
 
     /// Serves one connection with one request to its end.
@@ -311,10 +350,17 @@ impl Asker {
             return Ok(response);
         }
         let (content_type, answer) = match known {
+            // In no turn: it waits, and is told nothing but that.
+            Some(Ok((question @ Question::EventAfter(_), content_type))) => {
+                (content_type, self.ask(&question).await)
+            }
+            Some(Ok((question @ Question::TopPods(_), content_type))) => {
+                (content_type, self.ask_alone(&question, &held).await)
+            }
             Some(Ok((question, content_type))) => (content_type, self.ask_in_turn(&question, &held).await),
-            Some(Err(_)) | None => match stream_question(path, query, body).await {
+            Some(Err(_)) | None => match posted(path, query, body).await {
                 // In no turn: the runtime may keep it waiting, and its answer is a short one.
-                Ok(question) => (TEXT, self.ask(&Question::Stream(question)).await),
+                Ok(question) => (TEXT, self.ask(&question).await),
                 Err(what) => return Ok(text(StatusCode::BAD_REQUEST, TEXT, what.to_owned())),
             },
         };
@@ -347,6 +393,18 @@ impl Asker {
         self.ask(question).await
     }
 
+    /// The loop's answer, which takes a while, so that nobody who asks for anything else waits for it. It cannot be made
+    /// anew: a large one is kept while its connection waits for the right to hold it.
+    async fn ask_alone(&self, question: &Question, held: &Held) -> Option<Answer> {
+        let _alone = self.measuring.acquire().await;
+        let answer = self.ask(question).await?;
+        if answer.text().len() > SERVER_ANSWER_BYTES {
+            let right = self.large.acquire_arc().await;
+            held.replace(Some(right));
+        }
+        Some(answer)
+    }
+
     /// The loop's answer; `None` when it has ended.
     async fn ask(&self, question: &Question) -> Option<Answer> {
         let (tx, rx) = smol::channel::bounded(1);
@@ -359,7 +417,7 @@ impl Asker {
 }
 
 /// The question of a POST, its body included.
-async fn stream_question(path: &str, query: &str, body: Incoming) -> Result<StreamQuestion, &'static str> {
+async fn posted(path: &str, query: &str, body: Incoming) -> Result<Question, &'static str> {
     let body = Limited::new(body, STREAM_COMMAND_BYTES_MAX).collect().await;
     let body = body.map_err(|_| "the command is too long, or broke off\n")?;
     stream::question(path, query, &body.to_bytes())
@@ -386,6 +444,11 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
         "/healthz" => Ok((Question::Health, TEXT)),
         "/metrics" => Ok((Question::Metrics, METRICS)),
         "/top" => Ok((Question::Top, TEXT)),
+        "/top/pods" => {
+            let names = value("pods").unwrap_or_default();
+            let names = names.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect();
+            Ok((Question::TopPods(TopQuestion { names, namespace, style }), TEXT))
+        }
         "/pods" | "/pods/" => {
             let output = value("output").unwrap_or_else(|| "json".to_owned());
             let format = match output.as_str() {
@@ -401,12 +464,23 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
             let name = value("pod").ok_or("describe what? /describe?pod=NAME\n")?;
             Ok((Question::Describe { name, namespace, style }, TEXT))
         }
+        "/events" => {
+            let since = value("since").map(|since| since.parse()).transpose();
+            let since = since.map_err(|_| "since: a revision\n")?;
+            let continued = value("heading").as_deref() == Some("0");
+            let question = EventsQuestion { pod: value("pod"), namespace, since, continued, style };
+            Ok((Question::Events(question), TEXT))
+        }
+        "/events/next" => {
+            let after = value("after").and_then(|after| after.parse().ok());
+            Ok((Question::EventAfter(after.ok_or("after: a revision\n")?), TEXT))
+        }
         "/logs" => {
             let name = value("pod").ok_or("whose logs? /logs?pod=NAME\n")?;
             Ok((Question::Logs { name, namespace }, JSON))
         }
         _ => Err(
-            "not found; there are /healthz /metrics /pods /describe /logs /top, and for a POST /exec /attach /portforward\n",
+            "not found; there are /healthz /metrics /pods /describe /events /logs /top, and for a POST /exec /attach /portforward /debug\n",
         ),
     }
 }
@@ -462,6 +536,10 @@ mod tests {
         assert_eq!(ask("/healthz"), Ok(Question::Health));
         assert_eq!(ask("/metrics"), Ok(Question::Metrics));
         assert_eq!(ask("/top"), Ok(Question::Top));
+        assert_eq!(ask("/top/pods"), Ok(Question::TopPods(TopQuestion::default())));
+        let names = vec!["prod/web".to_owned(), "db".to_owned()];
+        let top = TopQuestion { names, namespace: Some("prod".to_owned()), ..TopQuestion::default() };
+        assert_eq!(ask("/top/pods?pods=prod/web,db,&namespace=prod"), Ok(Question::TopPods(top)));
         let pods = |format, namespace: Option<&str>| {
             Question::Pods(PodsQuestion {
                 format,
@@ -484,6 +562,13 @@ mod tests {
         let logs = Question::Logs { name: "web".to_owned(), namespace: Some("prod".to_owned()) };
         assert_eq!(ask("/logs?pod=web&namespace=prod"), Ok(logs));
         assert!(ask("/logs").is_err());
+        let (pod, since) = (Some("web".to_owned()), Some(7));
+        let events = EventsQuestion { pod, since, continued: true, ..EventsQuestion::default() };
+        assert_eq!(ask("/events?pod=web&since=7&heading=0"), Ok(Question::Events(events)));
+        assert_eq!(ask("/events"), Ok(Question::Events(EventsQuestion::default())));
+        assert!(ask("/events?since=x").is_err());
+        assert_eq!(ask("/events/next?after=7"), Ok(Question::EventAfter(7)));
+        assert!(ask("/events/next").is_err());
         assert!(ask("/run").is_err());
     }
 

@@ -1,9 +1,12 @@
-//! What `smolet exec`, `attach` and `port-forward` ask the agent: a POST for the URL of the runtime's streaming server.
+//! What `smolet exec`, `attach`, `port-forward` and `debug` ask the agent with a POST.
 //!
-//! `/exec?pod=NAME` with the command as the body, each word ended by a NUL; `/attach?pod=NAME`; `/portforward?pod=NAME`
-//! with a `port=` for each port, a number or a name. The answer is a line for each fact, `url`, `note` and so on.
+//! For the URL of the runtime's streaming server: `/exec?pod=NAME` with the command as the body, each word ended by a NUL;
+//! `/attach?pod=NAME`; `/portforward?pod=NAME` with a `port=` for each port, a number or a name. For one more container
+//! in a pod: `/debug?pod=NAME` with its image and then its command as the body. The answer is a line for each fact, `url`,
+//! `note` and so on.
 
-use crate::limits::FORWARDED_PORTS_MAX;
+use super::Question;
+use crate::limits::{DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, FORWARDED_PORTS_MAX};
 
 /// Which pod, and what for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,30 +47,75 @@ pub enum StreamKind {
     },
 }
 
+/// The container that is to be added to which pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DebugQuestion {
+    /// The pod's name, with or without the node's name behind it.
+    pub name: String,
+    /// Its namespace; without one, a name that stands in one namespace only is found.
+    pub namespace: Option<String>,
+    /// The container's name; without one, one is made.
+    pub container: Option<String>,
+    /// Its image.
+    pub image: String,
+    /// `imagePullPolicy`; without one, the image's default.
+    pub pull_policy: Option<String>,
+    /// Its command; none = the image's own.
+    pub command: Vec<String>,
+    /// The container whose processes it sees.
+    pub target: Option<String>,
+    /// It keeps its input open.
+    pub stdin: bool,
+    /// It has a terminal.
+    pub tty: bool,
+}
+
 /// True for the paths of this file, which want a POST.
 pub(super) fn is_path(path: &str) -> bool {
-    matches!(path, "/exec" | "/attach" | "/portforward")
+    matches!(path, "/exec" | "/attach" | "/portforward" | "/debug")
 }
 
 /// Path, query and body → question. PURE.
 ///
 /// # Errors
 /// A sentence.
-pub(super) fn question(path: &str, query: &str, body: &[u8]) -> Result<StreamQuestion, &'static str> {
+pub(super) fn question(path: &str, query: &str, body: &[u8]) -> Result<Question, &'static str> {
     let pairs = || query.split('&').filter_map(|pair| pair.split_once('='));
     let values =
         |name: &'static str| pairs().filter(move |(key, _)| *key == name).map(|(_, value)| value.to_owned());
     let value = |name: &'static str| values(name).next().filter(|value| !value.is_empty());
     let is_set = |name: &'static str| value(name).as_deref() == Some("1");
-    let (container, stdin) = (value("container"), is_set("stdin"));
+    let (container, stdin, tty) = (value("container"), is_set("stdin"), is_set("tty"));
+    let name = value("pod").ok_or("which pod? ?pod=NAME\n")?;
+    let namespace = value("namespace");
+    let words = || {
+        let text = std::str::from_utf8(body).map_err(|_| "the command is not UTF-8\n")?;
+        Ok::<_, &'static str>(text.strip_suffix('\0').map(|text| text.split('\0').map(str::to_owned)))
+    };
     let kind = match path {
         "/exec" => {
-            let words = std::str::from_utf8(body).map_err(|_| "the command is not UTF-8\n")?;
-            let words = words
-                .strip_suffix('\0')
-                .ok_or("you must specify at least one command for the container\n")?;
-            let command = words.split('\0').map(str::to_owned).collect();
-            StreamKind::Exec { container, command, stdin, tty: is_set("tty") }
+            let words = words()?.ok_or("you must specify at least one command for the container\n")?;
+            StreamKind::Exec { container, command: words.collect(), stdin, tty }
+        }
+        "/debug" => {
+            let mut words = words()?.ok_or("which image? it is the first word of the body\n")?;
+            let image = words.next().unwrap_or_default();
+            let command: Vec<String> = words.take(DEBUGGER_WORDS_MAX + 1).collect();
+            if body.len() > DEBUGGER_BYTES_MAX || command.len() > DEBUGGER_WORDS_MAX {
+                return Err("the image and the command are too long\n");
+            }
+            let (target, pull_policy) = (value("target"), value("pull"));
+            return Ok(Question::Debug(Box::new(DebugQuestion {
+                name,
+                namespace,
+                container,
+                image,
+                pull_policy,
+                command,
+                target,
+                stdin,
+                tty,
+            })));
         }
         "/attach" => StreamKind::Attach { container, stdin },
         _ => StreamKind::PortForward { ports: values("port").collect() },
@@ -75,8 +123,7 @@ pub(super) fn question(path: &str, query: &str, body: &[u8]) -> Result<StreamQue
     if matches!(&kind, StreamKind::PortForward { ports } if ports.len() > FORWARDED_PORTS_MAX) {
         return Err("too many ports\n");
     }
-    let name = value("pod").ok_or("which pod? ?pod=NAME\n")?;
-    Ok(StreamQuestion { name, namespace: value("namespace"), kind })
+    Ok(Question::Stream(StreamQuestion { name, namespace, kind }))
 }
 
 #[cfg(test)]
@@ -85,7 +132,11 @@ mod tests {
 
     #[test]
     fn path_query_and_body_become_a_question() {
-        let of = |kind| StreamQuestion { name: "web".to_owned(), namespace: None, kind };
+        let named = |namespace: Option<&str>, kind| {
+            let namespace = namespace.map(str::to_owned);
+            Question::Stream(StreamQuestion { name: "web".to_owned(), namespace, kind })
+        };
+        let of = |kind| named(None, kind);
         let exec = |words: &[&str], stdin, tty, container: Option<&str>| {
             let command = words.iter().map(|&word| word.to_owned()).collect();
             Ok(of(StreamKind::Exec { container: container.map(str::to_owned), command, stdin, tty }))
@@ -96,9 +147,10 @@ mod tests {
             exec(&["sh", "-c", "", "ä b&c="], true, true, Some("app"))
         );
         let attach = StreamKind::Attach { container: None, stdin: true };
-        let mut named = of(attach);
-        named.namespace = Some("prod".to_owned());
-        assert_eq!(question("/attach", "pod=web&namespace=prod&stdin=1", b""), Ok(named));
+        assert_eq!(
+            question("/attach", "pod=web&namespace=prod&stdin=1", b""),
+            Ok(named(Some("prod"), attach))
+        );
         let ports = vec!["80".to_owned(), "http".to_owned()];
         assert_eq!(
             question("/portforward", "port=80&pod=web&port=http", b""),
@@ -110,5 +162,45 @@ mod tests {
         let many = "port=1&".repeat(FORWARDED_PORTS_MAX + 1);
         assert_eq!(question("/portforward", &format!("{many}pod=web"), b""), Err("too many ports\n"));
         assert!(is_path("/exec") && is_path("/attach") && is_path("/portforward") && !is_path("/pods"));
+    }
+
+    #[test]
+    fn an_image_and_a_command_become_a_container_to_add() {
+        let text = |text: &str| Some(text.to_owned());
+        let bare = DebugQuestion {
+            name: "web".to_owned(),
+            namespace: None,
+            container: None,
+            image: "reg.example:5000/busybox:1@sha256:0".to_owned(),
+            pull_policy: None,
+            command: Vec::new(),
+            target: None,
+            stdin: false,
+            tty: false,
+        };
+        let debug = |of: &DebugQuestion| Ok(Question::Debug(Box::new(of.clone())));
+        let full = DebugQuestion {
+            namespace: text("prod"),
+            container: text("shell"),
+            pull_policy: text("Never"),
+            command: vec!["sh".to_owned(), "-c".to_owned(), String::new()],
+            target: text("app"),
+            stdin: true,
+            tty: true,
+            ..bare.clone()
+        };
+        let image = b"reg.example:5000/busybox:1@sha256:0\0";
+        assert_eq!(question("/debug", "pod=web", image), debug(&bare));
+        let query = "pod=web&namespace=prod&container=shell&target=app&pull=Never&stdin=1&tty=1";
+        assert_eq!(question("/debug", query, &[image, &b"sh\0-c\0\0"[..]].concat()), debug(&full));
+        assert!(question("/debug", "pod=web", b"").unwrap_err().contains("which image?"));
+        assert!(question("/debug", "container=c", image).unwrap_err().contains("which pod?"));
+        let long = [image, vec![b'x'; DEBUGGER_BYTES_MAX].as_slice(), b"\0"].concat();
+        assert!(question("/debug", "pod=web", &long).unwrap_err().contains("too long"));
+        let words = [&image[..], &b"\0".repeat(DEBUGGER_WORDS_MAX)].concat();
+        assert!(question("/debug", "pod=web", &words).is_ok());
+        assert!(
+            question("/debug", "pod=web", &[&words[..], b"\0"].concat()).unwrap_err().contains("too long")
+        );
     }
 }

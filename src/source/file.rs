@@ -515,5 +515,6 @@ pub(super) fn sourced(pod: ManifestPod, file: &Arc<str>) -> SourcedPod {
         pod: DesiredPod::new(pod.pod),
         origin: Origin { file: file.clone(), document: pod.document },
         config_hash: pod.config_hash,
+        bytes: pod.bytes,
     }
 }

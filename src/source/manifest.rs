@@ -21,6 +21,8 @@ pub struct ManifestPod {
     pub document: u32,
     /// The hash of its whole manifest.
     pub config_hash: Box<str>,
+    /// Memory it takes, as [`cost`] estimates it.
+    pub bytes: usize,
 }
 
 /// A valid ConfigMap or Secret of a file.
@@ -197,7 +199,9 @@ impl FileReader<'_> {
                 ("items", Node::List(list)) => items = Some(list),
                 ("apiVersion" | "kind" | "metadata" | "items", _) => {}
                 (key, _) => {
-                    let error = FieldError::new(middle_cut(key, 64), "unknown field; a List has items only");
+                    let mut at = Path::default();
+                    at.push(key);
+                    let error = FieldError::new(at.shown(), "unknown field; a List has items only");
                     self.report(Some(document), Of::Document, error);
                 }
             }
@@ -297,7 +301,7 @@ impl FileReader<'_> {
             }
             self.parsed.bytes += bytes;
             let config_hash = identity.config_hash.into();
-            self.parsed.pods.push(ManifestPod { pod, document, config_hash });
+            self.parsed.pods.push(ManifestPod { pod, document, config_hash, bytes });
         }
         for mut error in errors {
             error.path = prefix(&error.path);

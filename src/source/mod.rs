@@ -56,6 +56,8 @@ pub struct SourcedPod {
     pub origin: Origin,
     /// The hash of its whole manifest: the same hash means the same wish.
     pub config_hash: Box<str>,
+    /// Memory it takes (`manifest::cost`).
+    pub bytes: usize,
 }
 
 /// One ConfigMap or Secret of a source.

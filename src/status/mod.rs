@@ -10,10 +10,11 @@
 
 mod conditions;
 mod containers;
+pub mod eviction;
 pub mod merge;
 mod phase;
 mod probes;
-mod quantity;
+pub(crate) mod quantity;
 mod resources;
 pub mod restarts;
 mod rules;

@@ -107,6 +107,17 @@ impl Amount {
     }
 }
 
+/// `NewQuantity(.., BinarySI)` as text: `100Mi`.
+pub(crate) fn shown_bytes(bytes: u64) -> String {
+    Amount::from_bytes(i64::try_from(bytes).unwrap_or(i64::MAX)).to_quantity().0
+}
+
+/// `NewQuantity(.., DecimalSI)` as text: `5k`.
+pub(crate) fn shown_count(count: u64) -> String {
+    let number = Number::from_units(i64::try_from(count).unwrap_or(i64::MAX));
+    Amount { number, format: Format::Decimal }.to_quantity().0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,7 @@
 //!     "smolet" │ version │ CRC-32 of the body, little endian │ body (minicbor)
 //!     boot, instant of the write                     in which boot, and when in it
 //!     pods:   uid, key, status record, active for    restart counts, last ends, phase, conditions
+//!             debuggers                              containers that `smolet debug` added
 //!     crashes, pulls: key, wait, age                 back-offs
 //!     images: reference, first seen, last used       for garbage collection
 //! ```
@@ -18,9 +19,10 @@ use minicbor::{Decode, Encode};
 use super::codec;
 use crate::limits::{
     BACKOFF_ENTRIES_MAX, CHECKPOINT_BYTES_MAX, CHECKPOINT_PODS_MAX, CHECKPOINT_TEXT_BYTES_MAX,
-    IMAGES_SEEN_MAX, RESTORED_RESTART_COUNT_MAX,
+    DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX, IMAGES_SEEN_MAX,
+    RESTORED_RESTART_COUNT_MAX,
 };
-use crate::model::Mono;
+use crate::model::{Debugger, Mono};
 
 /// What the file begins with.
 const MAGIC: &[u8; 6] = b"smolet";
@@ -51,13 +53,13 @@ pub struct Checkpoint<'a> {
     /// Back-offs of image pulls.
     #[n(4)]
     pub pulls: Vec<KeptWait>,
-    /// Images that containers were seen with.
+    /// The images that were seen.
     #[b(5)]
     pub images: Vec<KeptImage<'a>>,
 }
 
 /// One pod.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct KeptPod<'a> {
     /// `metadata.uid`.
@@ -75,6 +77,12 @@ pub struct KeptPod<'a> {
     /// How long it has been active, in milliseconds.
     #[n(4)]
     pub active_ms: Option<u64>,
+    /// What `smolet debug` added to it; `None` = nothing.
+    #[b(5)]
+    pub debuggers: Option<Vec<Debugger<'a>>>,
+    /// The node's shutdown has ended it: it is kept again.
+    #[n(6)]
+    pub shut_down: Option<bool>,
 }
 
 /// One entry of a back-off table.
@@ -96,7 +104,7 @@ pub struct KeptWait {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[cbor(map)]
 pub struct KeptImage<'a> {
-    /// As containers name it (`imageRef`).
+    /// Its id, or how a container names it (`imageRef`).
     #[b(0)]
     pub image: &'a str,
     /// Since it was seen first, in milliseconds.
@@ -157,12 +165,18 @@ impl Checkpoint<'_> {
     fn is_within_limits(&self) -> bool {
         let short = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;
         let pod = |pod: &KeptPod<'_>| {
-            [pod.uid, pod.namespace, pod.name].into_iter().all(short) && codec::decode(pod.status).is_ok()
+            let debuggers = pod.debuggers.as_deref().unwrap_or_default();
+            [pod.uid, pod.namespace, pod.name].into_iter().all(short)
+                && codec::decode(pod.status).is_ok()
+                && debuggers.len() <= DEBUGGERS_PER_POD_MAX
+                && debuggers.iter().all(is_within_limits)
         };
+        let debuggers = self.pods.iter().filter_map(|pod| pod.debuggers.as_ref()).map(Vec::len);
         self.pods.len() <= CHECKPOINT_PODS_MAX
             && self.crashes.len() <= BACKOFF_ENTRIES_MAX
             && self.pulls.len() <= BACKOFF_ENTRIES_MAX
             && self.images.len() <= IMAGES_SEEN_MAX
+            && debuggers.sum::<usize>() <= DEBUGGERS_MAX
             && short(self.boot)
             && self.images.iter().all(|image| short(image.image))
             && self.pods.iter().all(pod)
@@ -175,6 +189,15 @@ impl Checkpoint<'_> {
         }
         now.since(Mono(0)).saturating_sub(Duration::from_millis(self.written_ms))
     }
+}
+
+/// It is not larger than one that is taken from the local socket.
+fn is_within_limits(debugger: &Debugger<'_>) -> bool {
+    let words: usize = debugger.command.iter().map(|word| word.len() + 1).sum();
+    let names = [debugger.name, debugger.pull_policy, debugger.target.unwrap_or_default()];
+    debugger.image.len() + 1 + words <= DEBUGGER_BYTES_MAX
+        && debugger.command.len() <= DEBUGGER_WORDS_MAX
+        && names.into_iter().all(|name| name.len() <= CHECKPOINT_TEXT_BYTES_MAX)
 }
 
 /// A status as it is restored: counts that no container reaches are cut down, so that they still can rise.
@@ -252,6 +275,8 @@ mod tests {
                 name: "web-gw",
                 status,
                 active_ms: Some(90_000),
+                debuggers: None,
+                shut_down: None,
             }],
             crashes: vec![KeptWait { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
             pulls: vec![KeptWait { key: 7, wait_ms: 10_000, age_ms: 0 }],
@@ -298,13 +323,33 @@ mod tests {
     fn a_sound_file_beyond_a_limit_is_refused_whole() {
         let (status, long) = (status(), "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
         let sound = kept(&status);
-        let (pod, crash, image) = (sound.pods[0], sound.crashes[0], sound.images[0]);
+        let (pod, crash, image) = (&sound.pods[0], sound.crashes[0], sound.images[0]);
+        let debugger = Debugger { name: "d", image: "busybox:1", ..Debugger::default() };
+        let debugged = |debuggers| KeptPod { debuggers: Some(debuggers), ..pod.clone() };
+        let few = debugged(vec![debugger.clone(); DEBUGGERS_PER_POD_MAX]);
+        let full =
+            Checkpoint { pods: vec![few.clone(); DEBUGGERS_MAX / DEBUGGERS_PER_POD_MAX], ..kept(&status) };
+        assert_eq!(from_bytes(&to_bytes(&full)), Ok(full.clone()));
+        let more = [full.pods.clone(), vec![debugged(vec![debugger.clone()])]].concat();
+        let wordy = Debugger { command: vec!["w"; DEBUGGER_WORDS_MAX + 1], ..debugger.clone() };
+        let (longer, named) = ("x".repeat(DEBUGGER_BYTES_MAX), "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
         for beyond in [
-            Checkpoint { pods: vec![pod; CHECKPOINT_PODS_MAX + 1], ..kept(&status) },
+            Checkpoint {
+                pods: vec![debugged(vec![debugger.clone(); DEBUGGERS_PER_POD_MAX + 1])],
+                ..kept(&status)
+            },
+            Checkpoint { pods: more, ..kept(&status) },
+            Checkpoint { pods: vec![debugged(vec![wordy])], ..kept(&status) },
+            Checkpoint {
+                pods: vec![debugged(vec![Debugger { image: &longer, ..debugger.clone() }])],
+                ..kept(&status)
+            },
+            Checkpoint { pods: vec![debugged(vec![Debugger { name: &named, ..debugger }])], ..kept(&status) },
+            Checkpoint { pods: vec![pod.clone(); CHECKPOINT_PODS_MAX + 1], ..kept(&status) },
             Checkpoint { crashes: vec![crash; BACKOFF_ENTRIES_MAX + 1], ..kept(&status) },
             Checkpoint { images: vec![image; IMAGES_SEEN_MAX + 1], ..kept(&status) },
-            Checkpoint { pods: vec![KeptPod { name: &long, ..pod }], ..kept(&status) },
-            Checkpoint { pods: vec![KeptPod { status: &status[..5], ..pod }], ..kept(&status) },
+            Checkpoint { pods: vec![KeptPod { name: &long, ..pod.clone() }], ..kept(&status) },
+            Checkpoint { pods: vec![KeptPod { status: &status[..5], ..pod.clone() }], ..kept(&status) },
         ] {
             assert_eq!(from_bytes(&to_bytes(&beyond)), Err(Unreadable::Damaged));
         }
@@ -313,11 +358,12 @@ mod tests {
     #[test]
     fn a_poisoned_count_is_cut_down_and_can_rise() {
         let status = status();
-        let pod = kept(&status).pods[0];
+        let pod = kept(&status).pods[0].clone();
         for (count, kept) in [(i32::MAX, RESTORED_RESTART_COUNT_MAX), (-5, 0), (12, 12)] {
             let mut poisoned = codec::decode(pod.status).unwrap();
             poisoned.container_statuses.as_mut().unwrap()[0].restart_count = count;
-            let restored = restored_status(&KeptPod { status: &codec::encode(&poisoned), ..pod }).unwrap();
+            let restored =
+                restored_status(&KeptPod { status: &codec::encode(&poisoned), ..pod.clone() }).unwrap();
             assert_eq!(restored.container_statuses.unwrap()[0].restart_count, kept);
         }
     }

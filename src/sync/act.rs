@@ -165,6 +165,13 @@ impl<R> ActContext<R> {
         (self.notes)(key, kind, reason, message);
     }
 
+    /// What a hook that succeeded warns of.
+    pub(super) fn warn_of_hook(&self, key: &PodKey, warning: Option<String>) {
+        if let Some(warning) = warning {
+            self.note(key, EventKind::Warning, "LifecycleHTTPFallback", &warning);
+        }
+    }
+
     /// The link to a container's log, below [`Self::container_logs_dir`].
     pub(super) fn log_link(&self, key: &PodKey, container: &str, id: &str) -> PathBuf {
         let link = paths::legacy_log_symlink(key, container, id);
@@ -174,12 +181,12 @@ impl<R> ActContext<R> {
 }
 
 /// The future of a hook.
-pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + 'a>>;
+pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<String>, String>> + 'a>>;
 
 /// Runs a container's hooks.
 pub trait Hooks {
-    /// Runs a hook to its end, however long that takes; dropping the future ends the wait. The error of a preStop hook goes to
-    /// the log only: it may hold secrets.
+    /// Runs a hook to its end, however long that takes; dropping the future ends the wait. Where it succeeds, with what is to
+    /// be warned of (`LifecycleHTTPFallback`). The error of a preStop hook goes to the log only: it may hold secrets.
     fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a>;
 }
 

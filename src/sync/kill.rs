@@ -183,12 +183,15 @@ async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, call: HookCall<'_>, grace: i6
     let over = async {
         ctx.clock.sleep(seconds(grace)).await;
         log::warn!("{key}: container {name}: preStop hook not completed in {grace} s of grace");
-        Ok(())
+        Ok(None)
     };
-    if let Err(error) = smol::future::or(hook, over).await {
+    match smol::future::or(hook, over).await {
+        Ok(warning) => ctx.warn_of_hook(key, warning),
         // The message may hold secrets, so it goes to the log alone.
-        log::warn!("{key}: container {name}: preStop hook failed: {error}");
-        ctx.note(key, EventKind::Warning, "FailedPreStopHook", &format!("PreStopHook of {name} failed"));
+        Err(error) => {
+            log::warn!("{key}: container {name}: preStop hook failed: {error}");
+            ctx.note(key, EventKind::Warning, "FailedPreStopHook", &format!("PreStopHook of {name} failed"));
+        }
     }
     whole_seconds(ctx.clock.now().mono.since(began))
 }
@@ -299,6 +302,26 @@ pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
         }
         Ok(()) | Err(_) => Ok(()),
     }
+}
+
+/// Removes the links into the logs of pods that have no log directory any more (`evictPodLogsDirectories`): their agent was
+/// killed, or somebody removed the logs. One into a directory that is there goes with its pod; its log may not be made
+/// yet. Links to anywhere else are others'. Blocking.
+///
+/// # Errors
+/// What stayed.
+pub(crate) fn remove_dead_links(links: &Path, pod_logs: &Path) -> Result<(), String> {
+    for link in std::fs::read_dir(links).into_iter().flatten().take(LOG_LINKS_READ_MAX).flatten() {
+        let path = link.path();
+        let Ok(log) = std::fs::read_link(&path) else { continue };
+        let pod = log.strip_prefix(pod_logs).ok().and_then(|log| log.components().next());
+        let Some(pod) = pod.map(|pod| pod_logs.join(pod)) else { continue };
+        if matches!(pod.try_exists(), Ok(false)) {
+            std::fs::remove_file(&path)
+                .map_err(|error| format!("{} was not removed: {error}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes what garbage collection chose of a pod that goes on (`evictContainers`, `evictSandboxes`).

@@ -156,6 +156,12 @@ impl Outcome {
         starts.map(|result| (&result.target, result.failure.as_ref()))
     }
 
+    /// A pull, most likely, found the disk full (the words of `ENOSPC`, which runtimes hand through).
+    pub fn found_no_space(&self) -> bool {
+        let mut failures = self.results.iter().filter_map(|result| result.failure.as_ref());
+        failures.any(|failure| failure.message.contains("no space left on device"))
+    }
+
     /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` when all went well.
     pub fn error(&self) -> Option<String> {
         let mut errors: Vec<String> = Vec::new();

@@ -136,7 +136,13 @@ async fn post_start<R: Runtime>(
         pod_ips: &sandbox.ips,
         handler,
     };
-    let Err(message) = ctx.hooks.run(call).await else { return Ok(()) };
+    let message = match ctx.hooks.run(call).await {
+        Ok(warning) => {
+            ctx.warn_of_hook(&pod.key, warning);
+            return Ok(());
+        }
+        Err(message) => message,
+    };
     // What it printed is not for events: it may hold secrets.
     let shown = format!("PostStartHook of {} failed", spec.name);
     ctx.note(&pod.key, EventKind::Warning, "FailedPostStartHook", &shown);

@@ -11,6 +11,9 @@
 //!                                                                     ▼ (gone; wanted again: afresh)
 //! ```
 //!
+//! A pod that was evicted for its node's sake is removed when it has ended, and stays as a record until it is wanted no
+//! more.
+//!
 //! At most one job per pod is in flight. Nothing is decided on an observation older than the last job.
 
 use std::rc::Rc;
@@ -89,6 +92,8 @@ pub struct Worker {
     asked_anew: bool,
     /// A removal went well: what the runtime and the disk held is gone.
     removed: bool,
+    /// When it has ended, nothing of it is to be left but its record.
+    clears: bool,
     /// Desired, observed or time changed since the last plan.
     replan: bool,
     /// Not before: the next read, after a failed one.
@@ -124,6 +129,7 @@ impl Worker {
             after_job: false,
             asked_anew: false,
             removed: false,
+            clears: false,
             replan: true,
             read_at: None,
             retry_at: None,
@@ -208,6 +214,11 @@ impl Worker {
         }
     }
 
+    /// What is left of it when it has ended goes at once, though it is wanted: its node is short of room.
+    pub fn clear_when_ended(&mut self) {
+        self.clears = true;
+    }
+
     /// The runtime or a job changed something since the last read.
     pub fn is_stale(&self) -> bool {
         self.stale
@@ -252,6 +263,9 @@ impl Worker {
             };
         }
         match self.life {
+            Life::Ended if self.clears && !(observed.is_empty() && self.removed) => {
+                Some(Step::Start(Job::Remove))
+            }
             Life::Waiting | Life::Ended | Life::Ending(_) => None,
             Life::Syncing => self.replan.then_some(Step::Plan),
             Life::Removing if observed.is_empty() && self.removed => Some(Step::Forget),
@@ -406,6 +420,21 @@ mod tests {
         worker.settled(Some(NOW + Duration::from_secs(10)));
         assert_eq!(worker.due(), Some(NOW + Duration::from_secs(10)));
         assert_eq!(worker.next(NOW + Duration::from_secs(10)), Some(Step::Plan));
+    }
+
+    #[test]
+    fn a_pod_that_is_to_be_cleared_is_removed_when_it_has_ended_and_stays_as_a_record() {
+        let mut worker = Worker::wanted(pod(), false);
+        step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
+        worker.clear_when_ended();
+        worker.finished();
+        step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
+        step(&mut worker, REMOVE, &empty());
+        assert_eq!((worker.next(NOW), worker.life()), (None, Life::Ended));
+        worker.unwant();
+        worker.want(pod());
+        assert_eq!(worker.next(NOW), Some(Step::Forget));
+        assert!(worker.take_afresh().is_some());
     }
 
     #[test]

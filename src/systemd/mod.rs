@@ -16,9 +16,12 @@
 //! so that what was asked for last is what holds. Only a stop's job is waited for without the turn: it lasts as long as the
 //! processes there, and no other pod is to wait for those.
 
+pub mod notify;
 #[cfg(test)]
 mod tests;
 mod wire;
+
+pub mod logind;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -36,7 +39,7 @@ use crate::clock::SharedClock;
 use crate::limits::{SYSTEMD_CALL_TIME, SYSTEMD_LINE_BYTES_MAX};
 use crate::model::Mono;
 use crate::render::slice::Slice;
-use wire::{HEAD_BYTES, Kind, Message, Value, Writer};
+use wire::{HEAD_BYTES, Kind, MANAGER, MANAGER_PROPERTIES, Message, Object, Value, Writer};
 
 /// What went wrong with a unit.
 #[derive(Debug)]
@@ -160,6 +163,21 @@ impl Systemd {
     }
 }
 
+impl Systemd {
+    /// True when it ends the machine, or its own life in a container (`systemctl is-system-running`: `stopping`).
+    pub async fn is_stopping(&self) -> Result<bool, SystemdError> {
+        let mut turn = self.turn().await?;
+        let mut arguments = Writer::default();
+        arguments.text(MANAGER.interface);
+        arguments.text("SystemState");
+        match turn.call_on(&MANAGER_PROPERTIES, "Get", "ss", &arguments, "SystemState").await? {
+            Answer::Job(Job { path: state, .. }) => Ok(state == "stopping"),
+            Answer::Done => Err(SystemdError::Garbled),
+            Answer::Error { words, .. } => Err(SystemdError::Refused("SystemState".into(), words)),
+        }
+    }
+}
+
 /// The right to ask systemd. Connects with the first call.
 pub struct Turn<'s> {
     systemd: &'s Systemd,
@@ -231,6 +249,17 @@ impl Turn<'_> {
         arguments: &Writer,
         unit: &str,
     ) -> Result<Answer, SystemdError> {
+        self.call_on(&MANAGER, method, types, arguments, unit).await
+    }
+
+    async fn call_on(
+        &mut self,
+        to: &Object,
+        method: &str,
+        types: &str,
+        arguments: &Writer,
+        unit: &str,
+    ) -> Result<Answer, SystemdError> {
         let systemd = self.systemd;
         // Put back when the call went well: what is left of another one would be taken for the next one's answer.
         let open = self.connection.take();
@@ -242,7 +271,7 @@ impl Turn<'_> {
             if method == START {
                 systemd.unanswered.borrow_mut().insert(unit.into());
             }
-            let answer = open.call(method, types, arguments, unit).await?;
+            let answer = open.call(to, method, types, arguments, unit).await?;
             Ok((open, answer))
         };
         let silent = || {
@@ -294,6 +323,15 @@ impl Systemd {
     }
 }
 
+/// What a connection begins with, and what is asked for besides.
+fn greeting(besides: &str) -> String {
+    // The user is known by the socket's credentials; its number's digits are sent as the hexadecimal numbers of their
+    // characters, 0x30 to 0x39.
+    let user = rustix::process::geteuid().as_raw().to_string();
+    let user: String = user.chars().flat_map(|digit| ['3', digit]).collect();
+    format!("\0AUTH EXTERNAL {user}\r\n{besides}BEGIN\r\n")
+}
+
 /// As [`SystemdError`], of one connection.
 enum Trouble {
     Io(io::Error),
@@ -312,7 +350,7 @@ const START: &str = "StartTransientUnit";
 
 enum Answer {
     Done,
-    /// It does it; this job's end says whether it could.
+    /// It does it; this job's end says whether it could. Of a property its value.
     Job(Job),
     Error {
         name: String,
@@ -336,14 +374,9 @@ impl Connection {
     /// Full (systemd takes no connections): an error at once, as a socket that does not wait gives it.
     async fn new(socket: &Path) -> Result<Self, Trouble> {
         let mut stream = BufReader::new(Async::<UnixStream>::connect(socket).await?);
-        // The user is known by the socket's credentials; its number's digits are sent as the hexadecimal numbers of their
-        // characters, 0x30 to 0x39.
-        let user = rustix::process::geteuid().as_raw().to_string();
-        let user: String = user.chars().flat_map(|digit| ['3', digit]).collect();
         // In one piece, as `systemctl` sends it. systemd looks at a message that it has read together with "BEGIN" only when
         // there is more to read, that is never: so the first one follows its "OK".
-        let greeting = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
-        stream.get_mut().write_all(greeting.as_bytes()).await?;
+        stream.get_mut().write_all(greeting("").as_bytes()).await?;
         let mut line = Vec::new();
         (&mut stream).take(SYSTEMD_LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
@@ -357,17 +390,18 @@ impl Connection {
 
     async fn call(
         &mut self,
+        to: &Object,
         method: &str,
         types: &str,
         arguments: &Writer,
         unit: &str,
     ) -> Result<Answer, Trouble> {
         self.serial += 1;
-        let message = wire::call(self.serial, method, types, arguments);
+        let message = wire::call(self.serial, to, method, types, arguments);
         self.stream.get_mut().write_all(&message).await?;
         let mut ended = None;
         loop {
-            let Message { kind, texts } = self.receive().await?;
+            let Message { kind, texts, .. } = self.receive().await?;
             match kind {
                 Kind::Return(to) if to == self.serial => {
                     let job = texts.into_iter().next().map(|path| Job { path, ended });
@@ -392,7 +426,7 @@ impl Connection {
                     return Err(Trouble::Failed(unit.into(), result));
                 }
                 _ => {
-                    let Message { kind, texts } = self.receive().await?;
+                    let Message { kind, texts, .. } = self.receive().await?;
                     ended = end_of_job(&kind, texts, unit);
                 }
             }

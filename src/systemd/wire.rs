@@ -111,17 +111,35 @@ impl Writer {
     }
 }
 
-/// A call of the manager's `method`, whose arguments are of these types.
-pub(super) fn call(serial: u32, method: &str, types: &str, arguments: &Writer) -> Vec<u8> {
+/// Who is called.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Object {
+    pub(super) destination: &'static str,
+    pub(super) path: &'static str,
+    pub(super) interface: &'static str,
+}
+
+/// systemd's manager.
+pub(super) const MANAGER: Object = Object {
+    destination: "org.freedesktop.systemd1",
+    path: "/org/freedesktop/systemd1",
+    interface: "org.freedesktop.systemd1.Manager",
+};
+/// The manager's properties.
+pub(super) const MANAGER_PROPERTIES: Object =
+    Object { interface: "org.freedesktop.DBus.Properties", ..MANAGER };
+
+/// A call of that `method`, whose arguments are of these types.
+pub(super) fn call(serial: u32, to: &Object, method: &str, types: &str, arguments: &Writer) -> Vec<u8> {
     // No flags; version 1 of the protocol.
     let mut message = Writer(vec![ENDIAN, CALL, 0, 1]);
     message.length(arguments.0.len());
     message.u32(serial);
     message.array(8, &mut |fields| {
-        fields.field(PATH, "o", "/org/freedesktop/systemd1");
-        fields.field(INTERFACE, "s", "org.freedesktop.systemd1.Manager");
+        fields.field(PATH, "o", to.path);
+        fields.field(INTERFACE, "s", to.interface);
         fields.field(MEMBER, "s", method);
-        fields.field(DESTINATION, "s", "org.freedesktop.systemd1");
+        fields.field(DESTINATION, "s", to.destination);
         fields.field(SIGNATURE, "g", types);
     });
     message.align(8);
@@ -146,9 +164,9 @@ pub(super) enum Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Message {
     pub(super) kind: Kind,
-    /// The first values of its body that are texts: numbers of four bytes between them are passed over, and anything else
-    /// ends them.
+    /// The first values of its body that are texts: numbers between them are in `numbers`, and anything else ends both.
     pub(super) texts: Vec<String>,
+    pub(super) numbers: Vec<u64>,
 }
 
 /// How many bytes follow the first [`HEAD_BYTES`] of a message. `None`: they begin no message, or one of more than
@@ -191,12 +209,15 @@ pub(super) fn parse(whole: &[u8]) -> Option<Message> {
         }
     }
     reader.align(8);
-    let mut texts = Vec::new();
+    let (mut texts, mut numbers) = (Vec::new(), Vec::new());
     // The body counts from its own begin, which stands at a multiple of 8.
-    for kind in signature.chars() {
+    for kind in signature.bytes() {
+        // A variant says itself what it is of.
+        let kind = if kind == b'v' { reader.signature()?.bytes().next()? } else { kind };
         match kind {
-            's' | 'o' => texts.push(reader.text()?.to_owned()),
-            'u' | 'i' | 'b' => drop(reader.u32()?),
+            b's' | b'o' => texts.push(reader.text()?.to_owned()),
+            b'u' | b'i' | b'b' | b'h' => numbers.push(u64::from(reader.u32()?)),
+            b't' => numbers.push(reader.u64()?),
             _ => break,
         }
     }
@@ -206,7 +227,7 @@ pub(super) fn parse(whole: &[u8]) -> Option<Message> {
         4 => Kind::Signal(member?.to_owned()),
         _ => Kind::Other,
     };
-    Some(Message { kind, texts })
+    Some(Message { kind, texts, numbers })
 }
 
 /// Reads values; `None` where there are too few bytes for them.
@@ -233,6 +254,11 @@ impl<'b> Reader<'b> {
     fn u32(&mut self) -> Option<u32> {
         self.align(4);
         Some(u32::from_ne_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.align(8);
+        Some(u64::from_ne_bytes(self.take(8)?.try_into().ok()?))
     }
 
     fn size(&mut self) -> Option<usize> {
@@ -301,6 +327,32 @@ pub(super) mod tests {
         message(3, &[(ERROR_NAME, "s", name), (SIGNATURE, "g", "s")], Some(to), &texts(&[words]))
     }
 
+    /// The answer to the call with that serial: numbers of that type, or variants of numbers of eight bytes.
+    pub(in super::super) fn numbered(to: u32, types: &str, numbers: &[u64]) -> Vec<u8> {
+        let mut body = Writer::default();
+        for number in numbers {
+            if types == "v" {
+                body.signature("t");
+                body.align(8);
+                body.0.extend(number.to_ne_bytes());
+            } else {
+                body.u32(u32::try_from(*number).unwrap());
+            }
+        }
+        message(2, &[(SIGNATURE, "g", types)], Some(to), &body)
+    }
+
+    /// A signal of logind's with these flags.
+    pub(in super::super) fn signal(name: &str, flags: &[u32]) -> Vec<u8> {
+        let mut body = Writer::default();
+        for flag in flags {
+            body.u32(*flag);
+        }
+        let types = "b".repeat(flags.len());
+        let fields = [(PATH, "o", "/org/freedesktop/login1"), (MEMBER, "s", name), (SIGNATURE, "g", &*types)];
+        message(4, &fields, None, &body)
+    }
+
     /// The signal that a job has ended.
     pub(in super::super) fn ended(job: &str, unit: &str, result: &str) -> Vec<u8> {
         let mut body = Writer::default();
@@ -339,18 +391,30 @@ pub(super) mod tests {
             assert_eq!(rest(head), Some(whole.len() - HEAD_BYTES));
             parse(whole).unwrap()
         };
-        let of =
-            |kind, texts: &[&str]| Message { kind, texts: texts.iter().map(|&t| t.to_owned()).collect() };
+        let of = |kind, texts: &[&str]| Message {
+            kind,
+            texts: texts.iter().map(|&t| t.to_owned()).collect(),
+            numbers: Vec::new(),
+        };
         assert_eq!(parsed(&returned(3, Some("/job/1"))), of(Kind::Return(3), &["/job/1"]));
         assert_eq!(parsed(&returned(4, None)), of(Kind::Return(4), &[]));
         assert_eq!(parsed(&error(5, "a.B", "no")), of(Kind::Error(5, "a.B".to_owned()), &["no"]));
-        let removed = of(Kind::Signal("JobRemoved".to_owned()), &["/job/1", "x.slice", "done"]);
+        let mut removed = of(Kind::Signal("JobRemoved".to_owned()), &["/job/1", "x.slice", "done"]);
+        removed.numbers.push(1);
         assert_eq!(parsed(&ended("/job/1", "x.slice", "done")), removed);
         // What follows a value that is not read is not read either.
         let mut body = texts(&["one"]);
         body.array(8, &mut |list| list.property("x", Value::Bool(true)));
         let signal = message(4, &[(MEMBER, "s", "Changed"), (SIGNATURE, "g", "sa(sv)s")], None, &body);
         assert_eq!(parsed(&signal), of(Kind::Signal("Changed".to_owned()), &["one"]));
+    }
+
+    #[test]
+    fn numbers_are_read_in_their_order() {
+        let numbers = |whole: &[u8]| parse(whole).unwrap().numbers;
+        assert_eq!(numbers(&numbered(1, "v", &[5_000_000])), [5_000_000]);
+        assert_eq!(numbers(&numbered(1, "h", &[0])), [0]);
+        assert_eq!(numbers(&signal("PrepareForShutdown", &[1])), [1]);
     }
 
     #[test]

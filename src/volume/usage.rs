@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2, statat};
 
@@ -46,22 +46,17 @@ impl Limited {
     /// The kubelet's message when it holds more than it may. What is mounted in it may not answer: it is not looked at.
     /// (Before Linux 5.6 nothing is that is beside it.)
     pub fn outgrown(&self) -> Option<String> {
-        let has_mounts = mounts::has_mounts(&self.path).ok()?;
-        let directory = if has_mounts {
-            let parent = open(self.path.parent()?, DIRECTORY, Mode::empty()).ok()?;
-            openat2(&parent, self.path.file_name()?, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV).ok()?
-        } else {
-            open(&self.path, DIRECTORY, Mode::empty()).ok()?
-        };
-        let device = fstat(&directory).ok()?.st_dev;
-        let bytes_max = self.bytes_max;
-        let mut sum = Sum { bytes: 0, bytes_max, device, has_mounts, links: BTreeSet::new() };
-        sum.add(&directory, 0);
+        let sum = Sum::of(&self.path, self.bytes_max)?;
         (sum.bytes > self.bytes_max).then(|| {
             // With the blank at its end.
             format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.name, self.limit)
         })
     }
+}
+
+/// Bytes and inodes that a directory takes on its disk; `None` when it is not there. What is mounted in it is not of it.
+pub fn measured(path: &Path) -> Option<(u64, u64)> {
+    Sum::of(path, u64::MAX).map(|sum| (sum.bytes, sum.inodes))
 }
 
 /// A container may put a link in a directory's place at any time.
@@ -70,6 +65,7 @@ const DIRECTORY: OFlags =
 
 struct Sum {
     bytes: u64,
+    inodes: u64,
     bytes_max: u64,
     /// What is mounted in the volume is not of it.
     device: u64,
@@ -80,6 +76,21 @@ struct Sum {
 }
 
 impl Sum {
+    /// Of that directory. What is mounted in it may not answer: it is not looked at.
+    fn of(path: &Path, bytes_max: u64) -> Option<Self> {
+        let has_mounts = mounts::has_mounts(path).ok()?;
+        let directory = if has_mounts {
+            let parent = open(path.parent()?, DIRECTORY, Mode::empty()).ok()?;
+            openat2(&parent, path.file_name()?, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV).ok()?
+        } else {
+            open(path, DIRECTORY, Mode::empty()).ok()?
+        };
+        let device = fstat(&directory).ok()?.st_dev;
+        let mut sum = Self { bytes: 0, inodes: 0, bytes_max, device, has_mounts, links: BTreeSet::new() };
+        sum.add(&directory, 0);
+        Some(sum)
+    }
+
     /// Adds what a directory takes on the disk, as `du` does. Symlinks are not followed; what goes away meanwhile, or
     /// cannot be read, counts nothing. Ends when it is enough.
     fn add(&mut self, directory: &OwnedFd, depth: usize) {
@@ -105,6 +116,7 @@ impl Sum {
                 || self.links.len() >= VOLUME_LINKS_MAX
                 || self.links.insert(there.st_ino);
             if is_new {
+                self.inodes += 1;
                 self.bytes = self.bytes.saturating_add(u64::try_from(there.st_blocks).unwrap_or(0) * 512);
             }
             if is_dir
@@ -146,6 +158,10 @@ mod tests {
         std::fs::File::create(dir.join("sparse")).unwrap().set_len(1 << 30).unwrap();
         assert_eq!(outgrown(), None, "two names of one file, a link and a hole take nothing");
         std::fs::write(dir.join("y"), vec![1; 500 << 10]).unwrap();
+        // deep, deep/er, x under one of its names, the link, the sparse file and y.
+        let (bytes, inodes) = measured(dir).unwrap();
+        let about = (1100 << 10)..(1200 << 10);
+        assert!(inodes == 6 && about.contains(&bytes), "{inodes} inodes, {bytes} bytes");
         assert_eq!(outgrown().as_deref(), Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". "));
         std::fs::remove_dir_all(&root).unwrap();
     }

@@ -13,7 +13,7 @@ const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 const STARTED: &str = "StartContainer web/app";
 
 /// What is on the disk; its bytes stay until the tests end.
-fn checkpoint(world: &World) -> Option<Checkpoint<'static>> {
+pub fn checkpoint(world: &World) -> Option<Checkpoint<'static>> {
     let bytes = std::fs::read(world.path("root/checkpoint")).ok()?;
     Some(from_bytes(bytes.leak()).expect("what is on the disk is always whole"))
 }
@@ -25,7 +25,7 @@ fn written(world: &World) -> Option<u64> {
 
 /// Waits until what the agent says of its pods is in the file: the second change within ten seconds waits for them to
 /// pass, and the disk is not as quick as virtual time.
-fn pass_until_saved(world: &World) {
+pub fn pass_until_saved(world: &World) {
     let is_saved = || {
         let kept = checkpoint(world).unwrap_or_default();
         world.pods().iter().all(|pod| {
@@ -47,7 +47,7 @@ fn pass_until_saved(world: &World) {
 }
 
 /// The power goes, and the runtime forgets everything; the logs were on a disk of RAM.
-fn power_cut(world: &World) {
+pub fn power_cut(world: &World) {
     {
         let mut state = world.fake.state();
         state.sandboxes.clear();

@@ -1,6 +1,6 @@
 //! Hooks: what begins after them, what ends for them, and the grace period that they are part of.
 
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -103,8 +103,9 @@ fn a_pre_stop_hook_that_hangs_leaves_the_least_grace() {
     let begun = world.seconds();
     world.remove("web");
     world.until("its end", |world| world.count("StopContainer") == 1);
+    let took = world.seconds() - begun;
     assert_eq!(stops(&world), ["StopContainer web/app#0 grace=2"]);
-    assert!((9..=11).contains(&(world.seconds() - begun)), "{}", world.trace());
+    assert!((9..=11).contains(&took), "{took} s; {}", world.trace());
     world.fake.heal("ExecSync");
 }
 
@@ -149,4 +150,38 @@ fn a_hook_asks_by_http_and_takes_any_answer_and_one_that_nobody_takes_fails() {
     world.put("tcp", &app(&format!("postStart: {{tcpSocket: {{host: 127.0.0.1, port: {port}}}}}")));
     world.until("its failure", |world| world.waiting("tcp", "app").0 == "PostStartHookError");
     assert_eq!(stops(&world), ["StopContainer tcp/app#0 grace=30"]);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn a_hook_by_https_that_meets_http_is_asked_by_http() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        // The beginning of a TLS handshake.
+        let mut first = [0];
+        stream.read_exact(&mut first).unwrap();
+        stream.write_all(b"HTTP/1.0 400 Bad Request\r\n\r\n").unwrap();
+        drop(stream);
+        let (mut stream, _) = listener.accept().unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        let head: Vec<String> = lines.map(Result::unwrap).take_while(|line| !line.is_empty()).collect();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+        (first, head)
+    });
+    let world = World::new();
+    let headers = "[{name: Authorization, value: Basic YTpi}, {name: X-A, value: b}]";
+    let get =
+        format!("{{host: 127.0.0.1, port: {port}, scheme: HTTPS, path: /warm, httpHeaders: {headers}}}");
+    world.run("web", &app(&format!("postStart: {{httpGet: {get}}}")));
+    let (first, head) = server.join().unwrap();
+    assert_eq!((first, &*head[0]), ([0x16], "GET /warm HTTP/1.1"));
+    let sent = |name: &str| head.iter().any(|line| line.to_ascii_lowercase().starts_with(name));
+    assert!(sent("x-a: b") && !sent("authorization"), "{head:?}");
+    let words = format!(
+        "request to HTTPS lifecycle hook 127.0.0.1:{port} got HTTP response, retry with HTTP succeeded"
+    );
+    let (_, described) = world.ask("/describe?pod=web");
+    assert!(described.contains("LifecycleHTTPFallback") && described.contains(&words), "{described}");
 }

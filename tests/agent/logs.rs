@@ -111,7 +111,7 @@ fn a_log_keeps_its_name_while_the_runtime_does_not_open_another() {
     world.fake.fail("ReopenContainerLog", 2, 2, "no");
     write(&world, b'a', LIMIT);
     world.until("a try", |world| reopened(world) == 1);
-    assert_eq!(files(&world), ["0.log"]);
+    world.wait("its name", |world| files(world) == ["0.log"]);
     assert_eq!(std::fs::read(log(&world)).unwrap(), vec![b'a'; LIMIT]);
     let before = world.seconds();
     world.until("the third", |world| reopened(world) == 3);

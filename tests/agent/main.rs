@@ -9,10 +9,13 @@ mod archives;
 mod change;
 mod chaos;
 mod checkpoint;
+mod collect;
 #[path = "../common/mod.rs"]
 mod common;
+mod debug;
 mod events;
 mod faults;
+mod garbage;
 mod hangs;
 mod hooks;
 mod image_volumes;
@@ -20,13 +23,17 @@ mod images;
 mod logs;
 mod metrics;
 mod objects;
+mod pressure;
 mod probes;
 mod restart;
 #[allow(dead_code)]
 #[path = "../common/runner.rs"]
 mod runner;
 mod settings;
+mod shutdown;
 mod socket;
 mod start;
 mod streams;
+mod top;
+mod why;
 mod world;

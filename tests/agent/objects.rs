@@ -81,10 +81,10 @@ const FILES: &str = "volumes: [{name: files, configMap: {name: conf, items: [{ke
 fn a_volume_has_the_files_of_its_config_map_and_follows_it() {
     let world = World::new();
     world.put("web", FILES);
-    world.pass(3);
-    assert_eq!(world.waiting("web", "app").0, "ContainerCreating");
     let missed = "MountVolume.SetUp failed for volume \"files\" : configmap \"conf\" not found";
-    assert!(world.describe("web-gw").contains(missed), "{}", world.describe("web-gw"));
+    // Volumes are made in a thread, for which virtual time does not wait.
+    world.until("the word", |world| world.pod("web").is_some() && world.describe("web-gw").contains(missed));
+    assert_eq!(world.waiting("web", "app").0, "ContainerCreating");
     world.put_text("conf", CONF);
     world.until("it runs", |world| world.running() == ["web/app#0"]);
     let pod_dir = world.pod_dir("web");

@@ -15,17 +15,6 @@ const SEVERAL: &str = "initContainers: [{name: first, image: 'busybox:1'}], cont
     {name: app, image: 'busybox:1', ports: [{name: http, containerPort: 8080}, {containerPort: 53, protocol: UDP}]}, \
     {name: shell, image: 'busybox:1', stdin: true, tty: true}]";
 
-/// A POST with that body.
-fn post(world: &World, path: &str, body: &[u8]) -> (u16, String) {
-    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
-    let head = format!("POST {path} HTTP/1.1\r\nHost: smolet\r\nContent-Length: {}\r\n\r\n", body.len());
-    stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
-}
-
 fn several() -> World {
     let world = World::without_agent();
     world.fake.program("first", Program::exits(0, SOON));
@@ -63,20 +52,30 @@ fn a_command_goes_to_the_container_that_is_named_or_meant() {
         ),
     ] {
         world.fake.clear_calls();
-        let (code, body) = post(&world, &format!("/exec?{query}"), "ls\0-l\0ä b\0".as_bytes());
+        let (code, body) = world.post(&format!("/exec?{query}"), "ls\0-l\0ä b\0".as_bytes());
         let url = "url http://127.0.0.1:1/exec/token\npod default several-gw\n";
         assert_eq!((code, body), (200, format!("{url}{facts}")), "{query}");
         assert_eq!(streams(&world), [call]);
     }
-    // The annotation names another one.
-    world.put_text(
-        "noted",
-        "apiVersion: v1\nkind: Pod\nmetadata:\n  name: noted\n  annotations: {kubectl.kubernetes.io/default-container: b}\n\
-         spec:\n  containers: [{name: a, image: 'busybox:1'}, {name: b, image: 'busybox:1'}]\n",
-    );
-    world.until("noted running", |world| world.phase("noted") == "Running");
-    let (code, body) = post(&world, "/exec?pod=noted", b"ls\0");
-    assert!(code == 200 && body.ends_with("\ncontainer b\n"), "{body}");
+    // The annotation names another one, or none that there is.
+    let noted = |name: &str, container: &str| {
+        let text = format!(
+            "apiVersion: v1\nkind: Pod\nmetadata:\n  name: {name}\n  annotations: \
+             {{kubectl.kubernetes.io/default-container: {container}}}\nspec:\n  containers: \
+             [{{name: a, image: 'busybox:1'}}, {{name: b, image: 'busybox:1'}}]\n"
+        );
+        world.put_text(name, &text);
+        world.until("it to run", |world| world.phase(name) == "Running");
+        let (code, body) = world.post(&format!("/exec?pod={name}"), b"ls\0");
+        assert_eq!(code, 200, "{body}");
+        body
+    };
+    let body = noted("noted", "b");
+    assert!(body.ends_with("\ncontainer b\n"), "{body}");
+    let body = noted("astray", "gone");
+    let notes = "container a\nnote Default container name \"gone\" not found in pod astray-";
+    assert!(body.contains(notes), "{body}");
+    assert!(body.ends_with("\nnote Defaulted container \"a\" out of: a, b\n"), "{body}");
 }
 
 #[test]
@@ -87,7 +86,7 @@ fn a_container_is_attached_to_as_it_was_made() {
         ("pod=several&container=app", "Attach several/app#0 2>", 0),
     ] {
         world.fake.clear_calls();
-        let (code, body) = post(&world, &format!("/attach?{query}"), b"");
+        let (code, body) = world.post(&format!("/attach?{query}"), b"");
         assert!(code == 200 && body.contains(&format!("\ntty {tty}\n")), "{body}");
         assert!(body.starts_with("url http://127.0.0.1:1/attach/token\n"), "{body}");
         assert_eq!(streams(&world), [call]);
@@ -97,7 +96,7 @@ fn a_container_is_attached_to_as_it_was_made() {
 #[test]
 fn ports_are_those_of_the_ready_sandbox_by_number_or_name() {
     let world = several();
-    let (code, body) = post(&world, "/portforward?pod=several&port=80&port=http", b"");
+    let (code, body) = world.post("/portforward?pod=several&port=80&port=http", b"");
     let url = "url http://127.0.0.1:1/portforward/token\npod default several-gw\n";
     assert_eq!((code, body), (200, format!("{url}port 80\nport 8080\n")));
     assert_eq!(streams(&world), ["PortForward several#0"]);
@@ -108,11 +107,11 @@ fn ports_are_those_of_the_ready_sandbox_by_number_or_name() {
         ("port=0", "0 is no port\n"),
         ("port=65536", "65536 is no port\n"),
     ] {
-        assert_eq!(post(&world, &format!("/portforward?pod=several&{ports}"), b""), (404, why.to_owned()));
+        assert_eq!(world.post(&format!("/portforward?pod=several&{ports}"), b""), (404, why.to_owned()));
     }
     let many = "&port=1".repeat(FORWARDED_PORTS_MAX + 1);
     assert_eq!(
-        post(&world, &format!("/portforward?pod=several{many}"), b""),
+        world.post(&format!("/portforward?pod=several{many}"), b""),
         (400, "too many ports\n".to_owned())
     );
     assert_eq!(streams(&world), [""; 0]);
@@ -161,18 +160,18 @@ fn what_does_not_run_is_not_streamed_and_the_reason_said() {
         ("/portforward?pod=waits&port=80", 404, "because pod is not running. Current status=Pending"),
         ("/exec?container=app", 400, "which pod?"),
     ] {
-        let (got, said) = post(&world, path, b"ls\0");
+        let (got, said) = world.post(path, b"ls\0");
         assert!(got == code && said.contains(why), "{path}: {got} {said}");
     }
     assert_eq!(
-        post(&world, "/exec?pod=several", b""),
+        world.post("/exec?pod=several", b""),
         (400, "you must specify at least one command for the container\n".to_owned())
     );
     let long = vec![b'x'; STREAM_COMMAND_BYTES_MAX + 1];
-    let (code, said) = post(&world, "/exec?pod=several", &long);
+    let (code, said) = world.post("/exec?pod=several", &long);
     assert!(code == 400 && said.contains("too long"), "{said}");
     assert_eq!(world.ask("/exec?pod=several"), (405, "only POST\n".to_owned()));
-    assert_eq!(post(&world, "/pods", b""), (405, "only GET\n".to_owned()));
+    assert_eq!(world.post("/pods", b""), (405, "only GET\n".to_owned()));
     assert_eq!(streams(&world), [""; 0]);
 }
 
@@ -193,6 +192,6 @@ fn a_runtime_that_takes_its_time_holds_up_nobody_else() {
     waits.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("url http://127.0.0.1:1/exec/token"), "{answer}");
     world.fake.fail("Attach", 1, 12, "unknown method Attach");
-    let (code, said) = post(&world, "/attach?pod=several", b"");
+    let (code, said) = world.post("/attach?pod=several", b"");
     assert_eq!((code, &*said), (404, "the runtime does not stream: unknown method Attach\n"));
 }

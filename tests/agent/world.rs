@@ -17,9 +17,9 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use smol::LocalExecutor;
 use smol::channel::Sender;
 use smolet::clock::VirtualClock;
-use smolet::config::{Config, Flags};
+use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::model::Wall;
-use smolet::node::{self, Ending};
+use smolet::node::{self, Ending, Stop};
 
 use crate::common::fake::{Fake, State};
 use crate::common::gauge::Gauge;
@@ -32,6 +32,8 @@ pub const NODE: &str = "gw";
 pub const PATIENCE: Duration = Duration::from_mins(2);
 /// How much virtual time [`World::until`] gives.
 const SECONDS_MAX: u32 = 90;
+/// How long work on the disk may take, or hang on purpose, before time goes by without it.
+const DISK_PATIENCE: Duration = Duration::from_secs(3);
 
 pub struct World {
     pub fake: Fake,
@@ -46,7 +48,7 @@ pub struct World {
 
 /// One life of the agent.
 pub struct Life {
-    stop: Sender<()>,
+    stop: Sender<Stop>,
     kill: Sender<()>,
     gauge: Arc<Gauge>,
     thread: JoinHandle<Result<Option<Ending>, String>>,
@@ -54,7 +56,7 @@ pub struct Life {
 
 impl Life {
     fn begin(config: Config, once: bool, clock: VirtualClock) -> Self {
-        let (stop, stopped) = smol::channel::bounded::<()>(1);
+        let (stop, stopped) = smol::channel::bounded(4);
         let (kill, killed) = smol::channel::bounded::<()>(1);
         let gauge = Arc::new(Gauge::default());
         let thread = {
@@ -83,6 +85,17 @@ impl Life {
     pub fn end(self) -> Result<Option<Ending>, String> {
         self.thread.join().expect("the agent does not panic")
     }
+}
+
+/// A thread of an agent's works on the disk or waits for it: the agent waits for that, and not for time. One of another test's
+/// is taken for it too, which costs a moment.
+fn is_at_the_disk() -> bool {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.flatten().any(|task| {
+        // "TID (NAME) STATE ...": R runs or wants to, D waits for a disk. It may have ended meanwhile.
+        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        stat.contains("(blocking) R") || stat.contains("(blocking) D")
+    })
 }
 
 impl World {
@@ -133,14 +146,21 @@ impl World {
             cgroup_mounts: Some(self.path("cgroup")),
             ..Flags::default()
         };
-        Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid")
+        let config = Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid");
+        // How full the machine's memory and disk are decides nothing here.
+        Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
     }
 
     // ---- the agent's life ------------------------------------------------------------------------------
 
     /// Starts the agent and lets it do what it does at once.
     pub fn start(&self) {
-        self.spawn(self.config(), false);
+        self.start_with(self.config());
+    }
+
+    /// The same with other settings.
+    pub fn start_with(&self, config: Config) {
+        self.spawn(config, false);
         self.wait("the first relist", |world| world.silent.get() || world.fake.count("ListContainers") > 0);
         self.settle();
     }
@@ -168,8 +188,23 @@ impl World {
     /// As `systemctl stop`.
     pub fn stop(&self) {
         let life = self.agent.take().expect("an agent runs");
-        life.stop.try_send(()).unwrap();
+        life.stop.try_send(Stop::Agent).unwrap();
         assert_eq!(life.end(), Ok(Some(Ending::Stopped)));
+    }
+
+    /// Tells the agent of the machine's or its own end.
+    pub fn tell(&self, stop: Stop) {
+        self.agent.borrow().as_ref().expect("an agent runs").stop.try_send(stop).unwrap();
+    }
+
+    /// The agent has ended by itself; false while it has not.
+    pub fn has_stopped(&self) -> bool {
+        let ended = self.agent.borrow().as_ref().is_some_and(|life| life.thread.is_finished());
+        if ended {
+            let life = self.agent.take().expect("an agent ran");
+            assert_eq!(life.end(), Ok(Some(Ending::Stopped)));
+        }
+        ended
     }
 
     /// As `kill -9`.
@@ -214,15 +249,21 @@ impl World {
     }
 
     /// Waits until a relist began that had not begun `before`. On a machine that gives the threads no time, the last
-    /// step may have come while the relist before was still under way; the next is then due a second later.
+    /// step may have come while the relist before was still under way; the next is then due a second later, and nothing
+    /// moves until time does.
     fn await_relist(&self, before: usize) {
         if self.silent.get() || self.seldom.get() {
             return;
         }
-        let mut slipped = Instant::now();
+        let mut still = Instant::now();
+        let mut turns = self.turns();
         self.wait("a relist", |world| {
-            if slipped.elapsed() > Duration::from_secs(1) {
-                slipped = Instant::now();
+            let moves = world.turns() != turns || !world.fake.is_idle() || is_at_the_disk();
+            if moves {
+                turns = world.turns();
+                still = Instant::now();
+            } else if still.elapsed() > Duration::from_secs(1) {
+                still = Instant::now();
                 world.clock.advance(Duration::from_secs(1));
             }
             world.relists() > before
@@ -244,6 +285,9 @@ impl World {
 
     /// So much time passes, whether a relist falls into it or not.
     pub fn leap_for(&self, time: Duration) {
+        if self.await_disk() {
+            self.settle();
+        }
         self.clock.advance(time);
         self.settle();
     }
@@ -266,9 +310,26 @@ impl World {
             if holds(self) {
                 return;
             }
+            if self.await_disk() {
+                self.settle();
+                if holds(self) {
+                    return;
+                }
+            }
             self.step();
         }
         panic!("{SECONDS_MAX} s went by without {what}; {}", self.trace());
+    }
+
+    /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was.
+    fn await_disk(&self) -> bool {
+        let begun = Instant::now();
+        let mut was_there = false;
+        while is_at_the_disk() && begun.elapsed() < DISK_PATIENCE {
+            was_there = true;
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        was_there
     }
 
     /// Waits in real time; virtual time stands still.
@@ -366,6 +427,18 @@ impl World {
         ask(stream, path)
     }
 
+    /// The same with a POST of that body.
+    pub fn post(&self, path: &str, body: &[u8]) -> (u16, String) {
+        let mut stream = UnixStream::connect(self.path("sock")).expect("the agent listens");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let head = format!("POST {path} HTTP/1.1\r\nHost: smolet\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer in time");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
     pub fn pods(&self) -> Vec<Pod> {
         let (code, body) = self.ask("/pods");
         assert_eq!(code, 200, "{body}");
@@ -384,7 +457,8 @@ impl World {
 
     pub fn status_of(&self, name: &str, container: &str) -> Option<ContainerStatus> {
         let status = self.pod(name)?.status?;
-        let all = status.init_container_statuses.into_iter().chain(status.container_statuses).flatten();
+        let all = status.init_container_statuses.into_iter().chain(status.container_statuses);
+        let all = all.chain(status.ephemeral_container_statuses).flatten();
         all.into_iter().find(|status| status.name == container)
     }
 

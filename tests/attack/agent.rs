@@ -46,6 +46,7 @@ impl Agent {
             std::env::var_os("SMOLET_BIN").expect("SMOLET_BIN names the release binary (make attack)");
         let child = Command::new(binary)
             .args(["run", "--node-name", "gw"])
+            .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml")])
             // Nothing is mounted there: the machine's own cgroups are left alone.
             .arg("--cgroup-mounts")
             .arg(path("cgroup"))

@@ -26,7 +26,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use agent::{Agent, pod};
-use common::fake::{Crowd, Fake};
+use common::fake::{Crowd, Exec, Fake};
 use prost::Message as _;
 use smolet::cri::{EventService, RuntimeEventKind};
 use smolet::limits;
@@ -224,6 +224,13 @@ fn foreign_containers(streams_lists: bool) {
         agent.fake.crowd(Crowd { sandboxes: 200, containers: 200, label_bytes });
         let before = agent.fake.state().relists;
         agent.wait("a look at them", |agent| agent.fake.state().relists >= before + 2);
+        // Each of these clients has the runtime list what all of them use, twice.
+        let clients: Vec<UnixStream> =
+            (0..limits::SERVER_CONNECTIONS_MAX).map(|_| agent.request("/top/pods")).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        drop(clients);
+        let table = agent.ask("/top/pods?columns=0");
+        assert!(table.contains("\tother-1-gw\t25"), "{table}");
         agent.everything_goes_on();
     }
     let what = if streams_lists { "streamed lists" } else { "lists" };
@@ -302,6 +309,37 @@ fn flood_of_events(service: EventService) {
 }
 
 // ---- containers ----------------------------------------------------------------------------------------------
+
+#[test]
+fn commands_of_probes_and_hooks_that_print_megabytes() {
+    let mut agent = Agent::start();
+    let much = || [b"\xff\0\x1b \xc3\xa4".as_slice(), b"all is lost. "].concat().repeat(50_000);
+    agent.fake.exec("talk", Exec { code: 1, stdout: much(), stderr: much() });
+    let probe = |kind: &str| {
+        format!("{kind}Probe: {{exec: {{command: [talk]}}, periodSeconds: 1, failureThreshold: 1000}}")
+    };
+    for number in 0..30 {
+        let probes = format!("{}, {}", probe("readiness"), probe("liveness"));
+        agent.apply(&format!("talks-{number}"), pod(&format!("talks-{number}"), &probes));
+    }
+    agent.apply("hook", pod("hook", "lifecycle: {postStart: {exec: {command: [talk]}}}"));
+    agent.wait("their answers", |agent| {
+        let calls = agent.fake.calls();
+        calls.iter().filter(|call| call.starts_with("ExecSync")).count() >= 300
+    });
+    agent.wait("what they said", |agent| {
+        agent.ask("/describe?pod=talks-7").contains("Readiness probe failed")
+            && agent.ask("/describe?pod=hook").contains("PostStartHook of app failed")
+    });
+    for what in ["/events", "/events/next?after=0", "/events/next?after=1000000"] {
+        let clients: Vec<UnixStream> =
+            (0..3 * limits::SERVER_CONNECTIONS_MAX).map(|_| agent.request(what)).collect();
+        std::thread::sleep(Duration::from_secs(1));
+        drop(clients);
+    }
+    assert!(agent.ask("/events?pod=talks-7").contains("Readiness probe failed"));
+    agent.withstood("60 probes and a hook whose commands print 2 MB");
+}
 
 /// Writes a hundred megabytes and a last line behind what is there.
 fn giant(path: &str, piece: &[u8]) {

@@ -7,7 +7,6 @@
 #   runtime.sh kill DIR        ends containerd with SIGKILL; pods run on
 #   runtime.sh start DIR       starts containerd again after kill
 #   runtime.sh gateway DIR     imports stand-ins for the images of examples/gateway
-#   runtime.sh gateway DIR     imports stand-ins for the images of examples/gateway
 #   runtime.sh down DIR        ends pods and containerd, and removes everything `up` and the pods made, DIR included
 #   runtime.sh leftovers [DIR] fails and names what is there of DIR, or of any instance whose containerd has ended,
 #                              and agents that outlived their test

@@ -2,7 +2,8 @@
 # Installs what the build, the tests and the demo need on Debian 12 and is not there yet; quiet and idempotent.
 #
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
-#   setup.sh systemd     systemd and its tools, not started
+#   setup.sh systemd     systemd, its tools and a bus daemon, not started
+#   setup.sh openrc      OpenRC, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
 #   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
@@ -53,8 +54,29 @@ runtime() {
 systemd() {
     local need=()
     has systemctl || need+=(systemd)
+    # The bus that logind is on.
+    has dbus-daemon || need+=(dbus-daemon)
+    [ -e /usr/share/dbus-1/system.conf ] || need+=(dbus-system-bus-common)
     has nsenter || need+=(util-linux)
     install "${need[@]}"
+}
+
+# Not installed: the machine keeps the services it has.
+openrc() {
+    local root=$repo/.cache/tools/openrc debs file
+    [ ! -e "$root/.done" ] || return 0
+    has apt-get || die "missing: openrc. Without apt it cannot be had"
+    apt-cache show openrc >/dev/null 2>&1 || apt-get -o DPkg::Lock::Timeout=300 -qq update >/dev/null
+    debs=$(mktemp -d)
+    (cd "$debs" && apt-get -qq download -o APT::Sandbox::User=root openrc libeinfo1 librc1 >/dev/null)
+    rm -rf "$root"
+    mkdir -p "$root"
+    for file in "$debs"/*.deb; do
+        # As on a machine that has /bin, /lib and /sbin in /usr.
+        dpkg-deb --fsys-tarfile "$file" | tar -x -C "$root" --transform 's,^\./\(bin\|lib\|sbin\)/,./usr/\1/,'
+    done
+    rm -rf "$debs"
+    touch "$root/.done"
 }
 
 # The path of a statically linked busybox, if there is one.
@@ -69,6 +91,8 @@ rust() {
     local need=()
     has cc || need+=(gcc libc6-dev)
     has git || need+=(git)
+    # The server of the probes by HTTPS.
+    has openssl || need+=(openssl)
     if ! has cargo; then
         if [ -x "$HOME/.cargo/bin/cargo" ]; then
             die "cargo is in $HOME/.cargo/bin but not in PATH; run '. $HOME/.cargo/env' first"
@@ -104,9 +128,10 @@ for part; do
     case $part in
     runtime) runtime ;;
     systemd) systemd ;;
+    openrc) openrc ;;
     rust) rust ;;
     fuzz) fuzz ;;
     cargo-deny) cargo_deny ;;
-    *) die "unknown part $part; one of: runtime systemd rust fuzz cargo-deny" ;;
+    *) die "unknown part $part; one of: runtime systemd openrc rust fuzz cargo-deny" ;;
     esac
 done

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, Volume};
 use serde_json::{Value, json};
+use smolet::eviction::pods::priority;
 use smolet::hook::Hook;
 use smolet::image::name::for_runtime;
 use smolet::image::pull::PullPolicy;
@@ -61,11 +62,13 @@ pub enum Owner {
     Stop,
     /// What probes and hooks do and when, and how long a container has that they end.
     Probe,
+    /// When it ends as the node shuts down, or is short of something.
+    Shutdown,
     /// The pod's status, and with it the end of a pod that ran too long.
     Status,
 }
 
-pub const OWNERS: [Owner; 10] = [
+pub const OWNERS: [Owner; 11] = [
     Owner::Check,
     Owner::Sandbox,
     Owner::Container,
@@ -75,6 +78,7 @@ pub const OWNERS: [Owner; 10] = [
     Owner::Plan,
     Owner::Stop,
     Owner::Probe,
+    Owner::Shutdown,
     Owner::Status,
 ];
 
@@ -189,6 +193,7 @@ impl Effects {
                 let grace = |(_, _, container)| grace_period(pod, Some(container), KillReason::Unknown);
                 format!("{:?}", containers(pod).map(grace).collect::<Vec<_>>())
             }
+            Owner::Shutdown => priority(pod).to_string(),
             Owner::Probe => containers(pod).map(|(_, _, container)| probes(pod, container)).collect(),
             Owner::Status => {
                 let input = StatusInput {

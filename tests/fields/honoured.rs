@@ -4,7 +4,9 @@
 use serde_json::{Value, json};
 use smolet::source::validate::fields::{Answer, Field, fields};
 
-use crate::effects::Owner::{self, Check, Container, Hosts, Plan, Pull, Sandbox, Status, Stop, Volumes};
+use crate::effects::Owner::{
+    self, Check, Container, Hosts, Plan, Pull, Sandbox, Shutdown, Status, Stop, Volumes,
+};
 use crate::effects::{OWNERS, effects};
 use crate::{line_of, probes, set};
 
@@ -320,6 +322,7 @@ fn rows() -> Vec<Row> {
         ),
         row("spec.nodeSelector", json!({"disk": "ssd"}), Check),
         row("spec.os.name", json!("windows"), Check),
+        row("spec.priority", json!(7), Shutdown),
         row("spec.priorityClassName", json!("system-node-critical"), Container),
         Row("spec.resources.limits", json!({"cpu": "99"}), Sandbox, vec![("spec.resources", json!({}))]),
         Row("spec.resources.requests", json!({"cpu": "99"}), Sandbox, vec![("spec.resources", json!({}))]),
@@ -501,7 +504,6 @@ fn without_effect() -> Vec<(&'static str, Value)> {
         ("spec.enableServiceLinks", json!(false)),
         ("spec.nodeName", json!("elsewhere")),
         ("spec.preemptionPolicy", json!("Never")),
-        ("spec.priority", json!(2_000_000_000)),
         ("spec.schedulerName", json!("x")),
         ("spec.securityContext.fsGroupChangePolicy", json!("OnRootMismatch")),
         ("spec.securityContext.seLinuxChangePolicy", json!("Recursive")),

@@ -2,8 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::effects::Owner::{Check, Probe};
+use crate::effects::Owner::{self, Check, Probe};
 use crate::honoured::Row;
+
+/// A build without TLS refuses it.
+const OF_HTTPS: Owner = if cfg!(feature = "tls") { Probe } else { Check };
 
 /// A sidecar, or an app container, with that probe.
 fn probed(field: &'static str, probe: Value) -> Vec<(&'static str, Value)> {
@@ -67,7 +70,7 @@ pub fn rows() -> Vec<Row> {
         readiness!("httpGet.httpHeaders[*].value", json!("2"), Probe, get()),
         readiness!("httpGet.path", json!("/x"), Probe, get()),
         readiness!("httpGet.port", json!("http"), Probe, get()),
-        readiness!("httpGet.scheme", json!("HTTPS"), Check, get()),
+        readiness!("httpGet.scheme", json!("HTTPS"), OF_HTTPS, get()),
         readiness!("initialDelaySeconds", json!(7), Probe, exec()),
         readiness!("periodSeconds", json!(7), Probe, exec()),
         readiness!("successThreshold", json!(7), Probe, exec()),
@@ -81,7 +84,7 @@ pub fn rows() -> Vec<Row> {
         post_start!("httpGet.httpHeaders[*].value", json!("2"), Probe, get()),
         post_start!("httpGet.path", json!("/x"), Probe, get()),
         post_start!("httpGet.port", json!("http"), Probe, get()),
-        post_start!("httpGet.scheme", json!("HTTPS"), Check, get()),
+        post_start!("httpGet.scheme", json!("HTTPS"), OF_HTTPS, get()),
         post_start!("sleep.seconds", json!(7), Probe, json!({"sleep": {"seconds": 1}})),
         post_start!("tcpSocket.host", json!("h"), Probe, json!({"tcpSocket": {"port": 1}})),
         post_start!("tcpSocket.port", json!("http"), Probe, json!({"tcpSocket": {"port": 1}})),

@@ -25,6 +25,9 @@ pub fn is_release() -> bool {
     std::env::var_os("SMOLET_BIN").is_some()
 }
 
+/// The KubeletConfiguration of an agent whose cost is measured.
+pub const WATCHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/watched.yaml");
+
 /// An agent in a directory and with a node name of its own. Dropped: its pods are ended and its process too.
 pub struct Agent<'r> {
     pub runtime: &'r Runtime,
@@ -33,6 +36,8 @@ pub struct Agent<'r> {
     pub log_level: &'static str,
     /// Further arguments of `smolet run`.
     pub arguments: Vec<OsString>,
+    /// Its KubeletConfiguration.
+    pub config: PathBuf,
     child: Option<Child>,
 }
 
@@ -43,7 +48,16 @@ impl<'r> Agent<'r> {
         for part in ["manifests", "out"] {
             fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
         }
-        Self { runtime, dir, node: name.to_owned(), log_level: "debug", arguments: Vec::new(), child: None }
+        let calm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml").into();
+        Self {
+            runtime,
+            dir,
+            node: name.to_owned(),
+            log_level: "debug",
+            arguments: Vec::new(),
+            config: calm,
+            child: None,
+        }
     }
 
     pub fn started(runtime: &'r Runtime, name: &str) -> Self {
@@ -59,6 +73,8 @@ impl<'r> Agent<'r> {
             .arg("run")
             .args(["--runtime-endpoint", &self.runtime.endpoint(), "--node-name", &self.node])
             .args(["--cgroup-root", &self.runtime.cgroup_root, "--log-level", self.log_level])
+            .arg("--config")
+            .arg(&self.config)
             .arg("--manifests")
             .arg(self.manifests())
             .arg("--root-dir")

@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags, open};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::agent::{Agent, PATIENCE, bridge_address, container, id_of, ip_of, is_release, text};
+use crate::agent::{Agent, PATIENCE, WATCHED, bridge_address, container, id_of, ip_of, is_release, text};
 use crate::finding::Finding;
 use crate::runtime::{Runtime, http_get, wait_for};
 
@@ -38,6 +38,7 @@ pub fn ten_manifests_of_a_gateway_run_unchanged(runtime: &Runtime) {
         assert!(free.is_ok(), "{address}, which an example listens on, is taken: {free:?}");
     }
     let mut agent = Agent::new(runtime, "gateway");
+    agent.config = WATCHED.into();
     // As it is shipped.
     agent.log_level = "info";
     let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/gateway");

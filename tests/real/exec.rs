@@ -44,7 +44,7 @@ fn pod<'r>(runtime: &'r Runtime, name: &str) -> Agent<'r> {
     agent
 }
 
-fn command(agent: &Agent, words: &[&str]) -> Command {
+pub fn command(agent: &Agent, words: &[&str]) -> Command {
     let (first, rest) = words.split_first().expect("a subcommand");
     let mut command = smolet();
     command.arg(first).arg("--socket").arg(agent.socket()).args(rest);
@@ -56,7 +56,7 @@ fn said(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-fn run(agent: &Agent, words: &[&str]) -> (Option<i32>, String, String) {
+pub fn run(agent: &Agent, words: &[&str]) -> (Option<i32>, String, String) {
     said(&command(agent, words).stdin(Stdio::null()).output().expect("smolet can be run"))
 }
 
@@ -176,7 +176,7 @@ pub fn a_reader_that_has_enough_ends_the_command_quietly(runtime: &Runtime) {
 }
 
 /// A program on a terminal of its own.
-struct Terminal {
+pub struct Terminal {
     near: OwnedFd,
     far: OwnedFd,
     child: Child,
@@ -184,7 +184,7 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(program: &Command) -> Self {
+    pub fn start(program: &Command) -> Self {
         let near =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).expect("a terminal");
         grantpt(&near).and_then(|()| unlockpt(&near)).expect("a terminal");
@@ -222,16 +222,16 @@ impl Terminal {
         tcsetwinsize(&self.near, size).expect("a size");
     }
 
-    fn types(&self, keys: &str) {
+    pub fn types(&self, keys: &str) {
         File::from(self.near.try_clone().expect("a handle")).write_all(keys.as_bytes()).expect("keys");
     }
 
-    fn seen(&self) -> String {
+    pub fn seen(&self) -> String {
         self.seen.lock().expect("whole").clone()
     }
 
     /// Types the line until what it brings about is seen.
-    fn types_until(&self, line: &str, expected: &str) {
+    pub fn types_until(&self, line: &str, expected: &str) {
         let answered = wait_until(Duration::from_secs(PATIENCE), || {
             self.types(line);
             wait_until(Duration::from_secs(2), || self.seen().contains(expected).then_some(()))
@@ -239,14 +239,14 @@ impl Terminal {
         assert!(answered.is_some(), "no {expected:?} on the terminal: {}", self.seen());
     }
 
-    fn ends(&mut self) -> ExitStatus {
+    pub fn ends(&mut self) -> ExitStatus {
         let ended =
             wait_until(Duration::from_secs(PATIENCE), || self.child.try_wait().expect("our own child"));
         ended.unwrap_or_else(|| panic!("it does not end: {}", self.seen()))
     }
 
     /// Keys are shown and make signals, as before.
-    fn is_as_before(&self) -> bool {
+    pub fn is_as_before(&self) -> bool {
         let modes = tcgetattr(&self.far).expect("a terminal").local_modes;
         modes.contains(LocalModes::ECHO | LocalModes::ISIG | LocalModes::ICANON)
     }

@@ -109,7 +109,7 @@ fn oci_archive(agent: &Agent, to: &Path, images: &[&TestImage], index: &Value) {
 }
 
 /// As `docker save` writes it.
-fn docker_archive(agent: &Agent, to: &Path, image: &TestImage, tag: &str) {
+pub fn docker_archive(agent: &Agent, to: &Path, image: &TestImage, tag: &str) {
     let root = agent.dir.join("save");
     fs::create_dir_all(root.join("0")).unwrap();
     fs::write(root.join("0/layer.tar"), &image.layer).unwrap();

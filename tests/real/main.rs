@@ -13,6 +13,7 @@
 
 mod agent;
 mod crash;
+mod debug;
 mod events;
 mod examples;
 mod exec;
@@ -21,6 +22,7 @@ mod hooks;
 mod images;
 mod life;
 mod logs;
+mod pressure;
 mod probes;
 mod promises;
 mod recovery;
@@ -30,7 +32,9 @@ mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
 mod settings;
+mod shutdown;
 mod volumes;
+mod why;
 
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,6 +72,8 @@ const TESTS: &[Test] = tests![
     images::an_image_in_two_archives_is_that_of_the_last,
     images::archives_that_cannot_be_imported_are_named,
     images::an_image_is_a_volume_where_the_runtime_mounts_images,
+    pressure::short_of_disk_what_nobody_needs_goes_and_then_who_has_written_most,
+    pressure::short_of_memory_the_ranked_pod_goes_and_comes_again,
     settings::names_hosts_and_resolver_are_as_the_pod_says,
     settings::namespaces_are_the_nodes_the_pods_or_the_containers,
     settings::users_and_rights_are_as_the_security_context_says,
@@ -82,6 +88,7 @@ const TESTS: &[Test] = tests![
     probes::a_grpc_server_is_asked_for_its_health,
     probes::a_container_that_hangs_is_replaced_at_once,
     hooks::hooks_run_after_the_start_and_before_the_stop,
+    shutdown::pods_end_with_the_machine_and_come_back,
     recovery::a_killed_agent_takes_its_pods_up_again,
     recovery::an_agent_killed_while_it_starts_pods_doubles_nothing,
     recovery::what_happened_while_the_agent_was_away_is_made_good,
@@ -98,12 +105,16 @@ const TESTS: &[Test] = tests![
     refusal::foreign_pods_are_left_alone,
     refusal::once_tells_what_became_of_each_pod,
     refusal::check_judges_manifests_without_an_agent,
+    why::doctor_judges_the_machine_and_its_runtime,
+    why::top_shows_what_pods_use,
+    why::events_are_followed_while_they_happen,
     exec::a_command_has_its_outputs_and_its_exit_code,
     exec::input_goes_in_to_its_end_and_fifty_megabytes_come_back,
     exec::a_reader_that_has_enough_ends_the_command_quietly,
     exec::a_terminal_has_the_size_of_ours_and_is_given_back,
     exec::the_main_process_is_joined_and_left,
     exec::ports_of_a_pod_are_reached_by_many_at_once,
+    debug::a_container_looks_into_a_pod_that_runs,
     examples::ten_manifests_of_a_gateway_run_unchanged,
     promises::an_idle_agent_costs_no_more_than_promised,
     probes::probing_thirty_pods_costs_little,
@@ -132,18 +143,29 @@ fn with_own_mounts() {
     panic!("unshare: {error}");
 }
 
+/// Which tests this process runs, of how many processes side by side: `SMOLET_TEST_SHARE=2/3`. Each has a containerd of its
+/// own.
+fn share() -> (usize, usize) {
+    let Some(share) = std::env::var_os("SMOLET_TEST_SHARE") else { return (1, 1) };
+    let share = share.into_string().expect("SMOLET_TEST_SHARE is K/N");
+    let (number, of) = share.split_once('/').expect("SMOLET_TEST_SHARE is K/N");
+    let (number, of) = (number.parse().expect("a number"), of.parse().expect("a number"));
+    assert!((1..=of).contains(&number), "SMOLET_TEST_SHARE: {number} of {of}");
+    (number, of)
+}
+
 fn main() -> ExitCode {
     with_own_mounts();
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
-    let chosen: Vec<&Test> = TESTS
-        .iter()
-        .filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| name.contains(w)))
-        .collect();
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| name.contains(w));
+    let (number, of) = share();
+    let chosen: Vec<&Test> =
+        TESTS.iter().filter(|(name, _)| is_wanted(name)).skip(number - 1).step_by(of).collect();
     println!("\nrunning {} tests on a real containerd", chosen.len());
     assert!(!chosen.is_empty(), "no test is called like any of {wanted:?}");
 
     let started = Instant::now();
-    let runtime = Runtime::up("real");
+    let runtime = Runtime::up(&format!("real-{number}"));
     let mut failed = Vec::new();
     for (name, test) in &chosen {
         let at = Instant::now();

@@ -7,7 +7,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use smolet::cri::Runtime as _;
 use smolet::model::ContainerState;
 
-use crate::agent::{Agent, PATIENCE, container, is_ready, is_release};
+use crate::agent::{Agent, PATIENCE, WATCHED, container, is_ready, is_release};
 use crate::finding::Idle;
 use crate::runtime::{Runtime, wait_for};
 
@@ -171,6 +171,7 @@ pub fn probing_thirty_pods_costs_little(runtime: &Runtime) {
         [("exec", "exec: {command: ['true']}", 300.0), ("httpGet", "httpGet: {port: web, path: /}", 300.0)]
     {
         let mut agent = Agent::new(runtime, &format!("cost-{}", name.to_lowercase()));
+        agent.config = WATCHED.into();
         agent.log_level = "info";
         agent.start();
         let probe = format!("readinessProbe: {{{how}, periodSeconds: 10, timeoutSeconds: 10}}");

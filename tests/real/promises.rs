@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use smolet::limits::RELIST_PERIOD_MAX;
 
-use crate::agent::{Agent, is_ready, is_release};
+use crate::agent::{Agent, WATCHED, is_ready, is_release};
 use crate::finding::Idle;
 use crate::runtime::{Runtime, wait_for};
 
@@ -34,6 +34,7 @@ const THREADS_MAX: u64 = 2;
 
 pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
     let mut agent = Agent::new(runtime, "idle");
+    agent.config = WATCHED.into();
     // As it is shipped: a debug log would be written by every relist.
     agent.log_level = "info";
     let spec = "

@@ -21,10 +21,10 @@ fn agent<'r>(runtime: &'r Runtime, name: &str) -> Agent<'r> {
     fs::write(
         &config,
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nclusterDomain: cluster.local\n\
-         allowedUnsafeSysctls: ['net.core.*']\n",
+         allowedUnsafeSysctls: ['net.core.*']\nevictionHard: {memory.available: 0%}\n",
     )
     .expect("a file");
-    agent.arguments = vec!["--config".into(), config.into()];
+    agent.config = config;
     fs::set_permissions(agent.out(), fs::Permissions::from_mode(0o777)).expect("a mode");
     agent.start();
     agent

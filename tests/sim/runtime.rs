@@ -19,8 +19,8 @@ use prost::Message;
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::events::{of_containerd, of_cri};
 use smolet::cri::{
-    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
-    RuntimeStatus, RuntimeVersion, StreamRequest, convert,
+    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent,
+    RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest, convert,
 };
 use smolet::limits::RUNTIME_REQUEST_TIMEOUT;
 use smolet::model::{
@@ -533,6 +533,14 @@ impl Runtime for SimRuntime {
         let request = cri::ListContainersRequest { filter };
         let answer: cri::ListContainersResponse = self.call("ListContainers", &request, USUAL).await?;
         answer.containers.into_iter().filter_map(convert::container_item).for_each(each);
+        Ok(())
+    }
+
+    async fn list_container_stats(&self, each: &mut dyn FnMut(ContainerStats)) -> RuntimeResult<()> {
+        let request = cri::ListContainerStatsRequest::default();
+        let answer: cri::ListContainerStatsResponse =
+            self.call("ListContainerStats", &request, USUAL).await?;
+        answer.stats.into_iter().filter_map(convert::container_stats).for_each(each);
         Ok(())
     }
 

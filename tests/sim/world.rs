@@ -15,12 +15,12 @@ use smol::channel::Sender;
 use smolet::blocking::Blocking;
 use smolet::cli::table::PodsFormat;
 use smolet::clock::{Clock as _, VirtualClock};
-use smolet::config::{Config, Flags};
+use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;
 use smolet::facts;
 use smolet::logs::rotate::Told;
 use smolet::model::{DesiredPod, Now, Wall};
-use smolet::node::{Ending, Parts};
+use smolet::node::{Ending, Parts, Stop};
 use smolet::proto::runtime::v1 as cri;
 use smolet::server::{Answer, PodsQuestion, Query, Question};
 use smolet::source::manifest::parse;
@@ -66,7 +66,7 @@ struct Life {
     woken: Arc<Flag>,
     updates: Sender<SourceUpdate>,
     asked: Sender<Query>,
-    _stop: Sender<()>,
+    _stop: Sender<Stop>,
 }
 
 #[derive(Default)]
@@ -159,6 +159,8 @@ impl World {
             ..Flags::default()
         };
         let config = Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid");
+        // How full the machine's memory and disk are decides nothing here.
+        let config = Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config };
         let identity =
             Identity::open(&config.root_dir, Some(NODE), NODE).expect("the state directory is free");
         let node = Rc::new(facts::node_settings(&config, NODE));
@@ -181,11 +183,13 @@ impl World {
                 blocking,
                 source,
                 images,
+                image_store: None,
                 // Nobody rotates logs.
                 logs: Told::new().0,
                 set_aside,
                 once: false,
                 metrics: Rc::default(),
+                notify: Rc::default(),
             };
             parts.run_loop(runtime, "fake".into(), Vec::new(), queries, stopped).await
         });
@@ -307,6 +311,7 @@ impl World {
             pod: DesiredPod::new(pod.pod),
             origin: Origin { file, document: pod.document },
             config_hash: pod.config_hash,
+            bytes: pod.bytes,
         })
     }
 

@@ -7,6 +7,11 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 
+// The packages are made of what is linked with musl, which is built so on these machines.
+#[cfg(target_arch = "x86_64")]
+mod package;
+mod shutdown;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -198,6 +203,14 @@ fn calls_are_understood(version: CgroupVersion) {
     assert_eq!(stop(own), Ok(()), "it is stopped");
     assert_eq!(stop("kubepods-none.slice"), Ok(()), "and what never was");
     assert!(stop("no/unit").unwrap_err().contains("systemd refuses no/unit"));
+
+    let is_stopping = || async_io::block_on(systemd.is_stopping()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(!is_stopping());
+    fs::write("/run/systemd/transient/shutdown.target", "[Unit]\nDefaultDependencies=no\n").unwrap();
+    for words in [&["daemon-reload"][..], &["start", "shutdown.target"]] {
+        assert!(Command::new("systemctl").args(words).status().unwrap().success(), "{words:?}");
+    }
+    assert!(is_stopping());
 }
 
 #[test]
@@ -231,6 +244,11 @@ struct Agent<'w> {
 
 impl<'w> Agent<'w> {
     fn start(world: &'w World) -> Self {
+        Self::start_with(world, &[])
+    }
+
+    /// With further arguments.
+    fn start_with(world: &'w World, arguments: &[&str]) -> Self {
         let dir = world.dir.join("agent");
         for name in ["manifests", "root"] {
             fs::create_dir_all(dir.join(name)).unwrap();
@@ -241,6 +259,7 @@ impl<'w> Agent<'w> {
         let child = world
             .program(smolet.to_str().unwrap())
             .args(["run", "--node-name", "gw", "--cgroup-driver", "systemd", "--log-level", "debug"])
+            .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml")])
             .arg("--runtime-endpoint")
             .arg(format!("unix://{}", socket.display()))
             .arg("--manifests")
@@ -253,6 +272,7 @@ impl<'w> Agent<'w> {
             .arg(dir.join("logs"))
             .arg("--container-logs-dir")
             .arg(dir.join("links"))
+            .args(arguments)
             .stdout(log.try_clone().unwrap())
             .stderr(log)
             .spawn()
@@ -264,13 +284,22 @@ impl<'w> Agent<'w> {
         fs::read_to_string(self.world.dir.join("agent/log")).unwrap_or_default()
     }
 
-    /// SIGKILL; the program is a child of the one that entered its namespaces.
-    fn kill(mut self) {
+    /// The program is a child of the one that entered its namespaces.
+    fn signal(&self, signal: Signal) {
         let pid = self.child.id();
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
         let agent = Pid::from_raw(children.split_whitespace().next().unwrap().parse().unwrap()).unwrap();
-        kill_process(agent, Signal::KILL).unwrap();
+        kill_process(agent, signal).unwrap();
+    }
+
+    fn kill(mut self) {
+        self.signal(Signal::KILL);
         self.child.wait().unwrap();
+    }
+
+    /// Waits until it has ended by itself.
+    fn wait(mut self) {
+        wait_for(&format!("its end; {}", self.log()), || self.child.try_wait().unwrap());
     }
 
     fn manifest(&self, name: &str) -> PathBuf {
@@ -283,6 +312,10 @@ impl<'w> Agent<'w> {
              terminationGracePeriodSeconds: 1, containers: [{{name: c, image: 'smolet.test/version:1', \
              resources: {{{resources}}}}}]}}}}"
         );
+        self.put_text(name, &text);
+    }
+
+    fn put_text(&self, name: &str, text: &str) {
         // Whole, as careful tools write.
         let new = self.world.dir.join("agent/new");
         fs::write(&new, text).unwrap();

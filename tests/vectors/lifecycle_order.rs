@@ -73,7 +73,7 @@ impl Hooks for Timed {
             let (id, at) = (call.id.as_str(), self.recorder.elapsed_ms());
             self.recorder.calls.borrow_mut().push(json!({"op": "preStop", "id": id, "atMs": at}));
             self.recorder.clock.sleep(self.lengths[id]).await;
-            Ok(())
+            Ok(None)
         })
     }
 }

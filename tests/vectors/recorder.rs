@@ -9,8 +9,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::cri::{
-    EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent, RuntimeResult,
-    RuntimeStatus, RuntimeVersion, StreamRequest,
+    ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent,
+    RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest,
 };
 use smolet::events::EventKind;
 use smolet::image::pull::ImagePuller;
@@ -231,6 +231,9 @@ impl Runtime for Recorder {
         _: Option<&PodUid>,
         _: &mut dyn FnMut(ContainerItem),
     ) -> RuntimeResult<()> {
+        unused()
+    }
+    async fn list_container_stats(&self, _: &mut dyn FnMut(ContainerStats)) -> RuntimeResult<()> {
         unused()
     }
     async fn exec_sync(&self, _: &ContainerId, _: &[String], _: Duration) -> RuntimeResult<ExecOutput> {

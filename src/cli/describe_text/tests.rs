@@ -99,18 +99,16 @@ fn rich_pod() -> Pod {
 fn the_page_is_golden() {
     let decisions = [
         Decision {
-            last: Wall(NOW.0 - 3_600_000_000_000),
+            seen: "60m".to_owned(),
             warning: false,
             reason: "Created",
             message: "created container setup",
-            count: 1,
         },
         Decision {
-            last: Wall(NOW.0 - 120_000_000_000),
+            seen: "2m (x4 over 5m)".to_owned(),
             warning: true,
             reason: "BackOff",
             message: "restarting web in 40 s",
-            count: 4,
         },
     ];
     let page = describe(&rich_pod(), &decisions, NOW, Style::PLAIN);
@@ -221,11 +219,11 @@ fn secrets_stay_secret_and_hostile_text_stays_text() {
         text = text.replace(word, serde_json::to_string(&format!("{word}{evil}")).unwrap().trim_matches('"'));
     }
     let pod: Pod = serde_json::from_str(&text).unwrap();
-    let decision = Decision { last: NOW, warning: true, reason: evil, message: evil, count: 1 };
-    let page = describe(&pod, &[decision], NOW, Style::PLAIN);
+    let decisions = [Decision { seen: evil.to_owned(), warning: true, reason: evil, message: evil }];
+    let page = describe(&pod, &decisions, NOW, Style::PLAIN);
     assert!(!page.contains(|c| c != '\n' && is_hostile(c)), "{page}");
     assert!(page.contains("<set to the key 'password' in secret 'keys'>  Optional: false"), "{page}");
-    let lines = describe(&rich_pod(), &[decision], NOW, Style::PLAIN).lines().count();
+    let lines = describe(&rich_pod(), &decisions, NOW, Style::PLAIN).lines().count();
     assert_eq!(page.lines().count(), lines, "no line was added");
 }
 
@@ -244,13 +242,14 @@ fn a_pod_on_its_way_out_says_so() {
 
 #[test]
 fn the_agents_events_are_decisions() {
-    let (pod, at) = (crate::model::PodKey::new("default", "web", "u"), crate::model::Mono(0));
+    let pod = crate::model::PodKey::new("default", "web", "u");
     let mut ring = crate::events::EventRing::default();
-    let now = crate::model::Now { mono: at, wall: NOW };
-    for _ in 0..3 {
-        ring.record(&pod, EventKind::Warning, "BackOff", "restarting", now);
+    let at = |second: i64| Mono(second * 1_000_000_000);
+    for second in [0, 10, 20] {
+        ring.record(&pod, EventKind::Warning, "BackOff", "restarting", at(second));
     }
-    let decisions: Vec<Decision<'_>> = ring.iter().map(Decision::from).collect();
+    // Whatever the wall clock says.
+    let decisions: Vec<Decision<'_>> = ring.iter().map(|event| Decision::of(event, at(30))).collect();
     let page = describe(&Pod::default(), &decisions, NOW, Style::PLAIN);
-    assert!(page.ends_with("  Warning   BackOff   0s (x3)   restarting\n"), "{page}");
+    assert!(page.ends_with("  Warning   BackOff   10s (x3 over 30s)   restarting\n"), "{page}");
 }

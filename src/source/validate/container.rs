@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use k8s_openapi::api::core::v1::{Container, ContainerPort, PodSpec, VolumeMount};
+use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, PodSpec, VolumeMount};
 
 use super::{Check, env, names, probe, resources, security};
-use crate::render::stop_signal;
+use crate::render::{as_container, stop_signal};
 
 /// Both lists of containers, and the host ports they share.
 pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
@@ -38,6 +38,22 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
         host_ports(check, container, &mut BTreeSet::new());
         init_only(check, container, spec);
     });
+}
+
+/// `validateEphemeralContainers`, of one that is added to a running pod: it has nothing that such a container may not have.
+pub(super) fn ephemeral(check: &mut Check, added: &EphemeralContainer, spec: &PodSpec) {
+    let volumes: BTreeSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    let init = spec.init_containers.iter().flatten();
+    let others: BTreeSet<&str> = init.chain(&spec.containers).map(|of| of.name.as_str()).collect();
+    check.at("targetContainerName", |check| match added.target_container_name.as_deref() {
+        None | Some("") => {}
+        Some(target) if others.contains(target) => {}
+        Some(target) => check.invalid_text(target, "names no container or init container of the pod"),
+    });
+    let before = spec.ephemeral_containers.iter().flatten().map(|of| of.name.as_str());
+    let container = as_container(added);
+    let mut seen = others.iter().copied().chain(before).collect();
+    common(check, &container, spec, &volumes, &mut seen);
 }
 
 /// What an init container may not have unless it is a sidecar.

@@ -19,7 +19,7 @@ mod volumes;
 
 use std::fmt::Display;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSpec};
 
 use super::decode::{FieldError, Path, quoted};
 use super::identity::NodeName;
@@ -59,6 +59,19 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
     if let Some(spec) = &pod.spec {
         check.at("spec", |check| spec::spec(check, spec));
     }
+    check.errors
+}
+
+/// Checks an ephemeral container that is to be added to a pod, defaulted.
+///
+/// Differs from Kubernetes, where a static pod gets none: what the API server has of it is a copy, and the kubelet goes by
+/// the manifest.
+pub fn ephemeral_container(spec: &PodSpec, added: &EphemeralContainer) -> Vec<FieldError> {
+    let mut check = Check::default();
+    let place = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
+    check.at_path(&format!("spec.ephemeralContainers[{place}]"), |check| {
+        container::ephemeral(check, added, spec);
+    });
     check.errors
 }
 

@@ -123,10 +123,13 @@ fn actions(check: &mut Check, actions: &Actions<'_>) -> Option<&'static str> {
 fn http_get(check: &mut Check, action: &HTTPGetAction) {
     port(check, &action.port);
     check.at("scheme", |check| match action.scheme.as_deref().unwrap_or_default() {
-        "HTTPS" => {
-            check.invalid_text("HTTPS", "is not supported by this version: use HTTP, tcpSocket or exec");
+        "HTTPS" if cfg!(not(feature = "tls")) => {
+            check.invalid_text(
+                "HTTPS",
+                "is not supported by this build, which has no TLS: use HTTP, tcpSocket or exec",
+            );
         }
-        scheme => check.one_of(scheme, &["HTTP"]),
+        scheme => check.one_of(scheme, if cfg!(feature = "tls") { &["HTTP", "HTTPS"] } else { &["HTTP"] }),
     });
     check.each("httpHeaders", action.http_headers.as_deref().unwrap_or_default(), |check, header| {
         check.at("name", |check| check.text(&header.name, names::http_header));

@@ -33,7 +33,7 @@ const METADATA: &[Row<Pod>] = &[
 
 /// Fields of `spec`.
 const SPEC: &[Row<PodSpec>] = &[
-    Row("ephemeralContainers", "they are added to a running pod, not written in a manifest", |spec| {
+    Row("ephemeralContainers", "smolet debug adds them to a running pod", |spec| {
         any(spec.ephemeral_containers.as_ref())
     }),
     Row("serviceAccountName", "service accounts need an API server", |spec| {

@@ -20,7 +20,7 @@ impl Crowd {
     fn count(&self, method: &str) -> usize {
         match method {
             "ListPodSandbox" => self.sandboxes,
-            "ListContainers" => self.containers,
+            "ListContainers" | "ListContainerStats" => self.containers,
             _ => 0,
         }
     }
@@ -28,15 +28,24 @@ impl Crowd {
     /// The items of the answer to `method`, each as field 1 in pieces that follow one another.
     pub(super) fn items(&self, method: &str) -> Vec<[Bytes; 2]> {
         let noise = BTreeMap::from([("noise".to_owned(), "x".repeat(self.label_bytes))]);
-        let sandboxes = method == "ListPodSandbox";
-        // A message's fields may come in any order, so the label, the same for all, stands behind what differs.
+        let (sandboxes, stats) = (method == "ListPodSandbox", method == "ListContainerStats");
+        let stats_of = |attributes: cri::ContainerAttributes| {
+            cri::ContainerStats { attributes: Some(attributes), ..Default::default() }.encode_to_vec()
+        };
+        // A message's fields may come in any order, and in parts that are one message then, so the label, the same for all,
+        // stands behind what differs.
         let shared = Bytes::from(if sandboxes {
             cri::PodSandbox { labels: noise, ..Default::default() }.encode_to_vec()
+        } else if stats {
+            stats_of(cri::ContainerAttributes { labels: noise, ..Default::default() })
         } else {
             cri::Container { labels: noise, ..Default::default() }.encode_to_vec()
         });
         let item = |number| {
-            let own = if sandboxes {
+            let own = if stats {
+                let id = format!("foreign-container-{number}");
+                stats_of(cri::ContainerAttributes { id, ..Default::default() })
+            } else if sandboxes {
                 let metadata = cri::PodSandboxMetadata {
                     name: format!("foreign-{number}"),
                     uid: format!("foreign-uid-{number}"),

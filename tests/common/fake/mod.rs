@@ -12,6 +12,7 @@ mod crowd;
 mod events;
 mod server;
 mod state;
+mod stats;
 mod store;
 
 use std::path::{Path, PathBuf};

@@ -25,6 +25,14 @@ pub struct State {
     pub sandboxes: BTreeMap<String, Sandbox>,
     pub containers: BTreeMap<String, Container>,
     pub images: BTreeMap<String, Image>,
+    /// Where they lie; a place that is not there unless it is set.
+    pub image_mountpoint: Option<String>,
+    /// Bytes of memory that containers of that name use.
+    pub memory: BTreeMap<String, i64>,
+    /// Bytes that containers of that name have written to their root.
+    pub written: BTreeMap<String, i64>,
+    /// What sandboxes are made of, told as containerd does.
+    pub sandbox_image: Option<String>,
     /// Names that no registry has.
     pub missing: BTreeSet<String>,
     /// Names that a registry gives to this user with this password only.
@@ -308,6 +316,11 @@ impl State {
         self.containers.values().filter(|c| c.running()).map(|c| self.label(c)).collect()
     }
 
+    /// The others, likewise.
+    pub fn dead(&self) -> Vec<String> {
+        self.containers.values().filter(|c| !c.running()).map(|c| self.label(c)).collect()
+    }
+
     fn found(&mut self, container: &str) -> &mut Container {
         let id = self.container(container).unwrap_or_else(|| panic!("no container {container}")).id.clone();
         self.containers.get_mut(&id).unwrap()
@@ -424,6 +437,10 @@ impl State {
                 container.finish(at, 255, "Unknown", "");
             }
         }
+    }
+
+    fn image_mountpoint(&self) -> String {
+        self.image_mountpoint.clone().unwrap_or_else(|| "/var/lib/fake".to_owned())
     }
 
     pub fn add_image(&mut self, name: &str) -> String {
@@ -627,6 +644,7 @@ impl State {
             "StreamPodSandboxes" => "ListPodSandbox",
             "StreamContainers" => "ListContainers",
             "StreamImages" => "ListImages",
+            "StreamContainerStats" => "ListContainerStats",
             _ => return None,
         };
         self.streams_lists.then_some(list)
@@ -659,7 +677,7 @@ impl State {
                     runtime_api_version: "v1".into(),
                 })
             }
-            "Status" => encode(&self.status()),
+            "Status" => encode(&self.status(decode(m)?)),
             "RunPodSandbox" => self.run_pod_sandbox(decode(m)?, now),
             "StopPodSandbox" => {
                 let id = decode::<cri::StopPodSandboxRequest>(m)?.pod_sandbox_id;
@@ -699,6 +717,7 @@ impl State {
                 encode(&cri::ContainerStatusResponse { status, ..Default::default() })
             }
             "ListContainers" => encode(&self.list_containers(decode(m)?)),
+            "ListContainerStats" => encode(&self.stats(now)),
             "ExecSync" => self.exec_sync(decode(m)?),
             "Exec" => {
                 self.streamed(&decode::<cri::ExecRequest>(m)?.container_id)?;
@@ -779,7 +798,7 @@ impl State {
                 let used = self.images.values().map(|image| image.size).sum();
                 let usage = cri::FilesystemUsage {
                     timestamp: now.wall.0,
-                    fs_id: Some(cri::FilesystemIdentifier { mountpoint: "/var/lib/fake".into() }),
+                    fs_id: Some(cri::FilesystemIdentifier { mountpoint: self.image_mountpoint() }),
                     used_bytes: Some(cri::UInt64Value { value: used }),
                     inodes_used: Some(cri::UInt64Value { value: self.images.len() as u64 }),
                 };
@@ -790,7 +809,7 @@ impl State {
         }
     }
 
-    fn status(&self) -> cri::StatusResponse {
+    fn status(&self, request: cri::StatusRequest) -> cri::StatusResponse {
         let condition = |kind: &str| {
             let (reason, message) = self.conditions.get(kind).cloned().unwrap_or_default();
             let status = !self.conditions.contains_key(kind);
@@ -805,14 +824,16 @@ impl State {
                 recursive_read_only_mounts: *user_namespaces,
             }),
         };
+        let told = self.sandbox_image.iter().filter(|_| request.verbose);
+        let settings = |image: &String| format!("{{\"sandboxImage\":\"{image}\",\"other\":{{\"x\":[1]}}}}");
         cri::StatusResponse {
+            info: told.map(|image| ("config".to_owned(), settings(image))).collect(),
             status: Some(cri::RuntimeStatus { conditions }),
             runtime_handlers: self.handlers.iter().map(handler).collect(),
             features: Some(cri::RuntimeFeatures {
                 supplemental_groups_policy: self.strict_groups,
                 ..Default::default()
             }),
-            ..Default::default()
         }
     }
 

@@ -134,3 +134,44 @@ fn containers() {
         ),
     ]);
 }
+
+#[test]
+fn an_ephemeral_container_that_is_added() {
+    use crate::model::Debugger;
+
+    let mut pod: Pod = serde_json::from_value(good()).expect("a pod by type");
+    let first =
+        Debugger { name: "d", image: "x", pull_policy: "Always", target: Some("s"), ..Debugger::default() };
+    let spec = pod.spec.as_mut().expect("it has one");
+    spec.ephemeral_containers = Some(vec![first.container()]);
+    for (added, says) in [
+        (Debugger { name: "e", ..first.clone() }, ""),
+        (Debugger { name: "e", target: Some("a"), ..first.clone() }, ""),
+        (Debugger { name: "e", target: Some(""), ..first.clone() }, ""),
+        (Debugger { name: "a", ..first.clone() }, "spec.ephemeralContainers[1].name: \"a\": must be unique"),
+        (Debugger { name: "i", ..first.clone() }, "spec.ephemeralContainers[1].name: \"i\": must be unique"),
+        (first.clone(), "spec.ephemeralContainers[1].name: \"d\": must be unique"),
+        (Debugger { name: "E", ..first.clone() }, "spec.ephemeralContainers[1].name: \"E\": must be at most"),
+        (
+            Debugger { name: "e", image: "", ..first.clone() },
+            "spec.ephemeralContainers[1].image: is required",
+        ),
+        (
+            Debugger { name: "e", pull_policy: "x", ..first.clone() },
+            "spec.ephemeralContainers[1].imagePullPolicy: \"x\": must be one of",
+        ),
+        (
+            Debugger { name: "e", target: Some("d"), ..first.clone() },
+            "spec.ephemeralContainers[1].targetContainerName: \"d\": names no container or init container",
+        ),
+    ] {
+        let errors = ephemeral_container(spec, &added.container());
+        let line = |error: &FieldError| match &error.value {
+            Some(value) => format!("{}: {value}: {}", error.path, error.message),
+            None => format!("{}: {}", error.path, error.message),
+        };
+        let got: Vec<String> = errors.iter().map(line).collect();
+        assert_eq!(got.len(), usize::from(!says.is_empty()), "{added:?}: {got:?}");
+        assert!(got.iter().all(|line| line.starts_with(says)), "{added:?}: {got:?}");
+    }
+}

@@ -21,11 +21,6 @@ fn probes() {
         ("livenessProbe", json!({"grpc": {"port": 65536}}), ".grpc.port: 65536: must be between 1 and 65535"),
         (
             "livenessProbe",
-            json!({"httpGet": {"port": 1, "scheme": "HTTPS"}}),
-            ".httpGet.scheme: \"HTTPS\": is not supported by this version",
-        ),
-        (
-            "livenessProbe",
             json!({"httpGet": {"port": 1, "scheme": "http"}}),
             ".httpGet.scheme: \"http\": must be one of HTTP",
         ),
@@ -89,8 +84,8 @@ fn a_hook_does_one_thing_within_the_grace_period() {
         ),
         (json!({"httpGet": {"port": 0}}), ".httpGet.port: 0: must be between 1 and 65535"),
         (
-            json!({"httpGet": {"port": 1, "scheme": "HTTPS"}}),
-            ".httpGet.scheme: \"HTTPS\": is not supported by this version",
+            json!({"httpGet": {"port": 1, "scheme": "https"}}),
+            ".httpGet.scheme: \"https\": must be one of HTTP",
         ),
         (json!({"tcpSocket": {"port": "A"}}), ".tcpSocket.port: \"A\""),
         (json!({"sleep": {"seconds": -1}}), ".sleep.seconds: -1: must be between 0 and 30"),

@@ -1,0 +1,33 @@
+//! `smolet doctor`: what of this machine keeps pods from running well, each finding with its mend.
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use super::style::Style;
+use super::{fail, print};
+use crate::config::{Config, Flags};
+use crate::doctor::{self, facts, judge};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    flags: Flags,
+    /// json, for scripts
+    #[arg(short, long, value_name = "FORMAT", value_parser = ["json"])]
+    output: Option<String>,
+}
+
+/// Exit code 1 when there is a problem.
+pub(super) fn run(args: &Args) -> ExitCode {
+    let (config, bad_settings) = match Config::load(&args.flags, None) {
+        Ok(config) => (Some(config), None),
+        Err(error) => (facts::usual_settings(&args.flags), Some(error.to_string())),
+    };
+    let Some(config) = config else { return fail(&bad_settings.unwrap_or_default()) };
+    let findings = judge::judge(&facts::collect(&config, bad_settings));
+    let no_color = std::env::var("NO_COLOR").ok();
+    let style = Style::for_output(std::io::stdout().is_terminal(), no_color.as_deref());
+    let text = if args.output.is_some() { doctor::json(&findings) } else { doctor::lines(&findings, style) };
+    let printed = print(Ok(text));
+    if doctor::has_problems(&findings) { ExitCode::FAILURE } else { printed }
+}

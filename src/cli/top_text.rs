@@ -1,0 +1,101 @@
+//! PURE: what `smolet top` prints: `kubectl top pods`' columns.
+
+use super::style::Style;
+use super::text::{Cell, columns};
+use crate::cri::CpuSample;
+use crate::limits::{MIB, STATS_TIME_MAX};
+use crate::model::PodKey;
+
+/// What one pod's running containers use together. Of what the runtime does not tell of any of them there is no sum.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodUse {
+    /// Which pod.
+    pub pod: PodKey,
+    /// Cores in billionths.
+    pub nano_cores: Option<u64>,
+    /// Memory in bytes.
+    pub memory_bytes: Option<u64>,
+}
+
+impl PodUse {
+    /// Of a pod of which no container runs.
+    pub fn nothing(pod: PodKey) -> Self {
+        Self { pod, nano_cores: Some(0), memory_bytes: Some(0) }
+    }
+
+    /// One container more.
+    pub fn add(&mut self, nano_cores: Option<u64>, memory_bytes: Option<u64>) {
+        let sum = |of: Option<u64>, more: Option<u64>| Some(of?.saturating_add(more?));
+        self.nano_cores = sum(self.nano_cores, nano_cores);
+        self.memory_bytes = sum(self.memory_bytes, memory_bytes);
+    }
+}
+
+/// Cores in billionths between two samples. `None` when the second is none of a later time, as a runtime may keep samples
+/// for a while; when the clock was set meanwhile, by which they are dated; and when it is another counter.
+pub fn nano_cores(before: CpuSample, after: CpuSample) -> Option<u64> {
+    let time = u64::try_from(after.at.0.checked_sub(before.at.0)?).ok()?;
+    let time = Some(time).filter(|time| (1..=STATS_TIME_MAX.as_nanos()).contains(&u128::from(*time)))?;
+    let used = u128::from(after.nanos.checked_sub(before.nanos)?);
+    u64::try_from(used * 1_000_000_000 / u128::from(time)).ok()
+}
+
+/// The table, in the order of the pods; in thousandths of cores, rounded up, and whole MiB, as kubectl.
+pub fn top(pods: &[PodUse], namespaces: bool, style: Style) -> String {
+    let row = |texts: [&str; 4]| -> Vec<Cell> {
+        texts.into_iter().skip(usize::from(!namespaces)).map(Cell::from).collect()
+    };
+    let mut rows = vec![row(["NAMESPACE", "NAME", "CPU(cores)", "MEMORY(bytes)"])];
+    for PodUse { pod, nano_cores, memory_bytes } in pods {
+        let unknown = || "<unknown>".to_owned();
+        let cpu = nano_cores.map_or_else(unknown, |nano| format!("{}m", nano.div_ceil(1_000_000)));
+        let memory = memory_bytes.map_or_else(unknown, |bytes| format!("{}Mi", bytes / MIB as u64));
+        rows.push(row([&*pod.namespace, &*pod.name, &*cpu, &*memory]));
+    }
+    columns(&rows, 0, style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Wall;
+
+    #[test]
+    fn looks_as_kubectl_top() {
+        let mut web = PodUse::nothing(PodKey::new("default", "web-gw", "u1"));
+        web.add(Some(1_000_001), Some(3 * MIB as u64));
+        web.add(Some(249_000_000), Some(MIB as u64 - 1));
+        let mut db = PodUse::nothing(PodKey::new("prod", "db-gw", "u2"));
+        db.add(None, Some(1));
+        db.add(Some(1), Some(1));
+        let idle = PodUse::nothing(PodKey::new("prod", "idle-gw", "u3"));
+        let pods = [web, db, idle];
+        assert_eq!(
+            top(&pods, true, Style::PLAIN),
+            "NAMESPACE   NAME      CPU(cores)   MEMORY(bytes)\n\
+             default     web-gw    251m         3Mi\n\
+             prod        db-gw     <unknown>    0Mi\n\
+             prod        idle-gw   0m           0Mi\n"
+        );
+        assert!(top(&pods, false, Style::PLAIN).starts_with("NAME      CPU(cores)"));
+    }
+
+    #[test]
+    fn cores_are_the_time_used_in_a_time() {
+        let sample = |at, nanos| CpuSample { at: Wall(at), nanos };
+        for (before, after, cores) in [
+            (sample(0, 0), sample(1_000_000_000, 500_000_000), Some(500_000_000)),
+            (sample(5, 7), sample(2_000_000_005, 4_000_000_007), Some(2_000_000_000)),
+            (sample(5, 7), sample(6, 7), Some(0)),
+            (sample(0, 0), sample(60_000_000_000, 600_000_000), Some(10_000_000)),
+            // The same sample again, a clock that was set back or on, a counter that was set back.
+            (sample(5, 7), sample(5, 7), None),
+            (sample(5, 7), sample(4, 8), None),
+            (sample(0, 0), sample(60_000_000_001, 600_000_000), None),
+            (sample(5, 7), sample(6, 6), None),
+            (sample(i64::MIN, 0), sample(i64::MAX, u64::MAX), None),
+        ] {
+            assert_eq!(nano_cores(before, after), cores, "{before:?} {after:?}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! When the node is short of something (`ParseThresholdConfig`, `ValidateKubeletConfiguration`: `eviction*`).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::ConfigError;
+use super::kubelet::GoDuration;
+use crate::eviction::{Amount, Signal, Threshold};
+use crate::limits::{EVICTION_HARD, EVICTION_TRANSITION};
+
+/// By signal.
+pub(super) type BySignal<T> = BTreeMap<String, T>;
+
+/// The fields of the file, each `None` when it is not set.
+#[derive(Default)]
+pub(super) struct Given {
+    pub(super) hard: Option<BySignal<String>>,
+    pub(super) soft: Option<BySignal<String>>,
+    pub(super) soft_grace: Option<BySignal<GoDuration>>,
+    pub(super) min_reclaim: Option<BySignal<String>>,
+    pub(super) transition: Option<GoDuration>,
+    pub(super) max_pod_grace: Option<i32>,
+}
+
+/// When pods are ended because the node is short of something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EvictionPolicy {
+    /// Hard ones first.
+    pub thresholds: Vec<Threshold>,
+    /// How long a condition holds after it was last met (`evictionPressureTransitionPeriod`).
+    pub transition: Duration,
+    /// The most a pod gets to end when a soft threshold is met (`evictionMaxPodGracePeriod`), in seconds.
+    pub max_pod_grace: i64,
+}
+
+impl EvictionPolicy {
+    /// Nothing is observed, and no pod is ended.
+    pub const NEVER: Self = Self { thresholds: Vec::new(), transition: Duration::ZERO, max_pod_grace: 0 };
+}
+
+/// As the kubelet: what `evictionHard` has replaces all defaults.
+pub(super) fn policy(given: Given) -> Result<EvictionPolicy, ConfigError> {
+    let min_reclaim = amounts("evictionMinimumReclaim", given.min_reclaim.unwrap_or_default())?;
+    let hard = match given.hard {
+        Some(hard) => amounts("evictionHard", hard)?,
+        None => EVICTION_HARD.to_vec(),
+    };
+    let mut graces = given.soft_grace.unwrap_or_default();
+    let mut thresholds: Vec<Threshold> = Vec::new();
+    let threshold = |signal: Signal, at: Amount, grace: Duration| {
+        let min_reclaim = min_reclaim.iter().find(|(of, _)| *of == signal).map(|(_, least)| *least);
+        Threshold { signal, at, grace, min_reclaim }
+    };
+    thresholds.extend(hard.into_iter().map(|(signal, at)| threshold(signal, at, Duration::ZERO)));
+    for (signal, at) in amounts("evictionSoft", given.soft.unwrap_or_default())? {
+        let grace = graces.remove(signal.as_str()).map(|grace| grace.0);
+        let Some(grace) = grace.filter(|grace| !grace.is_zero()) else {
+            return Err(ConfigError(format!(
+                "evictionSoftGracePeriod: must have a period greater than 0 for the soft threshold {}",
+                signal.as_str()
+            )));
+        };
+        thresholds.push(threshold(signal, at, grace));
+    }
+    if let Some(left) = graces.keys().next() {
+        return Err(ConfigError(format!(
+            "evictionSoftGracePeriod: {left:?}: evictionSoft has no such threshold"
+        )));
+    }
+    let max_pod_grace = i64::from(given.max_pod_grace.unwrap_or_default());
+    if max_pod_grace < 0 {
+        return Err(ConfigError(format!("evictionMaxPodGracePeriod: {max_pod_grace}: must not be negative")));
+    }
+    // As the kubelet takes it: none is the usual one.
+    let transition = given.transition.map(|transition| transition.0).filter(|time| !time.is_zero());
+    let transition = transition.unwrap_or(EVICTION_TRANSITION);
+    Ok(EvictionPolicy { thresholds, transition, max_pod_grace })
+}
+
+/// The amounts of a field, in the order of the signals; those that are switched off are left out.
+fn amounts(field: &str, texts: BySignal<String>) -> Result<Vec<(Signal, Amount)>, ConfigError> {
+    let mut found = Vec::new();
+    for (name, text) in texts {
+        let Some(signal) = Signal::ALL.into_iter().find(|signal| signal.as_str() == name) else {
+            let all: Vec<&str> = Signal::ALL.iter().map(|signal| signal.as_str()).collect();
+            return Err(ConfigError(format!("{field}: {name:?}: must be one of {}", all.join(", "))));
+        };
+        match Amount::parse(&text) {
+            Ok(amount) => found.extend(amount.map(|amount| (signal, amount))),
+            Err(rule) => return Err(ConfigError(format!("{field}: {name}: {text:?}: {rule}"))),
+        }
+    }
+    found.sort_by_key(|(signal, _)| *signal);
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn texts(of: &[(&str, &str)]) -> Option<BySignal<String>> {
+        (!of.is_empty()).then(|| of.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect())
+    }
+
+    #[test]
+    fn the_defaults_are_the_kubelets_and_what_is_given_replaces_all_of_them() {
+        let default = policy(Given::default()).expect("valid");
+        let shown = |threshold: &Threshold| (threshold.signal.as_str(), threshold.at, threshold.is_hard());
+        let found: Vec<_> = default.thresholds.iter().map(shown).collect();
+        assert_eq!(
+            found,
+            [
+                ("memory.available", Amount::Quantity(100 << 20), true),
+                ("nodefs.available", Amount::Share(100_000), true),
+                ("nodefs.inodesFree", Amount::Share(50_000), true),
+                ("imagefs.available", Amount::Share(150_000), true),
+                ("imagefs.inodesFree", Amount::Share(50_000), true),
+            ]
+        );
+        assert_eq!((default.transition, default.max_pod_grace), (Duration::from_mins(5), 0));
+        let given = Given {
+            hard: texts(&[("nodefs.available", "1Gi"), ("memory.available", "0%")]),
+            soft: texts(&[("memory.available", "200Mi")]),
+            soft_grace: Some([("memory.available".to_owned(), GoDuration(Duration::from_secs(90)))].into()),
+            min_reclaim: texts(&[("nodefs.available", "500Mi")]),
+            max_pod_grace: Some(30),
+            ..Given::default()
+        };
+        let found = policy(given).expect("valid");
+        let shown: Vec<_> =
+            found.thresholds.iter().map(|t| (shown(t), t.grace.as_secs(), t.min_reclaim)).collect();
+        let gib = ("nodefs.available", Amount::Quantity(1 << 30), true);
+        let soft = ("memory.available", Amount::Quantity(200 << 20), false);
+        assert_eq!(shown, [(gib, 0, Some(Amount::Quantity(500 << 20))), (soft, 90, None)]);
+        assert_eq!(found.max_pod_grace, 30);
+    }
+
+    #[test]
+    fn bad_thresholds_name_their_field() {
+        let grace = |seconds| {
+            Some([("memory.available".to_owned(), GoDuration(Duration::from_secs(seconds)))].into())
+        };
+        let soft = || texts(&[("memory.available", "1Gi")]);
+        for (given, said) in [
+            (
+                Given { hard: texts(&[("memory.free", "1Mi")]), ..Given::default() },
+                "evictionHard: \"memory.free\": ",
+            ),
+            (
+                Given { hard: texts(&[("memory.available", "0")]), ..Given::default() },
+                "evictionHard: memory.available: ",
+            ),
+            (Given { soft: soft(), ..Given::default() }, "evictionSoftGracePeriod: must have"),
+            (
+                Given { soft: soft(), soft_grace: grace(0), ..Given::default() },
+                "evictionSoftGracePeriod: must have",
+            ),
+            (
+                Given { soft_grace: grace(30), ..Given::default() },
+                "evictionSoftGracePeriod: \"memory.available\"",
+            ),
+            (
+                Given { max_pod_grace: Some(-1), ..Given::default() },
+                "evictionMaxPodGracePeriod: -1: must not",
+            ),
+        ] {
+            let error = policy(given).expect_err("must be refused");
+            assert!(error.0.starts_with(said), "{error}");
+        }
+    }
+}

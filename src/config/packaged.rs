@@ -1,0 +1,40 @@
+//! The configuration file of the packages (`dist/config.yaml`): what stands in it as a default is one, and nothing is missing.
+
+use super::*;
+
+const FILE: &str = include_str!("../../dist/config.yaml");
+
+/// The file with everything in force that stands behind a `#` without a space.
+fn in_force() -> String {
+    let mut text = String::new();
+    for line in FILE.lines() {
+        let line = match line.strip_prefix('#') {
+            Some(prose) if prose.is_empty() || prose.starts_with(' ') && !prose.starts_with("  ") => continue,
+            Some(setting) => setting,
+            None => line,
+        };
+        text.push_str(line);
+        text.push('\n');
+    }
+    text
+}
+
+fn config_of(text: &str) -> Config {
+    let settings = FileSettings::parse(text.as_bytes()).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    Config::join(&Flags::default(), None, settings).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+#[test]
+fn it_sets_nothing_and_its_defaults_are_the_agents() {
+    let default = Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
+    assert_eq!(config_of(FILE), default);
+    assert_eq!(config_of(&in_force()), default);
+}
+
+#[test]
+fn every_field_stands_in_it() {
+    let settings = FileSettings::parse(in_force().as_bytes()).expect("valid");
+    let shown = format!("{settings:#?}");
+    let missing: Vec<&str> = shown.lines().filter(|line| line.ends_with(": None,")).collect();
+    assert_eq!(missing, [""; 0], "fields of FileSettings that dist/config.yaml does not name");
+}

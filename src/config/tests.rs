@@ -1,0 +1,204 @@
+use super::*;
+
+fn file(fields: &str) -> Result<FileSettings, String> {
+    let head = "kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n";
+    FileSettings::parse(format!("{head}{fields}").as_bytes())
+}
+
+#[test]
+fn defaults_are_the_conventions() {
+    let config = Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
+    assert_eq!(config.manifests, Path::new("/etc/smolet/manifests"));
+    assert_eq!(config.file_check_frequency, Duration::from_secs(20));
+    assert_eq!(config.images_dir, Path::new("/var/lib/smolet/images"));
+    assert_eq!(config.max_pods, 110);
+    assert_eq!(config.cgroup_driver, CgroupDriver::Cgroupfs);
+}
+
+#[test]
+fn a_flag_beats_the_file_and_the_file_beats_the_default() {
+    let settings = file(
+        "staticPodPath: /from/file\nmaxPods: 7\nfileCheckFrequency: 1m30s\n\
+         crashLoopBackOff: {maxContainerRestartPeriod: 30s}\n",
+    )
+    .expect("valid file");
+    let flags = Flags { manifests: Some("/from/flag".into()), ..Flags::default() };
+    let config = Config::join(&flags, None, settings.clone()).expect("valid");
+    assert_eq!(config.manifests, Path::new("/from/flag"));
+    assert_eq!(config.max_pods, 7);
+    assert_eq!(config.file_check_frequency, Duration::from_secs(90));
+    assert_eq!(config.max_container_restart_period, Duration::from_secs(30));
+    let config = Config::join(&Flags::default(), None, settings).expect("valid");
+    assert_eq!(config.manifests, Path::new("/from/file"));
+}
+
+#[test]
+fn image_pulls_are_serial_unless_the_file_says_otherwise() {
+    let pulls = |fields: &str| {
+        let config = Config::join(&Flags::default(), None, file(fields).expect("of the right type"));
+        config.map(|config| config.image_pulls).map_err(|error| error.0)
+    };
+    for (fields, wanted) in [
+        ("", Ok(1)),
+        ("serializeImagePulls: true\n", Ok(1)),
+        ("serializeImagePulls: false\n", Ok(limits::PULLS_AT_ONCE_MAX)),
+        ("maxParallelImagePulls: 1\n", Ok(1)),
+        ("maxParallelImagePulls: 3\n", Ok(3)),
+        ("serializeImagePulls: false\nmaxParallelImagePulls: 16\n", Ok(16)),
+        ("serializeImagePulls: true\nmaxParallelImagePulls: 1\n", Ok(1)),
+        (
+            "serializeImagePulls: true\nmaxParallelImagePulls: 2\n",
+            Err("maxParallelImagePulls: 2: more than one"),
+        ),
+        ("maxParallelImagePulls: 0\n", Err("maxParallelImagePulls: 0: must be between 1 and 16")),
+        ("maxParallelImagePulls: -1\n", Err("maxParallelImagePulls: -1: must be between 1 and 16")),
+        ("maxParallelImagePulls: 17\n", Err("maxParallelImagePulls: 17: must be between 1 and 16")),
+    ] {
+        match (pulls(fields), wanted) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
+            (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
+            (found, _) => panic!("{fields}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn logs_are_rotated_as_the_file_or_a_flag_says() {
+    let rotation = |fields: &str, size: Option<&str>| {
+        let flags = Flags { container_log_max_size: size.map(str::to_owned), ..Flags::default() };
+        let config = Config::join(&flags, None, file(fields).expect("of the right type"));
+        config
+            .map(|config| config.log_rotation.map(|r| (r.size_max, r.files_max, r.look_max.as_secs())))
+            .map_err(|e| e.0)
+    };
+    for (fields, size, wanted) in [
+        ("", None, Ok(Some((10 << 20, 5, 10)))),
+        ("containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\n", None, Ok(Some((1 << 20, 3, 10)))),
+        (
+            "containerLogMaxSize: 1Mi\ncontainerLogMonitorInterval: 3s\n",
+            Some("20M"),
+            Ok(Some((20_000_000, 5, 3))),
+        ),
+        ("containerLogMaxSize: \"-1\"\n", None, Ok(None)),
+        ("", Some("-1"), Ok(None)),
+        ("containerLogMaxFiles: 1\n", None, Err("containerLogMaxFiles: 1: must be between 2 and 1000")),
+        ("", Some("0"), Err("containerLogMaxSize: \"0\": must be 4096 bytes or more")),
+        ("", Some("ten"), Err("containerLogMaxSize: \"ten\": must be a quantity")),
+        (
+            "containerLogMonitorInterval: 2s\n",
+            None,
+            Err("containerLogMonitorInterval: 2 s: must be between 3 s"),
+        ),
+    ] {
+        match (rotation(fields, size), wanted) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
+            (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
+            (found, _) => panic!("{fields}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn pods_end_with_the_node_as_the_file_or_a_flag_says() {
+    let shutdown = |fields: &str, period: Option<&str>, critical: Option<&str>, on_sigterm| {
+        let flags = Flags {
+            shutdown_grace_period: period.map(str::to_owned),
+            shutdown_grace_period_critical_pods: critical.map(str::to_owned),
+            shutdown_on_sigterm: on_sigterm,
+            ..Flags::default()
+        };
+        let config = Config::join(&flags, None, file(fields).expect("of the right type"));
+        let shown = |groups: &ShutdownGroups| {
+            let groups = (0..).map_while(|place| groups.get(place));
+            groups.map(|group| (group.priority, group.grace.0)).collect::<Vec<_>>()
+        };
+        config.map(|config| shown(&config.shutdown)).map_err(|error| error.0)
+    };
+    let by_priority =
+        "shutdownGracePeriodByPodPriority: [{priority: 9, shutdownGracePeriodSeconds: 3}, {priority: 1}]\n";
+    let both = "shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n";
+    for (fields, period, critical, on_sigterm, wanted) in [
+        ("", None, None, false, Ok(vec![])),
+        (both, None, None, true, Ok(vec![(0, 20), (2_000_000_000, 10)])),
+        (both, Some("1m"), None, false, Ok(vec![(0, 50), (2_000_000_000, 10)])),
+        ("", Some("20s"), Some("5s"), true, Ok(vec![(0, 15), (2_000_000_000, 5)])),
+        (by_priority, None, None, false, Ok(vec![(1, 0), (9, 3)])),
+        (
+            by_priority,
+            Some("20s"),
+            None,
+            false,
+            Err("shutdownGracePeriodByPodPriority: may not be given beside"),
+        ),
+        ("", Some("5s"), Some("6s"), false, Err("shutdownGracePeriodCriticalPods: 6 s: must be at most")),
+        ("", Some("soon"), None, false, Err("--shutdown-grace-period: \"soon\": must be a duration")),
+        ("", None, None, true, Err("--shutdown-on-sigterm: needs the time that pods may take")),
+    ] {
+        match (shutdown(fields, period, critical, on_sigterm), wanted) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found, wanted, "{fields}"),
+            (Err(found), Err(wanted)) => assert!(found.starts_with(wanted), "{fields}: {found}"),
+            (found, _) => panic!("{fields}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn unknown_and_unsupported_fields_are_named_in_one_message() {
+    let error = file("cpuManagerPolicy: static\nstaticPodPaht: /x\ncrashLoopBackOff: {max: 1s}\n")
+        .expect_err("must be refused");
+    for name in ["cpuManagerPolicy", "staticPodPaht", "crashLoopBackOff.max"] {
+        assert!(error.contains(name), "{name} is named: {error}");
+    }
+}
+
+#[test]
+fn bad_values_name_their_field() {
+    for (fields, field) in [
+        ("maxPods: many\n", "maxPods"),
+        ("fileCheckFrequency: soon\n", "fileCheckFrequency"),
+        ("clusterDNS: 10.0.0.1\n", "clusterDNS"),
+    ] {
+        let error = file(fields).expect_err("must be refused");
+        assert!(error.contains(field), "{error}");
+    }
+    for (fields, said) in [
+        ("maxPods: 0\n", "maxPods: 0: must be between 1 and 110"),
+        ("maxPods: -1\n", "maxPods: -1: must be between 1 and 110"),
+        ("maxPods: 111\n", "maxPods: 111: must be between 1 and 110"),
+        ("staticPodPath: manifests\n", "--manifests (staticPodPath): manifests: must be an absolute path"),
+        ("resolvConf: resolv.conf\n", "resolvConf: resolv.conf: must be an absolute path"),
+        ("fileCheckFrequency: 500ms\n", "fileCheckFrequency: 0.5 s: must be between 1 s and 86400 s"),
+        ("clusterDomain: a b\n", "clusterDomain: \"a b\": "),
+        (
+            "allowedUnsafeSysctls: [net.*, vm.swappiness]\n",
+            "allowedUnsafeSysctls: \"vm.swappiness\": must begin",
+        ),
+    ] {
+        let settings = file(fields).expect("of the right type");
+        let error = Config::join(&Flags::default(), None, settings).expect_err("must be refused");
+        assert!(error.0.starts_with(said), "{error}");
+    }
+    for (bytes, fits) in [(0, false), ((1 << 20) - 1, false), (1 << 20, true), ((16 << 20) + 1, false)] {
+        let flags = Flags { status_store_bytes: Some(bytes), ..Flags::default() };
+        let error = Config::join(&flags, None, FileSettings::default()).err();
+        assert_eq!(error.is_none(), fits, "{bytes}: {error:?}");
+        let named = error.is_none_or(|error| error.0.starts_with("--status-store-bytes: "));
+        assert!(named, "{bytes}");
+    }
+    let none = file("resolvConf: \"\"\n").expect("of the right type");
+    assert!(Config::join(&Flags::default(), None, none).is_ok(), "no resolver configuration at all");
+    let error = FileSettings::parse(b"kind: Pod\napiVersion: v1\n").expect_err("must be refused");
+    assert!(error.contains("kind"), "{error}");
+    let flags = Flags { root_dir: Some("relative".into()), ..Flags::default() };
+    let error = Config::join(&flags, None, FileSettings::default()).expect_err("must be refused");
+    assert!(error.0.contains("--root-dir"), "{error}");
+}
+
+#[test]
+fn a_file_without_an_end_is_not_read() {
+    let error = FileSettings::read(Path::new("/dev/zero")).expect_err("must be refused");
+    assert!(error.0.starts_with("/dev/zero: is no regular file"), "{error}");
+    // Claims to have no bytes, and has some.
+    let error = FileSettings::read(Path::new("/proc/self/status")).expect_err("must be refused");
+    assert!(error.0.starts_with("/proc/self/status: "), "{error}");
+}

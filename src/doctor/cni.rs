@@ -1,0 +1,122 @@
+//! PURE: what a runtime says of its own settings, and what a CNI configuration names.
+
+use serde_json::Value;
+
+/// Where CNI configurations and plugins are when a runtime does not tell.
+const CONF_DIR: &str = "/etc/cni/net.d";
+const BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
+
+/// The part of a runtime's settings that matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeSettings {
+    /// The image that every sandbox is made from.
+    pub pause_image: Option<String>,
+    /// Where it reads CNI configurations.
+    pub cni_conf_dir: String,
+    /// Where it looks for CNI plugins; one of them is enough.
+    pub cni_bin_dirs: Vec<String>,
+}
+
+impl RuntimeSettings {
+    /// From `StatusResponse.info["config"]`, which is a runtime's own JSON: containerd 1 (`sandboxImage`, `cni.binDir`), containerd
+    /// 2 (`cni.binDirs`, where the image is another plugin's), CRI-O (`sandboxImage` alone). What it does not tell is as usual.
+    pub fn parse(config: Option<&str>) -> Self {
+        let config: Value = config.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        let cni = &config["cni"];
+        let listed = cni["binDirs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut cni_bin_dirs: Vec<String> = listed.iter().filter_map(text).collect();
+        cni_bin_dirs.extend(text(&cni["binDir"]));
+        if cni_bin_dirs.is_empty() {
+            cni_bin_dirs = BIN_DIRS.map(str::to_owned).into();
+        }
+        Self {
+            pause_image: text(&config["sandboxImage"]),
+            cni_conf_dir: text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned()),
+            cni_bin_dirs,
+        }
+    }
+}
+
+/// libcni takes these files for configurations.
+pub fn is_configuration(file: &str) -> bool {
+    [".conf", ".conflist", ".json"].iter().any(|ending| file.ends_with(ending))
+}
+
+/// The programs that a configuration needs: the plugins' and their address managers'.
+///
+/// # Errors
+/// A sentence: it is none.
+pub fn plugins(configuration: &str) -> Result<Vec<String>, String> {
+    let read: Value = serde_json::from_str(configuration).map_err(|error| format!("is no JSON: {error}"))?;
+    let one = std::slice::from_ref(&read);
+    let plugins = read["plugins"].as_array().map_or(one, Vec::as_slice);
+    let mut named: Vec<String> = Vec::new();
+    for plugin in plugins {
+        let kind = plugin["type"].as_str().filter(|kind| !kind.is_empty());
+        let manager = plugin["ipam"]["type"].as_str().filter(|kind| !kind.is_empty());
+        named.push(kind.ok_or("names a plugin without a type")?.to_owned());
+        named.extend(manager.map(str::to_owned));
+    }
+    named.sort_unstable();
+    named.dedup();
+    if named.is_empty() { Err("names no plugin".to_owned()) } else { Ok(named) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runtimes_tell_their_settings_in_their_own_ways() {
+        let containerd_1 = r#"{"containerd": {}, "cni": {"binDir": "/usr/lib/cni", "confDir": "/etc/cni/other"},
+                               "sandboxImage": "registry.k8s.io/pause:3.8"}"#;
+        assert_eq!(
+            RuntimeSettings::parse(Some(containerd_1)),
+            RuntimeSettings {
+                pause_image: Some("registry.k8s.io/pause:3.8".to_owned()),
+                cni_conf_dir: "/etc/cni/other".to_owned(),
+                cni_bin_dirs: vec!["/usr/lib/cni".to_owned()],
+            }
+        );
+        let containerd_2 = r#"{"cni": {"binDir": "", "binDirs": ["/a", "/b"], "confDir": "/etc/cni/net.d"}}"#;
+        assert_eq!(RuntimeSettings::parse(Some(containerd_2)).cni_bin_dirs, ["/a", "/b"]);
+        let usual = RuntimeSettings {
+            pause_image: None,
+            cni_conf_dir: "/etc/cni/net.d".to_owned(),
+            cni_bin_dirs: vec!["/opt/cni/bin".to_owned(), "/usr/lib/cni".to_owned()],
+        };
+        for nothing in [None, Some(""), Some("[crio]"), Some("[]"), Some(r#"{"cni": 3}"#)] {
+            assert_eq!(RuntimeSettings::parse(nothing), usual, "{nothing:?}");
+        }
+        let cri_o = RuntimeSettings::parse(Some(r#"{"sandboxImage": "registry.k8s.io/pause:3.10"}"#));
+        assert_eq!(cri_o.pause_image.as_deref(), Some("registry.k8s.io/pause:3.10"));
+    }
+
+    #[test]
+    fn configurations_name_their_programs() {
+        let ok = |names: &[&str]| Ok(names.iter().map(|name| (*name).to_owned()).collect());
+        for (text, expected) in [
+            (
+                r#"{"plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}, {"type": "portmap"}]}"#,
+                ok(&["bridge", "host-local", "portmap"]),
+            ),
+            (r#"{"type": "ptp"}"#, ok(&["ptp"])),
+            (r#"{"plugins": []}"#, Err("names no plugin".to_owned())),
+            (r#"{"plugins": [{}]}"#, Err("names a plugin without a type".to_owned())),
+            ("{}", Err("names a plugin without a type".to_owned())),
+        ] {
+            assert_eq!(plugins(text), expected, "{text}");
+        }
+        assert!(plugins("plugins:").unwrap_err().starts_with("is no JSON: "));
+        for (name, is_one) in [
+            ("10-k3s.conflist", true),
+            ("a.conf", true),
+            ("a.json", true),
+            ("a.conflist.bak", false),
+            ("README", false),
+        ] {
+            assert_eq!(is_configuration(name), is_one, "{name}");
+        }
+    }
+}

@@ -1,0 +1,506 @@
+//! Facts of the machine and of the runtime for `judge`: everything `smolet doctor` looks at, looked at here. I/O; blocks, for
+//! seconds where a runtime does not answer. Reads only. What cannot be read counts as not there.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use smol::LocalExecutor;
+
+use super::cni::{self, RuntimeSettings};
+use crate::clock::{Clock as _, SharedClock, SystemClock};
+use crate::config::{Config, Flags};
+use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, endpoint};
+use crate::limits::{
+    DOCTOR_CNI_FILES_MAX, DOCTOR_COMMAND_PATIENCE, DOCTOR_FILE_BYTES_MAX, DOCTOR_KUBELETS_MAX,
+    ENDPOINT_CHECK_TIMEOUT,
+};
+use crate::model::{SandboxState, Wall};
+
+/// Everything there is to judge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Only root sees all of it.
+    pub is_root: bool,
+    /// Why the settings given are none; the usual ones are looked at then.
+    pub bad_settings: Option<String>,
+    /// Control groups.
+    pub cgroups: CgroupFacts,
+    /// The runtime, or why there is none: a sentence with its mend.
+    pub runtime: Result<RuntimeFacts, String>,
+    /// Other node agents that run on this machine.
+    pub kubelets: Vec<Kubelet>,
+    /// The pods' network.
+    pub cni: CniFacts,
+    /// The state directory's file system, and that of the images where the runtime tells of it.
+    pub disks: Vec<DiskFacts>,
+    /// The clock.
+    pub clock: ClockFacts,
+    /// Swap devices and files that are on.
+    pub swaps: Vec<String>,
+    /// inotify's limits.
+    pub inotify: InotifyFacts,
+}
+
+/// What the kernel has of control groups.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CgroupFacts {
+    /// Where the hierarchies are looked for.
+    pub mounts: String,
+    /// Version 2 is mounted there: its controllers.
+    pub unified: Option<Vec<String>>,
+    /// Version 1: the controllers that have a hierarchy there.
+    pub v1: Vec<String>,
+    /// The kernel was told to leave the memory controller out, by the firmware of a Raspberry Pi or by somebody.
+    pub memory_disabled: bool,
+    /// The file whose one line the firmware hands to the kernel.
+    pub cmdline_file: Option<&'static str>,
+}
+
+/// What the runtime says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeFacts {
+    /// Its socket.
+    pub socket: String,
+    /// Its name and version.
+    pub version: String,
+    /// `RuntimeReady`, `NetworkReady` ...; or why it does not tell.
+    pub conditions: Result<Vec<RuntimeCondition>, String>,
+    /// The image of sandboxes and whether it is there; `None` where neither is known.
+    pub pause_image: Option<(String, bool)>,
+    /// Running sandboxes that no smolet made, and the pod of one of them.
+    pub foreign_sandboxes: Option<(usize, String)>,
+}
+
+/// Another node agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kubelet {
+    /// Its process.
+    pub pid: u32,
+    /// Its name: `kubelet`, `k3s-server` ...
+    pub name: String,
+    /// The runtime endpoint its arguments name.
+    pub endpoint: Option<String>,
+}
+
+/// The pods' network.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CniFacts {
+    /// Where configurations are looked for.
+    pub conf_dir: String,
+    /// The first one in the order of names, which the runtime takes, with its plugins or why it is none.
+    pub configuration: Option<(String, Result<Vec<String>, String>)>,
+    /// Where plugins are looked for.
+    pub bin_dirs: Vec<String>,
+    /// Those of its plugins that are in none of them.
+    pub missing: Vec<String>,
+}
+
+/// A file system.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DiskFacts {
+    /// What lies on it: `state` or `images`.
+    pub of: &'static str,
+    /// Where that is.
+    pub path: String,
+    /// Bytes in all; 0 where it could not be looked at.
+    pub bytes: u64,
+    /// Bytes that may still be written.
+    pub bytes_free: u64,
+    /// Inodes in all; 0 on file systems that have no fixed number.
+    pub inodes: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+}
+
+/// The clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClockFacts {
+    /// What it shows.
+    pub now: Wall,
+    /// Whether it follows a time server, where somebody knows.
+    pub is_synchronised: Option<bool>,
+    /// A program that runs and keeps it.
+    pub service: Option<String>,
+    /// It goes on while the machine is off.
+    pub has_rtc: bool,
+}
+
+/// inotify's limits; `None` where they cannot be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InotifyFacts {
+    /// `fs.inotify.max_user_instances`.
+    pub instances: Option<u64>,
+    /// `fs.inotify.max_user_watches`.
+    pub watches: Option<u64>,
+}
+
+/// Looks at everything, with the settings that the agent has or would have.
+pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
+    let executor = Rc::new(LocalExecutor::new());
+    let of_runtime = Box::pin(runtime(config.runtime_endpoint.as_deref(), &executor));
+    let (runtime, settings, images) = async_io::block_on(executor.run(of_runtime));
+    let mut disks = vec![disk("state", &config.root_dir)];
+    disks.extend(images.map(|path| disk("images", Path::new(&path))));
+    Facts {
+        is_root: rustix::process::geteuid().is_root(),
+        bad_settings,
+        cgroups: cgroups(&config.cgroup_mounts),
+        runtime,
+        kubelets: kubelets(),
+        cni: network(settings),
+        disks,
+        clock: ClockFacts {
+            now: SystemClock.now().wall,
+            is_synchronised: is_synchronised(),
+            service: processes().map(|(_, name)| name).find(|name| TIME_SERVICES.contains(&name.as_str())),
+            has_rtc: Path::new("/sys/class/rtc/rtc0").exists(),
+        },
+        swaps: swaps(&read("/proc/swaps")),
+        inotify: InotifyFacts {
+            instances: number("/proc/sys/fs/inotify/max_user_instances"),
+            watches: number("/proc/sys/fs/inotify/max_user_watches"),
+        },
+    }
+}
+
+/// At most `DOCTOR_FILE_BYTES_MAX` of it.
+fn read(path: impl AsRef<Path>) -> String {
+    read_or_why(path.as_ref()).unwrap_or_default()
+}
+
+fn read_or_why(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    fs::File::open(path)?.take(DOCTOR_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+fn number(path: &str) -> Option<u64> {
+    read(path).trim().parse().ok()
+}
+
+// ---- the runtime -----------------------------------------------------------------------------------------
+
+/// The runtime; what it says of its settings; where its images are.
+async fn runtime(
+    endpoint: Option<&str>,
+    executor: &Rc<LocalExecutor<'static>>,
+) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
+    let clock: SharedClock = Rc::new(SystemClock);
+    let found = match endpoint::candidates_here(endpoint) {
+        Ok(candidates) => endpoint::find(&candidates, executor, &clock).await,
+        Err(error) => Err(error),
+    };
+    let found = match found {
+        Ok(found) => found,
+        Err(error) => return (Err(error.to_string()), RuntimeSettings::parse(None), None),
+    };
+    let version = format!("{} {}", found.version.runtime_name, found.version.runtime_version);
+    let runtime = found.runtime.with_timeout(ENDPOINT_CHECK_TIMEOUT);
+    let conditions = runtime.status().await.map(|status| status.conditions);
+    let settings = RuntimeSettings::parse(runtime.settings().await.unwrap_or_default().as_deref());
+    let pause_image = if let Some(name) = &settings.pause_image {
+        runtime.image_status(name).await.ok().map(|image| (name.clone(), image.is_some()))
+    } else {
+        like_a_pause_image(&runtime).await.map(|name| (name, true))
+    };
+    let mut foreign_sandboxes: Option<(usize, String)> = None;
+    // What it does not list counts as none: that it does not answer is said of its conditions.
+    let _ = runtime
+        .list_pod_sandboxes(None, &mut |sandbox| {
+            if sandbox.node.is_none() && sandbox.state == SandboxState::Ready {
+                foreign_sandboxes.get_or_insert_with(|| (0, sandbox.pod.to_string())).0 += 1;
+            }
+        })
+        .await;
+    let images = runtime.image_fs_info().await.unwrap_or_default();
+    let facts = RuntimeFacts {
+        socket: runtime.socket().display().to_string(),
+        version,
+        conditions: conditions.map_err(|error| error.to_string()),
+        pause_image,
+        foreign_sandboxes,
+    };
+    (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
+}
+
+/// The first image that has such a name.
+async fn like_a_pause_image(runtime: &GrpcRuntime) -> Option<String> {
+    let mut found: Option<String> = None;
+    let mut each = |image: Image| {
+        let tag = image.repo_tags.iter().find(|tag| tag.contains("/pause:"));
+        found = found.take().or_else(|| tag.map(ToString::to_string));
+    };
+    runtime.list_images(&mut each).await.ok()?;
+    found
+}
+
+// ---- control groups --------------------------------------------------------------------------------------
+
+/// Where Raspberry Pi OS has the kernel's command line: since Debian 12, and before.
+const CMDLINE_FILES: [&str; 2] = ["/boot/firmware/cmdline.txt", "/boot/cmdline.txt"];
+
+fn cgroups(mounts: &Path) -> CgroupFacts {
+    let words = |text: String| -> Vec<String> { text.split_whitespace().map(str::to_owned).collect() };
+    let unified = read_or_why(&mounts.join("cgroup.controllers")).ok().map(words);
+    CgroupFacts {
+        mounts: mounts.display().to_string(),
+        v1: if unified.is_some() { Vec::new() } else { mounted_v1(&read("/proc/self/mounts"), mounts) },
+        unified,
+        memory_disabled: memory_disabled(&read("/proc/cgroups"), &read("/proc/cmdline")),
+        cmdline_file: CMDLINE_FILES.into_iter().find(|file| Path::new(file).exists()),
+    }
+}
+
+/// The controllers of version 1 that are mounted below `root`.
+fn mounted_v1(mounts: &str, root: &Path) -> Vec<String> {
+    let controllers = mounts.lines().filter_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let (point, kind, options) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup" && Path::new(point).starts_with(root)).then_some(options)
+    });
+    let mut named: Vec<String> =
+        controllers.flat_map(|options| options.split(',')).map(str::to_owned).collect();
+    named.sort_unstable();
+    named.dedup();
+    named
+}
+
+/// The kernel has a memory controller and was told not to use it: by `/proc/cgroups`, where it is listed and off, or by the
+/// last word on it in the command line, as a kernel without version 1 of it does not list it.
+fn memory_disabled(cgroups: &str, cmdline: &str) -> bool {
+    let row = cgroups.lines().find(|line| line.split_whitespace().next() == Some("memory"));
+    if let Some(enabled) = row.and_then(|row| row.split_whitespace().nth(3)) {
+        return enabled == "0";
+    }
+    let last = cmdline.split_whitespace().rfind(|word| {
+        let value = word.strip_prefix("cgroup_disable=").or_else(|| word.strip_prefix("cgroup_enable="));
+        value.is_some_and(|value| value.split(',').any(|controller| controller == "memory"))
+    });
+    last.is_some_and(|word| word.starts_with("cgroup_disable="))
+}
+
+// ---- other agents ----------------------------------------------------------------------------------------
+
+/// Names of processes that are, or hold, a kubelet.
+fn is_kubelet(name: &str) -> bool {
+    matches!(name, "kubelet" | "kubelite" | "k3s") || name.starts_with("k3s-")
+}
+
+/// At most `DOCTOR_KUBELETS_MAX` of them.
+fn kubelets() -> Vec<Kubelet> {
+    let with_endpoint = |(pid, name): (u32, String)| {
+        let arguments = read(format!("/proc/{pid}/cmdline"));
+        Kubelet { pid, name, endpoint: named_endpoint(&arguments) }
+    };
+    let named = processes().filter(|(_, name)| is_kubelet(name));
+    named.take(DOCTOR_KUBELETS_MAX).map(with_endpoint).collect()
+}
+
+/// The processes that can be seen, with the first 15 bytes of their programs' names.
+fn processes() -> impl Iterator<Item = (u32, String)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        Some((pid, read(entry.path().join("comm")).trim_end().to_owned()))
+    })
+}
+
+/// The value of `--container-runtime-endpoint` among arguments that end with a zero each; the last one counts.
+fn named_endpoint(arguments: &str) -> Option<String> {
+    let mut arguments = arguments.split('\0');
+    let mut named = None;
+    while let Some(argument) = arguments.next() {
+        let Some(rest) = argument.trim_start_matches('-').strip_prefix("container-runtime-endpoint") else {
+            continue;
+        };
+        if rest.is_empty() {
+            named = arguments.next();
+        } else if let Some(value) = rest.strip_prefix('=') {
+            named = Some(value);
+        }
+    }
+    named.filter(|value| !value.is_empty()).map(str::to_owned)
+}
+
+// ---- network, disks, clock, swap -------------------------------------------------------------------------
+
+fn network(settings: RuntimeSettings) -> CniFacts {
+    let RuntimeSettings { cni_conf_dir, cni_bin_dirs, .. } = settings;
+    let conf_dir = PathBuf::from(&cni_conf_dir);
+    let names = fs::read_dir(&conf_dir).into_iter().flatten().flatten();
+    let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut names: Vec<String> =
+        names.filter(|name| cni::is_configuration(name)).take(DOCTOR_CNI_FILES_MAX).collect();
+    names.sort_unstable();
+    let configuration = names.into_iter().next().map(|name| {
+        let text = read_or_why(&conf_dir.join(&name)).map_err(|error| format!("cannot be read: {error}"));
+        let plugins = text.and_then(|text| cni::plugins(&text));
+        (name, plugins)
+    });
+    let is_there = |plugin: &String| cni_bin_dirs.iter().any(|dir| Path::new(dir).join(plugin).exists());
+    let named = configuration.iter().filter_map(|(_, plugins)| plugins.as_ref().ok()).flatten();
+    let missing = named.filter(|plugin| !is_there(plugin)).cloned().collect();
+    CniFacts { conf_dir: cni_conf_dir, configuration, bin_dirs: cni_bin_dirs, missing }
+}
+
+/// The file system that a path lies on, or will lie on.
+fn disk(of: &'static str, path: &Path) -> DiskFacts {
+    let shown = path.display().to_string();
+    let Some(Ok(found)) = path.ancestors().find(|above| above.exists()).map(rustix::fs::statvfs) else {
+        return DiskFacts { of, path: shown, ..DiskFacts::default() };
+    };
+    DiskFacts {
+        of,
+        path: shown,
+        bytes: found.f_blocks.saturating_mul(found.f_frsize),
+        bytes_free: found.f_bavail.saturating_mul(found.f_frsize),
+        inodes: found.f_files,
+        inodes_free: found.f_favail,
+    }
+}
+
+/// What keeps clocks, by the names of their processes.
+const TIME_SERVICES: [&str; 4] = ["systemd-timesyn", "chronyd", "ntpd", "openntpd"];
+
+/// Whether the clock follows a time server: by the file that systemd-timesyncd leaves, else by `timedatectl`, which asks the
+/// kernel, whichever program keeps the time. The kernel's own call (`adjtimex`) would need unsafe code here.
+fn is_synchronised() -> Option<bool> {
+    if Path::new("/run/systemd/timesync/synchronized").exists() {
+        return Some(true);
+    }
+    let mut command = Command::new("timedatectl");
+    let said =
+        output(command.args(["show", "--property=NTPSynchronized", "--value"]), DOCTOR_COMMAND_PATIENCE)?;
+    match said.trim() {
+        "yes" => Some(true),
+        "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// What a command prints; nothing when there is no such command, when it fails, or when it takes longer than that.
+fn output(command: &mut Command, patience: Duration) -> Option<String> {
+    const LOOK: Duration = Duration::from_millis(10);
+    let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = quiet.spawn().ok()?;
+    let until = Instant::now() + patience;
+    let ended = loop {
+        match child.try_wait() {
+            Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
+            Ok(Some(status)) => break status.success(),
+            Ok(None) | Err(_) => {
+                // Best effort: it may have ended by itself meanwhile.
+                let _ = child.kill();
+                let _ = child.wait();
+                break false;
+            }
+        }
+    };
+    let mut said = String::new();
+    let read = child.stdout.take()?.take(DOCTOR_FILE_BYTES_MAX).read_to_string(&mut said);
+    (ended && read.is_ok()).then_some(said)
+}
+
+/// Of `/proc/swaps`, without compressed memory, which wears nothing out and keeps nothing over a reboot.
+fn swaps(table: &str) -> Vec<String> {
+    let names = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| !name.starts_with("/dev/zram")).map(str::to_owned).collect()
+}
+
+/// The settings when those given are none: the usual ones, but for the places that flags name.
+pub fn usual_settings(given: &Flags) -> Option<Config> {
+    let places = Flags {
+        root_dir: given.root_dir.clone(),
+        runtime_endpoint: given.runtime_endpoint.clone(),
+        cgroup_mounts: given.cgroup_mounts.clone(),
+        ..Flags::default()
+    };
+    let with = |flags: &Flags| Config::load(flags, None).ok();
+    with(&places).or_else(|| with(&Flags::default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_controller_is_off_when_the_kernel_says_so() {
+        let table = |enabled| {
+            format!("#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t1\t1\t1\nmemory\t0\t80\t{enabled}\n")
+        };
+        for (cgroups, cmdline, disabled) in [
+            (table(1), "cgroup_disable=memory cgroup_enable=memory", false),
+            (table(0), "cgroup_disable=memory console=tty1", true),
+            (table(0), "", true),
+            // Kernels without version 1 of the controller.
+            (String::new(), "cgroup_disable=memory console=tty1", true),
+            (String::new(), "cgroup_disable=memory rootwait cgroup_enable=cpuset,memory", false),
+            (String::new(), "cgroup_disable=memory_hugetlb", false),
+            (String::new(), "", false),
+        ] {
+            assert_eq!(memory_disabled(&cgroups, cmdline), disabled, "{cgroups:?} {cmdline:?}");
+        }
+    }
+
+    #[test]
+    fn hierarchies_of_version_1_are_those_mounted_there() {
+        let mounts = "tmpfs /sys/fs/cgroup tmpfs ro 0 0\n\
+                      cgroup /sys/fs/cgroup/cpu,cpuacct cgroup rw,cpu,cpuacct 0 0\n\
+                      cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n\
+                      cgroup /elsewhere/pids cgroup rw,pids 0 0\n";
+        assert_eq!(mounted_v1(mounts, Path::new("/sys/fs/cgroup")), ["cpu", "cpuacct", "memory", "rw"]);
+    }
+
+    #[test]
+    fn kubelets_are_known_by_their_names_and_name_their_runtime() {
+        for (name, is_one) in [
+            ("kubelet", true),
+            ("k3s-agent", true),
+            ("k3s", true),
+            ("kubelite", true),
+            ("smolet", false),
+            ("k3sup", false),
+        ] {
+            assert_eq!(is_kubelet(name), is_one, "{name}");
+        }
+        for (arguments, endpoint) in [
+            ("kubelet\0--v=2\0", None),
+            ("kubelet\0--container-runtime-endpoint=unix:///a\0", Some("unix:///a")),
+            ("k3s\0agent\0--container-runtime-endpoint\0/b\0--x\0", Some("/b")),
+            ("kubelet\0--container-runtime-endpoint=/a\0--container-runtime-endpoint=/b\0", Some("/b")),
+            ("kubelet\0--container-runtime-endpoint-x=/a\0", None),
+            ("kubelet\0--container-runtime-endpoint", None),
+        ] {
+            assert_eq!(named_endpoint(arguments).as_deref(), endpoint, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn swap_in_compressed_memory_is_none() {
+        let table = "Filename\tType\tSize\tUsed\tPriority\n/var/swap file 102396 0 -2\n/dev/zram0 partition 1 0 100\n";
+        assert_eq!(swaps(table), ["/var/swap"]);
+        assert!(swaps("Filename\tType\tSize\tUsed\tPriority\n").is_empty());
+        assert!(swaps("").is_empty());
+    }
+
+    #[test]
+    fn commands_that_hang_or_fail_say_nothing() {
+        let (long, short) = (Duration::from_mins(2), Duration::from_millis(100));
+        let run = |line: &str, patience| output(Command::new("sh").args(["-c", line]), patience);
+        assert_eq!(run("echo yes", long), Some("yes\n".to_owned()));
+        assert_eq!(run("echo yes; exit 3", long), None);
+        assert_eq!(output(&mut Command::new("/nonexistent/timedatectl"), long), None);
+        assert_eq!(run("exec sleep 600", short), None, "it is ended");
+    }
+
+    #[test]
+    fn a_directory_that_is_not_there_yet_lies_where_it_will() {
+        let found = disk("state", Path::new("/nonexistent/smolet/state"));
+        assert!(found.bytes > 0 && found.path == "/nonexistent/smolet/state", "{found:?}");
+    }
+}

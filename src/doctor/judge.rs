@@ -1,0 +1,338 @@
+//! PURE: facts → findings, in the order in which they are to be mended.
+//!
+//! | check | problem | warning |
+//! |---|---|---|
+//! | configuration | the settings given are none | |
+//! | user | | not root: not everything can be seen |
+//! | memory cgroup | switched off, or not mounted | |
+//! | cgroups | none; no cpu or pids controller | |
+//! | runtime | none answers, or not ready | does not tell |
+//! | other agents | one on the same runtime | running sandboxes that smolet did not make |
+//! | pause image | | is not there, or is not known |
+//! | cni | no configuration, a broken one, or plugins that are missing | the runtime's network is not ready |
+//! | disk | less free than the kubelet's eviction thresholds | less than twice that |
+//! | clock | shows a time before this program's | follows no time server |
+//! | swap | | is on |
+//! | inotify | | limits lower than Linux' own |
+
+use std::fmt::Write as _;
+
+use super::Finding;
+use super::facts::{
+    CgroupFacts, ClockFacts, CniFacts, DiskFacts, Facts, InotifyFacts, Kubelet, RuntimeFacts,
+};
+use crate::cri::endpoint::{self, USUAL_SOCKETS};
+use crate::limits::MIB;
+use crate::model::Wall;
+
+/// What the kernel must enforce pods' limits with, besides memory.
+const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
+/// Free bytes and inodes in percent below which a kubelet evicts (`DefaultEvictionHard`: `nodefs.available<10%`,
+/// `imagefs.available<15%`, `nodefs.inodesFree<5%`).
+const STATE_FREE_PERCENT: u64 = 10;
+const IMAGES_FREE_PERCENT: u64 = 15;
+const INODES_FREE_PERCENT: u64 = 5;
+/// What Linux has where nobody set anything else, as low as it goes (`inotify_user_setup`).
+const INOTIFY_INSTANCES_MIN: u64 = 128;
+const INOTIFY_WATCHES_MIN: u64 = 8192;
+
+/// Everything that was looked at, good or bad.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(why) = &facts.bad_settings {
+        findings.push(Finding::problem(
+            "configuration",
+            format!("{why}; the usual settings are looked at"),
+            "",
+        ));
+    }
+    if !facts.is_root {
+        let message = "not root: not everything can be seen";
+        findings.push(Finding::warning("user", message, "run as root (sudo smolet doctor)"));
+    }
+    findings.push(memory_cgroup(&facts.cgroups));
+    findings.push(cgroups(&facts.cgroups));
+    findings.push(runtime(&facts.runtime));
+    findings.push(other_agents(&facts.kubelets, facts.runtime.as_ref().ok()));
+    if let Ok(runtime) = &facts.runtime {
+        findings.push(pause_image(runtime));
+    }
+    findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
+    findings.extend(facts.disks.iter().map(disk));
+    findings.push(clock(&facts.clock));
+    findings.push(swap(&facts.swaps));
+    findings.push(inotify(&facts.inotify));
+    findings
+}
+
+// ---- control groups --------------------------------------------------------------------------------------
+
+fn memory_cgroup(facts: &CgroupFacts) -> Finding {
+    const CHECK: &str = "memory cgroup";
+    let has = |controllers: &[String]| controllers.iter().any(|controller| controller == "memory");
+    let on = facts.unified.as_deref().map_or_else(|| has(&facts.v1), has);
+    if on && !facts.memory_disabled {
+        return Finding::ok(CHECK, "on");
+    }
+    let message = if facts.memory_disabled {
+        "the kernel was told to switch it off, so that no pod's memory is limited"
+    } else {
+        "the kernel has none mounted, so that no pod's memory is limited"
+    };
+    let mend = match facts.cmdline_file {
+        Some(file) => {
+            format!("add cgroup_enable=memory at the end of the one line of {file}, and reboot")
+        }
+        None => "add cgroup_enable=memory to the kernel's command line (where it says cgroup_disable=memory, remove \
+                 that), and reboot"
+            .to_owned(),
+    };
+    Finding::problem(CHECK, message, mend)
+}
+
+fn cgroups(facts: &CgroupFacts) -> Finding {
+    const CHECK: &str = "cgroups";
+    let (version, controllers) = match &facts.unified {
+        Some(controllers) => ("version 2", controllers),
+        None if facts.v1.is_empty() => {
+            let mend = format!("mount them at {} (systemd or the cgroup service does)", facts.mounts);
+            return Finding::problem(CHECK, "no hierarchy is mounted", mend);
+        }
+        None => ("version 1", &facts.v1),
+    };
+    let is_missing = |wanted: &&str| !controllers.iter().any(|controller| controller == wanted);
+    let missing: Vec<&str> = CONTROLLERS.into_iter().filter(is_missing).collect();
+    if missing.is_empty() {
+        return Finding::ok(CHECK, version);
+    }
+    let message = format!("{version} without {}", missing.join(" and "));
+    Finding::problem(CHECK, message, "use a kernel that has it")
+}
+
+// ---- the runtime -----------------------------------------------------------------------------------------
+
+fn runtime(runtime: &Result<RuntimeFacts, String>) -> Finding {
+    const CHECK: &str = "runtime";
+    let facts = match runtime {
+        Ok(facts) => facts,
+        // A sentence with its mend.
+        Err(why) => return Finding::problem(CHECK, why.as_str(), ""),
+    };
+    let shown = format!("{} at {}", facts.version, facts.socket);
+    let conditions = match &facts.conditions {
+        Ok(conditions) => conditions,
+        Err(why) => {
+            let message = format!("{shown} does not tell whether it is ready ({why})");
+            return Finding::warning(CHECK, message, "see its log");
+        }
+    };
+    match conditions.iter().find(|condition| !condition.status && &*condition.kind == "RuntimeReady") {
+        Some(not) => {
+            let message = format!("{shown} is not ready ({}: {})", not.reason, not.message);
+            Finding::problem(CHECK, message, "see its log, and restart it")
+        }
+        None => Finding::ok(CHECK, shown),
+    }
+}
+
+/// The endpoint a kubelet has when its arguments name none (its file of settings may name one still).
+fn usual_endpoint(name: &str) -> &'static str {
+    let [containerd, k3s, _] = USUAL_SOCKETS;
+    if name.starts_with("k3s") { k3s } else { containerd }
+}
+
+fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding {
+    const CHECK: &str = "other agents";
+    let shares = |kubelet: &&Kubelet| {
+        let named = kubelet.endpoint.as_deref().unwrap_or_else(|| usual_endpoint(&kubelet.name));
+        let path = endpoint::socket_path(named).ok();
+        runtime.is_some_and(|runtime| path.is_some_and(|path| path.as_os_str() == runtime.socket.as_str()))
+    };
+    if let Some(Kubelet { pid, name, .. }) = kubelets.iter().find(shares) {
+        let message =
+            format!("{name} (process {pid}) runs on the same runtime: two agents end each other's pods");
+        let unit = name.split('-').next().unwrap_or(name);
+        return Finding::problem(
+            CHECK,
+            message,
+            format!("stop one of them (systemctl disable --now {unit})"),
+        );
+    }
+    let Some((number, pod)) = runtime.and_then(|runtime| runtime.foreign_sandboxes.as_ref()) else {
+        return Finding::ok(CHECK, "none on this runtime");
+    };
+    let message = if *number == 1 {
+        format!("the running sandbox of pod {pod} was not made by smolet")
+    } else {
+        format!("{number} running sandboxes were not made by smolet, that of pod {pod} among them")
+    };
+    let mend = "what no manifest names is left alone; end what nobody needs with crictl rmp";
+    Finding::warning(CHECK, message, mend)
+}
+
+fn pause_image(runtime: &RuntimeFacts) -> Finding {
+    const CHECK: &str = "pause image";
+    match &runtime.pause_image {
+        Some((name, true)) => Finding::ok(CHECK, name.as_str()),
+        Some((name, false)) => Finding::warning(
+            CHECK,
+            format!("{name} is not there, and no pod starts while it cannot be pulled"),
+            format!("crictl pull {name}, or put its archive into the images directory"),
+        ),
+        None => Finding::warning(
+            CHECK,
+            "the runtime does not tell its name, and no image looks like it",
+            "pull the one that the runtime's configuration names, or no pod starts offline",
+        ),
+    }
+}
+
+// ---- network ---------------------------------------------------------------------------------------------
+
+fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
+    const CHECK: &str = "cni";
+    let (file, plugins) = match &cni.configuration {
+        None => {
+            let message = format!("no configuration in {}: pods get no network of their own", cni.conf_dir);
+            return Finding::problem(CHECK, message, "put one there, or give all pods hostNetwork: true");
+        }
+        Some((file, Err(why))) => {
+            let message = format!("{}/{file} {why}", cni.conf_dir);
+            return Finding::problem(CHECK, message, "mend or remove it");
+        }
+        Some((file, Ok(plugins))) => (file, plugins),
+    };
+    if !cni.missing.is_empty() {
+        let message =
+            format!("{file} needs {}, not found in {}", cni.missing.join(", "), cni.bin_dirs.join(" or "));
+        let mend = "install the plugins (Debian: containernetworking-plugins), or name their directory in the \
+                    runtime's configuration";
+        return Finding::problem(CHECK, message, mend);
+    }
+    let conditions = runtime.and_then(|runtime| runtime.conditions.as_ref().ok());
+    let not_ready = conditions.into_iter().flatten().find(|c| !c.status && &*c.kind == "NetworkReady");
+    match not_ready {
+        Some(not) => {
+            let message = format!("the runtime's network is not ready ({}: {})", not.reason, not.message);
+            Finding::warning(CHECK, message, "restart the runtime, so that it reads the configuration again")
+        }
+        None => Finding::ok(CHECK, format!("{file} ({})", plugins.join(", "))),
+    }
+}
+
+// ---- disks, clock, swap, inotify -------------------------------------------------------------------------
+
+/// `part` of `whole` in percent, rounded down.
+fn percent(part: u64, whole: u64) -> u64 {
+    part.saturating_mul(100) / whole.max(1)
+}
+
+fn shown_bytes(bytes: u64) -> String {
+    let mib = bytes / MIB as u64;
+    if mib >= 10 * 1024 { format!("{} GiB", mib / 1024) } else { format!("{mib} MiB") }
+}
+
+fn disk(disk: &DiskFacts) -> Finding {
+    let (check, least) = match disk.of {
+        "images" => ("disk of images", IMAGES_FREE_PERCENT),
+        _ => ("disk of state", STATE_FREE_PERCENT),
+    };
+    let path = &disk.path;
+    if disk.bytes == 0 {
+        return Finding::warning(
+            check,
+            format!("{path} cannot be looked at"),
+            "run as root, and see that it is mounted",
+        );
+    }
+    let free = percent(disk.bytes_free, disk.bytes);
+    let inodes = (disk.inodes > 0).then(|| percent(disk.inodes_free, disk.inodes));
+    let mut message = format!("{path}: {} ({free} %) free", shown_bytes(disk.bytes_free));
+    if let Some(inodes) = inodes {
+        let _ = write!(message, ", {inodes} % of the inodes");
+    }
+    let is_short =
+        |times: u64| free < times * least || inodes.is_some_and(|free| free < times * INODES_FREE_PERCENT);
+    let mend = "make room: remove what is not needed (crictl rmi --prune), or use a larger disk";
+    if is_short(1) {
+        Finding::problem(check, message, mend)
+    } else if is_short(2) {
+        Finding::warning(check, message, mend)
+    } else {
+        Finding::ok(check, message)
+    }
+}
+
+/// Before this program was written: no clock that was ever set shows less.
+fn epoch_of_this_program() -> Wall {
+    Wall::of_civil(2025, 1, 1, 0)
+}
+
+fn clock(clock: &ClockFacts) -> Finding {
+    const CHECK: &str = "clock";
+    let mend = "install and start a time service (systemd-timesyncd or chrony), and see that its server can be reached";
+    let rtc = if clock.has_rtc { "" } else { "; without a battery-backed clock it is wrong after each boot" };
+    if clock.now < epoch_of_this_program() {
+        let message = format!("shows {}: certificates are not valid, and images cannot be pulled", clock.now);
+        return Finding::problem(CHECK, message, mend);
+    }
+    match (clock.is_synchronised, &clock.service) {
+        (Some(true), _) => Finding::ok(CHECK, "follows a time server"),
+        (Some(false), _) => Finding::warning(CHECK, format!("follows no time server{rtc}"), mend),
+        (None, Some(service)) => Finding::ok(CHECK, format!("kept by {service}")),
+        (None, None) => {
+            let message = format!("nobody tells whether it follows a time server{rtc}");
+            Finding::warning(CHECK, message, mend)
+        }
+    }
+}
+
+fn swap(swaps: &[String]) -> Finding {
+    const CHECK: &str = "swap";
+    if swaps.is_empty() {
+        return Finding::ok(CHECK, "none");
+    }
+    let message = format!(
+        "{} is on: pods get slow before they are out of memory, and flash wears out",
+        swaps.join(", ")
+    );
+    Finding::warning(
+        CHECK,
+        message,
+        "swapoff -a, and remove it from /etc/fstab (Pi OS: apt remove dphys-swapfile)",
+    )
+}
+
+fn inotify(limits: &InotifyFacts) -> Finding {
+    const CHECK: &str = "inotify";
+    let rows = [
+        ("fs.inotify.max_user_instances", limits.instances, INOTIFY_INSTANCES_MIN),
+        ("fs.inotify.max_user_watches", limits.watches, INOTIFY_WATCHES_MIN),
+    ];
+    for (name, limit, least) in rows {
+        match limit {
+            None => {
+                let message = format!("{name} cannot be read: this kernel may have no inotify");
+                return Finding::warning(
+                    CHECK,
+                    message,
+                    "manifests are looked at every fileCheckFrequency still",
+                );
+            }
+            Some(limit) if limit < least => {
+                let message = format!("{name} is {limit}; containers and this agent share it");
+                return Finding::warning(
+                    CHECK,
+                    message,
+                    format!("sysctl -w {name}={least}, and the same in /etc/sysctl.d"),
+                );
+            }
+            Some(_) => {}
+        }
+    }
+    let shown = |limit: Option<u64>| limit.unwrap_or_default();
+    Finding::ok(CHECK, format!("{} instances, {} watches", shown(limits.instances), shown(limits.watches)))
+}
+
+#[cfg(test)]
+mod tests;

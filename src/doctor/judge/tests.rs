@@ -1,0 +1,253 @@
+use super::*;
+use crate::cri::RuntimeCondition;
+use crate::doctor::{Level, has_problems};
+
+const MIB_64: u64 = MIB as u64;
+
+fn strings(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn condition(kind: &str, status: bool) -> RuntimeCondition {
+    let (reason, message) = if status { ("", "") } else { ("Cause", "says why") };
+    RuntimeCondition { kind: kind.into(), status, reason: reason.into(), message: message.into() }
+}
+
+/// A gateway where nothing is wrong.
+fn good() -> Facts {
+    let disk = |of, path: &str| DiskFacts {
+        of,
+        path: path.to_owned(),
+        bytes: 100 * MIB_64,
+        bytes_free: 50 * MIB_64,
+        inodes: 1000,
+        inodes_free: 500,
+    };
+    Facts {
+        is_root: true,
+        bad_settings: None,
+        cgroups: CgroupFacts {
+            mounts: "/sys/fs/cgroup".to_owned(),
+            unified: Some(strings(&["cpuset", "cpu", "io", "memory", "pids"])),
+            ..CgroupFacts::default()
+        },
+        runtime: Ok(RuntimeFacts {
+            socket: "/run/containerd/containerd.sock".to_owned(),
+            version: "containerd 1.7.28".to_owned(),
+            conditions: Ok(vec![condition("RuntimeReady", true), condition("NetworkReady", true)]),
+            pause_image: Some(("registry.k8s.io/pause:3.10".to_owned(), true)),
+            foreign_sandboxes: None,
+        }),
+        kubelets: Vec::new(),
+        cni: CniFacts {
+            conf_dir: "/etc/cni/net.d".to_owned(),
+            configuration: Some(("10-bridge.conflist".to_owned(), Ok(strings(&["bridge", "host-local"])))),
+            bin_dirs: strings(&["/opt/cni/bin"]),
+            missing: Vec::new(),
+        },
+        disks: vec![disk("state", "/var/lib/smolet"), disk("images", "/var/lib/containerd")],
+        clock: ClockFacts {
+            now: Wall::of_civil(2026, 1, 1, 0),
+            is_synchronised: Some(true),
+            ..ClockFacts::default()
+        },
+        swaps: Vec::new(),
+        inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
+    }
+}
+
+fn runtime_of(facts: &mut Facts) -> &mut RuntimeFacts {
+    facts.runtime.as_mut().unwrap()
+}
+
+#[test]
+fn where_nothing_is_wrong_everything_is_ok() {
+    let findings = judge(&good());
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.level != Level::Ok).collect();
+    assert!(bad.is_empty(), "{bad:?}");
+    let checks: Vec<_> = findings.iter().map(|finding| finding.check).collect();
+    assert_eq!(
+        checks,
+        [
+            "memory cgroup",
+            "cgroups",
+            "runtime",
+            "other agents",
+            "pause image",
+            "cni",
+            "disk of state",
+            "disk of images",
+            "clock",
+            "swap",
+            "inotify"
+        ]
+    );
+    assert!(!has_problems(&findings));
+}
+
+/// What is changed in the good facts, and the one finding that comes of it: its level and words of its line.
+type Row = (fn(&mut Facts), &'static str, Level, &'static str);
+
+#[test]
+fn each_fault_is_one_finding_with_its_mend() {
+    use Level::{Ok as Fine, Problem, Warning};
+    let rows: &[Row] = &[
+        (|f| f.bad_settings = Some("maxPods: 0".to_owned()), "configuration", Problem, "maxPods: 0"),
+        (|f| f.is_root = false, "user", Warning, "sudo"),
+        // Raspberry Pi OS: the kernel's controllers are there, without memory.
+        (
+            |f| {
+                f.cgroups.unified = Some(strings(&["cpu", "pids"]));
+                f.cgroups.memory_disabled = true;
+                f.cgroups.cmdline_file = Some("/boot/firmware/cmdline.txt");
+            },
+            "memory cgroup",
+            Problem,
+            "add cgroup_enable=memory at the end of the one line of /boot/firmware/cmdline.txt, and reboot",
+        ),
+        (
+            |f| f.cgroups.unified = Some(strings(&["cpu", "pids"])),
+            "memory cgroup",
+            Problem,
+            "the kernel's command line",
+        ),
+        (|f| f.cgroups.unified = Some(strings(&["memory", "cpu"])), "cgroups", Problem, "without pids"),
+        (
+            |f| {
+                f.cgroups.unified = None;
+                f.cgroups.v1 = strings(&["cpu", "memory", "pids", "rw"]);
+            },
+            "cgroups",
+            Fine,
+            "version 1",
+        ),
+        (|f| f.runtime = Err("no container runtime answers".to_owned()), "runtime", Problem, "answers"),
+        (
+            |f| runtime_of(f).conditions = Ok(vec![condition("RuntimeReady", false)]),
+            "runtime",
+            Problem,
+            "Cause: says why",
+        ),
+        (|f| runtime_of(f).conditions = Err("deadline".to_owned()), "runtime", Warning, "deadline"),
+        (
+            |f| runtime_of(f).pause_image = Some(("pause:3".to_owned(), false)),
+            "pause image",
+            Warning,
+            "pull pause:3",
+        ),
+        (|f| runtime_of(f).pause_image = None, "pause image", Warning, "does not tell"),
+        (
+            |f| runtime_of(f).foreign_sandboxes = Some((3, "default/web".to_owned())),
+            "other agents",
+            Warning,
+            "3 running sandboxes were not made by smolet, that of pod default/web among them",
+        ),
+        (|f| f.cni.configuration = None, "cni", Problem, "no configuration in /etc/cni/net.d"),
+        (
+            |f| f.cni.configuration = Some(("a.conf".to_owned(), Err("is no JSON".to_owned()))),
+            "cni",
+            Problem,
+            "/etc/cni/net.d/a.conf is no JSON",
+        ),
+        (|f| f.cni.missing = strings(&["bridge"]), "cni", Problem, "containernetworking-plugins"),
+        (
+            |f| runtime_of(f).conditions = Ok(vec![condition("NetworkReady", false)]),
+            "cni",
+            Warning,
+            "restart the runtime",
+        ),
+        (|f| f.disks[0].bytes_free = 9 * MIB_64, "disk of state", Problem, "9 MiB (9 %) free"),
+        (|f| f.disks[0].bytes_free = 10 * MIB_64, "disk of state", Warning, "10 %"),
+        (|f| f.disks[0].bytes_free = 20 * MIB_64, "disk of state", Fine, "20 %"),
+        (|f| f.disks[1].bytes_free = 14 * MIB_64, "disk of images", Problem, "14 %"),
+        (|f| f.disks[0].inodes_free = 49, "disk of state", Problem, "4 % of the inodes"),
+        (|f| f.disks[0].inodes_free = 99, "disk of state", Warning, "9 % of the inodes"),
+        // btrfs has no fixed number of them.
+        (
+            |f| (f.disks[0].inodes, f.disks[0].inodes_free) = (0, 0),
+            "disk of state",
+            Fine,
+            "/var/lib/smolet: 50 MiB (50 %) free",
+        ),
+        (|f| f.disks[0].bytes = 0, "disk of state", Warning, "cannot be looked at"),
+        (|f| f.clock.now = Wall(0), "clock", Problem, "shows 1970-01-01T00:00:00Z"),
+        (
+            |f| {
+                f.clock.is_synchronised = Some(false);
+                f.clock.service = Some("chronyd".to_owned());
+            },
+            "clock",
+            Warning,
+            "without a battery-backed clock",
+        ),
+        (
+            |f| {
+                f.clock.is_synchronised = None;
+                f.clock.service = Some("chronyd".to_owned());
+            },
+            "clock",
+            Fine,
+            "kept by chronyd",
+        ),
+        (
+            |f| (f.clock.is_synchronised, f.clock.has_rtc) = (None, true),
+            "clock",
+            Warning,
+            "nobody tells whether it follows a time server: install",
+        ),
+        (|f| f.swaps = strings(&["/var/swap"]), "swap", Warning, "/var/swap is on"),
+        (
+            |f| f.inotify.instances = Some(127),
+            "inotify",
+            Warning,
+            "sysctl -w fs.inotify.max_user_instances=128",
+        ),
+        (|f| f.inotify.watches = Some(10), "inotify", Warning, "max_user_watches is 10"),
+        (|f| f.inotify.watches = None, "inotify", Warning, "cannot be read"),
+    ];
+    let well = judge(&good());
+    for (spoil, check, level, words) in rows {
+        let mut facts = good();
+        spoil(&mut facts);
+        let findings = judge(&facts);
+        let changed: Vec<_> = findings.iter().filter(|finding| !well.contains(finding)).collect();
+        let [finding] = &changed[..] else { panic!("{check}: {words}: {changed:?}") };
+        let line = format!("{}: {}", finding.message, finding.mend);
+        assert_eq!((finding.check, finding.level), (*check, *level), "{line}");
+        assert!(line.contains(words), "{words} in {line}");
+        let says_what_to_do = !finding.mend.is_empty() || ["configuration", "runtime"].contains(check);
+        assert!(*level == Fine || says_what_to_do, "{line}");
+    }
+}
+
+#[test]
+fn another_agent_is_a_problem_on_the_same_runtime_only() {
+    let containerd = "/run/containerd/containerd.sock";
+    for (name, endpoint, socket, shares) in [
+        ("kubelet", None, containerd, true),
+        ("kubelet", Some("unix:///run/containerd/containerd.sock"), containerd, true),
+        ("kubelet", Some("unix:///run/crio/crio.sock"), containerd, false),
+        ("kubelet", None, "/run/crio/crio.sock", false),
+        ("k3s-agent", None, containerd, false),
+        ("k3s-agent", None, "/run/k3s/containerd/containerd.sock", true),
+        ("k3s-server", Some(containerd), containerd, true),
+        ("kubelet", Some("nonsense"), containerd, false),
+    ] {
+        let mut facts = good();
+        runtime_of(&mut facts).socket = socket.to_owned();
+        let endpoint = endpoint.map(str::to_owned);
+        facts.kubelets = vec![Kubelet { pid: 77, name: name.to_owned(), endpoint: endpoint.clone() }];
+        let findings = judge(&facts);
+        let found = findings.iter().find(|finding| finding.check == "other agents").unwrap();
+        let expected = if shares { Level::Problem } else { Level::Ok };
+        assert_eq!(found.level, expected, "{name} {endpoint:?} {socket}: {found:?}");
+        assert!(!shares || found.message.contains("(process 77)"), "{found:?}");
+    }
+    // Without a runtime of ours there is none to share.
+    let mut facts = good();
+    facts.runtime = Err("none".to_owned());
+    facts.kubelets = vec![Kubelet { pid: 1, name: "kubelet".to_owned(), endpoint: None }];
+    assert!(
+        judge(&facts).iter().any(|finding| finding.check == "other agents" && finding.level == Level::Ok)
+    );
+}

@@ -1,0 +1,291 @@
+//! What of a pod counts when one has to go, and which pods may come while the node is short of something.
+
+use k8s_openapi::api::core::v1::Toleration;
+
+use super::message::ContainerUse;
+use super::rank::{PodUse, rank};
+use super::threshold::{Resource, Signal};
+use super::{NodeCondition, Observation, Threshold, message};
+use crate::model::DesiredPod;
+use crate::render::qos::{QosClass, compute_pod_qos};
+use crate::render::resources::{amount, pod_requests};
+
+/// From here on a pod is never ended for want of anything (`SystemCriticalPriority`).
+pub const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
+/// What every node has that is short of memory (`TaintNodeMemoryPressure`).
+const MEMORY_PRESSURE_TAINT: &str = "node.kubernetes.io/memory-pressure";
+
+/// Bytes and inodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DiskUse {
+    /// In bytes.
+    pub bytes: u64,
+    /// Files and directories.
+    pub inodes: u64,
+}
+
+/// What a container uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerUsage {
+    /// Its name.
+    pub name: Box<str>,
+    /// Its working set in bytes; `None` when the runtime does not tell.
+    pub memory: Option<u64>,
+    /// What it has written to its root; `None` likewise.
+    pub layer: Option<DiskUse>,
+    /// Its logs.
+    pub logs: DiskUse,
+}
+
+/// What a pod uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodUsage {
+    /// Of its containers, those that run.
+    pub containers: Vec<ContainerUsage>,
+    /// What lies in its directory, volumes above all.
+    pub volumes: DiskUse,
+}
+
+impl PodUsage {
+    /// Of what the signal is about, in its unit (`memory`, `disk`): with images on a disk of their own, what containers
+    /// write to their roots lies there, else all lies on one. `None` when it is not known.
+    fn of(&self, signal: Signal, images_apart: bool) -> Option<u64> {
+        if self.containers.is_empty() {
+            return None;
+        }
+        let sum =
+            |of: &dyn Fn(&ContainerUsage) -> Option<u64>| self.containers.iter().filter_map(of).sum::<u64>();
+        let (layers, others) = match signal {
+            Signal::MemoryAvailable => {
+                let known = self.containers.iter().any(|container| container.memory.is_some());
+                return known.then(|| sum(&|container| container.memory));
+            }
+            Signal::NodeFsAvailable | Signal::NodeFsInodesFree => (!images_apart, true),
+            Signal::ImageFsAvailable | Signal::ImageFsInodesFree => (true, !images_apart),
+        };
+        let part = |disk: DiskUse| match signal.resource() {
+            Resource::Inodes => disk.inodes,
+            Resource::Memory | Resource::EphemeralStorage => disk.bytes,
+        };
+        let of_layers = sum(&|container| container.layer.filter(|_| layers).map(part));
+        let of_logs = sum(&|container| others.then(|| part(container.logs)));
+        let volumes = if others { part(self.volumes) } else { 0 };
+        Some(of_layers + of_logs + volumes)
+    }
+
+    /// Each container's, for the message; of inodes nobody counts them.
+    fn of_containers(&self, pod: &DesiredPod, resource: Resource) -> Vec<ContainerUse<'_>> {
+        let requested = |name: &str| {
+            let mut all = pod.containers().iter().chain(pod.init_containers());
+            let found = all.find(|container| container.name == name)?;
+            let requests = found.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+            u64::try_from(amount(requests, resource.as_str()).value()).ok()
+        };
+        let used = |container: &ContainerUsage| match resource {
+            Resource::Memory => container.memory,
+            Resource::EphemeralStorage => Some(container.layer?.bytes + container.logs.bytes),
+            Resource::Inodes => None,
+        };
+        let uses = self.containers.iter().filter_map(|container| {
+            let (used, name) = (used(container)?, &*container.name);
+            Some(ContainerUse { name, used, requested: requested(name)? })
+        });
+        uses.collect()
+    }
+}
+
+/// A pod that may go.
+#[derive(Clone, Copy, Debug)]
+pub struct Evictable<'a> {
+    /// The pod.
+    pub pod: &'a DesiredPod,
+    /// `None` = nothing is known of it.
+    pub usage: Option<&'a PodUsage>,
+}
+
+/// The pod that goes first of those that may, as its place among them, and why in words; `None` when there is none.
+pub fn first_to_go(
+    pods: &[Evictable<'_>],
+    threshold: &Threshold,
+    seen: Observation,
+    images_apart: bool,
+) -> Option<(usize, String)> {
+    let resource = threshold.signal.resource();
+    let requested = |pod: &DesiredPod| match resource {
+        Resource::Inodes => 0,
+        Resource::Memory | Resource::EphemeralStorage => {
+            let asked = pod_requests(&pod.pod, true).get(resource.as_str()).map_or(0, |asked| asked.value());
+            u64::try_from(asked).unwrap_or_default()
+        }
+    };
+    let uses = pods.iter().map(|of| PodUse {
+        uid: of.pod.key.uid.as_str(),
+        priority: priority(of.pod),
+        used: of.usage.and_then(|usage| usage.of(threshold.signal, images_apart)),
+        requested: requested(of.pod),
+    });
+    let mut ranked: Vec<PodUse<'_>> = uses.collect();
+    rank(&mut ranked);
+    let uid = ranked.first()?.uid;
+    let place = pods.iter().position(|of| of.pod.key.uid.as_str() == uid)?;
+    let of = pods.get(place)?;
+    let containers = of.usage.map(|usage| usage.of_containers(of.pod, resource)).unwrap_or_default();
+    Some((place, message::message(threshold, seen, &containers)))
+}
+
+/// `spec.priority`, else what its class stands for in every cluster; others only an API server knows.
+pub fn priority(pod: &DesiredPod) -> i32 {
+    let spec = pod.spec();
+    spec.priority.unwrap_or(match spec.priority_class_name.as_deref() {
+        Some("system-node-critical") => SYSTEM_CRITICAL_PRIORITY + 1000,
+        Some("system-cluster-critical") => SYSTEM_CRITICAL_PRIORITY,
+        Some(_) | None => 0,
+    })
+}
+
+/// The pod stays and comes whatever the node is short of. Differs from the kubelet's `IsCriticalPod`, for which every pod of
+/// a manifest is critical: here all are of manifests.
+pub fn is_critical(pod: &DesiredPod) -> bool {
+    priority(pod) >= SYSTEM_CRITICAL_PRIORITY
+}
+
+/// Why a pod of which nothing is there yet may not come now (`managerImpl.Admit`); `None` when it may.
+pub fn refusal(conditions: &[NodeCondition], pod: &DesiredPod) -> Option<String> {
+    if conditions.is_empty() || is_critical(pod) {
+        return None;
+    }
+    if conditions == [NodeCondition::Memory]
+        && (compute_pod_qos(&pod.pod) != QosClass::BestEffort || tolerates_memory_pressure(pod))
+    {
+        return None;
+    }
+    let names: Vec<&str> = conditions.iter().map(|condition| condition.as_str()).collect();
+    Some(format!("The node had condition: [{}]. ", names.join(" ")))
+}
+
+/// `TolerationsTolerateTaint`.
+fn tolerates_memory_pressure(pod: &DesiredPod) -> bool {
+    let tolerates = |toleration: &Toleration| {
+        let is =
+            |text: &Option<String>, wanted: &[&str]| wanted.contains(&text.as_deref().unwrap_or_default());
+        let exists = is(&toleration.operator, &["Exists"]);
+        let key = is(&toleration.key, &[MEMORY_PRESSURE_TAINT]) || exists && is(&toleration.key, &[""]);
+        let value = exists || is(&toleration.operator, &["", "Equal"]) && is(&toleration.value, &[""]);
+        key && value && is(&toleration.effect, &["", "NoSchedule"])
+    };
+    pod.spec().tolerations.iter().flatten().any(tolerates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Amount;
+    use super::*;
+    use serde_json::{Value, json};
+    use std::time::Duration;
+
+    const MIB: u64 = 1 << 20;
+
+    fn pod(uid: &str, spec: Value) -> DesiredPod {
+        let mut spec = spec;
+        if spec.get("containers").is_none() {
+            spec["containers"] = json!([{"name": "app"}]);
+        }
+        let pod = json!({"metadata": {"name": uid, "uid": uid}, "spec": spec});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn threshold(signal: Signal) -> Threshold {
+        Threshold { signal, at: Amount::Quantity(100), grace: Duration::ZERO, min_reclaim: None }
+    }
+
+    fn usage(memory: u64, layer: u64, logs: u64, volumes: u64) -> PodUsage {
+        let disk = |mib: u64| DiskUse { bytes: mib * MIB, inodes: 1000 - mib };
+        let app = ContainerUsage {
+            name: "app".into(),
+            memory: Some(memory * MIB),
+            layer: Some(disk(layer)),
+            logs: disk(logs),
+        };
+        PodUsage { containers: vec![app], volumes: disk(volumes) }
+    }
+
+    #[test]
+    fn the_first_to_go_uses_most_of_what_is_short() {
+        let (a, b, c) = (pod("a", json!({})), pod("b", json!({})), pod("c", json!({})));
+        let usages = [usage(30, 1, 1, 1), usage(20, 50, 2, 2), usage(10, 3, 20, 20)];
+        let pods: Vec<Evictable<'_>> = [&a, &b, &c]
+            .into_iter()
+            .zip(&usages)
+            .map(|(pod, usage)| Evictable { pod, usage: Some(usage) })
+            .collect();
+        let seen = Observation { available: 1, capacity: 1000 };
+        for (signal, apart, goes) in [
+            (Signal::MemoryAvailable, false, "a"),
+            (Signal::NodeFsAvailable, false, "b"),
+            (Signal::NodeFsAvailable, true, "c"),
+            (Signal::ImageFsAvailable, true, "b"),
+            (Signal::ImageFsAvailable, false, "b"),
+            // There are the more inodes the fewer bytes there are.
+            (Signal::NodeFsInodesFree, true, "a"),
+            (Signal::ImageFsInodesFree, true, "a"),
+        ] {
+            let (place, _) = first_to_go(&pods, &threshold(signal), seen, apart).expect("there are pods");
+            assert_eq!(pods[place].pod.key.uid.as_str(), goes, "{signal:?} {apart}");
+        }
+        assert!(first_to_go(&[], &threshold(Signal::MemoryAvailable), seen, false).is_none());
+    }
+
+    #[test]
+    fn what_was_asked_for_and_priority_count_for_a_pod() {
+        let asks = |bytes: &str| json!({"containers": [{"name": "app", "resources": {"requests": {"memory": bytes}}}]});
+        let modest = pod("modest", asks("40Mi"));
+        let greedy = pod("greedy", asks("10Mi"));
+        let mut urgent = asks("1Mi");
+        urgent["priority"] = json!(1000);
+        let urgent = pod("urgent", urgent);
+        let use_of = usage(30, 0, 0, 0);
+        let all = [&urgent, &modest, &greedy].map(|pod| Evictable { pod, usage: Some(&use_of) });
+        let seen = Observation { available: 50, capacity: 1000 };
+        let (place, message) =
+            first_to_go(&all, &threshold(Signal::MemoryAvailable), seen, false).expect("there are pods");
+        assert_eq!(place, 2, "above its request, and of no priority");
+        assert_eq!(
+            message,
+            "The node was low on resource: memory. Threshold quantity: 100, available: 50. Container app was using \
+             30Mi, request is 10Mi, has larger consumption of memory. "
+        );
+        let unknown = [all[2], Evictable { pod: &modest, usage: None }];
+        let first = first_to_go(&unknown, &threshold(Signal::MemoryAvailable), seen, false);
+        assert_eq!(first.map(|(place, _)| place), Some(1), "as the kubelet: what is not known is the worst");
+    }
+
+    #[test]
+    fn pods_come_or_wait_as_the_kubelet_admits_them() {
+        let best_effort = pod("a", json!({}));
+        let burstable =
+            pod("b", json!({"containers": [{"name": "app", "resources": {"requests": {"memory": "1Mi"}}}]}));
+        let critical = pod("c", json!({"priorityClassName": "system-cluster-critical"}));
+        let tolerant = |toleration: Value| pod("d", json!({"tolerations": [toleration]}));
+        let by_key =
+            tolerant(json!({"key": MEMORY_PRESSURE_TAINT, "operator": "Exists", "effect": "NoSchedule"}));
+        let all = tolerant(json!({"operator": "Exists"}));
+        let other =
+            tolerant(json!({"key": MEMORY_PRESSURE_TAINT, "operator": "Exists", "effect": "NoExecute"}));
+        let memory = &[NodeCondition::Memory][..];
+        let both = &[NodeCondition::Memory, NodeCondition::Disk][..];
+        for (name, pod, with_memory, with_both) in [
+            ("best effort", &best_effort, false, false),
+            ("burstable", &burstable, true, false),
+            ("critical", &critical, true, true),
+            ("tolerates it", &by_key, true, false),
+            ("tolerates everything", &all, true, false),
+            ("tolerates something else", &other, false, false),
+        ] {
+            assert_eq!(refusal(&[], pod), None, "{name}");
+            assert_eq!(refusal(memory, pod).is_none(), with_memory, "{name}");
+            assert_eq!(refusal(both, pod).is_none(), with_both, "{name}");
+        }
+        let words = "The node had condition: [MemoryPressure DiskPressure]. ";
+        assert_eq!(refusal(both, &best_effort).as_deref(), Some(words));
+    }
+}

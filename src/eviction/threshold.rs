@@ -1,0 +1,201 @@
+//! What is observed, and how little of it is too little (`ParseThresholdConfig`).
+
+use std::time::Duration;
+
+use super::{NodeCondition, Observations};
+use crate::render::quantity::Quantity;
+
+/// What is observed (`evictionapi.Signal`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Signal {
+    /// Memory that is free or can be had at once.
+    MemoryAvailable,
+    /// Bytes on the file system of the agent's root directory.
+    NodeFsAvailable,
+    /// Inodes there.
+    NodeFsInodesFree,
+    /// Bytes on the images' file system.
+    ImageFsAvailable,
+    /// Inodes there.
+    ImageFsInodesFree,
+}
+
+/// What a node runs short of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// `memory`.
+    Memory,
+    /// `ephemeral-storage`.
+    EphemeralStorage,
+    /// `inodes`.
+    Inodes,
+}
+
+impl Resource {
+    /// As events and messages name it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::EphemeralStorage => "ephemeral-storage",
+            Self::Inodes => "inodes",
+        }
+    }
+}
+
+impl Signal {
+    /// All of them, each at its own number.
+    pub const ALL: [Self; 5] = [
+        Self::MemoryAvailable,
+        Self::NodeFsAvailable,
+        Self::NodeFsInodesFree,
+        Self::ImageFsAvailable,
+        Self::ImageFsInodesFree,
+    ];
+
+    /// As the configuration names it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MemoryAvailable => "memory.available",
+            Self::NodeFsAvailable => "nodefs.available",
+            Self::NodeFsInodesFree => "nodefs.inodesFree",
+            Self::ImageFsAvailable => "imagefs.available",
+            Self::ImageFsInodesFree => "imagefs.inodesFree",
+        }
+    }
+
+    /// The node's condition when there is too little (`signalToNodeCondition`).
+    pub fn condition(self) -> NodeCondition {
+        match self {
+            Self::MemoryAvailable => NodeCondition::Memory,
+            Self::NodeFsAvailable
+            | Self::NodeFsInodesFree
+            | Self::ImageFsAvailable
+            | Self::ImageFsInodesFree => NodeCondition::Disk,
+        }
+    }
+
+    /// What there is too little of (`signalToResource`).
+    pub fn resource(self) -> Resource {
+        match self {
+            Self::MemoryAvailable => Resource::Memory,
+            Self::NodeFsAvailable | Self::ImageFsAvailable => Resource::EphemeralStorage,
+            Self::NodeFsInodesFree | Self::ImageFsInodesFree => Resource::Inodes,
+        }
+    }
+}
+
+/// A quantity, or a part of the capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// Bytes or inodes.
+    Quantity(u64),
+    /// Millionths of the capacity, up to a million.
+    Share(u32),
+}
+
+impl Amount {
+    /// `100Mi` or `10%` (`parseThresholdStatement`); `None` for `0%` and `100%`, which switch a threshold off.
+    ///
+    /// # Errors
+    /// What must be written instead.
+    pub fn parse(text: &str) -> Result<Option<Self>, &'static str> {
+        if let Some(percent) = text.strip_suffix('%') {
+            if percent == "0" || percent == "100" {
+                return Ok(None);
+            }
+            let wrong = "must be between 0% and 100%, or a quantity such as 100Mi";
+            // A number of millionths has four digits behind the point more than one of percents.
+            let number = Quantity::parse(percent).map_err(|_| wrong)?.billionths() / 100_000;
+            return match u32::try_from(number) {
+                Ok(share) if share <= 1_000_000 => Ok(Some(Self::Share(share))),
+                Ok(_) | Err(_) => Err(wrong),
+            };
+        }
+        let wrong = "must be a quantity greater than 0 such as 100Mi, or a part such as 10%";
+        let value = Quantity::parse(text).map_err(|_| wrong)?.value();
+        match u64::try_from(value) {
+            Ok(value) if value > 0 => Ok(Some(Self::Quantity(value))),
+            Ok(_) | Err(_) => Err(wrong),
+        }
+    }
+
+    /// So many of a capacity (`GetThresholdQuantity`), rounded down.
+    pub fn of(self, capacity: u64) -> u64 {
+        match self {
+            Self::Quantity(quantity) => quantity,
+            Self::Share(share) => {
+                u64::try_from(u128::from(capacity) * u128::from(share) / 1_000_000).unwrap_or(u64::MAX)
+            }
+        }
+    }
+}
+
+/// How little of something is too little, and for how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threshold {
+    /// Of what.
+    pub signal: Signal,
+    /// Less than this is too little.
+    pub at: Amount,
+    /// So long without a break before anything is done; zero = at once and without grace for the pod (hard).
+    pub grace: Duration,
+    /// So much more is to be there before it is enough again (`evictionMinimumReclaim`).
+    pub min_reclaim: Option<Amount>,
+}
+
+impl Threshold {
+    /// `isHardEvictionThreshold`.
+    pub fn is_hard(&self) -> bool {
+        self.grace.is_zero()
+    }
+
+    /// There is too little, or with `reclaims` not so much more that it is enough (`thresholdsMet`).
+    pub fn is_met(&self, seen: &Observations, reclaims: bool) -> bool {
+        seen[self.signal as usize].is_some_and(|seen| {
+            let more = self.min_reclaim.filter(|_| reclaims).map_or(0, |more| more.of(seen.capacity));
+            seen.available < self.at.of(seen.capacity).saturating_add(more)
+        })
+    }
+
+    /// There is less than so many times what is too little.
+    pub fn is_near(&self, seen: &Observations, times: u64) -> bool {
+        seen[self.signal as usize]
+            .is_some_and(|seen| seen.available < self.at.of(seen.capacity).saturating_mul(times))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_signal_stands_at_its_own_number() {
+        for (number, signal) in Signal::ALL.into_iter().enumerate() {
+            assert_eq!(signal as usize, number);
+        }
+    }
+
+    #[test]
+    fn thresholds_are_quantities_or_parts() {
+        for (text, wanted) in [
+            ("100Mi", Ok(Some(Amount::Quantity(100 << 20)))),
+            ("1500M", Ok(Some(Amount::Quantity(1_500_000_000)))),
+            ("10%", Ok(Some(Amount::Share(100_000)))),
+            ("7.5%", Ok(Some(Amount::Share(75_000)))),
+            ("0.0001%", Ok(Some(Amount::Share(1)))),
+            ("0%", Ok(None)),
+            ("100%", Ok(None)),
+            ("101%", Err(())),
+            ("-1%", Err(())),
+            ("%", Err(())),
+            ("0", Err(())),
+            ("-5", Err(())),
+            ("many", Err(())),
+            ("", Err(())),
+        ] {
+            assert_eq!(Amount::parse(text).map_err(|_| ()), wanted, "{text:?}");
+        }
+        assert_eq!(Amount::Share(100_000).of(u64::MAX), u64::MAX / 10);
+        assert_eq!(Amount::Share(150_000).of(1000), 150);
+    }
+}

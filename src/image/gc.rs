@@ -1,0 +1,422 @@
+//! PURE: which images go when their disk is nearly full, or when they are old (`image_gc_manager.go`).
+//!
+//! ```text
+//!     all images ── in use, pinned, imported, named by a manifest, a sandbox's own, young ──► stay
+//!         │ the others, least recently used first ([`candidates`])
+//!         ▼
+//!     not used for longer than the greatest age ──► goes
+//!     the disk is over the high threshold       ──► goes, until it is below the low one
+//!     a pull failed for want of room            ──► goes (`DeleteUnusedImages`)
+//! ```
+//!
+//! Ages are on the monotonic clock since the image was first seen ([`super::seen`]): a clock that steps makes none old.
+//!
+//! Differs from the kubelet, which removes what no container uses at the moment: here an image that a manifest names
+//! stays although nothing runs of it (a gateway may be offline when its pod starts again), and so does one that was
+//! imported from an archive. Between two removals the disk is measured, where the kubelet adds up the images' sizes:
+//! those are of compressed layers, which other images may share.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::name::{ImageName, full_name};
+use crate::cri::Image;
+use crate::limits::{
+    CRI_ENTRIES_MAX, IMAGE_GC_AVAILABLE_MIN, IMAGE_GC_AVAILABLE_SHARE, IMAGE_GC_HIGH_PERCENT,
+    IMAGE_GC_LOW_PERCENT, IMAGE_GC_MIN_AGE,
+};
+
+/// `ImageGCPolicy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageGcPolicy {
+    /// Percent of the disk in use from which on images go; 100 = only for their age.
+    pub high_percent: u8,
+    /// Percent in use down to which they go.
+    pub low_percent: u8,
+    /// Bytes that are to be free all the same, at most a share of the disk; not with `high_percent` 100.
+    pub available_min: u64,
+    /// Younger images stay.
+    pub min_age: Duration,
+    /// Images not used for longer go whatever the disk has; `None` = none does.
+    pub max_age: Option<Duration>,
+}
+
+/// The kubelet's defaults, and a floor.
+impl Default for ImageGcPolicy {
+    fn default() -> Self {
+        Self {
+            high_percent: IMAGE_GC_HIGH_PERCENT,
+            low_percent: IMAGE_GC_LOW_PERCENT,
+            available_min: IMAGE_GC_AVAILABLE_MIN,
+            min_age: IMAGE_GC_MIN_AGE,
+            max_age: None,
+        }
+    }
+}
+
+impl ImageGcPolicy {
+    /// The disk has less room than is wanted.
+    pub fn is_over(&self, disk: DiskSpace) -> bool {
+        disk.used_percent() >= self.high_percent || disk.available < self.floor(disk)
+    }
+
+    /// Bytes to be freed until there is enough.
+    pub fn missing(&self, disk: DiskSpace) -> u64 {
+        let percent = u64::from(100_u8.saturating_sub(self.low_percent));
+        let wanted = share(disk.capacity, percent).max(self.floor(disk));
+        wanted.saturating_sub(disk.available)
+    }
+
+    /// One of the [`candidates`] goes now.
+    pub fn goes(&self, goal: Goal, disk: DiskSpace, candidate: &Candidate) -> bool {
+        candidate.is_old
+            || match goal {
+                Goal::OldOnes => false,
+                Goal::Room => self.missing(disk) > 0,
+                Goal::Everything => true,
+            }
+    }
+
+    fn floor(&self, disk: DiskSpace) -> u64 {
+        if self.high_percent >= 100 {
+            return 0;
+        }
+        self.available_min.min(disk.capacity / IMAGE_GC_AVAILABLE_SHARE)
+    }
+}
+
+/// So many percent of it; an image's disk may have more bytes than a hundredth of 64 bits.
+fn share(of: u64, percent: u64) -> u64 {
+    u64::try_from(u128::from(of) * u128::from(percent) / 100).unwrap_or(u64::MAX)
+}
+
+/// The disk that images lie on, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// All of it.
+    pub capacity: u64,
+    /// What a user who is not root may still write; at most the capacity.
+    pub available: u64,
+}
+
+impl DiskSpace {
+    /// As the kubelet rounds: what is left is rounded down. 100 of a disk without a byte.
+    pub fn used_percent(self) -> u8 {
+        let left = u128::from(self.available.min(self.capacity)) * 100 / u128::from(self.capacity.max(1));
+        100 - u8::try_from(left).unwrap_or(100)
+    }
+}
+
+/// What a collection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// The disk has room: only what is older than the greatest age.
+    OldOnes,
+    /// The disk is over the high threshold.
+    Room,
+    /// A pull found no room, whatever the disk has now: all that is not used.
+    Everything,
+}
+
+/// An image of the runtime's list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedImage {
+    /// Its id.
+    pub id: Box<str>,
+    /// Its names with tags and with digests.
+    pub names: Vec<Box<str>>,
+    /// Bytes as the runtime counts them.
+    pub size_bytes: u64,
+    /// It stays whatever it is for.
+    pub pinned: bool,
+}
+
+impl ListedImage {
+    /// Bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        self.names.iter().map(|name| name.len()).sum::<usize>() + self.id.len()
+    }
+}
+
+impl From<Image> for ListedImage {
+    fn from(image: Image) -> Self {
+        let Image { id, repo_tags, repo_digests, size_bytes, pinned, .. } = image;
+        // Of that many names not all were read: one that is left out may be the one that a manifest has.
+        let cut = repo_tags.len().max(repo_digests.len()) >= CRI_ENTRIES_MAX;
+        let names = repo_tags.into_iter().chain(repo_digests).collect();
+        Self { id, names, size_bytes, pinned: pinned || cut }
+    }
+}
+
+/// Images by what names them: ids, names as runtimes keep them, and digests.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Named {
+    names: BTreeSet<String>,
+    digests: BTreeSet<String>,
+}
+
+impl Named {
+    /// One more: as a manifest, a container or an image record has it.
+    pub fn add(&mut self, image: &str) {
+        if image.is_empty() || self.names.contains(image) {
+            return;
+        }
+        if let Ok(name) = ImageName::parse(image)
+            && !name.digest.is_empty()
+        {
+            self.digests.insert(name.digest);
+        }
+        // What nobody can read as a name may be an id.
+        self.names.extend(full_name(image));
+        self.names.insert(image.to_owned());
+    }
+
+    /// The image is among them.
+    pub fn holds(&self, image: &ListedImage) -> bool {
+        let digest =
+            |name: &str| name.split_once('@').is_some_and(|(_, digest)| self.digests.contains(digest));
+        self.names.contains(&*image.id)
+            || image.names.iter().any(|name| self.names.contains(&**name) || digest(name))
+    }
+}
+
+impl<'a> FromIterator<&'a str> for Named {
+    fn from_iter<I: IntoIterator<Item = &'a str>>(images: I) -> Self {
+        let mut named = Self::default();
+        images.into_iter().for_each(|image| named.add(image));
+        named
+    }
+}
+
+/// How long an image is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageAge {
+    /// Since it was first seen.
+    pub seen: Duration,
+    /// Since its last use, or since it was first seen when it was never used.
+    pub idle: Duration,
+    /// A container was seen to use it.
+    pub was_used: bool,
+}
+
+/// An image that may go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Which.
+    pub image: ListedImage,
+    /// Not used for longer than the greatest age.
+    pub is_old: bool,
+}
+
+/// What may go of these images, in this order (`imagesInEvictionOrder`, `byLastUsedAndDetected`): first what was never
+/// used, then what was not used for the longest time. `age` knows nothing of images beyond `IMAGES_SEEN_MAX`: they stay.
+pub fn candidates(
+    policy: &ImageGcPolicy,
+    images: Vec<ListedImage>,
+    kept: impl Fn(&ListedImage) -> bool,
+    age: impl Fn(&str) -> Option<ImageAge>,
+) -> Vec<Candidate> {
+    let mut found: Vec<(ImageAge, Candidate)> = images
+        .into_iter()
+        .filter(|image| !image.pinned && !is_of_sandboxes(image) && !kept(image))
+        .filter_map(|image| {
+            let age = age(&image.id).filter(|age| age.seen >= policy.min_age)?;
+            let is_old = policy.max_age.is_some_and(|max| age.idle > max);
+            Some((age, Candidate { image, is_old }))
+        })
+        .collect();
+    found.sort_by(|(a, one), (b, other)| {
+        let by_use = a.was_used.cmp(&b.was_used).then(b.idle.cmp(&a.idle));
+        by_use.then(b.seen.cmp(&a.seen)).then_with(|| one.image.id.cmp(&other.image.id))
+    });
+    found.into_iter().map(|(_, candidate)| candidate).collect()
+}
+
+/// What every sandbox is made of. No container is listed that uses it, and containerd pins it since 1.7.3 only; without
+/// it, and offline, no pod would start any more. Besides the one that the runtime tells of, all with the usual name
+/// (`registry.k8s.io/pause`, `rancher/mirrored-pause`) stay.
+fn is_of_sandboxes(image: &ListedImage) -> bool {
+    image.names.iter().any(|name| {
+        let path = name.split_once('@').map_or(&**name, |(path, _)| path);
+        let last = path.rsplit_once('/').map_or(path, |(_, last)| last);
+        let repository = last.split_once(':').map_or(last, |(repository, _)| repository);
+        repository == "pause" || repository.ends_with("-pause")
+    })
+}
+
+/// A size as the kubelet shows it (`formatSize`), rounded to one digit.
+pub fn shown_size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    let Some(mut unit) = (bytes >= 1024).then_some(0_usize) else { return format!("{bytes} B") };
+    while unit + 1 < UNITS.len() && bytes >> (10 * (unit + 2)) > 0 {
+        unit += 1;
+    }
+    let one = 1_u128 << (10 * (unit + 1));
+    let tenths = (u128::from(bytes) * 10 + one / 2) / one;
+    format!("{}.{} {}", tenths / 10, tenths % 10, UNITS.get(unit).copied().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn image(id: &str, names: &[&str]) -> ListedImage {
+        let names = names.iter().map(|name| Box::from(*name)).collect();
+        ListedImage { id: id.into(), names, size_bytes: 1, pinned: false }
+    }
+
+    fn age(seen: u64, idle: u64, was_used: bool) -> ImageAge {
+        ImageAge { seen: Duration::from_secs(seen), idle: Duration::from_secs(idle), was_used }
+    }
+
+    #[test]
+    fn images_go_when_the_disk_is_over_a_threshold_or_below_the_floor() {
+        let policy = ImageGcPolicy::default();
+        let none = ImageGcPolicy { available_min: 0, ..policy };
+        let off = ImageGcPolicy { high_percent: 100, ..policy };
+        // Policy, capacity, available; is over, missing.
+        for (name, policy, capacity, available, over, missing) in [
+            ("empty", policy, 100 * GIB, 100 * GIB, false, 0),
+            ("just below", policy, 100 * GIB, 16 * GIB, false, 4 * GIB),
+            ("at the threshold", policy, 100 * GIB, 15 * GIB, true, 5 * GIB),
+            ("full", policy, 100 * GIB, 0, true, 20 * GIB),
+            ("what is left is rounded down", policy, 1000 * GIB, 159 * GIB, true, 41 * GIB),
+            ("low and high differ", policy, 100 * GIB, 20 * GIB, false, 0),
+            ("the floor of a small card", policy, 2 * GIB, GIB / 2 - 1, true, 1),
+            ("the floor is kept", policy, 2 * GIB, GIB / 2, false, 0),
+            ("of a tiny one the floor is a share", policy, GIB, GIB / 4, false, 0),
+            ("and below it", policy, GIB, GIB / 4 - 1, true, 1),
+            ("without a floor", none, 2 * GIB, GIB / 2 - 1, false, 0),
+            ("switched off", off, 100 * GIB, 2 * GIB, false, 18 * GIB),
+        ] {
+            let disk = DiskSpace { capacity, available };
+            assert_eq!((policy.is_over(disk), policy.missing(disk)), (over, missing), "{name}");
+        }
+        let huge = DiskSpace { capacity: u64::MAX, available: u64::MAX };
+        assert_eq!((huge.used_percent(), policy.missing(huge)), (0, 0));
+        assert_eq!(DiskSpace { capacity: 0, available: 0 }.used_percent(), 100);
+    }
+
+    #[test]
+    fn what_is_named_stays_however_it_is_named() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let by_digest = format!("docker.io/library/busybox@{digest}");
+        let listed = image("sha256:1", &["docker.io/library/busybox:1", &by_digest]);
+        for (name, holds) in [
+            ("busybox:1", true),
+            ("library/busybox:1", true),
+            ("docker.io/library/busybox:1", true),
+            ("index.docker.io/library/busybox:1", true),
+            ("sha256:1", true),
+            (&*by_digest, true),
+            (&*format!("busybox:1@{digest}"), true),
+            (&*format!("mirror.local/other:7@{digest}"), true),
+            ("busybox", false),
+            ("busybox:2", false),
+            ("", false),
+            ("sha256:2", false),
+        ] {
+            assert_eq!([name].into_iter().collect::<Named>().holds(&listed), holds, "{name}");
+        }
+        let nameless = image("sha256:2", &[]);
+        assert!(!Named::default().holds(&nameless));
+        assert!(["sha256:2"].into_iter().collect::<Named>().holds(&nameless));
+    }
+
+    #[test]
+    fn what_was_never_used_goes_first_and_then_what_was_idle_longest() {
+        let ages = [
+            ("used-long-ago", age(9_000, 8_000, true)),
+            ("used-lately", age(9_000, 300, true)),
+            ("never-b", age(500, 500, false)),
+            ("never-a", age(500, 500, false)),
+            ("never-old", age(900, 900, false)),
+            ("young", age(119, 119, false)),
+        ];
+        let images = |names: &[&str]| names.iter().map(|name| image(name, &[])).collect::<Vec<_>>();
+        let all: Vec<&str> = ages.iter().map(|(name, _)| *name).chain(["unknown"]).collect();
+        let of = |id: &str| ages.iter().find(|(name, _)| *name == id).map(|(_, age)| *age);
+        let order = |policy: &ImageGcPolicy| {
+            let found = candidates(policy, images(&all), |_| false, of);
+            found.into_iter().map(|c| (c.image.id.to_string(), c.is_old)).collect::<Vec<_>>()
+        };
+        let policy = ImageGcPolicy::default();
+        let ids = order(&policy).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+        assert_eq!(ids, ["never-old", "never-a", "never-b", "used-long-ago", "used-lately"]);
+        let policy = ImageGcPolicy { max_age: Some(Duration::from_secs(500)), ..policy };
+        let old: Vec<String> = order(&policy).into_iter().filter(|(_, old)| *old).map(|(id, _)| id).collect();
+        assert_eq!(old, ["never-old", "used-long-ago"], "500 s are not more than 500 s");
+    }
+
+    #[test]
+    fn pinned_kept_and_sandboxes_images_are_no_candidates() {
+        let old = |_: &str| Some(age(9_000, 9_000, false));
+        let mut pinned = image("pinned", &[]);
+        pinned.pinned = true;
+        let images = vec![
+            pinned,
+            image("kept", &[]),
+            image("p1", &["registry.k8s.io/pause:3.8"]),
+            image("p2", &["docker.io/rancher/mirrored-pause:3.6"]),
+            image("p3", &["localhost:5000/pause@sha256:00"]),
+            image("app", &["docker.io/acme/pause/app:1"]),
+            image("menopause", &["docker.io/acme/unpause:1"]),
+        ];
+        let found = candidates(&ImageGcPolicy::default(), images, |image| &*image.id == "kept", old);
+        let ids: Vec<&str> = found.iter().map(|candidate| &*candidate.image.id).collect();
+        assert_eq!(ids, ["app", "menopause"]);
+    }
+
+    #[test]
+    fn an_image_with_more_names_than_are_read_is_pinned() {
+        let of = |tags: usize| Image {
+            id: "a".into(),
+            repo_tags: (0..tags).map(|n| format!("a:{n}").into()).collect(),
+            repo_digests: Vec::new(),
+            size_bytes: 1,
+            uid: None,
+            username: "".into(),
+            pinned: false,
+        };
+        assert!(!ListedImage::from(of(3)).pinned);
+        assert!(ListedImage::from(of(CRI_ENTRIES_MAX)).pinned);
+    }
+
+    #[test]
+    fn a_collection_ends_with_enough_room_and_takes_old_ones_all_the_same() {
+        let policy = ImageGcPolicy { available_min: 0, ..ImageGcPolicy::default() };
+        let candidate = |is_old| Candidate { image: image("a", &[]), is_old };
+        let short = DiskSpace { capacity: 100, available: 10 };
+        let enough = DiskSpace { capacity: 100, available: 20 };
+        for (goal, disk, is_old, goes) in [
+            (Goal::Room, short, false, true),
+            (Goal::Room, enough, false, false),
+            (Goal::Room, enough, true, true),
+            (Goal::OldOnes, short, false, false),
+            (Goal::OldOnes, short, true, true),
+            (Goal::Everything, enough, false, true),
+        ] {
+            assert_eq!(policy.goes(goal, disk, &candidate(is_old)), goes, "{goal:?} {disk:?} {is_old}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_shown_as_the_kubelet_shows_them() {
+        for (bytes, shown) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (1536, "1.5 KiB"),
+            (5 << 20, "5.0 MiB"),
+            (GIB - 1, "1024.0 MiB"),
+            (GIB, "1.0 GiB"),
+            (15_728_640_000, "14.6 GiB"),
+            (3 << 40, "3.0 TiB"),
+            (u64::MAX, "16777216.0 TiB"),
+        ] {
+            assert_eq!(shown_size(bytes), shown, "{bytes}");
+        }
+    }
+}

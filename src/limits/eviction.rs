@@ -1,0 +1,27 @@
+//! Bounds of eviction.
+
+use std::time::Duration;
+
+use crate::eviction::{Amount, Signal};
+
+/// Below which pods are ended at once, unless configured (kubelet `DefaultEvictionHard`).
+pub const EVICTION_HARD: [(Signal, Amount); 5] = [
+    (Signal::MemoryAvailable, Amount::Quantity(100 * 1024 * 1024)),
+    (Signal::NodeFsAvailable, Amount::Share(100_000)),
+    (Signal::NodeFsInodesFree, Amount::Share(50_000)),
+    (Signal::ImageFsAvailable, Amount::Share(150_000)),
+    (Signal::ImageFsInodesFree, Amount::Share(50_000)),
+];
+/// Time between two looks at memory and disks.
+pub const EVICTION_PERIOD: Duration = Duration::from_secs(30);
+/// The same when a threshold is near, or was met a while ago (kubelet `evictionMonitoringPeriod`).
+pub const EVICTION_PERIOD_NEAR: Duration = Duration::from_secs(10);
+/// A threshold is near when so many times what it asks for is not left.
+pub const EVICTION_NEAR_TIMES: u64 = 2;
+/// How long the next pod waits for the end of the one before (kubelet `podCleanupTimeout`).
+pub const EVICTION_CLEANUP_MAX: Duration = Duration::from_secs(30);
+/// Bytes of `/proc/meminfo` that are read. More: what stands behind is not looked at.
+pub const MEMINFO_BYTES_MAX: u64 = 16 * 1024;
+const _: () = assert!(EVICTION_PERIOD_NEAR.as_millis() < EVICTION_PERIOD.as_millis());
+/// How long a condition holds after it was last met, unless configured (kubelet `evictionPressureTransitionPeriod`).
+pub const EVICTION_TRANSITION: Duration = Duration::from_mins(5);

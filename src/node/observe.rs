@@ -1,0 +1,176 @@
+//! Looks at memory, disks and what pods use: the I/O of node pressure. What follows from it is decided in `pressure`.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::cri::{ContainerStats, Runtime, RuntimeResult};
+use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
+use crate::eviction::{Observation, Observations, Signal};
+use crate::limits::MEMINFO_BYTES_MAX;
+use crate::sync::act::ActContext;
+use crate::volume::usage::measured;
+
+/// What a look found.
+pub(super) struct Seen {
+    pub(super) signals: Observations,
+    /// Where images lie, as the runtime tells; `None` = it is to be asked again.
+    pub(super) images_at: Option<Box<str>>,
+    /// They lie on a file system of their own (`HasDedicatedImageFs`).
+    pub(super) images_apart: bool,
+}
+
+/// One file system.
+struct Filesystem {
+    device: u64,
+    bytes: Observation,
+    /// `None` where inodes are made as they are needed.
+    inodes: Option<Observation>,
+}
+
+/// Looks once. What cannot be read is not known, and meets no threshold.
+pub(super) async fn observe<R: Runtime>(
+    ctx: &ActContext<R>,
+    meminfo: PathBuf,
+    images_at: Option<Box<str>>,
+) -> Seen {
+    let root = PathBuf::from(&*ctx.node.root_dir);
+    let (memory, node) = ctx.blocking.run(move || (memory(&meminfo), filesystem(&root).ok())).await;
+    let mut images_at = images_at;
+    if images_at.is_none() {
+        let told = ctx.runtime.image_fs_info().await.unwrap_or_default();
+        images_at = told.into_iter().next().map(|filesystem| filesystem.mountpoint);
+    }
+    let images = match images_at.as_deref().map(PathBuf::from) {
+        Some(path) => {
+            let theirs = path.clone();
+            let found = ctx.blocking.run_outside(&path, move || filesystem(&theirs)).await;
+            found.ok().and_then(Result::ok)
+        }
+        None => None,
+    };
+    let mut signals = Observations::default();
+    signals[Signal::MemoryAvailable as usize] = memory;
+    for (of, bytes, inodes) in [
+        (&node, Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
+        (&images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
+    ] {
+        signals[bytes as usize] = of.as_ref().map(|of| of.bytes);
+        signals[inodes as usize] = of.as_ref().and_then(|of| of.inodes);
+    }
+    let images_apart = images.as_ref().zip(node).is_some_and(|(images, node)| images.device != node.device);
+    Seen { signals, images_at: images_at.filter(|_| images.is_some()), images_apart }
+}
+
+fn memory(meminfo: &Path) -> Option<Observation> {
+    let mut text = String::new();
+    File::open(meminfo).ok()?.take(MEMINFO_BYTES_MAX).read_to_string(&mut text).ok()?;
+    memory_of(&text)
+}
+
+/// What the kernel says can be had without swapping. PURE.
+///
+/// Differs from the kubelet, which takes all of the page cache that was read twice for used, and ends pods on a small machine
+/// that has only read its files.
+fn memory_of(meminfo: &str) -> Option<Observation> {
+    let bytes = |key: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        line?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    };
+    Some(Observation { available: bytes("MemAvailable")?, capacity: bytes("MemTotal")? })
+}
+
+fn filesystem(path: &Path) -> io::Result<Filesystem> {
+    let device = std::fs::metadata(path)?.dev();
+    let disk = rustix::fs::statvfs(path)?;
+    let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+    let inodes = Observation { available: disk.f_ffree, capacity: disk.f_files };
+    Ok(Filesystem {
+        device,
+        bytes: Observation { available: bytes(disk.f_bavail), capacity: bytes(disk.f_blocks) },
+        inodes: (inodes.capacity > 0).then_some(inodes),
+    })
+}
+
+/// A pod whose use is to be measured. It goes to another thread.
+pub(super) struct Measured {
+    pub(super) uid: String,
+    /// Its running containers: their ids, and their names.
+    pub(super) containers: Vec<(Box<str>, Box<str>)>,
+    /// Its directory and its log directory, when disks are short.
+    pub(super) directories: Option<(PathBuf, PathBuf)>,
+}
+
+/// What these pods use, by UID. Of a container of which the runtime says nothing, nothing is said.
+///
+/// # Errors
+/// The runtime's.
+pub(super) async fn measure<R: Runtime>(
+    ctx: &ActContext<R>,
+    pods: Vec<Measured>,
+) -> RuntimeResult<BTreeMap<String, PodUsage>> {
+    let mut usages: BTreeMap<String, PodUsage> = BTreeMap::new();
+    let mut add = |told: ContainerStats| {
+        for pod in &pods {
+            let named = pod.containers.iter().find(|(id, _)| **id == *told.id.as_str());
+            let Some((_, name)) = named else { continue };
+            let layer = told.writable_layer.map(|(bytes, inodes)| DiskUse { bytes, inodes });
+            let (name, memory) = (name.clone(), told.memory_bytes);
+            let usage = ContainerUsage { name, memory, layer, logs: DiskUse::default() };
+            usages.entry(pod.uid.clone()).or_default().containers.push(usage);
+        }
+    };
+    ctx.runtime.list_container_stats(&mut add).await?;
+    let walk = move || {
+        for Measured { uid, directories, .. } in pods {
+            if let (Some(usage), Some((directory, logs))) = (usages.get_mut(&uid), directories) {
+                add_disk_use(usage, &directory, &logs);
+            }
+        }
+        usages
+    };
+    // A large volume takes long, and nothing else waits.
+    Ok(ctx.blocking.run_alone(walk).await.unwrap_or_else(|error| {
+        log::warn!("what pods use was not measured: {error}");
+        BTreeMap::new()
+    }))
+}
+
+/// Blocking.
+fn add_disk_use(usage: &mut PodUsage, directory: &Path, logs: &Path) {
+    let on_disk = |path: &Path| {
+        let (bytes, inodes) = measured(path).unwrap_or_default();
+        DiskUse { bytes, inodes }
+    };
+    usage.volumes = on_disk(directory);
+    for container in &mut usage.containers {
+        container.logs = on_disk(&logs.join(&*container.name));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_what_the_kernel_says_can_be_had() {
+        let text =
+            "MemTotal:        1000 kB\nMemFree:           10 kB\nMemAvailable:     600 kB\nBuffers:  1 kB\n";
+        assert_eq!(memory_of(text), Some(Observation { available: 600 << 10, capacity: 1000 << 10 }));
+        for broken in
+            ["", "MemTotal: 5 kB\n", "MemAvailable: x kB\nMemTotal: 5 kB\n", "MemTotal 5\nMemAvailable 5"]
+        {
+            assert_eq!(memory_of(broken), None, "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_system_has_no_more_than_it_has() {
+        let here = filesystem(Path::new("/")).expect("there is a root");
+        assert!(here.bytes.capacity > 0 && here.bytes.available <= here.bytes.capacity);
+        assert!(here.inodes.is_none_or(|inodes| inodes.available <= inodes.capacity));
+        assert!(filesystem(Path::new("/nowhere/at/all")).is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
+
+use std::collections::BTreeMap;
+
+use super::agent::Agent;
+use crate::cli::top_text::{self, PodUse};
+use crate::clock::SharedClock;
+use crate::cri::{ContainerStats, CpuSample, Runtime, RuntimeResult};
+use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
+use crate::model::{ContainerId, PodKey, PodUid};
+use crate::server::{Answer, Later, Place, TopQuestion};
+
+/// The pods that are asked for.
+type Wanted = BTreeMap<PodUid, PodKey>;
+
+impl<R: Runtime + 'static> Agent<R> {
+    /// The answer is waited for by the connection that asks.
+    pub(super) fn top_pods(&self, question: &TopQuestion) -> Answer {
+        let namespace = question.namespace.as_deref();
+        let mut wanted = Wanted::new();
+        for given in &question.names {
+            let (of, name) =
+                given.split_once('/').map_or((namespace, given.as_str()), |(of, name)| (Some(of), name));
+            match self.find_record(name, of) {
+                Ok(record) => wanted.insert(record.worker.key().uid.clone(), record.worker.key().clone()),
+                Err(why) => return Answer::NotFound(why),
+            };
+        }
+        if question.names.is_empty() {
+            let all = self.sorted(namespace).into_iter().map(|record| record.worker.key().clone());
+            wanted.extend(all.map(|key| (key.uid.clone(), key)));
+        }
+        let namespaces = namespace.is_none() && question.names.is_empty();
+        let (runtime, clock, style) = (self.ctx.runtime.clone(), self.ctx.clock.clone(), question.style);
+        Answer::Later(Later(Box::pin(async move {
+            match measure(&*runtime, &clock, &wanted).await {
+                Ok(Some(pods)) => Answer::Found(top_text::top(&pods, namespaces, style)),
+                Ok(None) => Answer::NotFound(format!(
+                    "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
+                )),
+                Err(error) => Answer::NotFound(format!("the runtime does not tell what pods use: {error}\n")),
+            }
+        })))
+    }
+}
+
+/// What each pod uses now, in the order they are shown in; `None` with too many containers.
+async fn measure<R: Runtime>(
+    runtime: &R,
+    clock: &SharedClock,
+    wanted: &Wanted,
+) -> RuntimeResult<Option<Vec<PodUse>>> {
+    let mut before: BTreeMap<ContainerId, CpuSample> = BTreeMap::new();
+    let mut too_many = false;
+    runtime
+        .list_container_stats(&mut |stats: ContainerStats| {
+            let is_wanted = stats.pod.is_some_and(|pod| wanted.contains_key(&pod.uid));
+            let Some(cpu) = stats.cpu.filter(|_| is_wanted) else { return };
+            too_many |= before.len() >= STATS_CONTAINERS_MAX;
+            if !too_many {
+                before.insert(stats.id, cpu);
+            }
+        })
+        .await?;
+    if too_many {
+        return Ok(None);
+    }
+    clock.sleep(STATS_SAMPLE_TIME).await;
+    let mut pods: BTreeMap<&PodUid, PodUse> =
+        wanted.iter().map(|(uid, key)| (uid, PodUse::nothing(key.clone()))).collect();
+    runtime
+        .list_container_stats(&mut |stats: ContainerStats| {
+            let Some(pod) = stats.pod.as_ref().and_then(|pod| pods.get_mut(&pod.uid)) else { return };
+            let between = before.get(&stats.id).zip(stats.cpu);
+            let cores = between.and_then(|(before, after)| top_text::nano_cores(*before, after));
+            // Of a container that has just begun, and of counters that stand still, only the runtime may know.
+            pod.add(cores.or(stats.nano_cores), stats.memory_bytes);
+        })
+        .await?;
+    let mut pods: Vec<PodUse> = pods.into_values().collect();
+    pods.sort_by_key(|pod| Place::of(&pod.pod));
+    Ok(Some(pods))
+}

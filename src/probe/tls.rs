@@ -1,0 +1,156 @@
+//! TLS that asks nobody who they are, for probes and lifecycle hooks by HTTPS (Go's `InsecureSkipVerify`, as the kubelet has it).
+//!
+//! Differs from the kubelet's, which would speak HTTP/2 with a server that chooses it: HTTP/1.1 is asked for.
+
+use std::io;
+use std::net::{IpAddr, TcpStream};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_io::Async;
+use futures_rustls::TlsConnector;
+use futures_rustls::client::TlsStream;
+use futures_rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use futures_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use futures_rustls::rustls::client::{ClientConfig, Resumption};
+use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::{DigitallySignedStruct, Error, InvalidMessage, SignatureScheme};
+
+use smol::io::{AsyncRead, AsyncWrite};
+
+use super::http::NOT_TLS;
+use crate::limits::{TLS_DATA_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX};
+use crate::stream::{Duplex, Stream, stream};
+
+impl Duplex for TlsStream<Rationed> {}
+
+/// TLS 1.2 or 1.3 over this connection to `host`. Nothing is kept between connections: probes are seconds apart.
+///
+/// # Errors
+/// A sentence: the handshake failed.
+pub(super) async fn connect(host: &str, socket: Async<TcpStream>) -> Result<Stream, String> {
+    let failed = |error: &Error| format!("tls: {error}");
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| failed(&error))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.resumption = Resumption::disabled();
+    let name = name(host, &socket);
+    let socket = Rationed { socket, left: TLS_HANDSHAKE_BYTES_MAX };
+    let mut connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(
+        |error| match tls_error(&error) {
+            Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => NOT_TLS.to_owned(),
+            Some(error) => failed(error),
+            None if error.kind() == io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
+            None if error.raw_os_error().is_some() => error.kind().to_string(),
+            None => error.to_string(),
+        },
+    )?;
+    connected.get_mut().0.left = TLS_DATA_BYTES_MAX;
+    Ok(stream(connected))
+}
+
+fn tls_error(error: &io::Error) -> Option<&Error> {
+    error.get_ref().and_then(|error| error.downcast_ref())
+}
+
+/// The name that the server is told; one that is no name of DNS is not sent.
+fn name(host: &str, socket: &Async<TcpStream>) -> ServerName<'static> {
+    let unnamed = || socket.get_ref().peer_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip()).into();
+    ServerName::try_from(host.to_owned()).unwrap_or_else(|_| unnamed())
+}
+
+/// A socket that gives no more than so many bytes: rustls keeps what comes until a message is whole, up to 64 KiB.
+#[derive(Debug)]
+struct Rationed {
+    socket: Async<TcpStream>,
+    left: usize,
+}
+
+impl AsyncRead for Rationed {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.left == 0 {
+            return Poll::Ready(Err(io::Error::other("tls: the server sends too much")));
+        }
+        let end = buffer.len().min(self.left);
+        let read = std::task::ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer[..end]))?;
+        self.left -= read;
+        Poll::Ready(Ok(read))
+    }
+}
+
+impl AsyncWrite for Rationed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_close(cx)
+    }
+}
+
+/// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
+/// devices are often none that a verifier would read.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        use SignatureScheme as Scheme;
+        vec![
+            Scheme::ECDSA_NISTP256_SHA256,
+            Scheme::ECDSA_NISTP384_SHA384,
+            Scheme::ECDSA_NISTP521_SHA512,
+            Scheme::ED25519,
+            Scheme::RSA_PSS_SHA256,
+            Scheme::RSA_PSS_SHA384,
+            Scheme::RSA_PSS_SHA512,
+            Scheme::RSA_PKCS1_SHA256,
+            Scheme::RSA_PKCS1_SHA384,
+            Scheme::RSA_PKCS1_SHA512,
+        ]
+    }
+}

@@ -1,0 +1,224 @@
+//! Graceful node shutdown: which pods end when the node does, in which order and within which time
+//! (`pkg/kubelet/nodeshutdown`). PURE.
+//!
+//! ```text
+//!     groups by priority, each with its time: 0 ─ 20 s, 1000 ─ 5 s, 2000000000 ─ 10 s
+//!     lowest first: all pods of a group at once ─► all have ended, or its time is over ─► the next group
+//! ```
+//!
+//! | a pod's priority | its group |
+//! |---|---|
+//! | that of a group | that one |
+//! | between those of two groups | the lower one |
+//! | below all | the lowest |
+//! | above all | the highest |
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PodSpec;
+
+use crate::eviction::pods::SYSTEM_CRITICAL_PRIORITY;
+use crate::limits::{SHUTDOWN_GRACE_MAX, SHUTDOWN_GROUPS_MAX};
+use crate::model::Seconds;
+
+/// The status' reason of a pod that the shutdown ends (`nodeShutdownReason`).
+pub const TERMINATED: &str = "Terminated";
+/// Its message.
+pub const TERMINATED_MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// The status' reason of a pod that comes while the node shuts down (`NodeShutdownNotAdmittedReason`).
+pub const REFUSED: &str = "NodeShutdown";
+/// Its message.
+pub const REFUSED_MESSAGE: &str = "Pod was rejected as the node is shutting down.";
+
+/// The pods from this priority up to the next group's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShutdownGroup {
+    /// Its least priority.
+    pub priority: i32,
+    /// How long they may take together, and each of them at most.
+    pub grace: Seconds,
+}
+
+/// The groups in the order in which they end; none = the node's shutdown is not waited for, and its pods are not ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShutdownGroups(Box<[ShutdownGroup]>);
+
+impl ShutdownGroups {
+    /// `shutdownGracePeriod` and, as a part of it, `shutdownGracePeriodCriticalPods` (`migrateConfig`). Whole seconds count.
+    ///
+    /// # Errors
+    /// A sentence (`ValidateKubeletConfiguration`).
+    pub fn of_periods(all: Duration, critical: Duration) -> Result<Self, String> {
+        for (name, period) in [("shutdownGracePeriod", all), ("shutdownGracePeriodCriticalPods", critical)] {
+            let too_short = !period.is_zero() && period < Duration::from_secs(1);
+            if too_short || period > SHUTDOWN_GRACE_MAX {
+                return Err(format!(
+                    "{name}: {} s: must be 0 or between 1 s and {} s",
+                    period.as_secs_f64(),
+                    SHUTDOWN_GRACE_MAX.as_secs()
+                ));
+            }
+        }
+        let Some(others) = all.checked_sub(critical) else {
+            return Err(format!(
+                "shutdownGracePeriodCriticalPods: {} s: must be at most shutdownGracePeriod, {} s, of which it is a part",
+                critical.as_secs_f64(),
+                all.as_secs_f64()
+            ));
+        };
+        if all.is_zero() {
+            return Ok(Self::default());
+        }
+        let group = |priority, grace: Duration| ShutdownGroup {
+            priority,
+            grace: Seconds(i64::try_from(grace.as_secs()).unwrap_or(i64::MAX)),
+        };
+        Ok(Self(Box::new([group(0, others), group(SYSTEM_CRITICAL_PRIORITY, critical)])))
+    }
+
+    /// `shutdownGracePeriodByPodPriority`, in any order.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn of_priorities(mut groups: Vec<ShutdownGroup>) -> Result<Self, String> {
+        const NAME: &str = "shutdownGracePeriodByPodPriority";
+        if groups.len() > SHUTDOWN_GROUPS_MAX {
+            return Err(format!("{NAME}: at most {SHUTDOWN_GROUPS_MAX} priorities"));
+        }
+        let most = SHUTDOWN_GRACE_MAX.as_secs();
+        let within = |group: &&ShutdownGroup| u64::try_from(group.grace.0).is_ok_and(|grace| grace <= most);
+        if let Some(group) = groups.iter().find(|group| !within(group)) {
+            let grace = group.grace.0;
+            return Err(format!("{NAME}: shutdownGracePeriodSeconds: {grace}: must be between 0 and {most}"));
+        }
+        groups.sort_by_key(|group| group.priority);
+        if let Some(pair) = groups.windows(2).find(|pair| pair[0].priority == pair[1].priority) {
+            return Err(format!("{NAME}: priority: {}: stands there twice", pair[0].priority));
+        }
+        Ok(Self(groups.into()))
+    }
+
+    /// None is configured.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The group at that place in the order.
+    pub fn get(&self, place: usize) -> Option<ShutdownGroup> {
+        self.0.get(place).copied()
+    }
+
+    /// The place of the group of pods of that priority (`groupByPriority`).
+    pub fn place_of(&self, priority: i32) -> usize {
+        self.0.iter().rposition(|group| group.priority <= priority).unwrap_or_default()
+    }
+
+    /// The time of all groups (`periodRequested`).
+    pub fn all(&self) -> Duration {
+        let seconds = self.0.iter().map(|group| u64::try_from(group.grace.0).unwrap_or_default());
+        Duration::from_secs(seconds.sum())
+    }
+}
+
+impl ShutdownGroup {
+    /// How long a pod of the group may take: no longer than it asks for.
+    pub fn grace_of(self, spec: Option<&PodSpec>) -> Seconds {
+        let own = spec.and_then(|spec| spec.termination_grace_period_seconds);
+        own.map_or(self.grace, |own| Seconds(own.min(self.grace.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seconds(count: u64) -> Duration {
+        Duration::from_secs(count)
+    }
+
+    fn groups(of: &[(i32, i64)]) -> ShutdownGroups {
+        let group = |&(priority, grace)| ShutdownGroup { priority, grace: Seconds(grace) };
+        ShutdownGroups(of.iter().map(group).collect())
+    }
+
+    /// The kubelet's table (`Test_migrateConfig`), and what its validation refuses.
+    #[test]
+    fn two_periods_are_two_groups() {
+        for (all, critical, expected) in [
+            (300, 120, Ok(groups(&[(0, 180), (SYSTEM_CRITICAL_PRIORITY, 120)]))),
+            (100, 0, Ok(groups(&[(0, 100), (SYSTEM_CRITICAL_PRIORITY, 0)]))),
+            (0, 0, Ok(groups(&[]))),
+            (1, 100, Err("shutdownGracePeriodCriticalPods: 100 s: must be at most shutdownGracePeriod, 1 s")),
+            (0, 1, Err("shutdownGracePeriodCriticalPods: 1 s: must be at most shutdownGracePeriod, 0 s")),
+            (90_000, 0, Err("shutdownGracePeriod: 90000 s: must be 0 or between 1 s and 86400 s")),
+        ] {
+            let got = ShutdownGroups::of_periods(seconds(all), seconds(critical));
+            match (&got, expected) {
+                (Ok(got), Ok(expected)) => assert_eq!(*got, expected),
+                (Err(got), Err(expected)) => assert!(got.starts_with(expected), "{got}"),
+                (got, expected) => panic!("{all} {critical}: {got:?} instead of {expected:?}"),
+            }
+        }
+        let short = ShutdownGroups::of_periods(seconds(10), Duration::from_millis(500)).unwrap_err();
+        assert!(
+            short.contains("shutdownGracePeriodCriticalPods: 0.5 s: must be 0 or between 1 s"),
+            "{short}"
+        );
+        assert_eq!(groups(&[(0, 180), (SYSTEM_CRITICAL_PRIORITY, 120)]).all(), seconds(300));
+    }
+
+    #[test]
+    fn priorities_come_in_any_order_and_each_once() {
+        let group = |priority, grace| ShutdownGroup { priority, grace: Seconds(grace) };
+        let sorted = ShutdownGroups::of_priorities(vec![group(5, 1), group(-3, 2), group(0, 0)]);
+        assert_eq!(sorted, Ok(groups(&[(-3, 2), (0, 0), (5, 1)])));
+        for (given, why) in [
+            (vec![group(1, 1), group(1, 2)], "priority: 1: stands there twice"),
+            (vec![group(1, -1)], "shutdownGracePeriodSeconds: -1: must be between 0 and 86400"),
+            (vec![group(1, 86_401)], "shutdownGracePeriodSeconds: 86401: must be between"),
+            (vec![group(1, 1); SHUTDOWN_GROUPS_MAX + 1], "at most 16 priorities"),
+        ] {
+            let got = ShutdownGroups::of_priorities(given).unwrap_err();
+            assert!(got.contains(why), "{got}");
+        }
+    }
+
+    /// The kubelet's table (`Test_groupByPriority`).
+    #[test]
+    fn a_pod_is_in_the_group_at_or_below_its_priority() {
+        const HIGHEST_OF_USERS: i32 = 1_000_000_000;
+        let migrated = groups(&[(0, 180), (SYSTEM_CRITICAL_PRIORITY, 120)]);
+        let four = groups(&[(1, 10), (10, 20), (100, 30), (1000, 40)]);
+        for (groups, priority, place) in [
+            (&migrated, 0, 0),
+            (&migrated, HIGHEST_OF_USERS, 0),
+            (&migrated, SYSTEM_CRITICAL_PRIORITY, 1),
+            (&migrated, SYSTEM_CRITICAL_PRIORITY + 1000, 1),
+            (&migrated, -1, 0),
+            (&four, 0, 0),
+            (&four, 1, 0),
+            (&four, 2, 0),
+            (&four, 9, 0),
+            (&four, 10, 1),
+            (&four, 99, 1),
+            (&four, 100, 2),
+            (&four, 999, 2),
+            (&four, 1000, 3),
+            (&four, 1001, 3),
+            (&four, i32::MIN, 0),
+            (&four, i32::MAX, 3),
+        ] {
+            assert_eq!(groups.place_of(priority), place, "{priority} in {groups:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_takes_what_it_asks_for_and_no_more_than_its_group_has() {
+        let group = ShutdownGroup { priority: 0, grace: Seconds(20) };
+        let spec = |grace| PodSpec { termination_grace_period_seconds: grace, ..PodSpec::default() };
+        for (own, grace) in [(None, 20), (Some(5), 5), (Some(0), 0), (Some(20), 20), (Some(30), 20)] {
+            assert_eq!(group.grace_of(Some(&spec(own))), Seconds(grace), "{own:?}");
+        }
+        assert_eq!(group.grace_of(None), Seconds(20));
+    }
+}

@@ -1,0 +1,306 @@
+//! Holds up the machine's end until its pods have ended: a delay lock of logind's, and its word that the end is near
+//! (`pkg/kubelet/nodeshutdown/systemd`).
+//!
+//! ```text
+//!     system bus ─► Hello, AddMatch, how long logind waits at most ─► Inhibit: the lock is a descriptor
+//!     PrepareForShutdown(true) ─► the lock goes to the loop, which drops it when the pods have ended
+//!     PrepareForShutdown(false) ─► another lock
+//! ```
+//!
+//! logind is on the bus alone, so here the bus daemon is needed. An own connection, which stays: it is told nothing but that.
+//!
+//! Differs from the kubelet, which writes a file of logind's settings when logind waits for less than the pods may take: the
+//! machine's settings are its owner's, who is told.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use async_io::Async;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use smol::channel::Sender;
+use smol::io::AsyncWriteExt as _;
+
+use super::greeting;
+use super::wire::{self, HEAD_BYTES, Kind, Message, Object, Writer};
+use crate::clock::SharedClock;
+use crate::limits::{LOGIND_DESCRIPTORS_MAX, LOGIND_RETRY, SYSTEMD_CALL_TIME, SYSTEMD_LINE_BYTES_MAX};
+
+const BUS: Object = Object {
+    destination: "org.freedesktop.DBus",
+    path: "/org/freedesktop/DBus",
+    interface: "org.freedesktop.DBus",
+};
+const LOGIN: Object = Object {
+    destination: "org.freedesktop.login1",
+    path: "/org/freedesktop/login1",
+    interface: "org.freedesktop.login1.Manager",
+};
+const LOGIN_PROPERTIES: Object = Object { interface: "org.freedesktop.DBus.Properties", ..LOGIN };
+const MATCH: &str = "type='signal',sender='org.freedesktop.login1',path='/org/freedesktop/login1',\
+    interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
+const SIGNAL: &str = "PrepareForShutdown";
+
+/// The machine does not end while it is there, for as long as logind waits at most.
+#[derive(Debug)]
+pub struct DelayLock(#[expect(dead_code, reason = "held, not used")] OwnedFd);
+
+/// What logind tells.
+#[derive(Debug)]
+pub enum Preparation {
+    /// The machine is about to end.
+    Begun(Option<DelayLock>),
+    /// It does not after all.
+    Cancelled,
+}
+
+/// The machine's logind.
+pub struct Logind {
+    /// The system bus.
+    socket: Box<Path>,
+    clock: SharedClock,
+    /// How long the pods may take.
+    wanted: Duration,
+    told: Sender<Preparation>,
+}
+
+impl Logind {
+    /// The one on the bus with that socket. Nothing is connected yet.
+    pub fn new(socket: &Path, clock: SharedClock, wanted: Duration, told: Sender<Preparation>) -> Self {
+        Self { socket: socket.into(), clock, wanted, told }
+    }
+
+    /// Waits for its word for as long as the agent lives; tries again while there is no bus or no logind.
+    pub async fn watch(self) {
+        let mut said = String::new();
+        loop {
+            let Err(trouble) = self.session().await;
+            let trouble = trouble.to_string();
+            if trouble != said {
+                log::warn!(
+                    "logind on the bus at {}: {trouble}; the machine's end is known by SIGTERM only: while systemd ends it, or \
+                     with --shutdown-on-sigterm",
+                    self.socket.display()
+                );
+                said = trouble;
+            }
+            self.clock.sleep(LOGIND_RETRY).await;
+        }
+    }
+
+    /// One connection, to its end.
+    async fn session(&self) -> Result<std::convert::Infallible, Trouble> {
+        let mut bus = self.in_time(Bus::connect(&self.socket)).await?;
+        self.call(&mut bus, &BUS, "Hello", "", &[]).await?;
+        self.call(&mut bus, &BUS, "AddMatch", "s", &[MATCH]).await?;
+        let delay = [LOGIN.interface, "InhibitDelayMaxUSec"];
+        let delay = self.call(&mut bus, &LOGIN_PROPERTIES, "Get", "ss", &delay).await?;
+        let delay = Duration::from_micros(delay.numbers.first().copied().ok_or(Trouble::Garbled)?);
+        if delay < self.wanted {
+            let (delay, wanted) = (delay.as_secs(), self.wanted.as_secs());
+            log::warn!(
+                "logind holds up the machine's end for {delay} s at most, pods may take {wanted} s: set \
+                 InhibitDelayMaxSec={wanted} in /etc/systemd/logind.conf.d/smolet.conf, section [Login], and restart it"
+            );
+        }
+        let mut lock = Some(self.inhibit(&mut bus).await?);
+        log::debug!("logind tells when the machine ends");
+        loop {
+            if bus.prepared().await? {
+                self.tell(Preparation::Begun(lock.take())).await;
+            } else {
+                self.tell(Preparation::Cancelled).await;
+                lock = Some(self.inhibit(&mut bus).await?);
+            }
+        }
+    }
+
+    async fn tell(&self, preparation: Preparation) {
+        // The loop is gone only when the process ends.
+        let _ = self.told.send(preparation).await;
+    }
+
+    async fn inhibit(&self, bus: &mut Bus) -> Result<DelayLock, Trouble> {
+        let why = ["shutdown", "smolet", "Pods need time to end", "delay"];
+        self.call(bus, &LOGIN, "Inhibit", "ssss", &why).await?;
+        bus.descriptors.pop_front().map(DelayLock).ok_or(Trouble::Garbled)
+    }
+
+    async fn call(
+        &self,
+        bus: &mut Bus,
+        to: &Object,
+        method: &str,
+        types: &str,
+        texts: &[&str],
+    ) -> Result<Message, Trouble> {
+        let mut arguments = Writer::default();
+        for text in texts {
+            arguments.text(text);
+        }
+        self.in_time(bus.call(to, method, types, &arguments)).await
+    }
+
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+        let late = async {
+            self.clock.sleep(SYSTEMD_CALL_TIME).await;
+            Err(Trouble::Silent)
+        };
+        smol::future::or(asked, late).await
+    }
+}
+
+/// Why a connection is of no use.
+#[derive(Debug)]
+enum Trouble {
+    Io(io::Error),
+    Silent,
+    Garbled,
+    /// It refuses; in its own words.
+    Refused(String),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+impl fmt::Display for Trouble {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(error) => write!(f, "{error}"),
+            Self::Silent => write!(f, "no answer within {} s", SYSTEMD_CALL_TIME.as_secs()),
+            Self::Garbled => f.write_str("the answer is none"),
+            Self::Refused(words) => f.write_str(words),
+        }
+    }
+}
+
+/// A connection to the bus daemon.
+struct Bus {
+    stream: Async<UnixStream>,
+    /// What came and is not looked at yet; at most a message and a read.
+    came: Vec<u8>,
+    /// Descriptors that came, oldest first; at most `LOGIND_DESCRIPTORS_MAX`, further ones are closed.
+    descriptors: VecDeque<OwnedFd>,
+    /// What the newest signal said that came before an answer.
+    prepared: Option<bool>,
+    /// Of the last call.
+    serial: u32,
+}
+
+impl Bus {
+    async fn connect(socket: &Path) -> Result<Self, Trouble> {
+        let stream = Async::<UnixStream>::connect(socket).await?;
+        let mut bus =
+            Self { stream, came: Vec::new(), descriptors: VecDeque::new(), prepared: None, serial: 0 };
+        // In one piece, as systemd's own library sends it.
+        bus.stream.write_all(greeting("NEGOTIATE_UNIX_FD\r\n").as_bytes()).await?;
+        for expected in ["OK ", "AGREE_UNIX_FD"] {
+            if !bus.line().await?.starts_with(expected.as_bytes()) {
+                return Err(Trouble::Garbled);
+            }
+        }
+        Ok(bus)
+    }
+
+    async fn line(&mut self) -> Result<Vec<u8>, Trouble> {
+        loop {
+            if let Some(end) = self.came.iter().position(|byte| *byte == b'\n') {
+                return Ok(self.came.drain(..=end).collect());
+            }
+            if self.came.len() as u64 > SYSTEMD_LINE_BYTES_MAX {
+                return Err(Trouble::Garbled);
+            }
+            self.read().await?;
+        }
+    }
+
+    /// Reads what is there, or waits for it.
+    async fn read(&mut self) -> Result<(), Trouble> {
+        let (mut part, mut descriptors) = ([0; 1024], Vec::new());
+        let received = self.stream.read_with(|stream| {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LOGIND_DESCRIPTORS_MAX))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let parts = &mut [IoSliceMut::new(&mut part)];
+            let received = rustix::net::recvmsg(stream, parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?;
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(rights) = message {
+                    descriptors.extend(rights);
+                }
+            }
+            Ok(received.bytes)
+        });
+        let bytes = received.await?;
+        if bytes == 0 {
+            return Err(Trouble::Io(io::ErrorKind::ConnectionReset.into()));
+        }
+        let room = LOGIND_DESCRIPTORS_MAX - self.descriptors.len();
+        self.descriptors.extend(descriptors.into_iter().take(room));
+        self.came.extend_from_slice(&part[..bytes]);
+        Ok(())
+    }
+
+    async fn receive(&mut self) -> Result<Message, Trouble> {
+        loop {
+            if let Some(head) = self.came.first_chunk::<HEAD_BYTES>() {
+                let whole = HEAD_BYTES + wire::rest(*head).ok_or(Trouble::Garbled)?;
+                if self.came.len() >= whole {
+                    let message = wire::parse(&self.came[..whole]).ok_or(Trouble::Garbled);
+                    self.came.drain(..whole);
+                    return message;
+                }
+            }
+            self.read().await?;
+        }
+    }
+
+    async fn call(
+        &mut self,
+        to: &Object,
+        method: &str,
+        types: &str,
+        arguments: &Writer,
+    ) -> Result<Message, Trouble> {
+        self.serial += 1;
+        let message = wire::call(self.serial, to, method, types, arguments);
+        self.stream.write_all(&message).await?;
+        loop {
+            let message = self.receive().await?;
+            match &message.kind {
+                Kind::Return(serial) if *serial == self.serial => return Ok(message),
+                Kind::Error(serial, name) if *serial == self.serial => {
+                    let words = message.texts.first().unwrap_or(name);
+                    return Err(Trouble::Refused(words.clone()));
+                }
+                Kind::Return(_) | Kind::Error(..) | Kind::Signal(_) | Kind::Other => {
+                    self.prepared = prepared(&message).or(self.prepared);
+                }
+            }
+        }
+    }
+
+    /// The next word on the machine's end.
+    async fn prepared(&mut self) -> Result<bool, Trouble> {
+        loop {
+            if let Some(prepared) = self.prepared.take() {
+                return Ok(prepared);
+            }
+            self.prepared = prepared(&self.receive().await?);
+        }
+    }
+}
+
+fn prepared(message: &Message) -> Option<bool> {
+    let Kind::Signal(name) = &message.kind else { return None };
+    (name == SIGNAL).then_some(message.numbers.first() == Some(&1))
+}

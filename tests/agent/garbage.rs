@@ -1,0 +1,87 @@
+//! Dead containers go as the flags say, and links to logs that are gone. What is decided by is a table of `gc`.
+
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use smolet::config::Config;
+use smolet::gc::GcPolicy;
+
+use crate::common::fake::Program;
+use crate::world::{World, names};
+
+const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
+const INIT: &str =
+    "initContainers: [{name: init, image: 'busybox:1'}], containers: [{name: app, image: 'busybox:1'}]";
+
+/// An agent that keeps dead containers as `policy` says.
+fn world(policy: GcPolicy) -> World {
+    let world = World::without_agent();
+    world.spawn(Config { dead_containers: policy, ..world.config() }, false);
+    world.wait("the first relist", |world| world.fake.count("ListContainers") > 0);
+    world.settle();
+    world
+}
+
+/// The dead containers in the runtime, as `POD/CONTAINER#ATTEMPT`, sorted.
+fn dead(world: &World) -> Vec<String> {
+    let mut dead: Vec<String> = world.fake.state().dead();
+    dead.iter_mut().for_each(|name| *name = name.replace("-gw", ""));
+    dead.sort();
+    dead
+}
+
+#[test]
+fn of_each_container_so_many_dead_ones_stay() {
+    let world = world(GcPolicy { per_container_max: Some(2), ..GcPolicy::default() });
+    world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
+    world.put("web", APP);
+    world.until("four starts", |world| world.count("StartContainer web/app#3") == 1);
+    world.until("their ends", |world| dead(world) == ["web/app#2", "web/app#3"]);
+    assert_eq!(world.count("RemoveContainer"), 2, "{}", world.trace());
+}
+
+#[test]
+fn a_dead_container_stays_for_its_least_age_whatever_the_clock_says() {
+    let world = world(GcPolicy { min_age: Duration::from_secs(60), ..GcPolicy::default() });
+    world.fake.program("app", Program::exits(1, Duration::from_secs(1)));
+    world.put("web", APP);
+    let mut wall = 10 * 365 * 86_400;
+    world.until("two ends", |world| dead(world).len() == 2);
+    for _ in 0..2 {
+        world.clock.step_wall(wall);
+        wall *= -2;
+        world.pass(5);
+        assert_eq!(world.count("RemoveContainer"), 0, "{}", world.trace());
+    }
+    world.until("the removal", |world| world.count("RemoveContainer web/app#0") == 1);
+    let after = world.times("RemoveContainer web/app#0")[0] - world.times("StartContainer web/app#0")[0];
+    assert!((61..=70).contains(&after), "it ran for a second, and was removed {after} s after its start");
+}
+
+#[test]
+fn of_all_pods_so_many_dead_containers_stay_and_nothing_is_started_for_it() {
+    let world = world(GcPolicy { containers_max: Some(1), ..GcPolicy::default() });
+    world.fake.program("init", Program::exits(0, Duration::from_secs(1)));
+    for name in ["a", "b", "c"] {
+        world.run(name, INIT);
+    }
+    world.until("the removals", |world| world.count("RemoveContainer") == 2);
+    assert_eq!(dead(&world), ["c/init#0"], "the one that ended last");
+    world.pass(30);
+    assert_eq!((world.count("RemoveContainer"), world.count("StartContainer")), (2, 6), "{}", world.trace());
+    assert_eq!(world.running().len(), 3);
+}
+
+#[test]
+fn links_to_logs_of_pods_that_are_gone_go_and_no_others() {
+    let world = World::without_agent();
+    let link = |name: &str, to: &std::path::Path| symlink(to, world.path("links").join(name)).unwrap();
+    std::fs::create_dir(world.path("logs/default_here_u1")).unwrap();
+    link("gone.log", &world.path("logs/default_gone_u2/app/0.log"));
+    link("here.log", &world.path("logs/default_here_u1/app/0.log"));
+    link("other.log", std::path::Path::new("/var/log/elsewhere/default_gone_u2/app/0.log"));
+    std::fs::write(world.path("links/file.log"), "").unwrap();
+    world.start();
+    world.until("the link gone", |world| names(&world.path("links")).len() == 3);
+    assert_eq!(names(&world.path("links")), ["file.log", "here.log", "other.log"]);
+}

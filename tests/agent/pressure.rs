@@ -1,0 +1,284 @@
+//! The node is short of memory or disk: who goes, who waits, and who comes again. How they are ranked is a table of
+//! `eviction`.
+
+use std::time::Duration;
+
+use smolet::config::{Config, EvictionPolicy};
+use smolet::eviction::{Amount, Signal, Threshold};
+use smolet::image::gc::ImageGcPolicy;
+
+use crate::checkpoint::pass_until_saved;
+use crate::world::World;
+
+const MIB: u64 = 1 << 20;
+
+fn threshold(signal: Signal, quantity: u64, grace: u64) -> Threshold {
+    Threshold { signal, at: Amount::Quantity(quantity), grace: Duration::from_secs(grace), min_reclaim: None }
+}
+
+/// Hard at 100 MiB; a condition lasts for five minutes.
+///
+/// Memory and disks are looked at in a thread, for which virtual time does not wait: on a busy machine all of it may come
+/// many seconds later.
+fn hard() -> EvictionPolicy {
+    EvictionPolicy {
+        thresholds: vec![threshold(Signal::MemoryAvailable, 100 * MIB, 0)],
+        transition: Duration::from_mins(5),
+        max_pod_grace: 0,
+    }
+}
+
+/// So much memory can be had of a GiB.
+fn memory(world: &World, mib: u64) {
+    let text = format!("MemTotal: {} kB\nMemFree: 1 kB\nMemAvailable: {} kB\n", 1 << 20, mib << 10);
+    std::fs::write(world.path("meminfo.new"), text).unwrap();
+    std::fs::rename(world.path("meminfo.new"), world.path("meminfo")).unwrap();
+}
+
+fn start(world: &World, eviction: EvictionPolicy) {
+    let meminfo = world.path("meminfo");
+    world.spawn(Config { eviction, meminfo, ..world.config() }, false);
+    world.wait("the first relist", |world| world.fake.count("ListContainers") > 0);
+    world.settle();
+}
+
+/// A world with plenty of memory.
+fn world(eviction: EvictionPolicy) -> World {
+    let world = World::without_agent();
+    memory(&world, 900);
+    start(&world, eviction);
+    world
+}
+
+/// A container `c-NAME` that uses so much memory, and more of the spec.
+fn run(world: &World, name: &str, uses: u64, spec: &str) {
+    world.fake.state().memory.insert(format!("c-{name}"), i64::try_from(uses * MIB).unwrap());
+    world.run(name, &app(name, "", spec));
+}
+
+fn app(name: &str, requests: &str, spec: &str) -> String {
+    format!(
+        "{spec}containers: [{{name: c-{name}, image: 'busybox:1', resources: {{requests: {{{requests}}}}}}}]"
+    )
+}
+
+/// Lets time pass until memory was looked at that is as it is now: the runtime is asked for its disk after that each time,
+/// for what it tells of is not there.
+fn look(world: &World) {
+    let before = world.fake.count("ImageFsInfo");
+    world.until("two looks", |world| world.fake.count("ImageFsInfo") >= before + 2);
+}
+
+/// Reason and message of the pod's status.
+fn why(world: &World, name: &str) -> (String, String) {
+    let status = world.pod(name).and_then(|pod| pod.status).unwrap_or_default();
+    (status.reason.unwrap_or_default(), status.message.unwrap_or_default())
+}
+
+fn gone(world: &World, names: &[&str]) -> bool {
+    names.iter().all(|name| world.phase(name) == "Failed")
+}
+
+#[test]
+fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
+    let world = world(hard());
+    run(&world, "little", 30, "");
+    run(&world, "much", 60, "");
+    run(&world, "system", 500, "priorityClassName: system-node-critical, ");
+    world.pass(40);
+    assert_eq!(world.running().len(), 3, "there is enough");
+    memory(&world, 50);
+    world.until("the end of one", |world| gone(world, &["much"]));
+    memory(&world, 900);
+    let words = "The node was low on resource: memory. Threshold quantity: 100Mi, available: 50Mi. Container c-much was \
+                 using 60Mi, request is 0, has larger consumption of memory. ";
+    assert_eq!(why(&world, "much"), ("Evicted".to_owned(), words.to_owned()));
+    let status = world.pod("much").unwrap().status.unwrap();
+    let target = status.conditions.iter().flatten().find(|condition| condition.type_ == "DisruptionTarget");
+    assert_eq!(target.and_then(|target| target.reason.as_deref()), Some("TerminationByKubelet"));
+    let page = world.ask("/metrics").1;
+    for line in [
+        "kubelet_evictions{eviction_signal=\"memory.available\"} 1",
+        "smolet_node_condition{condition=\"MemoryPressure\"} 1",
+    ] {
+        assert!(page.contains(line), "{line} in\n{page}");
+    }
+    assert!(world.describe("little").contains("MemoryPressure"));
+    assert!(world.table().contains("The node has MemoryPressure"));
+    world.until("its end", |world| world.fake.state().sandbox("much-gw").is_none());
+    world.pass(30);
+    assert_eq!(world.phase("much"), "Failed", "the condition lasts");
+    world.leap(300);
+    world.until("its return", |world| world.phase("much") == "Running");
+    assert_eq!(world.count("StopContainer"), 1, "{}", world.trace());
+    assert!(!world.table().contains("The node has"));
+}
+
+#[test]
+fn one_goes_after_the_other_while_it_is_not_enough_and_critical_ones_stay() {
+    let world = world(hard());
+    world.fake.state().memory.insert("c-modest".to_owned(), 50 << 20);
+    world.run("modest", &app("modest", "memory: 100Mi", ""));
+    run(&world, "urgent", 40, "priority: 1000, ");
+    run(&world, "little", 30, "");
+    run(&world, "much", 60, "");
+    run(&world, "system", 500, "priorityClassName: system-cluster-critical, ");
+    memory(&world, 50);
+    for name in ["much", "little", "urgent", "modest"] {
+        world.until(name, |world| gone(world, &[name]));
+    }
+    let order =
+        ["much", "little", "urgent", "modest"].map(|name| world.times(&format!("StopContainer {name}/"))[0]);
+    assert!(order.windows(2).all(|pair| pair[1] - pair[0] >= 10), "{order:?}");
+    world.pass(60);
+    assert_eq!(world.running(), ["system/c-system#0"]);
+}
+
+#[test]
+fn a_soft_threshold_acts_after_its_grace_whatever_the_clock_says() {
+    let soft = EvictionPolicy {
+        thresholds: vec![threshold(Signal::MemoryAvailable, 100 * MIB, 90)],
+        max_pod_grace: 7,
+        ..hard()
+    };
+    let world = world(soft);
+    run(&world, "web", 60, "terminationGracePeriodSeconds: 30, ");
+    memory(&world, 50);
+    world.until("the condition", |world| world.table().contains("MemoryPressure"));
+    let met = world.seconds();
+    for step in [1, -2] {
+        world.pass(20);
+        world.clock.step_wall(step * 10 * 365 * 86_400);
+    }
+    world.pass(30);
+    assert_eq!(world.phase("web"), "Running", "70 s are not 90");
+    world.until("the end", |world| gone(world, &["web"]));
+    let after = world.times("StopContainer web/")[0] - met;
+    assert!(after >= 80, "{after} s after it was told");
+    assert_eq!(world.count("StopContainer web/c-web#0 grace=7"), 1, "{}", world.trace());
+}
+
+#[test]
+fn a_soft_threshold_that_is_not_met_all_the_time_begins_anew() {
+    let soft =
+        EvictionPolicy { thresholds: vec![threshold(Signal::MemoryAvailable, 100 * MIB, 150)], ..hard() };
+    let world = world(soft);
+    run(&world, "web", 60, "");
+    for _ in 0..3 {
+        memory(&world, 50);
+        look(&world);
+        world.pass(60);
+        memory(&world, 150);
+        look(&world);
+    }
+    assert_eq!((world.phase("web").as_str(), world.count("StopContainer")), ("Running", 0));
+}
+
+#[test]
+fn a_pod_that_comes_while_memory_is_short_waits_when_it_asks_for_none() {
+    let world = world(hard());
+    memory(&world, 50);
+    world.until("the condition", |world| world.table().contains("MemoryPressure"));
+    world.put("best-effort", &app("best-effort", "", ""));
+    world.put("critical", &app("critical", "", "priorityClassName: system-node-critical, "));
+    world.until("the critical one", |world| world.phase("critical") == "Running");
+    let words = "The node had condition: [MemoryPressure]. ";
+    world.until("the word", |world| world.waiting("best-effort", "c-best-effort").0 == "Evicted");
+    assert_eq!(world.waiting("best-effort", "c-best-effort").1, words);
+    memory(&world, 900);
+    world.put("burstable", &app("burstable", "memory: 1Mi", ""));
+    world.until("the burstable one", |world| world.phase("burstable") == "Running");
+    assert_eq!(world.count("RunPodSandbox best-effort"), 0, "{}", world.trace());
+    world.leap(300);
+    world.until("the other one", |world| world.phase("best-effort") == "Running");
+}
+
+#[test]
+fn an_eviction_outlives_the_agent_until_the_node_is_well() {
+    let world = world(hard());
+    run(&world, "web", 60, "");
+    memory(&world, 50);
+    world.until("the end", |world| gone(world, &["web"]) && world.running().is_empty());
+    pass_until_saved(&world);
+    world.kill();
+    start(&world, hard());
+    world.pass(40);
+    assert_eq!((world.phase("web").as_str(), why(&world, "web").0.as_str()), ("Failed", "Evicted"));
+    assert_eq!(world.count("StartContainer"), 0, "{}", world.trace());
+    memory(&world, 900);
+    look(&world);
+    world.leap(300);
+    world.until("its return", |world| world.phase("web") == "Running");
+}
+
+#[test]
+fn a_manifest_that_goes_takes_its_evicted_pod_along() {
+    let world = world(hard());
+    run(&world, "web", 60, "");
+    memory(&world, 50);
+    world.until("the end", |world| gone(world, &["web"]) && world.running().is_empty());
+    world.remove("web");
+    world.until("nothing", |world| world.pod("web").is_none());
+    memory(&world, 900);
+    look(&world);
+    world.leap(300);
+    world.pass(60);
+    assert!(world.running().is_empty() && world.pod("web").is_none());
+}
+
+#[test]
+fn short_of_disk_unused_images_go_first_and_then_who_has_written_most() {
+    // More than any disk has.
+    let disk = EvictionPolicy { thresholds: vec![threshold(Signal::NodeFsAvailable, 1 << 60, 0)], ..hard() };
+    let world = World::without_agent();
+    memory(&world, 900);
+    {
+        let mut state = world.fake.state();
+        state.image_mountpoint = Some(world.path("root").to_string_lossy().into_owned());
+        state.written.insert("c-much".to_owned(), 100 << 20);
+    }
+    // Unused ones that are old enough.
+    let policy = ImageGcPolicy {
+        high_percent: 100,
+        low_percent: 80,
+        available_min: 0,
+        min_age: Duration::ZERO,
+        max_age: None,
+    };
+    world.start();
+    for name in ["little", "much"] {
+        world.run(name, &app(name, "", ""));
+    }
+    world.stop();
+    let config = Config { eviction: disk, meminfo: world.path("meminfo"), ..world.config() };
+    world.spawn(Config { image_gc: Some(policy), ..config }, false);
+    world.wait("the first relist", |world| world.fake.count("ListContainers") > 0);
+    world.settle();
+    let (dir, logs) = (world.pod_dir("much"), world.logs("much"));
+    assert!(dir.exists() && logs.exists());
+    world.until("the first end", |world| {
+        // What is measured in a thread is given up after ten seconds, which are to be more than a moment.
+        std::thread::sleep(Duration::from_millis(100));
+        world.count("StopContainer") > 0
+    });
+    world.until("the room it took", |_| !dir.exists() && !logs.exists());
+    let actions = world.actions();
+    let at = |call: &str| actions.iter().position(|action| action.starts_with(call)).unwrap();
+    assert_eq!(world.count("RemoveImage"), 2, "busybox:1 is in use; {}", world.trace());
+    assert!(at("RemoveImage") < at("StopContainer") && at("StopContainer") == at("StopContainer much/"));
+    assert!(why(&world, "much").1.starts_with("The node was low on resource: ephemeral-storage. "));
+    world.until("the second", |world| gone(world, &["little"]));
+}
+
+#[test]
+fn a_runtime_that_does_not_tell_what_pods_use_ends_none() {
+    let world = world(hard());
+    run(&world, "web", 60, "");
+    world.fake.fail("ListContainerStats", u32::MAX, 2, "broken");
+    memory(&world, 50);
+    world.pass(80);
+    assert!(world.table().contains("MemoryPressure"));
+    assert_eq!((world.phase("web").as_str(), world.count("StopContainer")), ("Running", 0));
+    world.fake.heal("ListContainerStats");
+    world.until("the end", |world| gone(world, &["web"]));
+}

@@ -1,0 +1,37 @@
+//! What the fake's containers use: a quarter of a core and, unless a test says otherwise, 5 MiB each.
+
+use smolet::model::Now;
+use smolet::proto::runtime::v1 as cri;
+
+use super::state::{Container, State};
+
+impl State {
+    /// `ListContainerStats`, of those that run.
+    pub(super) fn stats(&self, now: Now) -> cri::ListContainerStatsResponse {
+        let value = |value: i64| Some(cri::UInt64Value { value: value.unsigned_abs() });
+        let stats = |container: &Container| cri::ContainerStats {
+            attributes: Some(cri::ContainerAttributes {
+                id: container.id.clone(),
+                labels: container.config.labels.clone(),
+            }),
+            cpu: Some(cri::CpuUsage {
+                timestamp: now.wall.0,
+                usage_core_nano_seconds: value((now.wall.0 - container.started_at.0) / 4),
+                usage_nano_cores: None,
+            }),
+            memory: Some(cri::MemoryUsage {
+                timestamp: now.wall.0,
+                working_set_bytes: value(self.memory.get(container.name()).copied().unwrap_or(5 << 20)),
+                usage_bytes: value(6 << 20),
+            }),
+            writable_layer: Some(cri::FilesystemUsage {
+                timestamp: now.wall.0,
+                fs_id: None,
+                used_bytes: value(self.written.get(container.name()).copied().unwrap_or(1 << 20)),
+                inodes_used: value(10),
+            }),
+        };
+        let running = self.containers.values().filter(|container| container.running());
+        cri::ListContainerStatsResponse { stats: running.map(stats).collect() }
+    }
+}
