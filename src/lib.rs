@@ -39,6 +39,7 @@ pub mod doctor;
 pub mod events;
 pub mod eviction;
 pub mod facts;
+pub mod filesystem;
 pub mod gc;
 pub mod grpc;
 pub mod hook;

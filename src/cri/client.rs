@@ -260,9 +260,7 @@ impl Runtime for GrpcRuntime {
     }
 
     async fn sandbox_image(&self) -> RuntimeResult<Option<String>> {
-        let request = cri::StatusRequest { verbose: true };
-        let answer: cri::StatusResponse = self.call(method!("Runtime", "Status"), request).await?;
-        Ok(convert::sandbox_image(&answer))
+        Ok(self.settings().await?.as_deref().and_then(convert::sandbox_image))
     }
 
     async fn run_pod_sandbox(

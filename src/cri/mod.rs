@@ -243,8 +243,8 @@ pub trait Runtime {
     async fn version(&self) -> RuntimeResult<RuntimeVersion>;
     /// `Status`: the runtime's conditions, and what it can do.
     async fn status(&self) -> RuntimeResult<RuntimeStatus>;
-    /// What sandboxes are made of, from the verbose `Status`; `None` when it does not tell (containerd from 2.0 on and
-    /// CRI-O pin that image instead).
+    /// What sandboxes are made of, from the verbose `Status`; `None` when it does not tell (containerd from 2.0 on
+    /// pins that image instead).
     async fn sandbox_image(&self) -> RuntimeResult<Option<String>> {
         Ok(None)
     }

@@ -9,8 +9,6 @@ const BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 /// The part of a runtime's settings that matters here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSettings {
-    /// The image that every sandbox is made from.
-    pub pause_image: Option<String>,
     /// Where it reads CNI configurations.
     pub cni_conf_dir: String,
     /// Where it looks for CNI plugins; one of them is enough.
@@ -18,8 +16,8 @@ pub struct RuntimeSettings {
 }
 
 impl RuntimeSettings {
-    /// From `StatusResponse.info["config"]`, which is a runtime's own JSON: containerd 1 (`sandboxImage`, `cni.binDir`), containerd
-    /// 2 (`cni.binDirs`, where the image is another plugin's), CRI-O (`sandboxImage` alone). What it does not tell is as usual.
+    /// From `StatusResponse.info["config"]`, which is a runtime's own JSON: containerd 1 (`cni.binDir`), containerd 2
+    /// (`cni.binDirs`). What it does not tell, as CRI-O, is as usual.
     pub fn parse(config: Option<&str>) -> Self {
         let config: Value = config.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -30,11 +28,7 @@ impl RuntimeSettings {
         if cni_bin_dirs.is_empty() {
             cni_bin_dirs = BIN_DIRS.map(str::to_owned).into();
         }
-        Self {
-            pause_image: text(&config["sandboxImage"]),
-            cni_conf_dir: text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned()),
-            cni_bin_dirs,
-        }
+        Self { cni_conf_dir: text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned()), cni_bin_dirs }
     }
 }
 
@@ -69,12 +63,11 @@ mod tests {
 
     #[test]
     fn runtimes_tell_their_settings_in_their_own_ways() {
-        let containerd_1 = r#"{"containerd": {}, "cni": {"binDir": "/usr/lib/cni", "confDir": "/etc/cni/other"},
-                               "sandboxImage": "registry.k8s.io/pause:3.8"}"#;
+        let containerd_1 =
+            r#"{"containerd": {}, "cni": {"binDir": "/usr/lib/cni", "confDir": "/etc/cni/other"}}"#;
         assert_eq!(
             RuntimeSettings::parse(Some(containerd_1)),
             RuntimeSettings {
-                pause_image: Some("registry.k8s.io/pause:3.8".to_owned()),
                 cni_conf_dir: "/etc/cni/other".to_owned(),
                 cni_bin_dirs: vec!["/usr/lib/cni".to_owned()],
             }
@@ -82,15 +75,14 @@ mod tests {
         let containerd_2 = r#"{"cni": {"binDir": "", "binDirs": ["/a", "/b"], "confDir": "/etc/cni/net.d"}}"#;
         assert_eq!(RuntimeSettings::parse(Some(containerd_2)).cni_bin_dirs, ["/a", "/b"]);
         let usual = RuntimeSettings {
-            pause_image: None,
             cni_conf_dir: "/etc/cni/net.d".to_owned(),
             cni_bin_dirs: vec!["/opt/cni/bin".to_owned(), "/usr/lib/cni".to_owned()],
         };
-        for nothing in [None, Some(""), Some("[crio]"), Some("[]"), Some(r#"{"cni": 3}"#)] {
+        for nothing in
+            [None, Some(""), Some("[crio]"), Some("[]"), Some(r#"{"sandboxImage": "x", "cni": 3}"#)]
+        {
             assert_eq!(RuntimeSettings::parse(nothing), usual, "{nothing:?}");
         }
-        let cri_o = RuntimeSettings::parse(Some(r#"{"sandboxImage": "registry.k8s.io/pause:3.10"}"#));
-        assert_eq!(cri_o.pause_image.as_deref(), Some("registry.k8s.io/pause:3.10"));
     }
 
     #[test]

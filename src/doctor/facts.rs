@@ -14,6 +14,9 @@ use super::cni::{self, RuntimeSettings};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::config::{Config, Flags};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, endpoint};
+use crate::eviction::{Amount, Signal};
+use crate::filesystem::Filesystem;
+use crate::image::name::is_of_a_pause;
 use crate::limits::{
     DOCTOR_CNI_FILES_MAX, DOCTOR_COMMAND_PATIENCE, DOCTOR_FILE_BYTES_MAX, DOCTOR_KUBELETS_MAX,
     ENDPOINT_CHECK_TIMEOUT,
@@ -106,14 +109,12 @@ pub struct DiskFacts {
     pub of: &'static str,
     /// Where that is.
     pub path: String,
-    /// Bytes in all; 0 where it could not be looked at.
-    pub bytes: u64,
-    /// Bytes that may still be written.
-    pub bytes_free: u64,
-    /// Inodes in all; 0 on file systems that have no fixed number.
-    pub inodes: u64,
-    /// Inodes that are free.
-    pub inodes_free: u64,
+    /// What it has; nothing where it could not be looked at.
+    pub space: Filesystem,
+    /// Free bytes below which pods are evicted at once; 0 = never.
+    pub bytes_least: u64,
+    /// Free inodes likewise.
+    pub inodes_least: u64,
 }
 
 /// The clock.
@@ -143,8 +144,17 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
     let executor = Rc::new(LocalExecutor::new());
     let of_runtime = Box::pin(runtime(config.runtime_endpoint.as_deref(), &executor));
     let (runtime, settings, images) = async_io::block_on(executor.run(of_runtime));
-    let mut disks = vec![disk("state", &config.root_dir)];
-    disks.extend(images.map(|path| disk("images", Path::new(&path))));
+    let evicted_for = |bytes, inodes| {
+        let hard = |signal| {
+            let mut hard = config.eviction.thresholds.iter().filter(|threshold| threshold.is_hard());
+            hard.find(|threshold| threshold.signal == signal).map(|threshold| threshold.at)
+        };
+        (hard(bytes), hard(inodes))
+    };
+    let of_state = evicted_for(Signal::NodeFsAvailable, Signal::NodeFsInodesFree);
+    let of_images = evicted_for(Signal::ImageFsAvailable, Signal::ImageFsInodesFree);
+    let mut disks = vec![disk("state", &config.root_dir, of_state)];
+    disks.extend(images.map(|path| disk("images", Path::new(&path), of_images)));
     Facts {
         is_root: rustix::process::geteuid().is_root(),
         bad_settings,
@@ -202,8 +212,8 @@ async fn runtime(
     let runtime = found.runtime.with_timeout(ENDPOINT_CHECK_TIMEOUT);
     let conditions = runtime.status().await.map(|status| status.conditions);
     let settings = RuntimeSettings::parse(runtime.settings().await.unwrap_or_default().as_deref());
-    let pause_image = if let Some(name) = &settings.pause_image {
-        runtime.image_status(name).await.ok().map(|image| (name.clone(), image.is_some()))
+    let pause_image = if let Ok(Some(name)) = runtime.sandbox_image().await {
+        runtime.image_status(&name).await.ok().map(|image| (name, image.is_some()))
     } else {
         like_a_pause_image(&runtime).await.map(|name| (name, true))
     };
@@ -231,7 +241,7 @@ async fn runtime(
 async fn like_a_pause_image(runtime: &GrpcRuntime) -> Option<String> {
     let mut found: Option<String> = None;
     let mut each = |image: Image| {
-        let tag = image.repo_tags.iter().find(|tag| tag.contains("/pause:"));
+        let tag = image.repo_tags.iter().find(|tag| is_of_a_pause(tag));
         found = found.take().or_else(|| tag.map(ToString::to_string));
     };
     runtime.list_images(&mut each).await.ok()?;
@@ -347,19 +357,16 @@ fn network(settings: RuntimeSettings) -> CniFacts {
     CniFacts { conf_dir: cni_conf_dir, configuration, bin_dirs: cni_bin_dirs, missing }
 }
 
-/// The file system that a path lies on, or will lie on.
-fn disk(of: &'static str, path: &Path) -> DiskFacts {
-    let shown = path.display().to_string();
-    let Some(Ok(found)) = path.ancestors().find(|above| above.exists()).map(rustix::fs::statvfs) else {
-        return DiskFacts { of, path: shown, ..DiskFacts::default() };
-    };
+/// The file system that a path lies on, or will lie on, and below how much pods are evicted.
+fn disk(of: &'static str, path: &Path, (bytes, inodes): (Option<Amount>, Option<Amount>)) -> DiskFacts {
+    let found = path.ancestors().find(|above| above.exists()).map(Filesystem::of);
+    let space = found.and_then(Result::ok).unwrap_or_default();
     DiskFacts {
         of,
-        path: shown,
-        bytes: found.f_blocks.saturating_mul(found.f_frsize),
-        bytes_free: found.f_bavail.saturating_mul(found.f_frsize),
-        inodes: found.f_files,
-        inodes_free: found.f_favail,
+        path: path.display().to_string(),
+        space,
+        bytes_least: bytes.map_or(0, |bytes| bytes.of(space.bytes)),
+        inodes_least: inodes.map_or(0, |inodes| inodes.of(space.inodes)),
     }
 }
 
@@ -500,7 +507,9 @@ mod tests {
 
     #[test]
     fn a_directory_that_is_not_there_yet_lies_where_it_will() {
-        let found = disk("state", Path::new("/nonexistent/smolet/state"));
-        assert!(found.bytes > 0 && found.path == "/nonexistent/smolet/state", "{found:?}");
+        let found =
+            disk("state", Path::new("/nonexistent/smolet/state"), (Some(Amount::Share(500_000)), None));
+        assert!(found.space.bytes > 0 && found.path == "/nonexistent/smolet/state", "{found:?}");
+        assert_eq!((found.bytes_least, found.inodes_least), (found.space.bytes / 2, 0));
     }
 }

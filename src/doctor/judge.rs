@@ -10,7 +10,7 @@
 //! | other agents | one on the same runtime | running sandboxes that smolet did not make |
 //! | pause image | | is not there, or is not known |
 //! | cni | no configuration, a broken one, or plugins that are missing | the runtime's network is not ready |
-//! | disk | less free than the kubelet's eviction thresholds | less than twice that |
+//! | disk | so little free that pods are evicted | less than twice that |
 //! | clock | shows a time before this program's | follows no time server |
 //! | swap | | is on |
 //! | inotify | | limits lower than Linux' own |
@@ -27,11 +27,6 @@ use crate::model::Wall;
 
 /// What the kernel must enforce pods' limits with, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
-/// Free bytes and inodes in percent below which a kubelet evicts (`DefaultEvictionHard`: `nodefs.available<10%`,
-/// `imagefs.available<15%`, `nodefs.inodesFree<5%`).
-const STATE_FREE_PERCENT: u64 = 10;
-const IMAGES_FREE_PERCENT: u64 = 15;
-const INODES_FREE_PERCENT: u64 = 5;
 /// What Linux has where nobody set anything else, as low as it goes (`inotify_user_setup`).
 const INOTIFY_INSTANCES_MIN: u64 = 128;
 const INOTIFY_WATCHES_MIN: u64 = 8192;
@@ -233,26 +228,27 @@ fn shown_bytes(bytes: u64) -> String {
 }
 
 fn disk(disk: &DiskFacts) -> Finding {
-    let (check, least) = match disk.of {
-        "images" => ("disk of images", IMAGES_FREE_PERCENT),
-        _ => ("disk of state", STATE_FREE_PERCENT),
+    let check = match disk.of {
+        "images" => "disk of images",
+        _ => "disk of state",
     };
-    let path = &disk.path;
-    if disk.bytes == 0 {
+    let (path, space) = (&disk.path, disk.space);
+    if space.bytes == 0 {
         return Finding::warning(
             check,
             format!("{path} cannot be looked at"),
             "run as root, and see that it is mounted",
         );
     }
-    let free = percent(disk.bytes_free, disk.bytes);
-    let inodes = (disk.inodes > 0).then(|| percent(disk.inodes_free, disk.inodes));
-    let mut message = format!("{path}: {} ({free} %) free", shown_bytes(disk.bytes_free));
-    if let Some(inodes) = inodes {
-        let _ = write!(message, ", {inodes} % of the inodes");
+    let free = percent(space.bytes_free, space.bytes);
+    let mut message = format!("{path}: {} ({free} %) free", shown_bytes(space.bytes_free));
+    if space.inodes > 0 {
+        let _ = write!(message, ", {} % of the inodes", percent(space.inodes_free, space.inodes));
     }
-    let is_short =
-        |times: u64| free < times * least || inodes.is_some_and(|free| free < times * INODES_FREE_PERCENT);
+    let is_short = |times: u64| {
+        space.bytes_free < disk.bytes_least.saturating_mul(times)
+            || (space.inodes > 0 && space.inodes_free < disk.inodes_least.saturating_mul(times))
+    };
     let mend = "make room: remove what is not needed (crictl rmi --prune), or use a larger disk";
     if is_short(1) {
         Finding::problem(check, message, mend)

@@ -19,7 +19,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::name::{ImageName, full_name};
+use super::name::{ImageName, full_name, is_of_a_pause};
 use crate::cri::Image;
 use crate::limits::{
     CRI_ENTRIES_MAX, IMAGE_GC_AVAILABLE_MIN, IMAGE_GC_AVAILABLE_SHARE, IMAGE_GC_HIGH_PERCENT,
@@ -153,9 +153,23 @@ impl From<Image> for ListedImage {
 pub struct Named {
     names: BTreeSet<String>,
     digests: BTreeSet<String>,
+    bytes: usize,
+}
+
+/// Counts the bytes of what was not there.
+fn put(texts: &mut BTreeSet<String>, text: String, bytes: &mut usize) {
+    let length = text.len();
+    if texts.insert(text) {
+        *bytes += length;
+    }
 }
 
 impl Named {
+    /// Bytes of their texts.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// One more: as a manifest, a container or an image record has it.
     pub fn add(&mut self, image: &str) {
         if image.is_empty() || self.names.contains(image) {
@@ -164,11 +178,12 @@ impl Named {
         if let Ok(name) = ImageName::parse(image)
             && !name.digest.is_empty()
         {
-            self.digests.insert(name.digest);
+            put(&mut self.digests, name.digest, &mut self.bytes);
         }
         // What nobody can read as a name may be an id.
-        self.names.extend(full_name(image));
-        self.names.insert(image.to_owned());
+        for name in full_name(image).into_iter().chain([image.to_owned()]) {
+            put(&mut self.names, name, &mut self.bytes);
+        }
     }
 
     /// The image is among them.
@@ -236,12 +251,7 @@ pub fn candidates(
 /// it, and offline, no pod would start any more. Besides the one that the runtime tells of, all with the usual name
 /// (`registry.k8s.io/pause`, `rancher/mirrored-pause`) stay.
 fn is_of_sandboxes(image: &ListedImage) -> bool {
-    image.names.iter().any(|name| {
-        let path = name.split_once('@').map_or(&**name, |(path, _)| path);
-        let last = path.rsplit_once('/').map_or(path, |(_, last)| last);
-        let repository = last.split_once(':').map_or(last, |(repository, _)| repository);
-        repository == "pause" || repository.ends_with("-pause")
-    })
+    image.names.iter().any(|name| is_of_a_pause(name))
 }
 
 /// A size as the kubelet shows it (`formatSize`), rounded to one digit.

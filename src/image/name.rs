@@ -56,6 +56,14 @@ pub fn default_pull_policy(image: &str) -> &'static str {
     }
 }
 
+/// It has the usual name of what sandboxes are made of: `registry.k8s.io/pause:3.10`, `rancher/mirrored-pause`.
+pub fn is_of_a_pause(image: &str) -> bool {
+    let path = image.split_once('@').map_or(image, |(path, _)| path);
+    let last = path.rsplit_once('/').map_or(path, |(_, last)| last);
+    let repository = last.split_once(':').map_or(last, |(repository, _)| repository);
+    repository == "pause" || repository.ends_with("-pause")
+}
+
 /// `ParseNormalizedNamed`.
 fn parse(image: &str) -> Result<ImageName, String> {
     if image.len() == 64 && image.bytes().all(is_lower_hex) {

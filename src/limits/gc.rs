@@ -25,6 +25,8 @@ pub const IMAGE_GC_MIN_AGE: Duration = Duration::from_mins(2);
 pub const IMAGES_LISTED_MAX: usize = 1024;
 /// Bytes of their ids and names. More: likewise.
 pub const IMAGES_LISTED_BYTES_MAX: usize = MIB;
+/// Bytes of the names of images that everybody's containers have. More: nothing is removed, with a message.
+pub const IMAGES_USED_BYTES_MAX: usize = MIB;
 const _: () = assert!(IMAGE_GC_LOW_PERCENT < IMAGE_GC_HIGH_PERCENT && IMAGE_GC_HIGH_PERCENT <= 100);
 const _: () = assert!(IMAGES_LISTED_BYTES_MAX / IMAGES_LISTED_MAX >= KIB);
 const _: () = assert!(super::IMAGES_SEEN_MAX <= IMAGES_LISTED_MAX);

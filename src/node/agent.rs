@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
-//! `pod`, its probes in `probes`, what volumes take in `usage`, what the node is short of in `pressure`, images that nobody needs in
-//! `images`, dead containers of all pods in `garbage`, container logs in `logs`, what is kept on disk in `disk` and `checkpoint`. All of it runs on the
-//! loop's thread between two awaits; what takes time is a task (`jobs`).
+//! `pod`, its probes in `probes`, what volumes take in `usage`, what the node is short of in `pressure`, images that
+//! nobody needs in `images`, dead containers of all pods in `garbage`, container logs in `logs`, what is kept on disk in
+//! `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what takes time is a task (`jobs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -18,15 +18,17 @@ use std::rc::Rc;
 use super::agent::{Agent, Event};
 use crate::cri::{Image, ImageStore, Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
+use crate::filesystem::Filesystem;
 use crate::image::gc::{
     Candidate, DiskSpace, Goal, ImageGcPolicy, ListedImage, Named, candidates, shown_size,
 };
 use crate::image::import::ARCHIVE_LABEL;
 use crate::limits::{
-    IMAGE_GC_PERIOD, IMAGE_GC_PERIOD_MIN, IMAGES_LISTED_BYTES_MAX, IMAGES_LISTED_MAX, PODS_IN_HAND_MAX,
+    IMAGE_GC_PERIOD, IMAGE_GC_PERIOD_MIN, IMAGES_LISTED_BYTES_MAX, IMAGES_LISTED_MAX, IMAGES_USED_BYTES_MAX,
+    PODS_IN_HAND_MAX,
 };
 use crate::metrics::Collected;
-use crate::model::{Mono, PodKey, PodUid};
+use crate::model::{ContainerItem, Mono, PodKey, PodUid};
 use crate::sync::act::ActContext;
 
 /// When images are collected, and how far a collection is.
@@ -356,7 +358,18 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
     ctx.runtime.list_images(&mut listed).await.map_err(said)?;
     let mut used = Named::default();
     // Of everybody's containers.
-    ctx.runtime.list_containers(None, &mut |container| used.add(&container.image)).await.map_err(said)?;
+    let mut add = |container: ContainerItem| {
+        if used.bytes() <= IMAGES_USED_BYTES_MAX {
+            used.add(&container.image);
+        }
+    };
+    ctx.runtime.list_containers(None, &mut add).await.map_err(said)?;
+    if used.bytes() > IMAGES_USED_BYTES_MAX {
+        return Err(format!(
+            "the runtime's containers name more than {} of images: which are not used is not known",
+            shown_size(IMAGES_USED_BYTES_MAX as u64)
+        ));
+    }
     let mut of_itself = Named::default();
     if let Some(image) = ctx.runtime.sandbox_image().await.map_err(said)? {
         of_itself.add(&image);
@@ -378,10 +391,8 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
 
 async fn disk_at<R>(ctx: &ActContext<R>, mountpoint: &str) -> Result<DiskSpace, String> {
     let path = mountpoint.to_owned();
-    let found = ctx.blocking.run_outside(Path::new(mountpoint), move || rustix::fs::statvfs(&*path)).await;
+    let found = ctx.blocking.run_outside(Path::new(mountpoint), move || Filesystem::of(path.as_ref())).await;
     let found = found.map_err(|stuck| format!("{mountpoint}: {stuck}"))?;
     let disk = found.map_err(|error| format!("{mountpoint}: {error}"))?;
-    let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
-    let (capacity, available) = (bytes(disk.f_blocks), bytes(disk.f_bavail));
-    Ok(DiskSpace { capacity, available: available.min(capacity) })
+    Ok(DiskSpace { capacity: disk.bytes, available: disk.bytes_free })
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::cri::{ContainerStats, Runtime, RuntimeResult};
 use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
 use crate::eviction::{Observation, Observations, Signal};
+use crate::filesystem::Filesystem;
 use crate::limits::MEMINFO_BYTES_MAX;
 use crate::sync::act::ActContext;
 use crate::volume::usage::measured;
@@ -22,14 +22,6 @@ pub(super) struct Seen {
     pub(super) images_apart: bool,
 }
 
-/// One file system.
-struct Filesystem {
-    device: u64,
-    bytes: Observation,
-    /// `None` where inodes are made as they are needed.
-    inodes: Option<Observation>,
-}
-
 /// Looks once. What cannot be read is not known, and meets no threshold.
 pub(super) async fn observe<R: Runtime>(
     ctx: &ActContext<R>,
@@ -37,7 +29,7 @@ pub(super) async fn observe<R: Runtime>(
     images_at: Option<Box<str>>,
 ) -> Seen {
     let root = PathBuf::from(&*ctx.node.root_dir);
-    let (memory, node) = ctx.blocking.run(move || (memory(&meminfo), filesystem(&root).ok())).await;
+    let (memory, node) = ctx.blocking.run(move || (memory(&meminfo), Filesystem::of(&root).ok())).await;
     let mut images_at = images_at;
     if images_at.is_none() {
         let told = ctx.runtime.image_fs_info().await.unwrap_or_default();
@@ -46,7 +38,7 @@ pub(super) async fn observe<R: Runtime>(
     let images = match images_at.as_deref().map(PathBuf::from) {
         Some(path) => {
             let theirs = path.clone();
-            let found = ctx.blocking.run_outside(&path, move || filesystem(&theirs)).await;
+            let found = ctx.blocking.run_outside(&path, move || Filesystem::of(&theirs)).await;
             found.ok().and_then(Result::ok)
         }
         None => None,
@@ -57,8 +49,9 @@ pub(super) async fn observe<R: Runtime>(
         (&node, Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
         (&images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
     ] {
-        signals[bytes as usize] = of.as_ref().map(|of| of.bytes);
-        signals[inodes as usize] = of.as_ref().and_then(|of| of.inodes);
+        let observed = |available, capacity| (capacity > 0).then_some(Observation { available, capacity });
+        signals[bytes as usize] = of.as_ref().and_then(|of| observed(of.bytes_free, of.bytes));
+        signals[inodes as usize] = of.as_ref().and_then(|of| observed(of.inodes_free, of.inodes));
     }
     let images_apart = images.as_ref().zip(node).is_some_and(|(images, node)| images.device != node.device);
     Seen { signals, images_at: images_at.filter(|_| images.is_some()), images_apart }
@@ -82,18 +75,6 @@ fn memory_of(meminfo: &str) -> Option<Observation> {
     Some(Observation { available: bytes("MemAvailable")?, capacity: bytes("MemTotal")? })
 }
 
-fn filesystem(path: &Path) -> io::Result<Filesystem> {
-    let device = std::fs::metadata(path)?.dev();
-    let disk = rustix::fs::statvfs(path)?;
-    let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
-    let inodes = Observation { available: disk.f_ffree, capacity: disk.f_files };
-    Ok(Filesystem {
-        device,
-        bytes: Observation { available: bytes(disk.f_bavail), capacity: bytes(disk.f_blocks) },
-        inodes: (inodes.capacity > 0).then_some(inodes),
-    })
-}
-
 /// A pod whose use is to be measured. It goes to another thread.
 pub(super) struct Measured {
     pub(super) uid: String,
@@ -112,15 +93,17 @@ pub(super) async fn measure<R: Runtime>(
     pods: Vec<Measured>,
 ) -> RuntimeResult<BTreeMap<String, PodUsage>> {
     let mut usages: BTreeMap<String, PodUsage> = BTreeMap::new();
+    let mut unmeasured: BTreeMap<&str, (&str, &Box<str>)> = BTreeMap::new();
+    for pod in &pods {
+        unmeasured.extend(pod.containers.iter().map(|(id, name)| (&**id, (&*pod.uid, name))));
+    }
     let mut add = |told: ContainerStats| {
-        for pod in &pods {
-            let named = pod.containers.iter().find(|(id, _)| **id == *told.id.as_str());
-            let Some((_, name)) = named else { continue };
-            let layer = told.writable_layer.map(|(bytes, inodes)| DiskUse { bytes, inodes });
-            let (name, memory) = (name.clone(), told.memory_bytes);
-            let usage = ContainerUsage { name, memory, layer, logs: DiskUse::default() };
-            usages.entry(pod.uid.clone()).or_default().containers.push(usage);
-        }
+        // Once each, whatever the runtime repeats.
+        let Some((uid, name)) = unmeasured.remove(told.id.as_str()) else { return };
+        let layer = told.writable_layer.map(|(bytes, inodes)| DiskUse { bytes, inodes });
+        let usage =
+            ContainerUsage { name: name.clone(), memory: told.memory_bytes, layer, logs: DiskUse::default() };
+        usages.entry(uid.to_owned()).or_default().containers.push(usage);
     };
     ctx.runtime.list_container_stats(&mut add).await?;
     let walk = move || {
@@ -164,13 +147,5 @@ mod tests {
         {
             assert_eq!(memory_of(broken), None, "{broken:?}");
         }
-    }
-
-    #[test]
-    fn a_file_system_has_no_more_than_it_has() {
-        let here = filesystem(Path::new("/")).expect("there is a root");
-        assert!(here.bytes.capacity > 0 && here.bytes.available <= here.bytes.capacity);
-        assert!(here.inodes.is_none_or(|inodes| inodes.available <= inodes.capacity));
-        assert!(filesystem(Path::new("/nowhere/at/all")).is_err());
     }
 }

@@ -13,6 +13,10 @@ use crate::common::fake::Fake;
 
 /// The promise: resident memory under hostile input, text and all.
 const MEMORY_KIB_MAX: u64 = 16 * 1024;
+/// Neither memory nor disks nor images are watched.
+pub const CALM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml");
+/// All are.
+pub const WATCHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/watched.yaml");
 /// How long any one step may take on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -33,11 +37,11 @@ impl Agent {
 
     /// The same in a runtime that has been prepared.
     pub fn beside(fake: Fake) -> Self {
-        Self::with(fake, &[])
+        Self::with(fake, CALM, &[])
     }
 
-    /// The same with further flags.
-    pub fn with(fake: Fake, flags: &[&str]) -> Self {
+    /// The same with a configuration file and further flags.
+    pub fn with(fake: Fake, configuration: &str, flags: &[&str]) -> Self {
         let folder = TempDir::new();
         fs::create_dir(folder.path().join("manifests")).expect("a directory");
         let log = File::create(folder.path().join("agent.log")).expect("a log file");
@@ -46,7 +50,7 @@ impl Agent {
             std::env::var_os("SMOLET_BIN").expect("SMOLET_BIN names the release binary (make attack)");
         let child = Command::new(binary)
             .args(["run", "--node-name", "gw"])
-            .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml")])
+            .args(["--config", configuration])
             // Nothing is mounted there: the machine's own cgroups are left alone.
             .arg("--cgroup-mounts")
             .arg(path("cgroup"))

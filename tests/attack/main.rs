@@ -25,7 +25,7 @@ use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use agent::{Agent, pod};
+use agent::{Agent, CALM, WATCHED, pod};
 use common::fake::{Crowd, Exec, Fake};
 use prost::Message as _;
 use smolet::cri::{EventService, RuntimeEventKind};
@@ -212,7 +212,7 @@ fn five_thousand_foreign_containers() {
 fn foreign_containers(streams_lists: bool) {
     let fake = Fake::start_on_real_time();
     fake.state().streams_lists = streams_lists;
-    fake.crowd(Crowd { sandboxes: 5_000, containers: 5_000, label_bytes: 20_000 });
+    fake.crowd(Crowd { sandboxes: 5_000, containers: 5_000, label_bytes: 20_000, images: 0 });
     let mut agent = Agent::beside(fake);
     let (before, sent) = (agent.fake.state().relists, agent.fake.bytes_sent());
     agent.wait("three looks at them", |agent| agent.fake.state().relists >= before + 3);
@@ -221,7 +221,7 @@ fn foreign_containers(streams_lists: bool) {
     assert!(sent >= 2 * 200_000_000, "the agent reads to the end: {sent} bytes in three looks");
     // Fewer and larger: each at the size an item may have, and over it.
     for label_bytes in [200_000, limits::CRI_ITEM_BYTES_MAX + 1] {
-        agent.fake.crowd(Crowd { sandboxes: 200, containers: 200, label_bytes });
+        agent.fake.crowd(Crowd { sandboxes: 200, containers: 200, label_bytes, images: 0 });
         let before = agent.fake.state().relists;
         agent.wait("a look at them", |agent| agent.fake.state().relists >= before + 2);
         // Each of these clients has the runtime list what all of them use, twice.
@@ -235,6 +235,23 @@ fn foreign_containers(streams_lists: bool) {
     }
     let what = if streams_lists { "streamed lists" } else { "lists" };
     agent.withstood(&format!("5,000 foreign sandboxes and containers, {what} of 100 MB"));
+}
+
+#[test]
+fn five_thousand_images_on_a_full_disk() {
+    let fake = Fake::start_on_real_time();
+    fake.fail_on("PullImage", "full", u32::MAX, 2, "write /layer: no space left on device");
+    fake.crowd(Crowd { containers: 5_000, images: 5_000, ..Crowd::default() });
+    let mut agent = Agent::with(fake, WATCHED, &[]);
+    agent.apply("full", pod("full", "").replace("image: x", "image: 'full:1'"));
+    agent.wait("a look at too much", |agent| {
+        agent.log().contains("the runtime's containers name more than 1.0 MiB of images")
+    });
+    // As much as is just looked at.
+    agent.fake.crowd(Crowd { containers: 4_000, images: 5_000, ..Crowd::default() });
+    let before = agent.fake.count("ImageFsInfo");
+    agent.wait("a look at all of it", |agent| agent.fake.count("ImageFsInfo") > before);
+    agent.withstood("5,000 images and as many containers of them");
 }
 
 #[test]
@@ -363,7 +380,7 @@ fn outputs(agent: &Agent, name: &str) -> (String, String) {
 fn termination_messages_and_logs_of_a_hundred_megabytes() {
     // Not rotated: the log is read as it is.
     let flags = ["--container-log-max-size", "1Gi"];
-    let mut agent = Agent::with(Fake::start_on_real_time(), &flags);
+    let mut agent = Agent::with(Fake::start_on_real_time(), CALM, &flags);
     for (name, policy) in
         [("file", "File"), ("logs", "FallbackToLogsOnError"), ("line", "FallbackToLogsOnError")]
     {

@@ -58,6 +58,13 @@ impl World {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))
     }
 
+    /// Starts a containerd of its own there, which has systemd make its control groups.
+    fn start_runtime(&self) {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/env/runtime.sh");
+        let mut up = self.program(script.to_str().unwrap());
+        text(&up.arg("up").arg(self.dir.join("rt")).env("SYSTEMD_CGROUP", "true").output().unwrap());
+    }
+
     fn program(&self, program: &str) -> Command {
         let mut command = script("in", &self.dir);
         command.arg(program);
@@ -359,15 +366,7 @@ fn pods_have_slices_with_their_settings() {
     let version = if v1 { "v1" } else { "v2" };
     println!("the agent with cgroups {version}");
     let world = World::up("systemd-agent", version);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let runtime = world
-        .program(root.join("tests/env/runtime.sh").to_str().unwrap())
-        .arg("up")
-        .arg(world.dir.join("rt"))
-        .env("SYSTEMD_CGROUP", "true")
-        .output()
-        .unwrap();
-    text(&runtime);
+    world.start_runtime();
 
     let agent = Agent::start(&world);
     let (socket, aside) = (world.path("/run/systemd/private"), world.path("/run/systemd/aside"));

@@ -341,9 +341,7 @@ fn the_service_runs_as_it_is_installed() {
     assert_eq!(service.show("ActiveState"), "active");
     wait_for("it says what it waits for", || service.sentence().contains(&endpoint[7..]).then_some(()));
 
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/env/runtime.sh");
-    let mut runtime = world.program(script.to_str().unwrap());
-    text(&runtime.arg("up").arg(world.dir.join("rt")).env("SYSTEMD_CGROUP", "true").output().unwrap());
+    world.start_runtime();
     service.systemctl(&["restart", "smolet.service"]);
     let container = service.ready();
     assert_eq!(service.sentence(), "");

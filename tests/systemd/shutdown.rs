@@ -1,7 +1,6 @@
 //! The machine ends: a real logind waits for the pods.
 
 use std::fs;
-use std::path::Path;
 
 use rustix::process::Signal;
 
@@ -30,15 +29,7 @@ fn systemctl(world: &World, words: &[&str]) {
 #[test]
 fn the_machine_ends_when_its_pods_have_ended() {
     let world = World::up("systemd-shutdown", if has_version_1() { "v1" } else { "v2" });
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let runtime = world
-        .program(root.join("tests/env/runtime.sh").to_str().unwrap())
-        .arg("up")
-        .arg(world.dir.join("rt"))
-        .env("SYSTEMD_CGROUP", "true")
-        .output()
-        .unwrap();
-    text(&runtime);
+    world.start_runtime();
     for (name, unit) in UNITS {
         fs::write(world.dir.join("units").join(name), unit).unwrap();
     }

@@ -1,6 +1,7 @@
 use super::*;
 use crate::cri::RuntimeCondition;
 use crate::doctor::{Level, has_problems};
+use crate::filesystem::Filesystem;
 
 const MIB_64: u64 = MIB as u64;
 
@@ -15,13 +16,18 @@ fn condition(kind: &str, status: bool) -> RuntimeCondition {
 
 /// A gateway where nothing is wrong.
 fn good() -> Facts {
-    let disk = |of, path: &str| DiskFacts {
+    let disk = |of, path: &str, percent: u64| DiskFacts {
         of,
         path: path.to_owned(),
-        bytes: 100 * MIB_64,
-        bytes_free: 50 * MIB_64,
-        inodes: 1000,
-        inodes_free: 500,
+        space: Filesystem {
+            device: 1,
+            bytes: 100 * MIB_64,
+            bytes_free: 50 * MIB_64,
+            inodes: 1000,
+            inodes_free: 500,
+        },
+        bytes_least: percent * MIB_64,
+        inodes_least: 50,
     };
     Facts {
         is_root: true,
@@ -45,7 +51,7 @@ fn good() -> Facts {
             bin_dirs: strings(&["/opt/cni/bin"]),
             missing: Vec::new(),
         },
-        disks: vec![disk("state", "/var/lib/smolet"), disk("images", "/var/lib/containerd")],
+        disks: vec![disk("state", "/var/lib/smolet", 10), disk("images", "/var/lib/containerd", 15)],
         clock: ClockFacts {
             now: Wall::of_civil(2026, 1, 1, 0),
             is_synchronised: Some(true),
@@ -156,20 +162,20 @@ fn each_fault_is_one_finding_with_its_mend() {
             Warning,
             "restart the runtime",
         ),
-        (|f| f.disks[0].bytes_free = 9 * MIB_64, "disk of state", Problem, "9 MiB (9 %) free"),
-        (|f| f.disks[0].bytes_free = 10 * MIB_64, "disk of state", Warning, "10 %"),
-        (|f| f.disks[0].bytes_free = 20 * MIB_64, "disk of state", Fine, "20 %"),
-        (|f| f.disks[1].bytes_free = 14 * MIB_64, "disk of images", Problem, "14 %"),
-        (|f| f.disks[0].inodes_free = 49, "disk of state", Problem, "4 % of the inodes"),
-        (|f| f.disks[0].inodes_free = 99, "disk of state", Warning, "9 % of the inodes"),
+        (|f| f.disks[0].space.bytes_free = 9 * MIB_64, "disk of state", Problem, "9 MiB (9 %) free"),
+        (|f| f.disks[0].space.bytes_free = 10 * MIB_64, "disk of state", Warning, "10 %"),
+        (|f| f.disks[0].space.bytes_free = 20 * MIB_64, "disk of state", Fine, "20 %"),
+        (|f| f.disks[1].space.bytes_free = 14 * MIB_64, "disk of images", Problem, "14 %"),
+        (|f| f.disks[0].space.inodes_free = 49, "disk of state", Problem, "4 % of the inodes"),
+        (|f| f.disks[0].space.inodes_free = 99, "disk of state", Warning, "9 % of the inodes"),
         // btrfs has no fixed number of them.
         (
-            |f| (f.disks[0].inodes, f.disks[0].inodes_free) = (0, 0),
+            |f| (f.disks[0].space.inodes, f.disks[0].space.inodes_free) = (0, 0),
             "disk of state",
             Fine,
             "/var/lib/smolet: 50 MiB (50 %) free",
         ),
-        (|f| f.disks[0].bytes = 0, "disk of state", Warning, "cannot be looked at"),
+        (|f| f.disks[0].space.bytes = 0, "disk of state", Warning, "cannot be looked at"),
         (|f| f.clock.now = Wall(0), "clock", Problem, "shows 1970-01-01T00:00:00Z"),
         (
             |f| {

@@ -7,13 +7,15 @@ use hyper::body::Bytes;
 use prost::Message;
 use smolet::proto::runtime::v1 as cri;
 
-/// How many foreign sandboxes and containers a list of everything holds beside what the fake runs.
+/// How many foreign sandboxes, containers and images a list of everything holds beside what the fake has.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Crowd {
     pub sandboxes: usize,
     pub containers: usize,
-    /// Bytes of the one label each of them has.
+    /// Bytes of the one label that each of these has.
     pub label_bytes: usize,
+    /// Each container is of one of its own, whether it is listed or not.
+    pub images: usize,
 }
 
 impl Crowd {
@@ -21,14 +23,21 @@ impl Crowd {
         match method {
             "ListPodSandbox" => self.sandboxes,
             "ListContainers" | "ListContainerStats" => self.containers,
+            "ListImages" => self.images,
             _ => 0,
         }
+    }
+
+    /// A name as long as one may be.
+    fn image(number: usize) -> String {
+        format!("registry.example/{}/{number}:1", "x".repeat(220))
     }
 
     /// The items of the answer to `method`, each as field 1 in pieces that follow one another.
     pub(super) fn items(&self, method: &str) -> Vec<[Bytes; 2]> {
         let noise = BTreeMap::from([("noise".to_owned(), "x".repeat(self.label_bytes))]);
         let (sandboxes, stats) = (method == "ListPodSandbox", method == "ListContainerStats");
+        let images = method == "ListImages";
         let stats_of = |attributes: cri::ContainerAttributes| {
             cri::ContainerStats { attributes: Some(attributes), ..Default::default() }.encode_to_vec()
         };
@@ -38,6 +47,8 @@ impl Crowd {
             cri::PodSandbox { labels: noise, ..Default::default() }.encode_to_vec()
         } else if stats {
             stats_of(cri::ContainerAttributes { labels: noise, ..Default::default() })
+        } else if images {
+            Vec::new()
         } else {
             cri::Container { labels: noise, ..Default::default() }.encode_to_vec()
         });
@@ -54,12 +65,16 @@ impl Crowd {
                 };
                 let id = format!("foreign-sandbox-{number}");
                 cri::PodSandbox { id, metadata: Some(metadata), ..Default::default() }.encode_to_vec()
+            } else if images {
+                let (id, repo_tags) = (format!("sha256:{number:064}"), vec![Self::image(number)]);
+                cri::Image { id, repo_tags, size: 1 << 20, ..Default::default() }.encode_to_vec()
             } else {
                 cri::Container {
                     id: format!("foreign-container-{number}"),
                     pod_sandbox_id: format!("foreign-sandbox-{number}"),
                     metadata: Some(cri::ContainerMetadata { name: "noise".into(), attempt: 0 }),
                     state: cri::ContainerState::ContainerRunning.into(),
+                    image: Some(cri::ImageSpec { image: Self::image(number), ..Default::default() }),
                     ..Default::default()
                 }
                 .encode_to_vec()

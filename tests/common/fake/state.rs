@@ -44,6 +44,8 @@ pub struct State {
     pub services: Services,
     /// What others run here; in lists of everything only.
     pub crowd: Crowd,
+    /// Each row of `ListContainerStats` comes twice.
+    pub repeats_stats: bool,
     /// It has the streaming list calls (KEP-5825).
     pub streams_lists: bool,
     pub(super) rules: Vec<(String, String, Rule)>,
