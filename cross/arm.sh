@@ -14,7 +14,7 @@
 #
 # Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
 #          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
-# ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
+# ARM_BRIEF: targets that leave out the agent's tests, the longest. ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
 # SIZE_MAX: bytes a release binary may have, for check. RELEASE_ARGS: more arguments of cargo's for release binaries.
 # Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
@@ -29,6 +29,8 @@ TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-l
 # a process), real (a machine of the target with containerd). `make arm-all` has more: vectors,
 # hostile_manifests, and LONG.
 read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source corpus binary}"
+# Targets whose integration tests leave out the agent's, which take minutes under an emulator.
+BRIEF=${ARM_BRIEF:-}
 # Two tests that fill every structure: of the agent's tests they take three fifths of the time. ARM_LONG=1 runs them.
 LONG=(--skip what_is_full_stays_within_its_limit --skip orphans_that_a_relist_has_no_room_for_end_after_the_others)
 [ -z "${ARM_LONG:-}" ] || LONG=()
@@ -181,18 +183,27 @@ setup() {
 }
 
 # Crates that cost much to optimise and are not where the tests' time goes.
-PLAIN=(clap_builder divan k8s-openapi serde-saphyr)
+PLAIN=(annotate-snippets clap_builder divan encoding_rs jiff k8s-openapi rustix serde-saphyr)
 
-# run_tests [--no-run]: the unit tests and TESTS. Some optimisation, since the emulator pays for each instruction, but not
-# across codegen units, which costs more than it brings; nothing for a debugger or a second build.
+# run_tests TARGET [--no-run]: the unit tests and TESTS. Some optimisation, since the emulator pays for each instruction, but
+# not across codegen units, which costs more than it brings, and of smolet itself only where its tests take longer than that:
+# of the agent's tests. Nothing for a debugger or a second build.
 run_tests() {
-    local name t_arguments=(--lib) plain=()
-    for name in "${TESTS[@]}"; do t_arguments+=(--test "$name"); done
-    for name in "${PLAIN[@]}"; do plain+=(--config "profile.dev.package.$name.opt-level=0"); done
+    local t=$1 name level=1 names=() common=()
+    shift
+    for name in "${TESTS[@]}"; do
+        case " $BRIEF " in *" $t "*) [ "$name" != agent ] || continue ;; esac
+        names+=(--test "$name")
+    done
+    case " ${names[*]} " in *" agent "*) ;; *) level=0 ;; esac
+    for name in "${PLAIN[@]}"; do common+=(--config "profile.dev.package.$name.opt-level=0"); done
     export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
     # Of the tests that take seeds, two each.
     export SMOLET_TEST_SEEDS=${SMOLET_TEST_SEEDS:-0..2}
-    cargo test --locked --quiet "${plain[@]}" "${t_arguments[@]}" "$@" -- "${LONG[@]}"
+    cargo test --locked --quiet "${common[@]}" --config profile.dev.package.smolet.opt-level=0 --lib "$@" ||
+        return 1
+    cargo test --locked --quiet "${common[@]}" --config "profile.dev.package.smolet.opt-level=$level" \
+        "${names[@]}" "$@" -- "${LONG[@]}"
 }
 
 # release TARGET...: all in one go: host crates are compiled once.
@@ -207,22 +218,16 @@ release() {
     (cd "$repo" && cargo build --release --locked --quiet "${targets[@]}" "${more[@]}")
 }
 
-# build TARGET...: the release binaries and the tests, all targets in one go: host crates are compiled once, and what is
-# one core's work at the end is that for each target at the same time.
+# build TARGET...: the release binaries and the tests, beside each other: much of both is one core's work.
 build() {
-    local t release targets=()
+    local t release good=0
     setup "$@"
-    (
-        for t in "$@"; do
-            eval "$(exports "$t")"
-            targets+=(--target "$t")
-        done
-        cd "$repo"
-        release "$@" &
-        release=$!
-        run_tests "${targets[@]}" --no-run || { wait "$release"; exit 1; }
-        wait "$release"
-    )
+    cd "$repo"
+    (release "$@") &
+    release=$!
+    # In shells of their own: one target's exports are not the next one's.
+    for t in "$@"; do (eval "$(exports "$t")" && run_tests "$t" --no-run) || good=1; done
+    wait "$release" && return "$good"
 }
 
 # check_one TARGET, which is built: its binary within SIZE_MAX, then the tests on it; a line of the table into
@@ -238,7 +243,7 @@ check_one() {
         return 1
     fi
     log=$ARM_HOME/test-$t.log
-    if ! SMOLET_BIN=$binary run_tests >"$log" 2>&1; then
+    if ! SMOLET_BIN=$binary run_tests "$t" >"$log" 2>&1; then
         cat "$log" >&2
         return 1
     fi

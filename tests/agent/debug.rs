@@ -1,6 +1,6 @@
 //! `smolet debug`: one more container in a pod that is here already.
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
@@ -9,6 +9,7 @@ use smolet::proto::runtime::v1::NamespaceMode;
 
 use crate::checkpoint::{checkpoint, pass_until_saved, power_cut};
 use crate::common::fake::Program;
+use crate::runner;
 use crate::world::{World, full};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -258,7 +259,7 @@ fn the_command_waits_for_what_it_added_and_shows_the_log_where_nothing_can_be_jo
         ("stays", "-i", 0, "warning: couldn't attach to pod/web-gw, falling back to its logs: "),
         ("quick", "-i", 1, "smolet: spec.ephemeralContainers[3].name: \"quick\": must be unique"),
     ] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_smolet"));
+        let mut command = runner::smolet();
         command.args(["debug", "web", "--image", "busybox:1", "-c", name, input, "--socket"]);
         command.arg(world.path("sock")).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("smolet can be run");
