@@ -305,8 +305,8 @@ impl World {
 
     /// Lets virtual time pass until `holds`.
     pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
+        self.settle();
         for _ in 0..SECONDS_MAX {
-            self.settle();
             if holds(self) {
                 return;
             }

@@ -241,6 +241,7 @@ fn foreign_containers(streams_lists: bool) {
 fn five_thousand_images_on_a_full_disk() {
     let fake = Fake::start_on_real_time();
     fake.fail_on("PullImage", "full", u32::MAX, 2, "write /layer: no space left on device");
+    fake.state().image_mountpoint = Some("/".to_owned());
     fake.crowd(Crowd { containers: 5_000, images: 5_000, ..Crowd::default() });
     let mut agent = Agent::with(fake, WATCHED, &[]);
     agent.apply("full", pod("full", "").replace("image: x", "image: 'full:1'"));

@@ -74,7 +74,7 @@ impl Crowd {
                     pod_sandbox_id: format!("foreign-sandbox-{number}"),
                     metadata: Some(cri::ContainerMetadata { name: "noise".into(), attempt: 0 }),
                     state: cri::ContainerState::ContainerRunning.into(),
-                    image: Some(cri::ImageSpec { image: Self::image(number), ..Default::default() }),
+                    image_ref: Self::image(number),
                     ..Default::default()
                 }
                 .encode_to_vec()
