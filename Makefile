@@ -69,7 +69,8 @@ fmt: setup-rust
 
 clippy: setup-rust
 	$(call step,clippy)
-	@$(CARGO) clippy --locked --features tls --all-targets --test real --test systemd --test attack --test sim --quiet -- -D warnings
+	@$(CARGO) clippy --locked --features tls --all-targets --quiet -- -D warnings
+	@$(CARGO) clippy --locked --features tls --test real --test systemd --test attack --test sim --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)

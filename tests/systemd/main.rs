@@ -6,6 +6,7 @@
 //! systemd's world.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::print_stdout, reason = "what the agent said last")]
 
 // The packages are made of what is linked with musl, which is built so on these machines.
 #[cfg(target_arch = "x86_64")]
@@ -32,6 +33,9 @@ struct World {
     dir: PathBuf,
     pid: i32,
 }
+
+/// Starts, ends and asks a containerd of a test's own.
+const RUNTIME: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/runtime.sh");
 
 fn script(command: &str, dir: &Path) -> Command {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -60,8 +64,7 @@ impl World {
 
     /// Starts a containerd of its own there, which has systemd make its control groups.
     fn start_runtime(&self) {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/env/runtime.sh");
-        let mut up = self.program(script.to_str().unwrap());
+        let mut up = self.program(RUNTIME);
         text(&up.arg("up").arg(self.dir.join("rt")).env("SYSTEMD_CGROUP", "true").output().unwrap());
     }
 

@@ -382,7 +382,7 @@ fn the_service_runs_as_it_is_installed() {
     service.systemctl(&["stop", "smolet.service"]);
     assert_eq!([service.show("ActiveState"), service.show("Result")], ["inactive", "success"]);
     let id = container.rsplit('/').next().unwrap();
-    let tasks = run(script.to_str().unwrap(), &["ctr", world.dir.join("rt").to_str().unwrap(), "task", "ls"]);
+    let tasks = run(RUNTIME, &["ctr", world.dir.join("rt").to_str().unwrap(), "task", "ls"]);
     assert!(tasks.lines().any(|line| line.starts_with(id) && line.contains("RUNNING")), "{tasks}");
     assert!(!world.path("/run/smolet/smolet.sock").exists());
 }
