@@ -3,10 +3,9 @@
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 
 use std::convert::Infallible;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -216,6 +215,10 @@ fn a_port_is_open_or_it_is_not() {
 
 #[cfg(feature = "tls")]
 mod tls {
+    use std::io::{BufRead as _, BufReader};
+    use std::path::PathBuf;
+    use std::process::{Child, ChildStdout, Command, Stdio};
+
     use super::*;
 
     /// `openssl s_server`, which answers a path with the file of that name; ended with the test.

@@ -1,6 +1,8 @@
 //! Hooks: what begins after them, what ends for them, and the grace period that they are part of.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+#[cfg(feature = "tls")]
+use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::time::Duration;
 
