@@ -13,7 +13,7 @@ use smol::LocalExecutor;
 use super::cni::{self, RuntimeSettings};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::config::{Config, Flags};
-use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, endpoint};
+use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
 use crate::filesystem::Filesystem;
 use crate::image::name::is_of_a_pause;
@@ -211,8 +211,8 @@ async fn runtime(
     let version = format!("{} {}", found.version.runtime_name, found.version.runtime_version);
     let runtime = found.runtime.with_timeout(ENDPOINT_CHECK_TIMEOUT);
     let conditions = runtime.status().await.map(|status| status.conditions);
-    let settings = RuntimeSettings::parse(runtime.settings().await.unwrap_or_default().as_deref());
-    let pause_image = if let Ok(Some(name)) = runtime.sandbox_image().await {
+    let settings = runtime.settings().await.unwrap_or_default();
+    let pause_image = if let Some(name) = settings.as_deref().and_then(convert::sandbox_image) {
         runtime.image_status(&name).await.ok().map(|image| (name, image.is_some()))
     } else {
         like_a_pause_image(&runtime).await.map(|name| (name, true))
@@ -234,7 +234,11 @@ async fn runtime(
         pause_image,
         foreign_sandboxes,
     };
-    (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
+    (
+        Ok(facts),
+        RuntimeSettings::parse(settings.as_deref()),
+        images.first().map(|images| images.mountpoint.to_string()),
+    )
 }
 
 /// The first image that has such a name.
