@@ -24,20 +24,23 @@ endif
 ARM_PACKAGES := arm64=aarch64-unknown-linux-musl armhf=arm-unknown-linux-musleabihf
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
 PACKAGE := target/packages/smolet_$(VERSION)_amd64.deb
-WITH_TLS := target/tmp/smolet-tls
-# The first of README.md's promises: the binary, and one with TLS (`--features tls`).
+# The first of README.md's promises: the binary, and one with TLS (`--features tls`), which is measured on ARM.
 SIZE_MAX := 4194304
 SIZE_MAX_TLS := 5242880
-# One of 64 bits and one of 32; `make arm-all` has them all.
+# Of the tests most wait most of the time: more at once than there are processors.
+THREADS := $(shell echo $$((2 * $$(nproc))))
+# Processes that share the tests on a real containerd.
+SHARES := 1 2 3
+# One of 64 bits, with TLS, and one of 32, without; `make arm-all` has them all.
 ARM_TARGETS ?= aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf
 ARM_TARGETS_ALL := aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf \
 	x86_64-unknown-linux-musl
 DEMO_DIR := .cache/demo
 
 ifdef STATIC
-build-release = @RELEASE_ARGS='$(1)' ARM_TARGET_DIR=$(CURDIR)/target/static cross/arm.sh release $(STATIC) >/dev/null
+build-release = @ARM_TARGET_DIR=$(CURDIR)/target/static cross/arm.sh release $(STATIC) >/dev/null
 else
-build-release = @$(CARGO) build --release --locked --quiet $(1)
+build-release = @$(CARGO) build --release --locked --quiet
 endif
 
 step = @printf '\n== %s\n' '$(1)'
@@ -48,7 +51,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_TIMES := 20000
 
 .PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
-	setup-rust release release-tls
+	setup-rust release
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 20
@@ -79,12 +82,12 @@ deny: setup-rust  ## licences, sources and banned crates of the dependencies
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
-	@$(CARGO) test --locked --features tls -- --quiet
+	@RUST_TEST_THREADS=$(THREADS) $(CARGO) test --locked --features tls -- --quiet
 
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust
 	@mkdir -p target/tmp; \
-	nice -n 10 $(MAKE) --no-print-directory release-tls >target/tmp/release.log 2>&1 & release=$$!; \
+	$(MAKE) --no-print-directory release >target/tmp/release.log 2>&1 & release=$$!; \
 	trap 'kill $$release 2>/dev/null || true' EXIT; \
 	unit=0; $(MAKE) --no-print-directory unit || unit=$$?; \
 	rest=0; wait $$release || rest=$$?; \
@@ -92,47 +95,46 @@ unit-beside-release: setup-rust
 
 sim: setup-rust  ## thousands of node-hours in virtual time, with faults
 	$(call step,simulation)
-	@$(CARGO) test --locked --test sim -- --quiet
+	@$(CARGO) test --locked --features tls --test sim -- --quiet
 
 proto: setup-rust  ## compiles proto/ to src/proto/
-	@SMOLET_PROTO=write $(CARGO) test --locked --quiet --test proto_table
+	@SMOLET_PROTO=write $(CARGO) test --locked --features tls --quiet --test proto_table
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
-	@$(CARGO) test --locked --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
+	@$(CARGO) test --locked --features tls --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
-size: release-tls  ## the release binary is static and as small as promised, without TLS and with it
+size: release  ## the release binary is static and as small as promised
 	$(call step,size of the release binary)
 	@size=$$(stat -c %s $(RELEASE)); echo "$(RELEASE): $$size of at most $(SIZE_MAX) bytes"; [ $$size -le $(SIZE_MAX) ]
-	@size=$$(stat -c %s $(WITH_TLS)); echo "with TLS: $$size of at most $(SIZE_MAX_TLS) bytes"; [ $$size -le $(SIZE_MAX_TLS) ]
 	@if readelf -lW $(RELEASE) | grep INTERP; then echo "$(RELEASE) needs a shared C library" >&2; exit 1; fi
 
 attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
 	$(call step,memory under attack)
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --quiet --test attack -- --nocapture --test-threads=13
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --features tls --quiet --test attack -- --nocapture --test-threads=13
 
-# Two shares side by side, each with a containerd of its own: they wait most of the time.
+# Shares side by side, each with a containerd of its own: they wait most of the time.
 real: setup release  ## the release binary on private containerds
 	$(call step,tests on a real containerd)
-	@trap 'for share in 1 2; do tests/env/runtime.sh down target/tmp/real-$$share; done' EXIT; mkdir -p target/tmp; \
-	export SMOLET_BIN=$(CURDIR)/$(RELEASE); \
-	real="$(CARGO) test --locked --quiet --test real -- --nocapture --test-threads=1"; \
-	SMOLET_TEST_SHARE=2/2 $$real >target/tmp/real-2.log 2>&1 & second=$$!; \
-	first=0; SMOLET_TEST_SHARE=1/2 $$real || first=$$?; \
-	rest=0; wait $$second || rest=$$?; \
-	cat target/tmp/real-2.log; exit $$((first | rest))
+	@trap 'for share in $(SHARES); do tests/env/runtime.sh down target/tmp/real-$$share; done' EXIT; mkdir -p target/tmp; \
+	export SMOLET_BIN=$(CURDIR)/$(RELEASE); shares=(); failed=0; \
+	for share in $(SHARES); do \
+		SMOLET_TEST_SHARE=$$share/$(words $(SHARES)) $(CARGO) test --locked --features tls --quiet --test real -- --nocapture \
+			>target/tmp/real-$$share.log 2>&1 & shares+=($$!); \
+	done; \
+	for share in $(SHARES); do wait "$${shares[share - 1]}" || failed=1; cat target/tmp/real-$$share.log; done; exit $$failed
 
 systemd: setup package  ## the release binary with the cgroup driver systemd and as a service, on a systemd and a containerd of its own
 	$(call step,tests on a real systemd)
 	@tests/env/setup.sh systemd openrc
 	@trap 'for name in v1 v2 agent package openrc; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
-	$(CARGO) test --locked --quiet --test systemd -- --nocapture --test-threads=4
+	$(CARGO) test --locked --features tls --quiet --test systemd -- --nocapture --test-threads=4
 
 # The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
-	@mkdir -p target/tmp; $(CARGO) test --locked --quiet --test real --test sim --no-run; \
-	nice -n 19 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
+	@mkdir -p target/tmp; $(CARGO) test --locked --features tls --quiet --test real --test sim --no-run; \
+	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
 	trap 'kill $$others 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
 	rest=0; wait $$others || rest=$$?; \
@@ -140,7 +142,7 @@ real-beside-others: setup release
 
 leftovers:  ## fails when a test left a process, mount, bridge or rule behind
 	$(call step,leftovers)
-	@for share in 1 2; do tests/env/runtime.sh leftovers target/tmp/real-$$share; done
+	@for share in $(SHARES); do tests/env/runtime.sh leftovers target/tmp/real-$$share; done
 	@tests/env/runtime.sh leftovers && echo none
 
 packages: package  ## Debian packages for amd64, arm64 and armhf, below target/packages
@@ -159,11 +161,11 @@ endif
 
 pages: setup-rust  ## man pages and completions, below target/pages
 	@rm -rf target/pages
-	@SMOLET_PAGES=$(CURDIR)/target/pages $(CARGO) test --locked --quiet --test pages
+	@SMOLET_PAGES=$(CURDIR)/target/pages $(CARGO) test --locked --features tls --quiet --test pages
 
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))
-	@SIZE_MAX=$(SIZE_MAX) cross/arm.sh check $(ARM_TARGETS)
+	@SIZE_MAX=$(SIZE_MAX) SIZE_MAX_TLS=$(SIZE_MAX_TLS) cross/arm.sh check $(ARM_TARGETS)
 
 arm-build: setup-rust  ## the builds of `make arm` alone
 	@cross/arm.sh build $(ARM_TARGETS)
@@ -185,6 +187,7 @@ fuzz: fuzz-build  ## fuzzing, FUZZ_SECONDS (600) for each target; a finding fail
 	$(call step,fuzzing)
 	@fuzz/run.sh for $(FUZZ_SECONDS)
 
+fuzz-times: export PROFILE := short
 fuzz-times: fuzz-build  ## fuzzing in short, from the committed inputs
 	$(call step,fuzzing in short)
 	@fuzz/run.sh times $(FUZZ_TIMES)
@@ -194,13 +197,7 @@ fuzz-build: setup-rust
 	@fuzz/run.sh build
 
 release: setup-rust  ## the release binary that is measured
-	$(call build-release,)
-
-# Each build takes the other's place: this one's is set aside, and the other put back, which costs nothing once it is built.
-release-tls: setup-rust
-	$(call build-release,--features tls)
-	@mkdir -p $(dir $(WITH_TLS)); cp $(RELEASE) $(WITH_TLS)
-	$(call build-release,)
+	$(build-release)
 
 setup: setup-rust
 	@tests/env/setup.sh runtime

@@ -1,8 +1,10 @@
 #!/bin/bash
 # Builds smolet for ARM Linux and runs its tests under qemu-user, on Debian 12 x86-64 (root, apt).
-# No `rustup target add`, no containers, no foreign architecture: Debian's rustc-web is unpacked (not installed)
-# with its std sources, std is built once per target, zig (ziglang on PyPI) links musl, qemu-user runs the tests.
-# The machine's own cargo drives it, with RUSTC set. With the public `cross` tool instead: see cross/Cross.toml.
+# No `rustup target add`, no containers, no foreign architecture: std is built once per target, from the sources of the
+# machine's own compiler: rustup's component rust-src, or the package rust-src of that version from the backports of
+# Debian's next release. Where neither is, Debian's rustc-web and its sources are unpacked (not installed), a compiler half as
+# quick. zig (ziglang on PyPI) links musl, qemu-user runs the tests. The machine's own cargo drives it, with RUSTC set. With
+# the public `cross` tool instead: see cross/Cross.toml.
 #
 #   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
 #   arm.sh build TARGET...        its first half: the release binary and the tests
@@ -16,7 +18,7 @@
 #          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
 # ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the agent's, the longest.
-# SIZE_MAX: bytes a release binary may have, for check. RELEASE_ARGS: more arguments of cargo's for release binaries.
+# ARM_TLS: targets that `build` and `check` take with TLS. SIZE_MAX, SIZE_MAX_TLS: bytes a release binary may have, for check.
 # Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -32,6 +34,7 @@ TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-l
 read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source corpus binary}"
 # Targets whose integration tests leave out the agent's, which take minutes under an emulator.
 BRIEF=${ARM_BRIEF:-}
+TLS=${ARM_TLS:-aarch64-unknown-linux-musl}
 # Two tests that fill every structure: of the agent's tests they take three fifths of the time. ARM_LONG=1 runs them.
 LONG=(--skip what_is_full_stays_within_its_limit --skip orphans_that_a_relist_has_no_room_for_end_after_the_others)
 [ -z "${ARM_LONG:-}" ] || LONG=()
@@ -54,29 +57,76 @@ apt_packages() {
     fi
 }
 
+# Where the compiler and what is built for it lie; a compiler of another version takes another place.
+SYSROOT=$ARM_HOME/tc-$(rustc --version | cut -d' ' -f2)/usr
+
+# wrap PROGRAM PATH: bin/PROGRAM is the one at PATH, with the targets built here, after the words of ENVIRONMENT.
+wrap() {
+    printf '#!/bin/sh\n%sexec %s --sysroot %s "$@"\n' "${ENVIRONMENT:-}" "$2" "$SYSROOT" >"$ARM_HOME/bin/$1"
+    chmod +x "$ARM_HOME/bin/$1"
+}
+
 compiler() {
-    [ -e "$ARM_HOME/tc/.done" ] && return
-    local v lib llvm f
+    [ -e "$SYSROOT/.done" ] && return
+    rm -rf "$ARM_HOME"/tc-* "$ARM_HOME/debs"
+    mkdir -p "$SYSROOT/lib/rustlib" "$ARM_HOME/debs" "$ARM_HOME/bin"
+    own_compiler || debian_compiler
+    rm -rf "$ARM_HOME/debs"
+    "$ARM_HOME/bin/rustc" --version
+    touch "$SYSROOT/.done"
+}
+
+# The machine's own compiler, if the sources of its std are to be had.
+own_compiler() {
+    local version sysroot host program
+    version=$(rustc --version | cut -d' ' -f2)
+    sysroot=$(rustc --print sysroot)
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    mkdir -p "$SYSROOT/lib/rustlib/src"
+    if [ -e "$sysroot/lib/rustlib/src/rust/library/Cargo.lock" ]; then
+        ln -sfn "$sysroot/lib/rustlib/src/rust" "$SYSROOT/lib/rustlib/src/rust"
+    else
+        debian_sources "$version" || return
+        dpkg-deb --fsys-tarfile "$ARM_HOME"/debs/rust-src_*.deb |
+            tar -x -C "$SYSROOT/.." --wildcards "./usr/src/rustc-$version/library" './usr/lib/rustlib/src' || return
+    fi
+    ln -sfn "$sysroot/lib/rustlib/$host" "$SYSROOT/lib/rustlib/$host"
+    for program in rustc rustdoc; do wrap "$program" "$sysroot/bin/$program"; done
+}
+
+# debian_sources VERSION: downloads the package rust-src of that version, if the backports of the next release still have it:
+# where a newer compiler comes first, and the sources of the ones before stay for a while. Lists of apt's own are not touched.
+debian_sources() {
+    local lists=$ARM_HOME/debs/apt mirror version options
+    mirror=$(apt-get indextargets --format '$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI)' 2>/dev/null |
+        awk '$1 == "Packages" && $2 == "bookworm" && $3 == "main" { print $4; exit }')
+    [ -n "$mirror" ] || return
+    mkdir -p "$lists/state/lists/partial" "$lists/cache/archives/partial"
+    echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror trixie-backports main" >"$lists/sources.list"
+    options=(-o "Dir::Etc::SourceList=$lists/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State=$lists/state"
+        -o "Dir::Cache=$lists/cache" -o APT::Sandbox::User=root)
+    apt-get "${options[@]}" -qq update >/dev/null 2>&1 || return
+    version=$(apt-cache "${options[@]}" madison rust-src | awk -v want="$1+" 'index($3, want) == 1 { print $3; exit }')
+    [ -n "$version" ] || return
+    (cd "$ARM_HOME/debs" && apt-get "${options[@]}" -qq download "rust-src=$version" >/dev/null 2>&1)
+}
+
+debian_compiler() {
+    local v lib llvm f libraries
     v=$(apt-cache policy rustc-web | awk '/Candidate:/{print $2}')
     lib=$(apt-cache show "libstd-rust-web-dev=$v" | grep -o 'libstd-rust-web-[0-9][0-9.]*' | sort -u | tail -n 1)
     llvm=$(apt-cache show "$lib=$v" | grep -o 'libllvm[0-9]*' | sort -u | tail -n 1)
-    rm -rf "$ARM_HOME/tc" "$ARM_HOME/debs"; mkdir -p "$ARM_HOME/tc" "$ARM_HOME/debs" "$ARM_HOME/bin"
+    rm -rf "$SYSROOT"; mkdir -p "$SYSROOT"
     (cd "$ARM_HOME/debs" && apt-get download -o APT::Sandbox::User=root "rustc-web=$v" "libstd-rust-web-dev=$v" "$lib=$v" "rust-web-src=$v" "$llvm" >/dev/null)
     for f in "$ARM_HOME"/debs/*.deb; do
         case $f in
         */rust-web-src_*) dpkg-deb --fsys-tarfile "$f" |
-            tar -x -C "$ARM_HOME/tc" --wildcards './usr/src/rustc-*/library' './usr/lib/rustlib/src' ;;
-        *) dpkg -x "$f" "$ARM_HOME/tc" ;;
+            tar -x -C "$SYSROOT/.." --wildcards './usr/src/rustc-*/library' './usr/lib/rustlib/src' ;;
+        *) dpkg -x "$f" "$SYSROOT/.." ;;
         esac
     done
-    rm -rf "$ARM_HOME/debs"
-    for f in rustc rustdoc; do
-        printf '#!/bin/sh\nLD_LIBRARY_PATH=%s/tc/usr/lib/x86_64-linux-gnu exec %s/tc/usr/bin/%s "$@"\n' \
-            "$ARM_HOME" "$ARM_HOME" "$f" >"$ARM_HOME/bin/$f"
-        chmod +x "$ARM_HOME/bin/$f"
-    done
-    "$ARM_HOME/bin/rustc" --version
-    touch "$ARM_HOME/tc/.done"
+    libraries="LD_LIBRARY_PATH=$SYSROOT/lib/x86_64-linux-gnu "
+    for f in rustc rustdoc; do ENVIRONMENT=$libraries wrap "$f" "$SYSROOT/bin/$f"; done
 }
 
 zig() {
@@ -114,7 +164,7 @@ E
 }
 
 std() { # builds std for one target and puts it into the unpacked compiler's sysroot
-    local t=$1 lib=$ARM_HOME/tc/usr/lib/rustlib/$1/lib w=$ARM_HOME/std/$1
+    local t=$1 lib=$SYSROOT/lib/rustlib/$1/lib w=$ARM_HOME/std/$1
     [ -e "$lib/.opt-$STD_OPT" ] && return
     rm -rf "$w" "$lib"; mkdir -p "$w/src"
     echo '#![no_std]' >"$w/src/lib.rs"
@@ -163,7 +213,7 @@ exports() {
     echo "export CARGO_TARGET_${U}_LINKER='$cc' CC_$u='$cc' AR_$u='$ar'"
     echo "export CARGO_TARGET_${U}_RUSTFLAGS='$flags'"
     if [ -n "$run" ]; then echo "export CARGO_TARGET_${U}_RUNNER='$run' SMOLET_TEST_RUNNER='$run'"; fi
-    # The compiler differs from rustup's: a target folder of its own keeps the two from rebuilding each other's work
+    # Another compiler to cargo: a target folder of its own keeps the two from rebuilding each other's work
     echo "export CARGO_TARGET_DIR='${ARM_TARGET_DIR:-$ARM_HOME/target}'"
 }
 
@@ -197,6 +247,7 @@ run_tests() {
         names+=(--test "$name")
     done
     case " ${names[*]} " in *" agent "*) ;; *) level=0 ;; esac
+    if with_tls "$t"; then common+=(--features tls); fi
     for name in "${PLAIN[@]}"; do common+=(--config "profile.dev.package.$name.opt-level=0"); done
     export CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_DEV_LTO=off CARGO_INCREMENTAL=0
     # Of the tests that take seeds, two each.
@@ -209,16 +260,29 @@ run_tests() {
         "${names[@]}" "$@" -- "${LONG[@]}"
 }
 
-# release TARGET...: all in one go: host crates are compiled once.
+# release ARG... -- TARGET...: all in one go: host crates are compiled once. ARG: cargo's.
 release() {
-    local t targets=()
+    local t args=()
+    while [ "$1" != -- ]; do args+=("$1"); shift; done
+    shift
     for t in "$@"; do
         eval "$(exports "$t")"
-        targets+=(--target "$t")
+        args+=(--target "$t")
     done
-    local more
-    read -ra more <<<"${RELEASE_ARGS:-}"
-    (cd "$repo" && cargo build --release --locked --quiet "${targets[@]}" "${more[@]}")
+    (cd "$repo" && cargo build --release --locked --quiet "${args[@]}")
+}
+
+# with_tls TARGET: whether that one is built with TLS.
+with_tls() {
+    case " $TLS " in *" $1 "*) ;; *) return 1 ;; esac
+}
+
+# releases TARGET...: those with TLS, then those without.
+releases() {
+    local t tls=() plain=()
+    for t in "$@"; do if with_tls "$t"; then tls+=("$t"); else plain+=("$t"); fi; done
+    [ ${#tls[@]} = 0 ] || release --features tls -- "${tls[@]}" || return 1
+    [ ${#plain[@]} = 0 ] || release -- "${plain[@]}"
 }
 
 # build TARGET...: the release binaries and the tests, beside each other: much of both is one core's work.
@@ -226,7 +290,7 @@ build() {
     local t release good=0
     setup "$@"
     cd "$repo"
-    (release "$@") &
+    (releases "$@") &
     release=$!
     # In shells of their own: one target's exports are not the next one's.
     for t in "$@"; do (eval "$(exports "$t")" && run_tests "$t" --no-run) || good=1; done
@@ -236,13 +300,14 @@ build() {
 # check_one TARGET, which is built: its binary within SIZE_MAX, then the tests on it; a line of the table into
 # $ARM_HOME/row-TARGET. In a shell of its own: one target's exports are not the next one's.
 check_one() {
-    local t=$1 start=$SECONDS binary size log tests
+    local t=$1 start=$SECONDS max=${SIZE_MAX:-} binary size log tests
+    if with_tls "$t"; then max=${SIZE_MAX_TLS:-}; fi
     eval "$(exports "$t")"
     cd "$repo"
     binary=$CARGO_TARGET_DIR/$t/release/smolet
     size=$(stat -c %s "$binary")
-    if [ "$size" -gt "${SIZE_MAX:-$size}" ]; then
-        echo "arm.sh: $binary: $size bytes, more than $SIZE_MAX" >&2
+    if [ "$size" -gt "${max:-$size}" ]; then
+        echo "arm.sh: $binary: $size bytes, more than $max" >&2
         return 1
     fi
     log=$ARM_HOME/test-$t.log
@@ -271,7 +336,7 @@ cmd=${1:-}; shift || true
 case $cmd in
 build) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; build "$@" ;;
 check) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; check "$@" ;;
-release) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@"; release "$@" ;;
+release) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@"; release -- "$@" ;;
 setup) [ $# -gt 0 ] || set -- "${TARGETS[@]}"; setup "$@" ;;
 env) exports "$1" ;;
 cargo) t=$1; shift; eval "$(exports "$t")"; exec cargo "$@" ;;

@@ -4,11 +4,12 @@
 //! (in real time), so that every call to the runtime carries the second it belongs to.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,7 @@ use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use smol::LocalExecutor;
 use smol::channel::Sender;
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smolet::clock::VirtualClock;
 use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::model::Wall;
@@ -51,6 +53,7 @@ pub struct Life {
     stop: Sender<Stop>,
     kill: Sender<()>,
     gauge: Arc<Gauge>,
+    echo: UnixStream,
     thread: JoinHandle<Result<Option<Ending>, String>>,
 }
 
@@ -59,10 +62,13 @@ impl Life {
         let (stop, stopped) = smol::channel::bounded(4);
         let (kill, killed) = smol::channel::bounded::<()>(1);
         let gauge = Arc::new(Gauge::default());
+        let (echo, echoing) = UnixStream::pair().unwrap();
+        echo.set_read_timeout(Some(PATIENCE)).unwrap();
         let thread = {
             let gauge = gauge.clone();
             let live = move || {
                 let executor = Rc::new(LocalExecutor::new());
+                executor.spawn(send_back(echoing)).detach();
                 let life = async {
                     let agent = node::run_until(&config, once, &executor, Rc::new(clock), stopped);
                     let agent = async { agent.await.map(Some) };
@@ -79,7 +85,13 @@ impl Life {
             };
             std::thread::Builder::new().name("agent".into()).spawn(live).unwrap()
         };
-        Self { stop, kill, gauge, thread }
+        Self { stop, kill, gauge, echo, thread }
+    }
+
+    /// Waits until the agent's executor has taken a byte from a socket and sent it back; false when it has ended.
+    fn answers(&self) -> bool {
+        let mut echo = &self.echo;
+        echo.write_all(&[0]).is_ok() && echo.read_exact(&mut [0]).is_ok()
     }
 
     pub fn end(self) -> Result<Option<Ending>, String> {
@@ -87,15 +99,39 @@ impl Life {
     }
 }
 
-/// A thread of an agent's works on the disk or waits for it: the agent waits for that, and not for time. One of another test's
-/// is taken for it too, which costs a moment.
-fn is_at_the_disk() -> bool {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    tasks.flatten().any(|task| {
+/// Sends back what comes, until the other end is closed.
+async fn send_back(stream: UnixStream) {
+    let mut stream = async_io::Async::new(stream).unwrap();
+    let mut byte = [0];
+    while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
+}
+
+/// Threads that hang on purpose: they were waited for once, for [`DISK_PATIENCE`].
+static HANGING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// The threads of agents that work on the disk or wait for it: the agent waits for that, and not for time. One of another
+/// test's is taken for it too, which costs a moment. Of each, whether it waits.
+fn at_the_disk() -> Vec<(PathBuf, bool)> {
+    let mut hanging = HANGING.lock().unwrap();
+    let mut still = BTreeSet::new();
+    let mut found = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap().flatten() {
         // "TID (NAME) STATE ...": R runs or wants to, D waits for a disk. It may have ended meanwhile.
-        let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
-        stat.contains("(blocking) R") || stat.contains("(blocking) D")
-    })
+        let task = task.path();
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+        let waits = stat.contains("(blocking) D");
+        if waits && hanging.contains(&task) {
+            still.insert(task);
+        } else if waits || stat.contains("(blocking) R") {
+            found.push((task, waits));
+        }
+    }
+    *hanging = still;
+    found
+}
+
+fn is_at_the_disk() -> bool {
+    !at_the_disk().is_empty()
 }
 
 impl World {
@@ -224,6 +260,9 @@ impl World {
         while self.agent.borrow().as_ref().is_some_and(|life| !life.thread.is_finished()) {
             assert!(begun.elapsed() < PATIENCE, "--once does not end: {:?}", self.fake.actions());
             self.settle();
+            if self.await_disk() {
+                self.settle();
+            }
             self.clock.advance(Duration::from_secs(1));
         }
         match self.agent.take().unwrap().end() {
@@ -321,13 +360,20 @@ impl World {
         panic!("{SECONDS_MAX} s went by without {what}; {}", self.trace());
     }
 
-    /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was.
+    /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was. What waits there all
+    /// the time hangs.
     fn await_disk(&self) -> bool {
         let begun = Instant::now();
-        let mut was_there = false;
-        while is_at_the_disk() && begun.elapsed() < DISK_PATIENCE {
-            was_there = true;
+        let mut there = at_the_disk();
+        let was_there = !there.is_empty();
+        let mut all_the_time = there.clone();
+        while !there.is_empty() && begun.elapsed() < DISK_PATIENCE {
             std::thread::sleep(Duration::from_millis(2));
+            there = at_the_disk();
+            all_the_time.retain(|(task, waits)| *waits && there.contains(&(task.clone(), true)));
+        }
+        if !there.is_empty() {
+            HANGING.lock().unwrap().extend(all_the_time.into_iter().map(|(task, _)| task));
         }
         was_there
     }
@@ -345,15 +391,14 @@ impl World {
 
     /// Waits until the agent waits for nothing but time (or an answer that a fault holds back).
     ///
-    /// A question on the local socket and its answer show that all that could be read before it was read: the
-    /// reactor hands out readiness in order. An agent in trouble may not answer, so there calm has to do.
+    /// A byte that comes back from it on a socket shows that all that could be read before it was read: the reactor hands
+    /// out readiness in order.
     pub fn settle(&self) {
-        let rounds = if self.silent.get() { 5 } else { 2 };
         let mut quiet = 0;
-        while quiet < rounds {
+        while quiet < 2 {
             let Some(calls) = self.await_calm() else { return };
-            if !self.silent.get() {
-                assert_eq!(self.ask("/healthz").0, 200);
+            if !self.agent.borrow().as_ref().is_some_and(Life::answers) {
+                return;
             }
             let Some(after) = self.await_calm() else { return };
             quiet = if calls == after { quiet + 1 } else { 0 };
