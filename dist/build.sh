@@ -100,6 +100,7 @@ done
 doc=/usr/share/doc/smolet
 pack "$repo/README.md" "$doc/README.md.gz"
 put 755 "$dist/openrc/smolet" "$doc/openrc/smolet"
+put 644 "$dist/openrc/logrotate" "$doc/openrc/logrotate"
 for example in "$repo"/examples/gateway/*.yaml; do
     put 644 "$example" "$doc/examples/${example##*/}"
 done

@@ -3,7 +3,7 @@
 #
 #   setup.sh runtime     containerd, runc, CNI plugins, static busybox, iptables
 #   setup.sh systemd     systemd, its tools and a bus daemon, not started
-#   setup.sh openrc      OpenRC, unpacked into .cache/tools
+#   setup.sh openrc      OpenRC and logrotate, unpacked into .cache/tools
 #   setup.sh rust        a C linker, and Debian's Rust when no cargo is in PATH
 #   setup.sh fuzz        a C++ compiler, which builds libFuzzer
 #   setup.sh cargo-deny  the licence and dependency check, built from crates.io into .cache/tools
@@ -68,7 +68,7 @@ openrc() {
     has apt-get || die "missing: openrc. Without apt it cannot be had"
     apt-cache show openrc >/dev/null 2>&1 || apt-get -o DPkg::Lock::Timeout=300 -qq update >/dev/null
     debs=$(mktemp -d)
-    (cd "$debs" && apt-get -qq download -o APT::Sandbox::User=root openrc libeinfo1 librc1 >/dev/null)
+    (cd "$debs" && apt-get -qq download -o APT::Sandbox::User=root openrc libeinfo1 librc1 logrotate libpopt0 >/dev/null)
     rm -rf "$root"
     mkdir -p "$root"
     for file in "$debs"/*.deb; do

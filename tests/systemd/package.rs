@@ -3,6 +3,7 @@
 //! package; `make systemd` builds it.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
@@ -97,6 +98,7 @@ fn a_package_holds_what_it_should_and_no_more() {
         ("/usr/share/doc/smolet/copyright", file),
         ("/usr/share/doc/smolet/README.md.gz", file),
         ("/usr/share/doc/smolet/openrc/smolet", program),
+        ("/usr/share/doc/smolet/openrc/logrotate", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(expected), "{path}");
     }
@@ -393,11 +395,13 @@ fn it_runs_under_openrc() {
     assert!(openrc.join("usr/sbin/openrc-run").exists(), "tests/env/setup.sh openrc unpacks it");
     let root = Root::new("package-openrc");
     root.install();
-    for directory in ["/etc/init.d", "/etc/conf.d"] {
+    for directory in ["/etc/init.d", "/etc/conf.d", "/etc/logrotate.d"] {
         fs::create_dir_all(root.path(directory)).unwrap();
     }
     // As its first lines say; with little patience.
     fs::copy(root.path("/usr/share/doc/smolet/openrc/smolet"), root.path("/etc/init.d/smolet")).unwrap();
+    fs::copy(root.path("/usr/share/doc/smolet/openrc/logrotate"), root.path("/etc/logrotate.d/smolet"))
+        .unwrap();
     let settings = "SMOLET_EXTRA_ARGS='--node-name gw --log-level debug'\n\
                     respawn_delay=1\nhealthcheck_delay=1\nhealthcheck_timer=1\nretry=SIGTERM/1/SIGKILL/5\n";
     fs::write(root.path("/etc/conf.d/smolet"), settings).unwrap();
@@ -408,6 +412,7 @@ fn it_runs_under_openrc() {
     for directory in ["daemons", "exclusive", "options", "starting", "started", "stopping"] {
         run("mkdir", &["-p", &format!("/run/openrc/{directory}")]);
     }
+    run("mkdir", &["-p", "/var/lib/logrotate"]);
     run("touch", &["/run/openrc/softlevel"]);
     let service = |word: &str| world.program("/etc/init.d/smolet").args(["--nodeps", word]).output().unwrap();
     let log = || fs::read_to_string(world.path("/var/log/smolet.log")).unwrap_or_default();
@@ -436,7 +441,16 @@ fn it_runs_under_openrc() {
     wait_for("another one in its place", || main().filter(|now| *now != first));
     wait_for(&format!("it answers; {}", log()), answers);
 
+    // A log of two megabytes is put aside, and the agent writes on where the new one begins.
+    let path = world.path("/var/log/smolet.log");
+    let line = b"a line of a log as long as many\n";
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(&line.repeat(2 << 15)).unwrap();
+    run("logrotate", &["/etc/logrotate.d/smolet"]);
+    assert!(world.path("/var/log/smolet.log.1.gz").exists());
+    assert!(log().len() < line.len() << 10, "{}", log());
+
     text(&service("stop"));
     assert!(!world.path("/run/smolet/smolet.sock").exists(), "{}", log());
+    assert!(log().contains("stopping"), "it says that it ends; {}", log());
     assert!(!service("status").status.success());
 }
