@@ -3,7 +3,8 @@
 //! ```text
 //!     every EVICTION_PERIOD ──► look (task) ──► conditions
 //!                                 │ a threshold acts
-//!                                 ├─► of disks: unused images go first (`images`), then another look
+//!                                 ├─► of disks: what ended pods left goes first, then another look
+//!                                 ├─► of disks: then unused images (`images`), then another look
 //!                                 ▼
 //!                    measure the pods that may go (task) ──► one pod ends, and what it had goes: the next look waits
 //!
@@ -141,6 +142,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let resource = threshold.signal.resource();
         let message = format!("Attempting to reclaim {}", resource.as_str());
         self.note_node(EventKind::Warning, "EvictionThresholdMet", &message);
+        if resource != Resource::Memory && self.clear_ended() {
+            self.watching.next = now.mono + EVICTION_PERIOD_NEAR;
+            return;
+        }
         // With images on a disk of their own, those make no room on the other.
         let images_count = match threshold.signal {
             Signal::MemoryAvailable => false,
@@ -153,6 +158,26 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         }
         self.measure_evictable(threshold, seen, images_apart);
+    }
+
+    /// The containers, logs and volumes of pods that have ended for good go (`DeleteAllUnusedContainers`); false when nobody has
+    /// any that are not on their way.
+    fn clear_ended(&mut self) -> bool {
+        let left_some = |(uid, record): (&PodUid, &super::record::Record)| {
+            let observed = record.worker.observed()?;
+            (record.worker.life() == Life::Ended && !observed.is_empty()).then(|| uid.clone())
+        };
+        let ended: Vec<PodUid> = self.records.iter().filter_map(left_some).collect();
+        let mut some = false;
+        for uid in ended {
+            let first = self.records.get_mut(&uid).is_some_and(|record| record.worker.clear_when_ended());
+            if first {
+                log::info!("{uid}: what is left of the ended pod goes, for the disk is short");
+                self.drive(&uid);
+                some = true;
+            }
+        }
+        some
     }
 
     /// No unused image is left that may go: the next look shows whether that was enough.

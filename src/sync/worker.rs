@@ -214,9 +214,9 @@ impl Worker {
         }
     }
 
-    /// What is left of it when it has ended goes at once, though it is wanted: its node is short of room.
-    pub fn clear_when_ended(&mut self) {
-        self.clears = true;
+    /// What is left of it when it has ended goes at once, though it is wanted: its node is short of room. False when it did already.
+    pub fn clear_when_ended(&mut self) -> bool {
+        !std::mem::replace(&mut self.clears, true)
     }
 
     /// The runtime or a job changed something since the last read.

@@ -8,6 +8,7 @@ use smolet::eviction::{Amount, Signal, Threshold};
 use smolet::image::gc::ImageGcPolicy;
 
 use crate::checkpoint::pass_until_saved;
+use crate::common::fake::Program;
 use crate::world::World;
 
 const MIB: u64 = 1 << 20;
@@ -229,7 +230,7 @@ fn a_manifest_that_goes_takes_its_evicted_pod_along() {
 }
 
 #[test]
-fn short_of_disk_unused_images_go_first_and_then_who_has_written_most() {
+fn short_of_disk_what_has_ended_goes_first_then_unused_images_then_who_has_written_most() {
     // More than any disk has.
     let disk = EvictionPolicy { thresholds: vec![threshold(Signal::NodeFsAvailable, 1 << 60, 0)], ..hard() };
     let world = World::without_agent();
@@ -251,6 +252,11 @@ fn short_of_disk_unused_images_go_first_and_then_who_has_written_most() {
     for name in ["little", "much"] {
         world.run(name, &app(name, "", ""));
     }
+    world.fake.program("c-done", Program::exits(3, Duration::ZERO));
+    world.put("done", &app("done", "", "restartPolicy: Never, "));
+    world.until("an end", |world| world.phase("done") == "Failed");
+    let done = world.logs("done");
+    assert!(done.exists() && world.count("RemoveContainer done/") == 0);
     world.stop();
     let config = Config { eviction: disk, meminfo: world.path("meminfo"), ..world.config() };
     world.spawn(Config { image_gc: Some(policy), ..config }, false);
@@ -267,6 +273,9 @@ fn short_of_disk_unused_images_go_first_and_then_who_has_written_most() {
     let actions = world.actions();
     let at = |call: &str| actions.iter().position(|action| action.starts_with(call)).unwrap();
     assert_eq!(world.count("RemoveImage"), 2, "busybox:1 is in use; {}", world.trace());
+    assert!(at("RemoveContainer done/") < at("RemoveImage") && !done.exists());
+    let last = world.status_of("done", "c-done").and_then(|status| status.state?.terminated);
+    assert_eq!((world.phase("done").as_str(), last.map(|last| last.exit_code)), ("Failed", Some(3)));
     assert!(at("RemoveImage") < at("StopContainer") && at("StopContainer") == at("StopContainer much/"));
     assert!(why(&world, "much").1.starts_with("The node was low on resource: ephemeral-storage. "));
     world.until("the second", |world| gone(world, &["little"]));
