@@ -1,5 +1,6 @@
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::clock::VirtualClock;
@@ -62,7 +63,12 @@ fn the_work_for_one_pod_is_done_one_after_the_other() {
         blocking.run_for(&pod, move || lock(&next).push("next")).await.unwrap();
     });
     assert_eq!(*lock(&order), ["begun", "another's", "over", "next"]);
-    assert!(blocking.pods.borrow().is_empty());
+    // The first one's thread may have given its turn away a moment before it lets go of it; whatever work comes next tells.
+    let begun = Instant::now();
+    while !blocking.pods.borrow().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "the pods are not forgotten");
+        smol::block_on(blocking.run_for(&other, || ())).unwrap();
+    }
 }
 
 #[test]
