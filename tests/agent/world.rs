@@ -316,6 +316,9 @@ impl World {
 
     /// So many seconds pass at once, one relist at their end.
     pub fn leap(&self, seconds: u64) {
+        if self.await_disk() {
+            self.settle();
+        }
         let before = self.relists();
         self.clock.advance(Duration::from_secs(seconds));
         self.await_relist(before);
