@@ -13,6 +13,8 @@ export CARGO_TERM_COLOR := never
 export CARGO_TERM_PROGRESS_WHEN := never
 
 CARGO := cargo
+# One feature set for all of a developer's builds: what one built the others take.
+TEST := $(CARGO) test --locked --features tls
 # What is measured is what devices get: linked with musl. A folder of its own, so that ARM builds can go on beside it.
 ifeq ($(shell uname -m),x86_64)
 STATIC := x86_64-unknown-linux-musl
@@ -82,7 +84,7 @@ deny: setup-rust  ## licences, sources and banned crates of the dependencies
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
-	@RUST_TEST_THREADS=$(THREADS) $(CARGO) test --locked --features tls -- --quiet
+	@RUST_TEST_THREADS=$(THREADS) $(TEST) -- --quiet
 
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust
@@ -95,14 +97,14 @@ unit-beside-release: setup-rust
 
 sim: setup-rust  ## thousands of node-hours in virtual time, with faults
 	$(call step,simulation)
-	@$(CARGO) test --locked --features tls --test sim -- --quiet
+	@$(TEST) --test sim -- --quiet
 
 proto: setup-rust  ## compiles proto/ to src/proto/
-	@SMOLET_PROTO=write $(CARGO) test --locked --features tls --quiet --test proto_table
+	@SMOLET_PROTO=write $(TEST) --quiet --test proto_table
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
-	@$(CARGO) test --locked --features tls --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
+	@$(TEST) --quiet --test vectors -- --nocapture --test-threads=1 | sed -u 's/^\.\+//'
 
 size: release  ## the release binary is static and as small as promised
 	$(call step,size of the release binary)
@@ -111,7 +113,7 @@ size: release  ## the release binary is static and as small as promised
 
 attack: release  ## the release binary under attack, by manifests, the runtime, containers and clients: it keeps to 16 MiB
 	$(call step,memory under attack)
-	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(CARGO) test --locked --features tls --quiet --test attack -- --nocapture --test-threads=13
+	@SMOLET_BIN=$(CURDIR)/$(RELEASE) $(TEST) --quiet --test attack -- --nocapture --test-threads=13
 
 # Shares side by side, each with a containerd of its own: they wait most of the time.
 real: setup release  ## the release binary on private containerds
@@ -119,7 +121,7 @@ real: setup release  ## the release binary on private containerds
 	@trap 'for share in $(SHARES); do tests/env/runtime.sh down target/tmp/real-$$share; done' EXIT; mkdir -p target/tmp; \
 	export SMOLET_BIN=$(CURDIR)/$(RELEASE); shares=(); failed=0; \
 	for share in $(SHARES); do \
-		SMOLET_TEST_SHARE=$$share/$(words $(SHARES)) $(CARGO) test --locked --features tls --quiet --test real -- --nocapture \
+		SMOLET_TEST_SHARE=$$share/$(words $(SHARES)) $(TEST) --quiet --test real -- --nocapture \
 			>target/tmp/real-$$share.log 2>&1 & shares+=($$!); \
 	done; \
 	for share in $(SHARES); do wait "$${shares[share - 1]}" || failed=1; cat target/tmp/real-$$share.log; done; exit $$failed
@@ -129,11 +131,11 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 	@tests/env/setup.sh systemd openrc
 	@trap 'for name in v1 v2 agent package openrc; do tests/env/systemd.sh down target/tmp/systemd-$$name; done' EXIT; \
 	SMOLET_BIN=$(CURDIR)/$(RELEASE) SMOLET_PACKAGE=$(CURDIR)/$(PACKAGE) \
-	$(CARGO) test --locked --features tls --quiet --test systemd -- --nocapture --test-threads=4
+	$(TEST) --quiet --test systemd -- --nocapture --test-threads=4
 
 # The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
-	@mkdir -p target/tmp; $(CARGO) test --locked --features tls --quiet --test real --test sim --no-run; \
+	@mkdir -p target/tmp; $(TEST) --quiet --test real --test sim --no-run; \
 	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
 	trap 'kill $$others 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
@@ -161,7 +163,7 @@ endif
 
 pages: setup-rust  ## man pages and completions, below target/pages
 	@rm -rf target/pages
-	@SMOLET_PAGES=$(CURDIR)/target/pages $(CARGO) test --locked --features tls --quiet --test pages
+	@SMOLET_PAGES=$(CURDIR)/target/pages $(TEST) --quiet --test pages
 
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))

@@ -9,7 +9,7 @@
 #   arm.sh check TARGET...        all of the following for each target, and a table of sizes and test counts
 #   arm.sh build TARGET...        its first half: the release binary and the tests
 #   arm.sh release TARGET...      the release binary alone
-#   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, 45 s for each other)
+#   arm.sh setup [TARGET...]      tools, and std for each target (a minute for the first, half of one for each other)
 #   arm.sh cargo TARGET ARG...    cargo ARG... for that target: build, test, run
 #   arm.sh env TARGET             prints the exports, for: eval "$(cross/arm.sh env TARGET)"
 #   arm.sh path TARGET            prints the target's build folder

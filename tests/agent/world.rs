@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -91,7 +91,10 @@ impl Life {
     /// Waits until the agent's executor has taken a byte from a socket and sent it back; false when it has ended.
     fn answers(&self) -> bool {
         let mut echo = &self.echo;
-        echo.write_all(&[0]).is_ok() && echo.read_exact(&mut [0]).is_ok()
+        let answer = echo.write_all(&[0]).and_then(|()| echo.read_exact(&mut [0]));
+        let late = answer.as_ref().is_err_and(|error| error.kind() == ErrorKind::WouldBlock);
+        assert!(!late, "the agent's thread does nothing else for {PATIENCE:?}");
+        answer.is_ok()
     }
 
     pub fn end(self) -> Result<Option<Ending>, String> {
