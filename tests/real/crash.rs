@@ -127,6 +127,7 @@ pub fn a_full_or_read_only_disk_is_survived(runtime: &Runtime) {
 
 /// No container of a pod runs twice, and no pod of one name has two ready sandboxes.
 fn assert_alone(runtime: &Runtime) {
+    runtime.answers();
     let mut seen = BTreeSet::new();
     for container in runtime.containers() {
         let pod = container.pod.map(|key| key.name.to_string()).unwrap_or_default();

@@ -89,7 +89,11 @@ impl Runtime {
     pub fn recover(&self) {
         self.kill();
         self.start();
-        // Its other services answer before the CRI does.
+        self.answers();
+    }
+
+    /// Waits for the CRI: after a start the other services answer before it does.
+    pub fn answers(&self) {
         wait_for("the CRI answers", 30, || self.drive(self.cri.version()).ok());
     }
 
