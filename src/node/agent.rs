@@ -513,7 +513,10 @@ impl<R: Runtime + 'static> Agent<R> {
                 self.records.insert(key.uid.clone(), record);
                 self.judge(&key.uid);
                 touched.insert(key.uid);
-            } else if self.desired.pod(&key.uid).is_none() && !self.told_held.contains(&key.uid) {
+            } else if self.desired.reported()
+                && self.desired.pod(&key.uid).is_none()
+                && !self.told_held.contains(&key.uid)
+            {
                 if self.told_held.len() == HELD_PODS_TOLD_MAX {
                     self.told_held.clear();
                 }
