@@ -67,3 +67,9 @@ pub mod systemd;
 mod text;
 pub mod userns;
 pub mod volume;
+
+/// How many random cases a test walks, of `all`: a twentieth where the tests run under an emulator, as on all targets but one.
+#[cfg(test)]
+fn cases(all: u64) -> u64 {
+    if cfg!(target_arch = "x86_64") { all } else { all / 20 }
+}

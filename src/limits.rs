@@ -257,6 +257,10 @@ pub const SYSTEMD_LINE_BYTES_MAX: u64 = 128;
 pub const ADOPTED_MAX: usize = 4 * PODS_MAX;
 /// Bytes of the identity file. Larger: damaged.
 pub const IDENTITY_FILE_BYTES_MAX: usize = 64 * KIB;
+/// How often the state directory's lock is tried at start. More: another agent runs.
+pub const LOCK_TRIES: u32 = 11;
+/// How long to wait between two of these tries.
+pub const LOCK_RETRY: Duration = Duration::from_millis(100);
 // A UID is 36 bytes or less where anyone makes them; the longest list fits with room for the name.
 const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 

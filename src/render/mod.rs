@@ -48,7 +48,7 @@ mod tests {
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
         let alphabet: Vec<char> = "$()'\"=:/@.-_+#[]{}, \n\t019aeEiKmMGnTPZé\u{2028}\0".chars().collect();
-        for _ in 0..20_000 {
+        for _ in 0..crate::cases(20_000) {
             let length = random.usize(..24);
             let text: String = (0..length).map(|_| alphabet[random.usize(..alphabet.len())]).collect();
             let _ = quantity::Quantity::parse(&text).map(|q| (q.value(), q.milli_value(), q + q));

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use minicbor::{Decode, Encode};
 
-use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX};
+use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
 
 /// The file's content. Fields are numbered: a new one gets a new number.
@@ -170,12 +170,19 @@ fn lock(root_dir: &Path) -> Result<File, String> {
         .write(true)
         .open(&path)
         .map_err(|e| format!("{}: {e}; run as root or choose another --root-dir", path.display()))?;
-    flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-        format!(
+    // One that is being killed, or a child that it made and that is not yet another program, holds it for a moment more.
+    let free = (0..LOCK_TRIES).any(|tried| {
+        if tried > 0 {
+            std::thread::sleep(LOCK_RETRY);
+        }
+        flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    });
+    if !free {
+        return Err(format!(
             "state directory {}: another smolet uses it; stop that one or choose another --root-dir",
             root_dir.display()
-        )
-    })?;
+        ));
+    }
     Ok(file)
 }
 
@@ -253,7 +260,14 @@ mod tests {
         let error = Identity::open(&folder.0, Some("n"), "h").expect_err("second");
         assert!(error.contains("another smolet"), "{error}");
         drop(first);
+        // One that is just being ended is waited for.
+        let held = lock(&folder.0).expect("free");
+        let ending = std::thread::spawn(move || {
+            std::thread::sleep(2 * LOCK_RETRY);
+            drop(held);
+        });
         Identity::open(&folder.0, Some("n"), "h").expect("free again");
+        ending.join().expect("it ends");
     }
 
     #[test]

@@ -144,7 +144,7 @@ fn status(rng: &mut Rng) -> PodStatus {
 
 #[test]
 fn any_status_reads_back_equal_and_damage_is_seen_or_harmless() {
-    for seed in 0..1500 {
+    for seed in 0..crate::cases(1500) {
         let mut rng = Rng::with_seed(seed);
         let status = status(&mut rng);
         let record = encode(&status);

@@ -389,7 +389,9 @@ impl World {
         let begun = Instant::now();
         while !holds(self) {
             let ended = self.agent.borrow().as_ref().is_some_and(|life| life.thread.is_finished());
-            assert!(!ended, "the agent ended, waiting for {what}");
+            if ended {
+                panic!("waiting for {what}, the agent ended: {:?}", self.agent.take().map(Life::end));
+            }
             assert!(begun.elapsed() < PATIENCE, "waited for {what}; {}", self.trace());
             std::thread::sleep(Duration::from_micros(300));
         }

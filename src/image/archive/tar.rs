@@ -418,7 +418,7 @@ mod tests {
             vec![0; 1024],
         ]
         .concat();
-        for _ in 0..20_000 {
+        for _ in 0..crate::cases(20_000) {
             let mut bytes = good.clone();
             for _ in 0..random.usize(1..4) {
                 let block = random.usize(..bytes.len() / 512) * 512;
