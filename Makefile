@@ -50,7 +50,7 @@ step = @printf '\n== %s\n' '$(1)'
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
-FUZZ_TIMES := 20000
+FUZZ_TIMES := 5000
 
 .PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release

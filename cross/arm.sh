@@ -17,7 +17,8 @@
 # Targets: aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf (armv6, Pi Zero)
 #          x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf
 # ARM_HOME: where everything goes (default: .cache/arm of the repository). STD_OPT: opt-level of std (default "z").
-# ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the agent's, the longest.
+# ARM_TESTS: integration tests. ARM_BRIEF: targets that leave out the agent's, the longest. ARM_SKIP: modules of the agent's
+# that the others leave out.
 # ARM_TLS: targets that `build` and `check` take with TLS. SIZE_MAX, SIZE_MAX_TLS: bytes a release binary may have, for check.
 # Tests that start ARM programs put the words of SMOLET_TEST_RUNNER before them; the machine's binfmt is not touched.
 set -euo pipefail
@@ -38,6 +39,7 @@ TLS=${ARM_TLS:-aarch64-unknown-linux-musl}
 # Two tests that fill every structure: of the agent's tests they take three fifths of the time. ARM_LONG=1 runs them.
 LONG=(--skip what_is_full_stays_within_its_limit --skip orphans_that_a_relist_has_no_room_for_end_after_the_others)
 [ -z "${ARM_LONG:-}" ] || LONG=()
+for module in ${ARM_SKIP:-}; do LONG+=(--skip "$module::"); done
 
 # apt_packages TARGET...: only what those targets need.
 apt_packages() {
