@@ -1,9 +1,12 @@
-//! What the integration tests share: the fake CRI server, temporary folders, seeds and the agents' log.
+//! What the integration tests share: the fake CRI server, the API server, temporary folders, seeds and the agents' log.
 
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 // Every test binary compiles this module and uses another part of it.
 #![allow(dead_code)]
 
+// With TLS alone, and where the crate that makes its certificates is built (Cargo.toml).
+#[cfg(all(feature = "tls", target_arch = "x86_64"))]
+pub mod apiserver;
 pub mod fake;
 pub mod gauge;
 pub mod seeds;

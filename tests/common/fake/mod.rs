@@ -44,14 +44,14 @@ pub enum FakeClock {
 }
 
 impl FakeClock {
-    fn shared(&self) -> SharedClock {
+    pub fn shared(&self) -> SharedClock {
         match self {
             Self::System => Rc::new(SystemClock),
             Self::Virtual(clock) => Rc::new(clock.clone()),
         }
     }
 
-    fn now(&self) -> smolet::model::Now {
+    pub fn now(&self) -> smolet::model::Now {
         use smolet::clock::Clock;
         match self {
             Self::System => SystemClock.now(),
