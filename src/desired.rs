@@ -389,6 +389,7 @@ mod tests {
             problems: if complete { Vec::new() } else { vec![problem] },
             complete,
             held: crate::source::Held::default(),
+            server: crate::source::ServerPods::default(),
         }
     }
 

@@ -5,7 +5,15 @@ use std::fs;
 use std::net::{IpAddr, UdpSocket};
 use std::path::Path;
 
+#[cfg(feature = "tls")]
+use crate::cluster::node_object::{Handler, Machine};
 use crate::config::Config;
+#[cfg(feature = "tls")]
+use crate::cri::{RuntimeHandler, RuntimeVersion};
+#[cfg(feature = "tls")]
+use crate::eviction::Signal;
+#[cfg(feature = "tls")]
+use crate::filesystem::Filesystem;
 use crate::limits::RESOLV_CONF_BYTES_MAX;
 use crate::render::{CgroupVersion, NodeSettings, ResolvConf, admission};
 
@@ -35,6 +43,65 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.allowed_unsafe_sysctls = allowed.collect();
     node.thermal_throttle_paths = thermal_throttle_paths();
     node
+}
+
+/// What an API server is told of this machine; `node` are the settings made of it.
+#[cfg(feature = "tls")]
+pub fn machine(
+    config: &Config,
+    node: &NodeSettings,
+    runtime: &RuntimeVersion,
+    handlers: &[RuntimeHandler],
+) -> Machine {
+    let disk = Filesystem::of(&config.root_dir).map_or(0, |disk| disk.bytes);
+    let memory = u64::try_from(node.memory_capacity_bytes).unwrap_or_default();
+    let kept_free = |signal: Signal, of: u64| {
+        let hard = config
+            .eviction
+            .thresholds
+            .iter()
+            .find(|threshold| threshold.signal == signal && threshold.is_hard());
+        hard.map_or(0, |threshold| threshold.at.of(of))
+    };
+    let machine_id = read("/etc/machine-id").trim().to_owned();
+    let board = read("/sys/class/dmi/id/product_uuid").trim().to_owned();
+    let release = read("/etc/os-release");
+    let pretty = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    let handler = |handler: &RuntimeHandler| Handler {
+        name: handler.name.clone(),
+        recursive_read_only_mounts: handler.recursive_read_only_mounts,
+        user_namespaces: handler.user_namespaces,
+    };
+    Machine {
+        name: node.node_name.clone(),
+        hostname: hostname().to_ascii_lowercase().into(),
+        addresses: node.node_ips.clone(),
+        system_uuid: if board.is_empty() { machine_id.as_str() } else { board.as_str() }.into(),
+        machine_id: machine_id.into(),
+        boot_id: read("/proc/sys/kernel/random/boot_id").trim().into(),
+        kernel: rustix::system::uname().release().to_string_lossy().into(),
+        os_image: pretty.unwrap_or("Linux").trim_matches('"').into(),
+        runtime: format!("{}://{}", runtime.runtime_name, runtime.runtime_version).into(),
+        architecture: go_architecture(),
+        cpus: u64::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1),
+        memory,
+        disk,
+        pods: config.max_pods,
+        memory_reserved: kept_free(Signal::MemoryAvailable, memory),
+        disk_reserved: kept_free(Signal::NodeFsAvailable, disk),
+        port: 0,
+        handlers: handlers.iter().map(handler).collect(),
+    }
+}
+
+/// The architecture as Go calls it.
+#[cfg(feature = "tls")]
+fn go_architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "aarch64" => "arm64",
+        "x86_64" => "amd64",
+        other => other,
+    }
 }
 
 /// The machine's name, as `uname -n` has it.

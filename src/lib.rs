@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!     sources ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
-//!     (files)                   ▲                              │
-//!                               │                              ▼
+//!     (files,                   ▲                              │
+//!      API server)              │                              ▼
 //!     outputs ◄── status ◄──── store ◄─────────────────────  pleg (events, relist)
 //! ```
 //!
@@ -19,9 +19,9 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `eviction`, `shutdown`, of `store` all but
+//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `eviction`, `shutdown`, `cluster`, of `store` all but
 //! `file`, `identity` and `poison`, of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and
-//! `choose`, of `cli` what makes text, of `source` all but `file`, `scan` and `check`, of `probe` all but `run`, `http`,
+//! `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check`, `api` and `api_objects`, of `kube` what its first lines name, of `probe` all but `run`, `http`,
 //! `tls` and `grpc`, of `streaming` `frame` and `status`, of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands
 //! in `mod.rs`, `files` and `mounts`.
 //!
@@ -32,6 +32,8 @@ pub mod blocking;
 pub mod cgroup;
 pub mod cli;
 pub mod clock;
+#[cfg(feature = "tls")]
+pub mod cluster;
 pub mod config;
 pub mod cri;
 pub mod desired;
@@ -43,7 +45,10 @@ pub mod filesystem;
 pub mod gc;
 pub mod grpc;
 pub mod hook;
+mod http2;
 pub mod image;
+#[cfg(feature = "tls")]
+pub mod kube;
 pub mod limits;
 pub mod logs;
 pub mod metrics;
@@ -65,6 +70,8 @@ pub mod streaming;
 pub mod sync;
 pub mod systemd;
 mod text;
+#[cfg(feature = "tls")]
+mod tls;
 pub mod userns;
 pub mod volume;
 

@@ -6,6 +6,13 @@
 mod agent;
 mod cgroups;
 mod checkpoint;
+#[cfg(feature = "tls")]
+mod cluster;
+#[cfg(not(feature = "tls"))]
+#[path = "node/no_cluster.rs"]
+mod cluster;
+#[cfg(feature = "tls")]
+mod cluster_objects;
 mod debug;
 mod disk;
 mod events;
@@ -42,7 +49,7 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, endpoint};
+use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, RuntimeVersion, endpoint};
 use crate::events::EventKind;
 use crate::facts;
 use crate::hook::HookRunner;
@@ -58,6 +65,10 @@ use crate::model::{Mono, PodKey};
 use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
+#[cfg(feature = "tls")]
+use crate::source::api::ApiPods;
+#[cfg(feature = "tls")]
+use crate::source::api_objects::Found;
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
@@ -67,6 +78,7 @@ use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
 use agent::{Agent, Event};
 use cgroups::NodeCgroups;
+pub use cluster::Joined;
 use ring::Ring;
 
 /// How the agent ended.
@@ -162,7 +174,7 @@ pub async fn run_until(
         smol::future::or(stop, smol::future::or(found, meanwhile)).await
     };
     let ended = match found {
-        Ok(Some((runtime, name, handlers))) => {
+        Ok(Some((runtime, version, handlers))) => {
             let node_name = NodeName::new(identity.node_name());
             let set_aside = Arc::new(SetAside::read(&config.root_dir));
             let manifests =
@@ -186,6 +198,7 @@ pub async fn run_until(
                 executor.spawn(rotator.run()).detach();
                 executor.spawn(compressing).detach();
             }
+            let joined = join(config, &node, &version, &handlers, &executor, &clock);
             let parts = Parts {
                 config,
                 identity,
@@ -201,8 +214,9 @@ pub async fn run_until(
                 once,
                 metrics,
                 notify,
+                joined,
             };
-            Ok(parts.run_loop(runtime, name, handlers, asked, stopped).await)
+            Ok(parts.run_loop(runtime, version.runtime_name, handlers, asked, stopped).await)
         }
         Ok(None) => Ok(Ending::Stopped),
         Err(why) => Err(why),
@@ -234,7 +248,7 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     std::future::pending().await
 }
 
-/// The runtime, its name and its handlers, when it answers and is ready. Waits for it, saying why once per reason; with `once`
+/// The runtime, its version and its handlers, when it answers and is ready. Waits for it, saying why once per reason; with `once`
 /// the first reason ends the wait.
 async fn find_runtime(
     config: &Config,
@@ -243,7 +257,7 @@ async fn find_runtime(
     clock: &SharedClock,
     said: &RefCell<String>,
     notify: &Notify,
-) -> Result<(GrpcRuntime, Box<str>, Vec<RuntimeHandler>), String> {
+) -> Result<(GrpcRuntime, RuntimeVersion, Vec<RuntimeHandler>), String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
     let mut wait = Duration::from_secs(1);
@@ -271,7 +285,7 @@ async fn find_runtime(
                 let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
                 notify.status("");
                 let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
-                return Ok((runtime, found.version.runtime_name, handlers));
+                return Ok((runtime, found.version, handlers));
             }
             Err(error) if once => return Err(error.to_string()),
             Err(error) => {
@@ -378,6 +392,8 @@ pub struct Parts<'a> {
     pub metrics: Rc<Metrics>,
     /// Who supervises the service gets the loop's signs of life.
     pub notify: Rc<Notify>,
+    /// The cluster that this node joins.
+    pub joined: Option<Joined>,
 }
 
 impl Parts<'_> {
@@ -403,6 +419,7 @@ impl Parts<'_> {
             once,
             metrics,
             notify,
+            joined,
             ..
         } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
@@ -419,6 +436,7 @@ impl Parts<'_> {
             CgroupDriver::Cgroupfs => None,
         };
         let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd);
+        let cluster = joined.map(|joined| begin(joined, &executor, &events, &clock));
         let mut agent = Agent::new(
             ctx,
             executor,
@@ -432,6 +450,7 @@ impl Parts<'_> {
             logs,
             set_aside,
             metrics,
+            cluster,
         );
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         // With the pods, at the machine's end.
@@ -470,6 +489,68 @@ impl Parts<'_> {
             }
         }
     }
+}
+
+/// Begins what goes on with the cluster.
+#[cfg(feature = "tls")]
+fn begin(
+    joined: Joined,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+    clock: &SharedClock,
+) -> cluster::Cluster {
+    executor.spawn(forward(joined.pods, events.clone(), Event::Source)).detach();
+    let (news, found) = smol::channel::bounded(1);
+    let told = |()| Event::Cluster(Box::new(cluster::ClusterEvent::Found));
+    executor.spawn(forward(found, events.clone(), told)).detach();
+    cluster::Cluster::new(joined.client, joined.machine, Found::new(news), clock.now().mono)
+}
+
+#[cfg(not(feature = "tls"))]
+fn begin(
+    joined: Joined,
+    _: &Rc<LocalExecutor<'static>>,
+    _: &Sender<Event>,
+    _: &SharedClock,
+) -> cluster::Cluster {
+    match joined {}
+}
+
+/// Joins the cluster of the configured kubeconfig, if there is one.
+#[cfg(feature = "tls")]
+fn join(
+    config: &Config,
+    node: &NodeSettings,
+    runtime: &RuntimeVersion,
+    handlers: &[RuntimeHandler],
+    executor: &Rc<LocalExecutor<'static>>,
+    clock: &SharedClock,
+) -> Option<Joined> {
+    let kubeconfig = config.kubeconfig.as_deref()?;
+    let machine = facts::machine(config, node, runtime, handlers);
+    let access = crate::kube::Access::new(kubeconfig);
+    let client =
+        crate::kube::Client::new(access, executor, clock.clone(), crate::kube::seed(&node.node_name));
+    let (updates, pods) = smol::channel::bounded(1);
+    let name = NodeName::new(&node.node_name);
+    let (collection, followed) = (ApiPods::collection(&name), client.clone());
+    let mut follower = ApiPods::new(name, clock.clone(), updates);
+    executor
+        .spawn(async move { crate::kube::follow::<()>(&followed, &collection, &mut follower).await })
+        .detach();
+    Some(Joined { client, machine, pods })
+}
+
+#[cfg(not(feature = "tls"))]
+fn join(
+    _: &Config,
+    _: &NodeSettings,
+    _: &RuntimeVersion,
+    _: &[RuntimeHandler],
+    _: &Rc<LocalExecutor<'static>>,
+    _: &SharedClock,
+) -> Option<Joined> {
+    None
 }
 
 /// When `--once` ends: all is clear and has stayed so for a moment, or patience is over.

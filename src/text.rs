@@ -2,8 +2,19 @@
 
 use std::fmt::Write as _;
 
+use k8s_openapi::ByteString;
+use serde::Deserialize as _;
+use serde::de::IntoDeserializer as _;
+
 const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
+
+/// What the text is the base64 of, with its padding; nothing when it is none.
+pub(crate) fn base64(text: &str) -> Option<Vec<u8>> {
+    let bytes: Result<ByteString, serde::de::value::Error> =
+        ByteString::deserialize(text.into_deserializer());
+    Some(bytes.ok()?.0)
+}
 
 /// The text as a JSON string; besides what JSON escapes, `escaped` says what becomes its four hexadecimal digits.
 pub(crate) fn push_json_text(out: &mut String, text: &str, escaped: impl Fn(char) -> bool) {

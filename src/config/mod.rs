@@ -115,6 +115,9 @@ pub struct Flags {
     /// SIGTERM means that the machine ends: where neither logind nor systemd says so
     #[arg(long)]
     pub shutdown_on_sigterm: bool,
+    /// Joins the cluster of this kubeconfig, as a node of it; manifests go on being read
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -191,6 +194,8 @@ pub struct Config {
     pub shutdown_on_sigterm: bool,
     /// The system bus, on which logind is.
     pub system_bus: PathBuf,
+    /// The cluster that this node joins; `None` = it is alone.
+    pub kubeconfig: Option<PathBuf>,
 }
 
 /// Why there is no Config: one sentence that names the flag or field and the mend.
@@ -304,6 +309,7 @@ impl Config {
             )?,
             shutdown_on_sigterm: flags.shutdown_on_sigterm,
             system_bus: paths::SYSTEM_BUS.into(),
+            kubeconfig: kubeconfig(flags.kubeconfig.as_deref())?,
         };
         config.check()?;
         Ok(config)
@@ -431,6 +437,18 @@ fn shutdown_groups(
 }
 
 /// How many pulls may run at once (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
+fn kubeconfig(given: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
+    let wrong = |path: &Path, why: &str| Err(ConfigError(format!("--kubeconfig: {}: {why}", path.display())));
+    match given {
+        Some(path) if cfg!(not(feature = "tls")) => {
+            wrong(path, "this build has no TLS and joins no cluster; use one made with --features tls")
+        }
+        Some(path) if !path.is_absolute() => wrong(path, "must be an absolute path"),
+        Some(path) => Ok(Some(path.to_owned())),
+        None => Ok(None),
+    }
+}
+
 fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, ConfigError> {
     let most = limits::CRI_PULLS_AT_ONCE_MAX;
     let parallel = match parallel.map(|given| (given, usize::try_from(given).unwrap_or_default())) {

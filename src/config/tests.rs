@@ -16,6 +16,22 @@ fn defaults_are_the_conventions() {
 }
 
 #[test]
+fn a_kubeconfig_is_an_absolute_path_in_a_build_that_can_use_it() {
+    let joined = |path: &str| {
+        let flags = Flags { kubeconfig: Some(path.into()), ..Flags::default() };
+        Config::join(&flags, None, FileSettings::default()).map_err(|error| error.0)
+    };
+    if cfg!(feature = "tls") {
+        assert_eq!(joined("/etc/k").expect("valid").kubeconfig.as_deref(), Some(Path::new("/etc/k")));
+        let error = joined("k").expect_err("relative");
+        assert_eq!(error, "--kubeconfig: k: must be an absolute path");
+    } else {
+        let error = joined("/etc/k").expect_err("no TLS");
+        assert!(error.ends_with("has no TLS and joins no cluster; use one made with --features tls"), "{error}");
+    }
+}
+
+#[test]
 fn a_flag_beats_the_file_and_the_file_beats_the_default() {
     let settings = file(
         "staticPodPath: /from/file\nmaxPods: 7\nfileCheckFrequency: 1m30s\n\

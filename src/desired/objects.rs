@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::desired::{Change, Desired};
     use crate::model::{DesiredPod, Object};
-    use crate::source::{Held as HeldBytes, Origin, SourceUpdate, SourcedPod};
+    use crate::source::{Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
     use k8s_openapi::api::core::v1::ConfigMap;
     use serde_json::json;
 
@@ -110,6 +110,7 @@ mod tests {
             problems: Vec::new(),
             complete,
             held: HeldBytes::default(),
+            server: ServerPods::default(),
         };
         let changes = desired.apply(update, |_| false);
         let changed = changes.iter().filter_map(|change| match change {

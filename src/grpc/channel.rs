@@ -15,12 +15,12 @@ use prost::Message;
 use smol::LocalExecutor;
 use smol::lock::{Mutex, Semaphore};
 
-use super::body::RequestBody;
-use super::link::{Link, Spawner, blame, not_begun};
+use super::link::{Link, blame, not_begun};
 use super::message::{Deframer, Field, Fields, Sink, Whole, framed};
 use super::status::{GrpcError, of_head, of_headers};
 use super::streaming::{Sender, Streaming};
 use crate::clock::SharedClock;
+use crate::http2::{RequestBody, Spawner};
 use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
 
 /// A call under way.

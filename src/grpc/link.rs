@@ -3,46 +3,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
-use std::future::Future;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
 use async_io::Async;
 use hyper::client::conn::http2::{Builder, SendRequest};
-use smol::LocalExecutor;
 
-use super::body::RequestBody;
 use super::status::{Code, GrpcError};
 use crate::clock::SharedClock;
+use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
     GRPC_BACKOFF_MAX, GRPC_BACKOFF_MIN, GRPC_CALLS_MAX, GRPC_CONNECT_TIMEOUT, GRPC_FRAME_BYTES_MAX,
     GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
 };
 use crate::model::Mono;
 use crate::stream::{Stream, stream};
-
-/// Runs hyper's futures on the loop's thread. Weak: the tasks hold it, and the executor holds the tasks.
-#[derive(Clone)]
-pub(super) struct Spawner(Weak<LocalExecutor<'static>>);
-
-impl Spawner {
-    pub(super) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
-        Self(Rc::downgrade(executor))
-    }
-}
-
-impl<F: Future + 'static> hyper::rt::Executor<F> for Spawner
-where
-    F::Output: 'static,
-{
-    fn execute(&self, task: F) {
-        if let Some(executor) = self.0.upgrade() {
-            executor.spawn(task).detach();
-        }
-    }
-}
 
 /// A connection as calls hold it.
 #[derive(Clone)]

@@ -17,7 +17,6 @@
 //!
 //! `message` and `status` are PURE; `link` and `channel` do the I/O.
 
-mod body;
 mod channel;
 mod link;
 mod message;

@@ -9,11 +9,11 @@ use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use prost::Message;
 use smol::LocalExecutor;
 
-use super::body::RequestBody;
 use super::channel::{Messages, decoded, read, request};
-use super::link::{Spawner, blame, handshake};
+use super::link::{blame, handshake};
 use super::message::{Whole, framed};
 use super::status::GrpcError;
+use crate::http2::{RequestBody, Spawner};
 use crate::stream::Stream;
 
 /// A call of [`unary_once`].

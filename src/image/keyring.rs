@@ -5,12 +5,10 @@
 
 use std::fmt;
 
-use k8s_openapi::ByteString;
-use serde::Deserialize as _;
-use serde::de::IntoDeserializer as _;
 use serde_json::{Map, Value};
 
 use crate::proto::runtime::v1::AuthConfig;
+use crate::text::base64;
 
 /// The host under which docker keeps the login of its own registry.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
@@ -124,9 +122,7 @@ fn decoded(auth: &str) -> Option<String> {
     if !auth.ends_with('=') {
         auth.push_str(["", "", "==", "="][auth.len() % 4]);
     }
-    let bytes: Result<ByteString, serde::de::value::Error> =
-        ByteString::deserialize(auth.as_str().into_deserializer());
-    String::from_utf8(bytes.ok()?.0).ok()
+    String::from_utf8(base64(&auth)?).ok()
 }
 
 /// Logins by registry.

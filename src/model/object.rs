@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, ServiceAccountTokenProjection};
 
 /// What kind of object, as `kind` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -13,6 +13,8 @@ pub enum ObjectKind {
     ConfigMap,
     /// `Secret`.
     Secret,
+    /// A service account's token for one pod ([`Token`]).
+    Token,
 }
 
 impl fmt::Display for ObjectKind {
@@ -20,6 +22,7 @@ impl fmt::Display for ObjectKind {
         f.write_str(match self {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
+            Self::Token => "Token",
         })
     }
 }
@@ -55,6 +58,66 @@ pub enum Object {
     ConfigMap(Arc<ConfigMap>),
     /// A Secret; its `stringData` is in `data`.
     Secret(Arc<Secret>),
+    /// A token.
+    Token(Arc<Token>),
+}
+
+/// A service account's token for one pod, as the API server made it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The pod's namespace.
+    pub namespace: Box<str>,
+    /// [`TokenWish::name`].
+    pub name: Box<str>,
+    /// The token itself; never shown.
+    pub value: Box<str>,
+}
+
+/// A token that a pod has in a projected volume (`ServiceAccountTokenProjection`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenWish {
+    /// The pod's UID, to which the token is bound.
+    pub pod: Box<str>,
+    /// Whose token.
+    pub account: Box<str>,
+    /// For whom; empty: the API server itself.
+    pub audience: Box<str>,
+    /// How long it is to hold.
+    pub seconds: i64,
+}
+
+/// How long a token holds when the volume does not say it, in seconds.
+const TOKEN_SECONDS: i64 = 3600;
+
+impl TokenWish {
+    /// What that source of the pod's volume wishes.
+    pub fn of(pod: &Pod, source: &ServiceAccountTokenProjection) -> Self {
+        let spec = pod.spec.as_ref();
+        let account = spec.and_then(|spec| spec.service_account_name.as_deref());
+        Self {
+            pod: pod.metadata.uid.as_deref().unwrap_or_default().into(),
+            account: account.filter(|name| !name.is_empty()).unwrap_or("default").into(),
+            audience: source.audience.as_deref().unwrap_or_default().into(),
+            seconds: source.expiration_seconds.unwrap_or(TOKEN_SECONDS),
+        }
+    }
+
+    /// What it is called among the objects: another wish has another name.
+    pub fn name(&self) -> String {
+        format!("{}/{}/{}/{}", self.pod, self.account, self.seconds, self.audience)
+    }
+}
+
+/// The tokens that the pod wishes, by their keys.
+pub fn tokens_of(pod: &Pod) -> impl Iterator<Item = (ObjectKey, TokenWish)> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    let sources =
+        volumes.filter_map(|volume| volume.projected.as_ref()).flat_map(|of| of.sources.iter().flatten());
+    sources.filter_map(|source| source.service_account_token.as_ref()).map(move |source| {
+        let wish = TokenWish::of(pod, source);
+        (ObjectKey::new(ObjectKind::Token, namespace, &wish.name()), wish)
+    })
 }
 
 impl fmt::Debug for Object {
@@ -69,6 +132,7 @@ impl Object {
         let (kind, metadata) = match self {
             Self::ConfigMap(map) => (ObjectKind::ConfigMap, &map.metadata),
             Self::Secret(secret) => (ObjectKind::Secret, &secret.metadata),
+            Self::Token(token) => return ObjectKey::new(ObjectKind::Token, &token.namespace, &token.name),
         };
         let text = |field: &Option<String>| field.as_deref().unwrap_or_default().into();
         ObjectKey { kind, namespace: text(&metadata.namespace), name: text(&metadata.name) }
@@ -83,6 +147,7 @@ impl Object {
                 text.or_else(binary)
             }
             Self::Secret(secret) => secret.data.as_ref()?.get(key).map(|value| value.0.as_slice()),
+            Self::Token(token) => (key == TOKEN_KEY).then_some(token.value.as_bytes()),
         }
     }
 
@@ -91,9 +156,11 @@ impl Object {
         let (text, binary) = match self {
             Self::ConfigMap(map) => (map.data.as_ref(), map.binary_data.as_ref()),
             Self::Secret(secret) => (None, secret.data.as_ref()),
+            Self::Token(_) => (None, None),
         };
+        let token = matches!(self, Self::Token(_)).then_some(TOKEN_KEY);
         let text = text.into_iter().flat_map(BTreeMap::keys);
-        text.chain(binary.into_iter().flat_map(BTreeMap::keys)).map(String::as_str)
+        text.chain(binary.into_iter().flat_map(BTreeMap::keys)).map(String::as_str).chain(token)
     }
 
     /// Its content may not change (`immutable`).
@@ -101,10 +168,14 @@ impl Object {
         let immutable = match self {
             Self::ConfigMap(map) => map.immutable,
             Self::Secret(secret) => secret.immutable,
+            Self::Token(_) => None,
         };
         immutable == Some(true)
     }
 }
+
+/// The one key of a token.
+pub const TOKEN_KEY: &str = "token";
 
 /// Objects by their key.
 pub type Objects = BTreeMap<ObjectKey, Object>;
@@ -153,6 +224,7 @@ pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
             }
         }
     }
+    names.extend(tokens_of(pod).map(|(key, _)| key));
     names
 }
 

@@ -21,6 +21,7 @@ use smol::channel::Sender;
 use super::Stop;
 use super::cgroups::NodeCgroups;
 use super::checkpoint::{Restored, Saving};
+use super::cluster::{Cluster, ClusterEvent};
 use super::disk::Disk;
 use super::events::RuntimeEvents;
 use super::garbage::Garbage;
@@ -48,7 +49,8 @@ use crate::pleg::{Relist, RelistPod};
 use crate::probe::run::Answer;
 use crate::render::ManifestObjects;
 use crate::shutdown::ShutdownGroups;
-use crate::source::{Held, SourceUpdate, SourcedPod};
+use crate::source::identity::is_of_api_server;
+use crate::source::{self, Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
@@ -96,6 +98,9 @@ pub(super) enum Event {
     PodsMeasured(Box<Measures>),
     /// A probe ended; the number tells which.
     Probed(u64, Result<Answer, String>),
+    /// A task of the cluster's ended.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
+    Cluster(Box<ClusterEvent>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
     /// A signal, or logind.
@@ -128,8 +133,8 @@ pub(super) struct Agent<R> {
     pub(super) backoff: Backoff,
     pub(super) statuses: StatusStore,
     pub(super) relist: Option<Relist>,
-    /// Waits for the first relist: of two manifests that name one pod, the running one stays.
-    pub(super) early_update: Option<SourceUpdate>,
+    /// What each source said first waits for the first relist: of two manifests that name one pod, the running one stays.
+    pub(super) early_updates: BTreeMap<&'static str, SourceUpdate>,
     pub(super) relisting: Relisting,
     pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
@@ -146,8 +151,11 @@ pub(super) struct Agent<R> {
     pub(super) garbage: Garbage,
     pub(super) probing: Probing<R>,
     pub(super) metrics: Rc<Metrics>,
-    /// What the source holds.
-    pub(super) held: Held,
+    /// What each source holds.
+    pub(super) held: BTreeMap<&'static str, Held>,
+    /// What is kept of the cluster that this node joined.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is none then"))]
+    pub(super) cluster: Option<Cluster>,
     pub(super) shutdown_groups: ShutdownGroups,
     /// The node's, while it is under way.
     pub(super) shutdown: Option<Shutdown>,
@@ -170,11 +178,14 @@ impl<R: Runtime + 'static> Agent<R> {
         logs: Told,
         set_aside: Arc<SetAside>,
         metrics: Rc<Metrics>,
+        cluster: Option<Cluster>,
     ) -> Self {
         let now = ctx.clock.now();
         let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         let probing = Probing::new(&ctx);
+        let sources: &[&str] =
+            if cluster.is_some() { &[source::file::NAME, source::API] } else { &[source::file::NAME] };
         let mut agent = Self {
             ctx,
             executor,
@@ -184,13 +195,13 @@ impl<R: Runtime + 'static> Agent<R> {
             runtime_name,
             started: now.wall,
             host_ips,
-            desired: Desired::new(&[crate::source::file::NAME]),
+            desired: Desired::new(sources),
             records: BTreeMap::new(),
             ring,
             backoff: Backoff::new(now.mono, config.max_container_restart_period),
             statuses: StatusStore::new(config.status_store_bytes),
             relist: None,
-            early_update: None,
+            early_updates: BTreeMap::new(),
             relisting: Relisting::new(now.mono),
             runtime_events: RuntimeEvents::new(now.mono),
             jobs: 0,
@@ -206,7 +217,8 @@ impl<R: Runtime + 'static> Agent<R> {
             garbage: Garbage::new(config.dead_containers),
             probing,
             metrics,
-            held: Held::default(),
+            held: BTreeMap::new(),
+            cluster,
             shutdown_groups: config.shutdown.clone(),
             shutdown: None,
             delay_lock: None,
@@ -229,6 +241,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.garbage.due(),
             self.probes_due(),
             self.shutdown_due(),
+            self.cluster_due(),
         ];
         of_pods.chain(others.into_iter().flatten()).min()
     }
@@ -257,6 +270,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in due {
             self.drive(&uid);
         }
+        self.turn_cluster(now);
         self.save_when_due(now.mono);
     }
 
@@ -280,25 +294,27 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::PodsMeasured(measures) => self.pods_measured(*measures),
             Event::Probed(number, answer) => self.probed(number, answer),
             Event::Swept => self.sweep_ended(),
+            Event::Cluster(event) => self.cluster_event(*event),
             Event::Stop(_) => {}
         }
     }
 
     // ---- sources -----------------------------------------------------------------------------------------
 
-    fn source(&mut self, update: SourceUpdate) {
+    pub(super) fn source(&mut self, update: SourceUpdate) {
         for problem in update.problems.iter().filter(|problem| problem.fresh) {
             log::warn!("{problem}");
         }
         if self.relist.is_none() {
-            self.early_update = Some(update);
+            self.early_updates.insert(update.source, update);
         } else {
             self.apply(update);
         }
     }
 
-    pub(super) fn apply(&mut self, update: SourceUpdate) {
-        self.held = update.held;
+    pub(super) fn apply(&mut self, mut update: SourceUpdate) {
+        self.held.insert(update.source, update.held);
+        self.server_pods(&mut update);
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
@@ -310,7 +326,10 @@ impl<R: Runtime + 'static> Agent<R> {
         for change in changes {
             match change {
                 Change::Removed(key) => {
-                    log::info!("pod {key}: its manifest is gone; it ends");
+                    let pod = self.records.get(&key.uid).and_then(|record| record.worker.pod());
+                    let deleted = pod.is_some_and(|pod| is_of_api_server(&pod.pod));
+                    let why = if deleted { "it was deleted" } else { "its manifest is gone" };
+                    log::info!("pod {key}: {why}; it ends");
                     touched.insert(key.uid.clone());
                     self.unwant(&key.uid, now);
                 }
@@ -420,7 +439,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let restored = self.claim(&pod);
         let is_restored = restored.is_some();
         let (active_since, pod) = match restored {
-            Some(Restored { active_since, debuggers, .. }) if !debuggers.is_empty() => {
+            Some(Restored { active_since, debuggers, .. })
+                if !debuggers.is_empty() && !is_of_api_server(&pod.pod) =>
+            {
                 (active_since, Rc::new(pod.with_ephemeral_containers(debuggers)))
             }
             restored => (restored.and_then(|restored| restored.active_since), pod),

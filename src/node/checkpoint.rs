@@ -23,6 +23,7 @@ use crate::limits::{
     CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
 };
 use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
+use crate::source::identity::is_of_api_server;
 use crate::status::merge;
 use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
 use crate::store::file::CheckpointFile;
@@ -334,8 +335,11 @@ impl<R: Runtime + 'static> Agent<R> {
             let (key, active_since, added, shut_down) =
                 match (self.records.get(uid), self.saving.restored.get(uid)) {
                     (Some(record), _) => {
-                        let added = record.worker.pod().map_or(nothing, |pod| pod.ephemeral_containers());
-                        (record.worker.key(), record.active_since, added, record.shutdown_grace.is_some())
+                        // One of an API server has its own, and what ended it with the node has ended it for good.
+                        let pod = record.worker.pod().filter(|pod| !is_of_api_server(&pod.pod));
+                        let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
+                        let shut_down = record.shutdown_grace.is_some() && pod.is_some();
+                        (record.worker.key(), record.active_since, added, shut_down)
                     }
                     (None, Some(restored)) => {
                         (&restored.key, restored.active_since, &*restored.debuggers, false)

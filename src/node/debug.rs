@@ -22,6 +22,7 @@ use crate::model::debugger::name_suffix;
 use crate::model::{ContainerKind, ContainerState, Debugger, DesiredPod, ObservedPod, PodUid};
 use crate::server::{Answer, DebugQuestion};
 use crate::source::decode::FieldError;
+use crate::source::identity::is_of_api_server;
 use crate::source::validate;
 use crate::sync::worker::Life;
 
@@ -49,6 +50,9 @@ impl<R: Runtime + 'static> Agent<R> {
                 if matches!(phase, "Succeeded" | "Failed") { "is completed" } else { "is not kept running" };
             return Err(format!("pod {key} {why}: nothing can be added to it; current phase is {phase}"));
         };
+        if is_of_api_server(&pod.pod) {
+            return Err(format!("pod {key} is the API server's: add a container with kubectl debug"));
+        }
         let mut containers = pod.ephemeral_containers().to_vec();
         let observed = record.worker.observed();
         let has_ended = |name: &str| {

@@ -388,6 +388,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
+        self.cluster_forgets(&key);
         self.forget_status(uid);
         self.probing.end(uid);
         self.tell_logs(uid);

@@ -13,9 +13,8 @@
 //!
 //! What is decided by is in `eviction`.
 //!
-//! Differs from the kubelet in two things. There no pod of a manifest is ended, for nobody would make it again; here all
-//! pods are of manifests, and one that had to go comes again when its node is well. And one that comes while the node is
-//! not is not marked Failed but waits.
+//! Differs from the kubelet in two things. There no pod of a manifest is ended, for nobody would make it again; here one that
+//! had to go comes again when its node is well. And one that comes while the node is not is not marked Failed but waits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -34,6 +33,7 @@ use crate::limits::{
 };
 use crate::model::{ContainerState, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::render::paths;
+use crate::source::identity::is_of_api_server;
 use crate::status::eviction;
 use crate::sync::outcome::SyncError;
 use crate::sync::plan::Plan;
@@ -307,6 +307,10 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in evicted {
             // One whose manifest is gone ends anyway.
             let Some(pod) = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone()) else { continue };
+            // One of an API server has failed for good: whoever owns it makes another one, perhaps elsewhere.
+            if is_of_api_server(&pod.pod) {
+                continue;
+            }
             log::info!("pod {}: the node is well again; it comes again", pod.key);
             self.unwant(&uid, now);
             self.want(pod);

@@ -14,7 +14,7 @@ use crate::limits::START_FAILURE_BYTES_MAX;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::probe::Probers;
-use crate::source::identity::CONFIG_HASH;
+use crate::source::identity::{CONFIG_HASH, is_of_api_server};
 use crate::status::time;
 use crate::store::poison::{Mark, pod_mark};
 use crate::store::statuses::StatusStore;
@@ -121,9 +121,10 @@ impl Record {
     }
 
     /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
-    /// without.
+    /// without. A pod of the API server has its own.
     pub(super) fn want(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
+            _ if is_of_api_server(&pod.pod) => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
                 self.worker.pod().map(|pod| pod.ephemeral_containers().to_vec()).unwrap_or_default()
             }

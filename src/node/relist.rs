@@ -130,7 +130,7 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
         self.write_identity();
-        if let Some(update) = self.early_update.take() {
+        for (_, update) in std::mem::take(&mut self.early_updates) {
             self.apply(update);
         }
         self.end_orphans(&mut touched);

@@ -91,6 +91,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let merged = self.desired.problems();
         let (merged, merged_bytes) =
             merged.fold((0, 0), |(n, bytes), problem| (n + 1, bytes + problem.bytes()));
+        let problems: usize = self.held.values().map(|held| held.problems).sum();
+        let problem_bytes: usize = self.held.values().map(|held| held.problem_bytes).sum();
         let failures = || self.records.values().map(|record| &record.failures);
         let awaited = || self.records.values().flat_map(|record| record.awaited.keys());
         let relist = self.relist.as_ref();
@@ -98,9 +100,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let calls = self.metrics.operations.under_way.get().min(GRPC_CALLS_MAX);
         let window = GRPC_WINDOW_STREAM_BYTES as usize;
         let used: [(usize, usize); BOUNDED] = [
-            (self.desired.entries().count(), self.held.pod_bytes),
+            (self.desired.entries().count(), self.held.values().map(|held| held.pod_bytes).sum()),
             self.debuggers(),
-            (self.held.problems + merged, self.held.problem_bytes + merged_bytes),
+            (problems + merged, problem_bytes + merged_bytes),
             (self.ring.borrow().len(), self.ring.borrow().bytes()),
             (failures().map(StartFailures::len).sum(), failures().map(StartFailures::bytes).sum()),
             (self.backoff.len(), self.backoff.len() * BACKOFF_ENTRY_BYTES),

@@ -18,6 +18,7 @@ use crate::events::EventKind;
 use crate::eviction::pods::priority;
 use crate::model::{Mono, PodUid, Wall};
 use crate::shutdown::{REFUSED, REFUSED_MESSAGE, ShutdownGroup, TERMINATED, TERMINATED_MESSAGE};
+use crate::source::identity::is_of_api_server;
 use crate::status::{self, Phase};
 use crate::sync::worker::Life;
 use crate::systemd::logind::DelayLock;
@@ -59,6 +60,10 @@ impl<R: Runtime + 'static> Agent<R> {
             .collect();
         for uid in ended {
             let pod = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone());
+            // One of an API server has failed for good.
+            if pod.as_ref().is_some_and(|pod| is_of_api_server(&pod.pod)) {
+                continue;
+            }
             let Some(record) = self.records.get_mut(&uid) else { continue };
             record.shutdown_grace = None;
             record.worker.unwant();

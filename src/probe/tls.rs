@@ -11,19 +11,17 @@ use std::task::{Context, Poll};
 use async_io::Async;
 use futures_rustls::TlsConnector;
 use futures_rustls::client::TlsStream;
-use futures_rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use futures_rustls::rustls::client::danger::{
-    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
-};
+use futures_rustls::pki_types::ServerName;
 use futures_rustls::rustls::client::{ClientConfig, Resumption};
 use futures_rustls::rustls::crypto::ring;
-use futures_rustls::rustls::{DigitallySignedStruct, Error, InvalidMessage, SignatureScheme};
+use futures_rustls::rustls::{Error, InvalidMessage};
 
 use smol::io::{AsyncRead, AsyncWrite};
 
 use super::http::NOT_TLS;
 use crate::limits::{TLS_DATA_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX};
 use crate::stream::{Duplex, Stream, stream};
+use crate::tls::Anybody;
 
 impl Duplex for TlsStream<Rationed> {}
 
@@ -100,57 +98,5 @@ impl AsyncWrite for Rationed {
 
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_close(cx)
-    }
-}
-
-/// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
-/// devices are often none that a verifier would read.
-#[derive(Debug)]
-struct Anybody;
-
-impl ServerCertVerifier for Anybody {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        use SignatureScheme as Scheme;
-        vec![
-            Scheme::ECDSA_NISTP256_SHA256,
-            Scheme::ECDSA_NISTP384_SHA384,
-            Scheme::ECDSA_NISTP521_SHA512,
-            Scheme::ED25519,
-            Scheme::RSA_PSS_SHA256,
-            Scheme::RSA_PSS_SHA384,
-            Scheme::RSA_PSS_SHA512,
-            Scheme::RSA_PKCS1_SHA256,
-            Scheme::RSA_PKCS1_SHA384,
-            Scheme::RSA_PKCS1_SHA512,
-        ]
     }
 }

@@ -32,6 +32,7 @@ pub trait EnvSources {
         let resource = match kind {
             ObjectKind::ConfigMap => "configmaps",
             ObjectKind::Secret => "secrets",
+            ObjectKind::Token => "tokens",
         };
         format!("{resource} {} not found", quoted(name))
     }
@@ -67,6 +68,7 @@ impl EnvSources for ManifestObjects {
         let resource = match kind {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
+            ObjectKind::Token => "token",
         };
         format!("{resource} {} not found", quoted(name))
     }

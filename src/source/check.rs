@@ -10,7 +10,7 @@ use super::file::{NAME, sourced, sourced_object};
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
 use super::scan::{self, FoundFile, Look};
-use super::{Held, Problem, SourceUpdate, SourcedObject, SourcedPod, shown_file};
+use super::{Held, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file};
 use crate::desired::Desired;
 use crate::limits;
 use crate::model::Wall;
@@ -67,6 +67,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
         problems: Vec::new(),
         complete: true,
         held: Held::default(),
+        server: ServerPods::default(),
     };
     let room = Cell::new(limits::PODS_BYTES_MAX);
     let mut take = |file: &Arc<str>, outcome: Result<ParsedFile, String>| match outcome {

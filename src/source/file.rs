@@ -24,7 +24,7 @@ use rustix::fs::inotify::{ReadFlags, Reader};
 use super::identity::NodeName;
 use super::manifest::{ManifestObject, ManifestPod, ParsedFile};
 use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
-use super::{Held, Origin, Problem, SourceUpdate, SourcedObject, SourcedPod, shown_file};
+use super::{Held, Origin, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file};
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
@@ -479,7 +479,15 @@ impl FileSource {
         self.told_unsettled = self.unsettled_since.is_some();
         let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
         let objects = self.files.values().flat_map(|record| record.objects.iter().cloned()).collect();
-        SourceUpdate { source: NAME, pods, objects, problems, complete, held: self.held() }
+        SourceUpdate {
+            source: NAME,
+            pods,
+            objects,
+            problems,
+            complete,
+            held: self.held(),
+            server: ServerPods::default(),
+        }
     }
 }
 

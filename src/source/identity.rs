@@ -54,6 +54,12 @@ pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Annotation: the hash of the whole manifest.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
 
+/// The pod comes from an API server, and not from a file.
+pub fn is_of_api_server(pod: &Pod) -> bool {
+    let annotations = pod.metadata.annotations.as_ref();
+    annotations.and_then(|all| all.get(CONFIG_SOURCE)).is_some_and(|source| source == super::API)
+}
+
 /// What is computed from a manifest before it is defaulted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {

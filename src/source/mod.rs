@@ -4,11 +4,16 @@
 //!     file.rs (when) + scan.rs (what) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
 //!                                                decode ──► object (ConfigMaps and Secrets) ──────► SourceUpdate
 //!     check.rs (files named by hand) ──┘            (manifest.rs puts these together; all of them PURE)
+//!     api.rs (an API server's pods) ──JSON──► manifest::bound ──► SourceUpdate; what they name: api_objects.rs
 //! ```
 //!
 //! A source always hands over the full set of pods it wants and the full list of problems it sees; `desired` turns
 //! these into changes.
 
+#[cfg(feature = "tls")]
+pub mod api;
+#[cfg(feature = "tls")]
+pub mod api_objects;
 pub mod check;
 pub mod decode;
 pub mod defaults;
@@ -20,17 +25,21 @@ pub mod resources;
 pub mod scan;
 pub mod validate;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use decode::middle_cut;
 
 use crate::limits;
-use crate::model::{DesiredPod, Object};
+use crate::model::{DesiredPod, Object, PodKey, PodUid, Seconds};
 
 pub use check::{CheckReport, check};
 pub use file::FileSource;
 pub use identity::NodeName;
+
+/// The name of the source that an API server is, in `SourceUpdate::source`; of files, [`file::NAME`].
+pub const API: &str = "api";
 
 /// Where in which file a pod stands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,6 +94,39 @@ pub struct SourceUpdate {
     pub complete: bool,
     /// What the source holds.
     pub held: Held,
+    /// What an API server says besides; nothing from files.
+    pub server: ServerPods,
+}
+
+/// What an API server says of pods that are bound to this node, besides those that are wanted.
+#[derive(Clone, Debug, Default)]
+pub struct ServerPods {
+    /// They are to end, and then to be deleted there.
+    pub ending: Vec<EndingPod>,
+    /// They cannot run here, and are to be told so there.
+    pub refused: Vec<RefusedPod>,
+    /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here.
+    pub over: BTreeSet<PodUid>,
+}
+
+/// A pod that was deleted and waits for its node.
+#[derive(Clone, Debug)]
+pub struct EndingPod {
+    /// Which one.
+    pub key: PodKey,
+    /// `metadata.deletionGracePeriodSeconds`.
+    pub grace: Seconds,
+    /// `metadata.deletionTimestamp` as it stands there.
+    pub deleted_at: Option<Box<str>>,
+}
+
+/// A pod that this node does not run.
+#[derive(Clone, Debug)]
+pub struct RefusedPod {
+    /// Which one.
+    pub key: PodKey,
+    /// Why: a field and what is wrong with it.
+    pub message: Box<str>,
 }
 
 /// What a source holds between two updates, to be shown beside its limits.

@@ -9,7 +9,6 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
-use serde::de::IntoDeserializer as _;
 
 use super::decode::{FieldError, Node, Path, typed};
 use super::identity;
@@ -17,6 +16,7 @@ use super::validate::{self, names};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::{Object, ObjectKind};
+use crate::text::base64;
 
 type Texts = BTreeMap<String, String>;
 
@@ -51,7 +51,7 @@ pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
 }
 
 /// Reads the object; paths in its errors begin below `at`.
-pub(super) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
+pub(crate) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
     let prefix = at.shown();
     let below = |mut error: FieldError| {
         error.path = [prefix.as_str(), &error.path]
@@ -63,6 +63,9 @@ pub(super) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Ve
     };
     let mut errors = Vec::new();
     let object = match kind {
+        ObjectKind::Token => {
+            return Err(vec![FieldError::new(prefix, "is nothing that a document may hold")]);
+        }
         ObjectKind::ConfigMap => {
             let read = typed::read::<ConfigMapManifest>(tree, at)?;
             let binary = decoded("binaryData", read.binary_data, "", &mut errors);
@@ -98,7 +101,7 @@ pub(super) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Ve
 }
 
 /// Memory an object takes: in bytes, rather too many than too few.
-pub(super) fn cost(object: &Object) -> usize {
+pub(crate) fn cost(object: &Object) -> usize {
     const OBJECT: usize = 1024;
     const ENTRY: usize = 64;
     let entries: usize = match object {
@@ -111,6 +114,7 @@ pub(super) fn cost(object: &Object) -> usize {
         Object::Secret(secret) => {
             secret.data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.0.len()).sum()
         }
+        Object::Token(token) => token.name.len() + token.value.len(),
     };
     OBJECT + entries
 }
@@ -132,11 +136,9 @@ fn decoded(
     let mut decoded = BTreeMap::new();
     for (key, text) in data? {
         let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
-        let bytes: Result<ByteString, serde::de::value::Error> =
-            ByteString::deserialize(text.as_str().into_deserializer());
-        match bytes {
-            Ok(bytes) => drop(decoded.insert(key, bytes)),
-            Err(_) => errors
+        match base64(&text) {
+            Some(bytes) => drop(decoded.insert(key, ByteString(bytes))),
+            None => errors
                 .push(FieldError::new(format!("{field}.{}", shown(&key)), format!("must be base64{mend}"))),
         }
     }

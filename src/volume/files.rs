@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, Volume};
+use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume};
 
+use crate::model::object::{TOKEN_KEY, TokenWish};
 use crate::model::{DesiredPod, Object, ObjectKey, ObjectKind, Objects};
 use crate::render::{NodeSettings, file_field, file_resource};
 use crate::text::quoted;
@@ -92,6 +93,8 @@ pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>,
                 found.object(ObjectKind::ConfigMap, &of.name, of.items.as_deref(), of.optional);
             } else if let Some(of) = &source.downward_api {
                 found.downward(of.items.as_deref());
+            } else if let Some(of) = &source.service_account_token {
+                found.token(of);
             }
         }
     } else {
@@ -123,6 +126,7 @@ impl Files<'_> {
         let (word, key_missing) = match kind {
             ObjectKind::ConfigMap => ("configmap", "configmap references non-existent config key"),
             ObjectKind::Secret => ("secret", "references non-existent secret key"),
+            ObjectKind::Token => ("token", "references non-existent token key"),
         };
         let Some(object) = found.cloned() else {
             if !optional {
@@ -144,6 +148,23 @@ impl Files<'_> {
                 return;
             }
         }
+    }
+
+    /// `collectData` of a token: nobody but its reader may read it once the pod says who that is.
+    fn token(&mut self, source: &ServiceAccountTokenProjection) {
+        let pod = &self.from.pod.pod;
+        let wish = TokenWish::of(pod, source);
+        let key = ObjectKey::new(ObjectKind::Token, &self.from.pod.key.namespace, &wish.name());
+        let Some(object) = self.from.objects.get(&key).cloned() else {
+            let account = quoted(&wish.account);
+            self.errors
+                .push(format!("failed to fetch token: there is none yet for serviceaccount {account}"));
+            return;
+        };
+        let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+        let is_narrow = security.is_some_and(|s| s.fs_group.is_some() || s.run_as_user.is_some());
+        let mode = is_narrow.then_some(0o600);
+        self.add(&source.path, mode, Content::Value(object, TOKEN_KEY.into()));
     }
 
     fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) {

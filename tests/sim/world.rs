@@ -190,6 +190,7 @@ impl World {
                 once: false,
                 metrics: Rc::default(),
                 notify: Rc::default(),
+                joined: None,
             };
             parts.run_loop(runtime, "fake".into(), Vec::new(), queries, stopped).await
         });
@@ -331,6 +332,7 @@ impl World {
             problems: problems.into_iter().collect(),
             complete: !self.broken,
             held: smolet::source::Held::default(),
+            server: smolet::source::ServerPods::default(),
         };
         // Full: the agent is behind; told with the next instant.
         self.untold = life.updates.try_send(update).is_err();

@@ -15,9 +15,21 @@ use crate::limits;
 ///
 /// Every error found: at most one type error, and all unknown fields before it (at most `PROBLEMS_PER_FILE_MAX`).
 pub fn read<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, Vec<FieldError>> {
+    read_with(node, at, true)
+}
+
+/// As [`read`], but fields that `T` does not have are passed over: what an API server newer than this version sends.
+pub fn read_known<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, Vec<FieldError>> {
+    read_with(node, at, false)
+}
+
+fn read_with<T: de::DeserializeOwned>(node: &Node, at: Path, strict: bool) -> Result<T, Vec<FieldError>> {
     let context = Context { path: RefCell::new(at), unknown: RefCell::new(Vec::new()) };
     let outcome = T::deserialize(Reader { node, context: &context, fields: &[] });
     let mut errors = context.unknown.into_inner();
+    if !strict {
+        errors.clear();
+    }
     match outcome {
         Ok(value) if errors.is_empty() => return Ok(value),
         Ok(_) => {}

@@ -51,7 +51,7 @@ pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
 /// Checks a defaulted pod that has its identity: first what this version does not do, then what no version takes.
 pub fn pod(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();
-    unsupported::pod(&mut check, pod);
+    unsupported::pod(&mut check, pod, unsupported::Of::Manifest);
     check.at("metadata", |check| {
         metadata::metadata(check, &pod.metadata);
         security::app_armor_annotations(check, pod);
@@ -59,6 +59,13 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
     if let Some(spec) = &pod.spec {
         check.at("spec", |check| spec::spec(check, spec));
     }
+    check.errors
+}
+
+/// Checks a pod that an API server has bound to this node, and has checked itself: only what this version does not do.
+pub fn bound(pod: &Pod) -> Vec<FieldError> {
+    let mut check = Check::default();
+    unsupported::pod(&mut check, pod, unsupported::Of::ApiServer);
     check.errors
 }
 

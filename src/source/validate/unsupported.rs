@@ -153,13 +153,33 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
 
 const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected or image";
 
+/// Fields of `spec` and of a projected volume's sources that are refused for want of an API server only.
+const SERVED: &[&str] = &[
+    "ephemeralContainers",
+    "serviceAccountName",
+    "serviceAccount",
+    "schedulingGates",
+    "schedulingGroup",
+    "readinessGates",
+    "serviceAccountToken",
+];
+
+/// Where a pod comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    Manifest,
+    ApiServer,
+}
+
 /// Refuses what the tables name.
-pub(super) fn pod(check: &mut Check, pod: &Pod) {
-    check.at("metadata", |check| rows(check, METADATA, pod));
+pub(super) fn pod(check: &mut Check, pod: &Pod, of: Of) {
+    if of == Of::Manifest {
+        check.at("metadata", |check| rows(check, METADATA, pod, of));
+    }
     let Some(spec) = &pod.spec else { return };
     check.at("spec", |check| {
-        rows(check, SPEC, spec);
-        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container);
+        rows(check, SPEC, spec, of);
+        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container, of);
         check.each("containers", &spec.containers, own);
         check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), own);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
@@ -168,16 +188,16 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
             }
             let sources = volume.projected.iter().flat_map(|of| of.sources.iter().flatten());
             for (index, source) in sources.enumerate() {
-                check
-                    .at_path(&format!("projected.sources[{index}]"), |check| rows(check, PROJECTION, source));
+                let at = format!("projected.sources[{index}]");
+                check.at_path(&at, |check| rows(check, PROJECTION, source, of));
             }
         });
     });
 }
 
-fn rows<T>(check: &mut Check, rows: &[Row<T>], of: &T) {
+fn rows<T>(check: &mut Check, rows: &[Row<T>], part: &T, of: Of) {
     for Row(field, why, has) in rows {
-        if has(of) {
+        if has(part) && !(of == Of::ApiServer && SERVED.contains(field)) {
             refuse(check, field, why);
         }
     }

@@ -1,0 +1,7 @@
+//! What a node tells its API server: its Node object, its lease, its pods' statuses. PURE.
+//!
+//! The objects are made as JSON values: typed, each kind would cost its code in the binary once more.
+
+pub mod lease;
+pub mod node_object;
+pub mod pod_status;

@@ -1,0 +1,68 @@
+//! A pod's status as a patch (`PatchPodStatus`). PURE.
+
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::{Map, Value, json};
+
+/// Fields of a status that a node agent writes: one that has no value now is taken away there.
+const OWN: &[&str] = &[
+    "containerStatuses",
+    "ephemeralContainerStatuses",
+    "hostIP",
+    "initContainerStatuses",
+    "message",
+    "podIP",
+    "qosClass",
+    "reason",
+    "startTime",
+];
+
+/// Lists that are merged by a key there, and are to become these.
+const REPLACED: &[&str] = &["hostIPs", "podIPs"];
+
+/// The strategic merge patch that gives the pod of that UID this status. Conditions of others stay: lists of conditions are
+/// merged by their type. On another pod of the same name it fails with a conflict.
+pub fn patch(uid: &str, status: &PodStatus) -> Value {
+    let mut fields = match serde_json::to_value(status) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) | Err(_) => Map::new(),
+    };
+    for field in OWN {
+        fields.entry(*field).or_insert(Value::Null);
+    }
+    for field in REPLACED {
+        if let Some(Value::Array(items)) = fields.get_mut(*field) {
+            items.insert(0, json!({"$patch": "replace"}));
+        }
+    }
+    json!({"metadata": {"uid": uid}, "status": fields})
+}
+
+/// The deletion of the pod of that UID, for good.
+pub fn deletion(uid: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": {"uid": uid},
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use k8s_openapi::api::core::v1::PodIP;
+
+    #[test]
+    fn what_is_not_there_any_more_is_taken_away() {
+        let status = PodStatus {
+            phase: Some("Running".to_owned()),
+            pod_ip: Some("10.0.0.1".to_owned()),
+            pod_ips: Some(vec![PodIP { ip: "10.0.0.1".to_owned() }]),
+            ..PodStatus::default()
+        };
+        let patch = patch("u", &status);
+        assert_eq!(patch["metadata"], json!({"uid": "u"}));
+        assert_eq!(patch["status"]["phase"], "Running");
+        assert_eq!(patch["status"]["podIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.1"}]));
+        let Value::Object(fields) = &patch["status"] else { panic!("an object") };
+        assert_eq!(fields.get("reason"), Some(&Value::Null));
+        assert!(!fields.contains_key("conditions"), "others' conditions are not touched");
+    }
+}

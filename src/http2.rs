@@ -1,0 +1,65 @@
+//! What the clients of HTTP/2 share, gRPC's and the API server's: one executor, one type of body and, from `stream`, one of
+//! socket, so that hyper's client is compiled once.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+use std::task::{Context, Poll};
+
+use hyper::body::{Body, Bytes, Frame};
+use smol::LocalExecutor;
+use smol::channel::Receiver;
+use smol::stream::Stream;
+
+/// Runs hyper's futures on the loop's thread. Weak: the tasks hold it, and the executor holds the tasks.
+#[derive(Clone)]
+pub(crate) struct Spawner(Weak<LocalExecutor<'static>>);
+
+impl Spawner {
+    pub(crate) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
+        Self(Rc::downgrade(executor))
+    }
+}
+
+impl<F: Future + 'static> hyper::rt::Executor<F> for Spawner
+where
+    F::Output: 'static,
+{
+    fn execute(&self, task: F) {
+        if let Some(executor) = self.0.upgrade() {
+            executor.spawn(task).detach();
+        }
+    }
+}
+
+/// The body of a request: one message, or messages from a bounded queue.
+pub(crate) enum RequestBody {
+    /// One message, of gRPC's framed; `None` when it has been sent, or there is none.
+    One(Option<Bytes>),
+    /// Framed messages; the body ends when the senders are gone.
+    Queue(Pin<Box<Receiver<Bytes>>>),
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let next = match &mut *self {
+            Self::One(message) => message.take(),
+            Self::Queue(queue) => std::task::ready!(queue.as_mut().poll_next(cx)),
+        };
+        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::One(message) => message.is_none(),
+            Self::Queue(_) => false,
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Requests to the API server: one, with its whole answer, or one whose answer is read while it comes.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
+use hyper::http::uri::{PathAndQuery, Scheme};
+use hyper::{Method, Request, Response, Uri};
+use smol::LocalExecutor;
+use smol::lock::{Semaphore, SemaphoreGuardArc};
+
+use super::link::{Connected, Link};
+use super::{Access, KubeError, json};
+use crate::clock::SharedClock;
+use crate::events::cut;
+use crate::http2::{RequestBody, Spawner};
+use crate::limits::{
+    KUBE_ANSWER_BYTES_MAX, KUBE_CALL_TIME, KUBE_CALLS_MAX, KUBE_ERROR_BYTES_MAX, KUBE_MESSAGE_BYTES_MAX,
+};
+use crate::source::decode::Node;
+
+/// What a request carries.
+#[derive(Clone, Debug)]
+pub struct Content {
+    kind: &'static str,
+    bytes: Vec<u8>,
+}
+
+impl Content {
+    /// An object as JSON.
+    pub fn json(object: &serde_json::Value) -> Self {
+        Self { kind: "application/json", bytes: object.to_string().into_bytes() }
+    }
+
+    /// A strategic merge patch.
+    pub fn strategic(patch: &serde_json::Value) -> Self {
+        Self { kind: "application/strategic-merge-patch+json", bytes: patch.to_string().into_bytes() }
+    }
+}
+
+/// An API server. Clones share one connection.
+#[derive(Clone)]
+pub struct Client(Rc<Shared>);
+
+struct Shared {
+    link: Link,
+    clock: SharedClock,
+    calls: Arc<Semaphore>,
+    agent: HeaderValue,
+    seed: u64,
+}
+
+impl Client {
+    /// A client for the server of that kubeconfig. Connects with the first request; hyper's tasks run on `executor`.
+    /// `seed` tells nodes apart: they do not come back at the same instant.
+    pub fn new(access: Access, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock, seed: u64) -> Self {
+        let agent = concat!("smolet/", env!("CARGO_PKG_VERSION"));
+        Self(Rc::new(Shared {
+            link: Link::new(access, clock.clone(), Spawner::new(executor), seed),
+            clock,
+            calls: Arc::new(Semaphore::new(KUBE_CALLS_MAX)),
+            agent: HeaderValue::from_static(agent),
+            seed,
+        }))
+    }
+
+    /// What tells this node from others.
+    pub(super) fn seed(&self) -> u64 {
+        self.0.seed
+    }
+
+    /// The clock of its waits.
+    pub(crate) fn clock(&self) -> &SharedClock {
+        &self.0.clock
+    }
+
+    /// One request and its answer as a tree, within `limits::KUBE_CALL_TIME`. When the time passes, the connection is given
+    /// up: one that stands still would hold up everything else for a quarter of an hour.
+    pub async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        content: Option<Content>,
+    ) -> Result<Node, KubeError> {
+        let made = Box::pin(async {
+            let (response, _turn) = self.send(method, path, content).await?;
+            let body = whole(response.into_body(), KUBE_ANSWER_BYTES_MAX).await?;
+            json::read(&body)
+                .map_err(|error| KubeError::Protocol(format!("{path}: the answer is no JSON: {error}")))
+        });
+        self.within(KUBE_CALL_TIME, made).await
+    }
+
+    /// A request whose answer is read while it comes.
+    pub(super) async fn open(&self, path: &str) -> Result<Opened, KubeError> {
+        let opening = Box::pin(async {
+            // Watches last: they take no turn from the requests.
+            let (response, _turn) = self.send(Method::GET, path, None).await?;
+            Ok(Opened { body: response.into_body() })
+        });
+        self.within(KUBE_CALL_TIME, opening).await
+    }
+
+    /// Ends `work` when the time has passed, and the connection that it stands still on.
+    pub(super) async fn within<T>(
+        &self,
+        time: Duration,
+        work: impl Future<Output = Result<T, KubeError>>,
+    ) -> Result<T, KubeError> {
+        let late = async {
+            self.0.clock.sleep(time).await;
+            // It began on this one, or on one that is gone by now.
+            self.0.link.give_up(self.0.link.made());
+            Err(KubeError::Unreachable(format!("the API server gave no answer within {} s", time.as_secs())))
+        };
+        smol::future::or(work, late).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        content: Option<Content>,
+    ) -> Result<(Response<Incoming>, SemaphoreGuardArc), KubeError> {
+        let turn = self.0.calls.acquire_arc().await;
+        let mut up = self.0.link.connected().await?;
+        let request = self.request(&up, method, path, content)?;
+        let number = up.number;
+        let response = up.requests.send_request(request).await.map_err(|error| {
+            // Whatever it was, the next request does better on a connection of its own.
+            self.0.link.give_up(number);
+            KubeError::Unreachable(format!("the connection to the API server was lost: {error}"))
+        })?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok((response, turn));
+        }
+        let body = whole(response.into_body(), KUBE_ERROR_BYTES_MAX).await.unwrap_or_default();
+        if status.as_u16() == 401 {
+            // The token or the certificate in the files may be another one meanwhile: they are read with the connection.
+            self.0.link.give_up(number);
+        }
+        Err(refusal(status.as_u16(), &json::read(&body).unwrap_or(Node::Null)))
+    }
+
+    fn request(
+        &self,
+        up: &Connected,
+        method: Method,
+        path: &str,
+        content: Option<Content>,
+    ) -> Result<Request<RequestBody>, KubeError> {
+        let wrong = || KubeError::Config(format!("{path} cannot be asked for"));
+        let mut uri = hyper::http::uri::Parts::default();
+        uri.scheme = Some(Scheme::HTTPS);
+        uri.authority = Some(up.authority.clone());
+        let path = if up.prefix.is_empty() { path.to_owned() } else { format!("{}{path}", up.prefix) };
+        uri.path_and_query = Some(PathAndQuery::try_from(path).map_err(|_| wrong())?);
+        let kind = content.as_ref().map(|content| content.kind);
+        let mut request = Request::new(RequestBody::One(content.map(|content| Bytes::from(content.bytes))));
+        *request.method_mut() = method;
+        *request.uri_mut() = Uri::from_parts(uri).map_err(|_| wrong())?;
+        let headers = request.headers_mut();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        headers.insert(USER_AGENT, self.0.agent.clone());
+        if let Some(kind) = kind {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        }
+        if let Some(token) = &up.token {
+            headers.insert(AUTHORIZATION, token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// An answer that is read while it comes. Dropping it ends the request.
+pub(super) struct Opened {
+    body: Incoming,
+}
+
+impl Opened {
+    /// The next bytes; nothing at the end.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, KubeError> {
+        loop {
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let frame =
+                frame.map_err(|error| KubeError::Unreachable(format!("the answer breaks off: {error}")))?;
+            if let Ok(data) = frame.into_data() {
+                return Ok(Some(data));
+            }
+        }
+    }
+}
+
+async fn whole(mut body: Incoming, bytes_max: usize) -> Result<Vec<u8>, KubeError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame =
+            frame.map_err(|error| KubeError::Unreachable(format!("the answer breaks off: {error}")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if bytes.len() + data.len() > bytes_max {
+            return Err(KubeError::Protocol(format!("an answer of more than {bytes_max} bytes is not read")));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(bytes)
+}
+
+/// A `Status` as an error.
+pub(super) fn refusal(code: u16, status: &Node) -> KubeError {
+    let text = |field| status.field(field).and_then(Node::text).unwrap_or_default();
+    KubeError::Refused {
+        code,
+        reason: cut(text("reason"), 64).into(),
+        message: cut(text("message"), KUBE_MESSAGE_BYTES_MAX).into(),
+    }
+}

@@ -1,0 +1,272 @@
+//! A collection is listed, then watched: what a follower is told is what the server has, whatever happens to the link.
+//!
+//! ```text
+//!     list (pages) ──► resourceVersion ──► watch ──► bookmark, change … ──► end ──► watch from there
+//!       ▲                                    │
+//!       └── 410, or an event that is none ◄──┘
+//! ```
+//!
+//! One object is held at a time, however many the answer has.
+
+use std::time::Duration;
+
+use super::client::{Client, refusal};
+use super::path::{Resource, escape};
+use super::split::{Shape, SplitError, Splitter};
+use super::{KubeError, RetryWait, json};
+use crate::limits::{
+    KUBE_CALL_TIME, KUBE_OBJECT_BYTES_MAX, KUBE_PAGE_ITEMS, KUBE_WATCH_SHORT, KUBE_WATCH_TIME,
+};
+use crate::model::Mono;
+use crate::source::decode::Node;
+
+/// Which objects.
+#[derive(Clone, Debug)]
+pub struct Collection {
+    /// Their kind.
+    pub resource: Resource,
+    /// Their namespace; empty: all.
+    pub namespace: Box<str>,
+    /// `spec.nodeName=gw-1`; empty: all.
+    pub field_selector: Box<str>,
+}
+
+impl Collection {
+    fn path(&self, query: &str) -> String {
+        let mut path = self.resource.path(&self.namespace);
+        path.push('?');
+        path.push_str(query);
+        if !self.field_selector.is_empty() {
+            path.push_str("&fieldSelector=");
+            escape(&mut path, &self.field_selector);
+        }
+        path
+    }
+}
+
+/// Who is told. All of it on the loop's thread, and nothing of it waits.
+pub trait Follower {
+    /// A list begins: what is not told before the next [`Follower::settled`] is not there any more.
+    fn list_begins(&mut self);
+    /// The object is there, new or changed.
+    fn is_there(&mut self, object: &Node);
+    /// The object is gone.
+    fn is_gone(&mut self, object: &Node);
+    /// All that there is was told.
+    fn settled(&mut self);
+    /// The server cannot be followed now; it is tried again.
+    fn lost(&mut self, why: &KubeError);
+}
+
+/// Tells `follower` of the collection until it is dropped.
+pub async fn follow<T>(client: &Client, collection: &Collection, follower: &mut dyn Follower) -> T {
+    let clock = client.clock().clone();
+    let mut wait = RetryWait::new(client.seed());
+    let mut from = Start::Anywhere;
+    loop {
+        let ended = Box::pin(once(client, collection, follower, &mut from, &mut wait)).await;
+        let Err(why) = ended else { continue };
+        if why.is_expired() {
+            // Told again from the server's newest state, once; an old server's cache may be behind.
+            from = Start::Newest;
+            if wait.failures() == 0 {
+                wait.failed();
+                continue;
+            }
+        }
+        follower.lost(&why);
+        clock.sleep(wait.failed()).await;
+    }
+}
+
+/// Where to go on.
+enum Start {
+    /// With a list; any state of the server's does, as for the kubelet's first.
+    Anywhere,
+    /// With a list of the newest state.
+    Newest,
+    /// With a list not older than this.
+    NotBefore(Box<str>),
+    /// With a watch from this on.
+    Version(Box<str>),
+}
+
+impl Start {
+    /// The version that the next list must have reached.
+    fn again(&mut self) {
+        if let Self::Version(version) = self {
+            *self = Self::NotBefore(std::mem::take(version));
+        }
+    }
+}
+
+async fn once(
+    client: &Client,
+    collection: &Collection,
+    follower: &mut dyn Follower,
+    from: &mut Start,
+    wait: &mut RetryWait,
+) -> Result<(), KubeError> {
+    if !matches!(from, Start::Version(_)) {
+        let version = list(client, collection, follower, from).await?;
+        *from = Start::Version(version);
+        wait.succeeded();
+    }
+    let Start::Version(version) = from else { return Ok(()) };
+    let begun = client.clock().now().mono;
+    let told = watch(client, collection, follower, version, begun).await;
+    match told {
+        Ok(0) if client.clock().now().mono.since(begun) < KUBE_WATCH_SHORT => {
+            // client-go's "very short watch".
+            from.again();
+            Err(KubeError::Unreachable("a watch ended as soon as it began".to_owned()))
+        }
+        Ok(_) => {
+            wait.succeeded();
+            Ok(())
+        }
+        Err(error) => {
+            // A connection that broke says nothing of the version; what is no watch does.
+            if !matches!(error, KubeError::Unreachable(_)) {
+                from.again();
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Tells all there is; answers the version it is of.
+async fn list(
+    client: &Client,
+    collection: &Collection,
+    follower: &mut dyn Follower,
+    from: &Start,
+) -> Result<Box<str>, KubeError> {
+    let mut query = format!("limit={KUBE_PAGE_ITEMS}");
+    match from {
+        Start::Anywhere => query.push_str("&resourceVersion=0"),
+        Start::Newest => {}
+        Start::NotBefore(version) | Start::Version(version) => {
+            query.push_str("&resourceVersionMatch=NotOlderThan&resourceVersion=");
+            escape(&mut query, version);
+        }
+    }
+    follower.list_begins();
+    loop {
+        let mut opened = client.open(&collection.path(&query)).await?;
+        let mut splitter = Splitter::new(Shape::List);
+        let mut wrong = None;
+        while let Some(bytes) = client.within(KUBE_CALL_TIME, opened.next()).await? {
+            let fed = splitter.feed(&bytes, &mut |item| match item.map(json::read) {
+                Some(Ok(object)) => follower.is_there(&object),
+                Some(Err(error)) => wrong = Some(error),
+                None => too_long(collection),
+            });
+            fed.map_err(|error| malformed(collection, error))?;
+        }
+        if let Some(error) = wrong {
+            return Err(KubeError::Protocol(format!("a list of {}: {error}", collection.resource.plural)));
+        }
+        let head = splitter.head().and_then(|head| json::read(head).ok());
+        let metadata = head.as_ref().and_then(|head| head.field("metadata"));
+        let text = |field| metadata.and_then(|m| m.field(field)).and_then(Node::text).unwrap_or_default();
+        match text("continue") {
+            "" if text("resourceVersion").is_empty() => {
+                return Err(malformed(collection, SplitError::Malformed));
+            }
+            "" => {
+                follower.settled();
+                return Ok(text("resourceVersion").into());
+            }
+            next => {
+                query = format!("limit={KUBE_PAGE_ITEMS}&continue=");
+                escape(&mut query, next);
+            }
+        }
+    }
+}
+
+/// Tells what changes after `version`, which moves on; ends when the server ends it. Answers how many events came.
+async fn watch(
+    client: &Client,
+    collection: &Collection,
+    follower: &mut dyn Follower,
+    version: &mut Box<str>,
+    begun: Mono,
+) -> Result<u64, KubeError> {
+    let mut query = format!(
+        "watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion=",
+        KUBE_WATCH_TIME.as_secs()
+    );
+    escape(&mut query, version);
+    let mut opened = client.open(&collection.path(&query)).await?;
+    let mut splitter = Splitter::new(Shape::Documents);
+    let mut told = 0;
+    loop {
+        // One that the server does not end is on a link that stands still.
+        let age = client.clock().now().mono.since(begun);
+        let left = (KUBE_WATCH_TIME + KUBE_CALL_TIME).saturating_sub(age).max(Duration::from_secs(1));
+        let Some(bytes) = client.within(left, opened.next()).await? else { return Ok(told) };
+        let mut failure = None;
+        let before = told;
+        let fed = splitter.feed(&bytes, &mut |item| {
+            if failure.is_some() {
+                return;
+            }
+            told += 1;
+            match item.map(json::read) {
+                Some(Ok(event)) => failure = take(&event, follower, version).err(),
+                Some(Err(error)) => failure = Some(KubeError::Protocol(format!("a watch: {error}"))),
+                None => too_long(collection),
+            }
+        });
+        fed.map_err(|error| malformed(collection, error))?;
+        splitter.shrink();
+        if told > before {
+            follower.settled();
+        }
+        if let Some(failure) = failure {
+            return Err(failure);
+        }
+    }
+}
+
+/// One event of a watch.
+fn take(event: &Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
+    let kind = event.field("type").and_then(Node::text).unwrap_or_default();
+    let object = event.field("object").unwrap_or(&Node::Null);
+    if kind == "ERROR" {
+        let code = match object.field("code") {
+            Some(Node::Int(code)) => u16::try_from(*code).unwrap_or(500),
+            _ => 500,
+        };
+        return Err(refusal(code, object));
+    }
+    let at = object.field("metadata").and_then(|m| m.field("resourceVersion")).and_then(Node::text);
+    let Some(at) = at else {
+        return Err(KubeError::Protocol("a watch: an event without a resourceVersion".to_owned()));
+    };
+    match kind {
+        "ADDED" | "MODIFIED" => follower.is_there(object),
+        "DELETED" => follower.is_gone(object),
+        // Bookmarks, and what servers may send in years to come.
+        _ => {}
+    }
+    *version = at.into();
+    Ok(())
+}
+
+fn too_long(collection: &Collection) {
+    log::warn!(
+        "one of the API server's {} is longer than {KUBE_OBJECT_BYTES_MAX} bytes and is passed over",
+        collection.resource.plural
+    );
+}
+
+fn malformed(collection: &Collection, error: SplitError) -> KubeError {
+    let what = match error {
+        SplitError::Malformed => "is no list of objects",
+        SplitError::Head => "has too much besides its objects",
+    };
+    KubeError::Protocol(format!("the API server's answer for {} {what}", collection.resource.plural))
+}

@@ -1,0 +1,110 @@
+//! JSON → the tree that manifests are read into, so that pods of the API server and of files take the same way. PURE.
+
+use std::fmt;
+
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+
+use crate::source::decode::Node;
+
+/// What the API server alone reads: who set which field.
+const NOT_KEPT: &str = "managedFields";
+
+/// The bytes as a tree, without `managedFields`. Nesting is bounded by `serde_json`'s own limit.
+///
+/// # Errors
+/// A sentence: what is no JSON.
+pub fn read(bytes: &[u8]) -> Result<Node, String> {
+    let Tree(node) = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    Ok(node)
+}
+
+struct Tree(Node);
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Values).map(Self)
+    }
+}
+
+struct Values;
+
+impl<'de> Visitor<'de> for Values {
+    type Value = Node;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a value")
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<Node, E> {
+        Ok(Node::Null)
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Bool(value))
+    }
+
+    fn visit_i64<E: de::Error>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Int(value))
+    }
+
+    fn visit_u64<E: de::Error>(self, value: u64) -> Result<Node, E> {
+        #[allow(
+            clippy::cast_precision_loss,
+            reason = "beyond 64 bits with a sign nothing of the API is exact"
+        )]
+        let float = value as f64;
+        Ok(i64::try_from(value).map_or(Node::Float(float), Node::Int))
+    }
+
+    fn visit_f64<E: de::Error>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::Float(value))
+    }
+
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Text(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Node, A::Error> {
+        let mut list = Vec::new();
+        while let Some(Tree(item)) = items.next_element()? {
+            list.push(item);
+        }
+        Ok(Node::List(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Node, A::Error> {
+        let mut map: Vec<(Box<str>, Node)> = Vec::new();
+        while let Some(key) = entries.next_key::<Box<str>>()? {
+            if &*key == NOT_KEPT {
+                entries.next_value::<de::IgnoredAny>()?;
+                continue;
+            }
+            let Tree(value) = entries.next_value()?;
+            // The last of two counts, as for Go.
+            map.retain(|(known, _)| *known != key);
+            map.push((key, value));
+        }
+        Ok(Node::Map(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_is_read_as_the_manifests_are() {
+        let text = br#"{"a": [1, -2, 1.5, true, null, "x", 18446744073709551615], "managedFields": [{"b": 1}], "a2": {}}"#;
+        let mut from_yaml = None;
+        crate::source::decode::yaml::documents(
+            br#"{"a": [1, -2, 1.5, true, null, "x", 18446744073709551615.0], "a2": {}}"#,
+            |_, node| from_yaml = node.ok(),
+        )
+        .unwrap();
+        assert_eq!(read(text).ok(), from_yaml);
+        assert!(read(b"{").is_err());
+        let Ok(Node::Map(map)) = read(br#"{"a": 1, "a": 2}"#) else { panic!("a map") };
+        assert_eq!(map, [("a".into(), Node::Int(2))]);
+        assert!(read("[".repeat(10_000).as_bytes()).is_err(), "deep nesting is refused");
+    }
+}

@@ -1,0 +1,32 @@
+//! The API server's client: TLS, requests, lists and watches. Knows no sync.
+//!
+//! ```text
+//!     kubeconfig ──► Access (where, whom to trust, who we are)
+//!                       │
+//!     Client ──► link (one connection, HTTP/2, made when it is needed) ──► TLS ──► the API server
+//!        ├─ call    request → answer of at most `limits::KUBE_ANSWER_BYTES_MAX`
+//!        └─ follow  list by pages, then watch: one object at a time, whatever the size of the list
+//! ```
+//!
+//! Requests are built here and not by kube-core: what a node asks are a dozen paths, and the crate would cost 0.4 MB.
+//!
+//! `kubeconfig`, `json`, `split`, `path` and `backoff` are PURE; `access`, `tls`, `link`, `client` and `follow` do the I/O.
+
+mod access;
+mod backoff;
+mod client;
+mod error;
+mod follow;
+pub mod json;
+mod kubeconfig;
+mod link;
+mod path;
+pub mod split;
+mod tls;
+
+pub use access::Access;
+pub use backoff::{RetryWait, seed};
+pub use client::{Client, Content};
+pub use error::KubeError;
+pub use follow::{Collection, Follower, follow};
+pub use path::{Resource, object_path, subresource_path};

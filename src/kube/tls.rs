@@ -1,0 +1,111 @@
+//! TLS to an API server: its certificate is verified against the kubeconfig's authorities, ours is shown if there is one.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use async_io::Async;
+use futures_rustls::TlsConnector;
+use futures_rustls::client::TlsStream;
+use futures_rustls::pki_types::pem::PemObject as _;
+use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use futures_rustls::rustls::client::{ClientConfig, Resumption};
+use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::{CertificateError, Error, RootCertStore};
+
+use super::KubeError;
+use super::access::Loaded;
+use crate::stream::{Duplex, Stream, stream};
+use crate::tls::Anybody;
+
+impl Duplex for TlsStream<Async<TcpStream>> {}
+
+/// HTTP/2 as ALPN calls it.
+const H2: &[u8] = b"h2";
+
+/// TLS 1.2 or 1.3 over this connection, for HTTP/2.
+///
+/// # Errors
+/// `Config` when certificates or keys are none; `Unreachable` when the handshake fails, with what to do about it.
+pub(super) async fn connect(with: &Loaded, socket: Async<TcpStream>) -> Result<Stream, KubeError> {
+    let config = config(with).map_err(KubeError::Config)?;
+    let name = with.server_name.as_deref().unwrap_or(&with.server.host);
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| KubeError::Config(format!("kubeconfig: server: {name:?} is no name of a host")))?;
+    let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
+    let connected = connected.map_err(|error| {
+        let inner = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
+        KubeError::Unreachable(match inner {
+            Some(error) => failed(error),
+            None => format!("TLS: {error}"),
+        })
+    })?;
+    if connected.get_ref().1.alpn_protocol() != Some(H2) {
+        let host = &with.server.host;
+        return Err(KubeError::Protocol(format!(
+            "{host} does not speak HTTP/2: it is no API server, or something in between takes HTTP/2 away"
+        )));
+    }
+    Ok(stream(connected))
+}
+
+/// What went wrong, and the mend.
+fn failed(error: &Error) -> String {
+    match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            "the server's certificate is not signed by the kubeconfig's certificate-authority: it is another server, \
+             or its authority is another one now"
+                .to_owned()
+        }
+        Error::InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
+            "the server's certificate is not valid yet: this machine's clock is behind; it is tried again when the \
+             clock is right"
+                .to_owned()
+        }
+        Error::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "the server's certificate has expired, or this machine's clock is ahead".to_owned()
+        }
+        Error::AlertReceived(alert) => format!(
+            "the server refuses the connection ({alert:?}): the client certificate of the kubeconfig may have expired"
+        ),
+        error => format!("TLS: {error}"),
+    }
+}
+
+fn config(with: &Loaded) -> Result<ClientConfig, String> {
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS: {error}"))?;
+    let builder = match &with.authorities {
+        Some(pem) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(pem, "certificate-authority")? {
+                roots.add(certificate).map_err(|error| format!("certificate-authority: {error}"))?;
+            }
+            builder.with_root_certificates(roots)
+        }
+        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody)),
+    };
+    let mut config = match &with.certificate {
+        Some((certificate, key)) => {
+            let chain = certificates(certificate, "client-certificate")?;
+            // What is wrong with a key is said without a word of it.
+            let key =
+                PrivateKeyDer::from_pem_slice(key).map_err(|_| "client-key: holds no private key in PEM")?;
+            builder
+                .with_client_auth_cert(chain, key)
+                .map_err(|error| format!("client-certificate: {error}"))?
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![H2.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+fn certificates(pem: &[u8], field: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match found {
+        Ok(found) if !found.is_empty() => Ok(found),
+        Ok(_) | Err(_) => Err(format!("{field}: holds no certificate in PEM")),
+    }
+}

@@ -1,0 +1,14 @@
+//! The whole agent as a node of a cluster: against an API server with real HTTP/2 and TLS, and a runtime that runs nothing.
+//! Time is real.
+
+#![cfg(all(feature = "tls", target_arch = "x86_64"))]
+#![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod link;
+mod node;
+mod objects;
+mod pods;
+mod world;

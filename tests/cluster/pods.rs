@@ -1,0 +1,137 @@
+//! Pods that are bound to the node: from the server to the runtime and back.
+
+use serde_json::json;
+
+use crate::common::fake::Program;
+use crate::world::{World, app};
+
+#[test]
+fn a_bound_pod_runs_and_its_status_is_told() {
+    let world = World::new();
+    world.run("web");
+    let pod = world.pod("web").unwrap();
+    let status = &pod["status"];
+    assert_eq!(status["phase"], "Running");
+    assert_eq!(status["containerStatuses"][0]["ready"], true);
+    assert!(status["podIP"].as_str().is_some_and(|ip| !ip.is_empty()));
+    assert_eq!(status["podIPs"][0]["ip"], status["podIP"]);
+    assert_eq!(status["observedGeneration"], pod["metadata"]["generation"]);
+    // A status is told when it changes, and not again.
+    let told = world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status");
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(world.api.count("PATCH", "/api/v1/namespaces/default/pods/web/status"), told);
+    assert!(told <= 4, "{told} patches for one start");
+}
+
+#[test]
+fn a_deleted_pod_ends_within_its_grace_and_goes() {
+    let world = World::new();
+    world.run("web");
+    world.api.delete("pods", "default", "web", None);
+    world.until("it is gone there", |world| world.pod("web").is_none());
+    assert!(world.fake.state().running().is_empty(), "and here");
+    let stop = world.fake.actions().into_iter().find(|call| call.starts_with("StopContainer")).unwrap();
+    assert!(stop.contains('3'), "with the pod's grace: {stop}");
+}
+
+#[test]
+fn a_deletions_own_grace_counts() {
+    let world = World::new();
+    world.fake.program("app", Program::STUBBORN);
+    world.run("web");
+    world.api.delete("pods", "default", "web", Some(1));
+    let begun = std::time::Instant::now();
+    world.until("it is gone there", |world| world.pod("web").is_none());
+    assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_pod_that_is_deleted_while_the_agent_is_away_goes_when_it_is_back() {
+    let world = World::new();
+    world.run("web");
+    world.kill();
+    world.api.delete("pods", "default", "web", None);
+    world.start();
+    world.until("it is gone there", |world| world.pod("web").is_none());
+    assert!(world.fake.state().running().is_empty(), "and here");
+}
+
+#[test]
+fn a_restart_of_the_agent_touches_nothing() {
+    let world = World::new();
+    world.run("web");
+    for end in [World::stop, World::kill] {
+        let before = world.fake.actions();
+        let id = world.pod("web").unwrap()["status"]["containerStatuses"][0]["containerID"].clone();
+        end(&world);
+        world.api.clear_requests();
+        world.start();
+        world.until("its status is told", |world| {
+            world.api.count("PATCH", "/api/v1/namespaces/default/pods") > 0
+        });
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        assert_eq!(world.fake.actions(), before);
+        let pod = world.pod("web").unwrap();
+        assert_eq!(pod["status"]["containerStatuses"][0]["containerID"], id);
+        assert!(world.is_ready("web"));
+    }
+}
+
+#[test]
+fn a_pod_that_has_ended_stays_so() {
+    let world = World::new();
+    world.fake.program("app", Program::exits(0, std::time::Duration::from_millis(100)));
+    let mut spec = app();
+    spec["restartPolicy"] = "Never".into();
+    world.bind("job", spec);
+    world.until("it has succeeded", |world| world.phase("job") == "Succeeded");
+    world.stop();
+    std::fs::remove_dir_all(world.path("root")).unwrap();
+    std::fs::create_dir(world.path("root")).unwrap();
+    world.fake.reboot();
+    world.fake.forget_container("job/app");
+    world.fake.forget_sandbox("job");
+    let before = world.fake.actions();
+    world.start();
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(world.fake.actions(), before, "it does not begin once more");
+    world.api.delete("pods", "default", "job", None);
+    world.until("it is gone there", |world| world.pod("job").is_none());
+}
+
+#[test]
+fn a_new_image_restarts_the_container_in_place() {
+    let world = World::new();
+    world.run("web");
+    let patch = json!({"spec": {"containers": [{"name": "app", "image": "busybox:2"}]}});
+    world.api.patch("pods", "default", "web", &patch);
+    world.until("the new image runs", |world| {
+        let status = world.pod("web").unwrap()["status"]["containerStatuses"][0].clone();
+        status["restartCount"] == 1 && status["image"].as_str().is_some_and(|image| image.ends_with(":2"))
+    });
+}
+
+#[test]
+fn what_this_version_does_not_do_is_told_there() {
+    let world = World::new();
+    let mut spec = app();
+    spec["volumes"] = json!([{"name": "v", "iscsi": {"targetPortal": "x", "iqn": "y", "lun": 0}}]);
+    world.bind("disk", spec);
+    world.until("it has failed", |world| world.phase("disk") == "Failed");
+    let status = world.pod("disk").unwrap()["status"].clone();
+    let message = status["message"].as_str().unwrap();
+    assert!(message.contains("spec.volumes[0].iscsi"), "{message}");
+    world.api.delete("pods", "default", "disk", None);
+    world.until("it is gone there", |world| world.pod("disk").is_none());
+}
+
+#[test]
+fn a_static_pod_and_its_mirror_do_not_meet() {
+    let world = World::new();
+    let mirror = json!({"metadata": {"name": "own-gw", "namespace": "default",
+        "annotations": {"kubernetes.io/config.mirror": "x"}},
+        "spec": {"nodeName": "gw", "containers": [{"name": "app", "image": "busybox:1"}]}});
+    world.api.create("pods", mirror);
+    world.run("web");
+    assert_eq!(world.fake.state().running(), ["web/app#0"]);
+}
