@@ -27,7 +27,10 @@ fn a_kubeconfig_is_an_absolute_path_in_a_build_that_can_use_it() {
         assert_eq!(error, "--kubeconfig: k: must be an absolute path");
     } else {
         let error = joined("/etc/k").expect_err("no TLS");
-        assert!(error.ends_with("has no TLS and joins no cluster; use one made with --features tls"), "{error}");
+        assert!(
+            error.ends_with("has no TLS and joins no cluster; use one made with --features tls"),
+            "{error}"
+        );
     }
 }
 
