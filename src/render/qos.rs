@@ -83,13 +83,20 @@ fn add(sums: &mut Sums, list: Option<&Amounts>) -> bool {
     both
 }
 
+fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
+    pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
+}
+
+/// From a file or an address, not from the API (`IsStaticPod`).
+pub fn is_static_pod(pod: &Pod) -> bool {
+    annotation(pod, "kubernetes.io/config.source").is_some_and(|source| source != "api")
+}
+
 /// Static, mirror or of system priority (`IsCriticalPod`).
 pub fn is_critical_pod(pod: &Pod) -> bool {
     const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
-    let annotations = pod.metadata.annotations.as_ref();
-    let annotation = |name: &str| annotations.and_then(|all| all.get(name));
-    annotation("kubernetes.io/config.source").is_some_and(|source| source != "api")
-        || annotation("kubernetes.io/config.mirror").is_some()
+    is_static_pod(pod)
+        || annotation(pod, "kubernetes.io/config.mirror").is_some()
         || pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|p| p >= SYSTEM_CRITICAL_PRIORITY)
 }
 

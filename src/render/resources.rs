@@ -10,6 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use super::node::{CgroupVersion, NodeSettings, SwapBehavior};
 use super::qos::{QosClass, is_critical_pod, oom_score_adjust, pod_qos};
 use super::quantity::Quantity;
+use crate::model::ContainerKind;
 use crate::proto::runtime::v1::{HugepageLimit, LinuxContainerResources};
 
 /// `requests` or `limits` as the API has them.
@@ -60,7 +61,7 @@ pub fn amount(list: Option<&Amounts>, name: &str) -> Quantity {
         .map_or(Quantity::ZERO, |text| Quantity::parse(&text.0).unwrap_or_default())
 }
 
-fn requests(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
+pub(crate) fn requests(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
     resources.and_then(|resources| resources.requests.as_ref())
 }
 
@@ -78,7 +79,7 @@ fn is_huge_page(name: &str) -> bool {
 }
 
 /// CPU, memory and huge pages may be set on the pod itself (`IsSupportedPodLevelResource`).
-fn may_be_on_the_pod(name: &str) -> bool {
+pub(crate) fn may_be_on_the_pod(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || is_huge_page(name)
 }
 
@@ -99,7 +100,7 @@ pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
 }
 
 /// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
-fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
+pub(crate) fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
     let own = pod.spec.as_ref()?.resources.as_ref()?;
     (any_on_the_pod(own.requests.as_ref()) || any_on_the_pod(own.limits.as_ref())).then_some(own)
 }
@@ -109,61 +110,85 @@ pub(super) fn pod_level_limits(pod: &Pod) -> Option<&Amounts> {
     limits(pod_level(pod)).filter(|list| any_on_the_pod(Some(list)))
 }
 
-fn add_list(sum: &mut ResourceList, list: Option<&Amounts>) {
+pub(crate) fn add_list(sum: &mut ResourceList, list: Option<&Amounts>) {
     for name in list.into_iter().flat_map(BTreeMap::keys) {
-        let quantity = amount(list, name);
-        sum.entry(name.clone()).and_modify(|value| *value = *value + quantity).or_insert(quantity);
+        add(sum, name, amount(list, name));
     }
 }
 
-fn max_list(list: &mut ResourceList, other: &ResourceList) {
+fn add(sum: &mut ResourceList, name: &str, quantity: Quantity) {
+    match sum.get_mut(name) {
+        Some(value) => *value = *value + quantity,
+        None => {
+            sum.insert(name.to_owned(), quantity);
+        }
+    }
+}
+
+fn add_all(sum: &mut ResourceList, other: &ResourceList) {
+    for (name, quantity) in other {
+        add(sum, name, *quantity);
+    }
+}
+
+/// The larger of both, of each resource.
+pub(crate) fn max_list(list: &mut ResourceList, other: &ResourceList) {
     for (name, quantity) in other {
         list.entry(name.clone()).and_modify(|value| *value = (*value).max(*quantity)).or_insert(*quantity);
     }
 }
 
 /// Sums over containers: app containers and sidecars together, but at least what the hungriest moment of the
-/// initialisation needs (`AggregateContainerRequests`, `AggregateContainerLimits`). `each` sees what counts for
-/// every container.
-fn aggregate(
+/// initialisation needs (`AggregateContainerRequests`, `AggregateContainerLimits`). `of` is what a container counts
+/// for; `each` sees what counts for every container.
+pub(crate) fn aggregate(
     pod: &Pod,
-    of: for<'a> fn(Option<&'a ResourceRequirements>) -> Option<&'a Amounts>,
-    mut each: impl FnMut(&ResourceList),
+    of: &dyn Fn(&Container, ContainerKind) -> ResourceList,
+    each: &mut dyn FnMut(&ResourceList),
 ) -> ResourceList {
     let mut sum = ResourceList::new();
     let Some(spec) = pod.spec.as_ref() else { return sum };
     for container in &spec.containers {
-        let mut own = ResourceList::new();
-        add_list(&mut own, of(container.resources.as_ref()));
+        let own = of(container, ContainerKind::App);
         each(&own);
-        add_list(&mut sum, of(container.resources.as_ref()));
+        add_all(&mut sum, &own);
     }
     let mut sidecars = ResourceList::new();
     let mut init = ResourceList::new();
     for container in spec.init_containers.as_deref().unwrap_or_default() {
-        let list = of(container.resources.as_ref());
+        let mut own = of(container, ContainerKind::Init);
         if is_sidecar(container) {
-            add_list(&mut sum, list);
-            add_list(&mut sidecars, list);
+            add_all(&mut sum, &own);
+            add_all(&mut sidecars, &own);
             each(&sidecars);
             max_list(&mut init, &sidecars);
         } else {
-            let mut moment = sidecars.clone();
-            add_list(&mut moment, list);
-            each(&moment);
-            max_list(&mut init, &moment);
+            add_all(&mut own, &sidecars);
+            each(&own);
+            max_list(&mut init, &own);
         }
     }
     max_list(&mut sum, &init);
     sum
 }
 
-/// What all containers ask for (`AggregateContainerRequests`).
-pub fn container_requests(pod: &Pod) -> ResourceList {
-    aggregate(pod, requests, |_| {})
+/// The container's own list, whatever container it is.
+fn own_list(
+    of: for<'a> fn(Option<&'a ResourceRequirements>) -> Option<&'a Amounts>,
+) -> impl Fn(&Container, ContainerKind) -> ResourceList {
+    move |container, _| {
+        let mut own = ResourceList::new();
+        add_list(&mut own, of(container.resources.as_ref()));
+        own
+    }
 }
 
-fn put_pod_level(list: &mut ResourceList, own: Option<&Amounts>) {
+/// What all containers ask for (`AggregateContainerRequests`).
+pub fn container_requests(pod: &Pod) -> ResourceList {
+    aggregate(pod, &own_list(requests), &mut |_| {})
+}
+
+pub(crate) fn put_pod_level(list: &mut ResourceList, own: Option<&Amounts>) {
     for name in own.into_iter().flat_map(BTreeMap::keys).filter(|name| may_be_on_the_pod(name)) {
         list.insert(name.clone(), amount(own, name));
     }
@@ -180,8 +205,8 @@ pub fn pod_requests(pod: &Pod, with_overhead: bool) -> ResourceList {
 }
 
 /// What the pod may use at most (`PodLimits`); overhead is added to limits above zero.
-pub fn pod_limits(pod: &Pod, with_overhead: bool, each: impl FnMut(&ResourceList)) -> ResourceList {
-    let mut sum = aggregate(pod, limits, each);
+pub fn pod_limits(pod: &Pod, with_overhead: bool, mut each: impl FnMut(&ResourceList)) -> ResourceList {
+    let mut sum = aggregate(pod, &own_list(limits), &mut each);
     put_pod_level(&mut sum, limits(pod_level(pod)));
     let overhead = pod.spec.as_ref().and_then(|spec| spec.overhead.as_ref()).filter(|_| with_overhead);
     for name in overhead.into_iter().flat_map(BTreeMap::keys) {
