@@ -19,15 +19,16 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `eviction`, `shutdown`, `cluster`, of `store` all but
-//! `file`, `identity` and `poison`, of `grpc` `message` and `status`, of `metrics` all but the counters, of `logs` `line` and
-//! `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check`, `api` and `api_objects`, of `kube` what its first lines name, of `probe` all but `run`, `http`,
-//! `tls` and `grpc`, of `streaming` `frame` and `status`, of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands
-//! in `mod.rs`, `files` and `mounts`.
+//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`,
+//! of `store` all but `file`, `identity` and `poison`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
+//! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check` and what begins with `api`,
+//! of `kube` what its first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
+//! of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
 
+pub mod admit;
 pub mod blocking;
 pub mod cgroup;
 pub mod cli;

@@ -1,0 +1,236 @@
+//! PURE: whether a pod that was bound to this node may run on it (`predicateAdmitHandler.Admit`,
+//! `scheduler.AdmissionCheck`), for pods of an API server.
+//!
+//! ```text
+//!     rule                                              reason
+//!     label kubernetes.io/os is that of another system  PodOSSelectorNodeLabelDoesNotMatch   alone, before all others
+//!     spec.os.name is another system                    PodOSNotSupported                    likewise
+//!   ┌ more pods than allowed                            OutOfpods                            ┐ a critical pod that lacks
+//!   │ cpu, memory, ephemeral-storage, then the others   OutOfcpu, OutOfmemory, OutOf...      ┘ nothing else may preempt
+//!   │ nodeSelector, required node affinity              NodeAffinity                         alone: look at the node again
+//!   │ spec.nodeName is another node                     NodeName
+//!   │ a host port is taken                              NodePorts
+//!   └ a NoExecute taint, unless the pod is static       TaintToleration
+//!     a feature that the node does not declare          PodFeatureUnsupported                (`declaredFeaturesAdmitHandler`)
+//! ```
+//!
+//! All rules of the bracket are looked at; the first that fails is told, of a critical pod the first that is not about
+//! resources. What a pod may not run with on any node of this kind (sysctls, `AppArmor`, supplemental groups) stands in
+//! `render::admission`, what it may not while the node is short of memory or disk in `eviction`. 1.36 has no rule
+//! about the restart policies of init containers any more; of that one the kubelet kept only the reason's name.
+//!
+//! Who calls: pods that come together are taken in [`first_come`]'s order. One that [`is_ended`], or is to be ended already,
+//! is not asked about (`HandlePodAdditions`). The others are those admitted before that have not ended; pods that are on their
+//! way out count until they are gone (`filterOutInactivePods`). A pod of the API has to have the annotation
+//! `kubernetes.io/config.source: api`, put there whatever it came with (`podConfig`): else anybody who may make a pod
+//! could call it static, which makes it critical.
+//!
+//! Differs from the kubelet:
+//! - Resources beside the first four are looked at in the order of their names; the kubelet's order is random.
+//! - A feature that is missing goes before preempting: the kubelet ends other pods first and refuses the pod then.
+//! - There are no device plugins and no CPU manager here, so nothing of theirs fails (`UnexpectedAdmissionError`), and
+//!   there is always a node to look at (`InvalidNodeInfo`).
+//! - Sums stay at the largest number there is, where the kubelet's begin anew below zero.
+
+mod affinity;
+mod features;
+mod ports;
+pub mod preempt;
+mod resources;
+mod taints;
+
+use std::borrow::Cow;
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Taint};
+
+use crate::render::qos::{is_critical_pod, is_static_pod, pod_qos};
+use crate::status::Phase;
+
+pub use resources::{Resources, Shortage};
+
+/// The system all of this is for (`runtime.GOOS`).
+const OS: &str = "linux";
+/// `LabelOSStable`.
+const OS_LABEL: &str = "kubernetes.io/os";
+
+/// What is to be known of the node, as its object in the API has it.
+///
+/// That it is unschedulable is not: the pod has been bound.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeView<'a> {
+    /// `metadata.name`.
+    pub name: &'a str,
+    /// `metadata.labels`.
+    pub labels: &'a BTreeMap<String, String>,
+    /// `spec.taints`. Of these only the effect `NoExecute` counts.
+    pub taints: &'a [Taint],
+    /// `status.allocatable`, read.
+    pub allocatable: &'a Resources,
+    /// `status.declaredFeatures`.
+    pub declared_features: &'a [&'a str],
+}
+
+impl NodeView<'_> {
+    /// One label, as the kubelet sees it: before it looks at labels it corrects the system's in its own copy of the node
+    /// (`rejectPodAdmissionBasedOnOSSelector`), if that has any label at all.
+    fn label(&self, key: &str) -> Option<&str> {
+        if key == OS_LABEL && !self.labels.is_empty() {
+            return Some(OS);
+        }
+        self.labels.get(key).map(String::as_str)
+    }
+}
+
+/// Why a pod may not run here. It fails for good, with [`Rejection::status`]; the event of it is a warning with the same
+/// reason and message (`rejectPod`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// One word, the kubelet's.
+    pub reason: Cow<'static, str>,
+    /// One sentence, the kubelet's, as the event has it. The status has a few words before it.
+    pub message: String,
+    /// What is to be tried before the pod fails.
+    pub remedy: Remedy,
+}
+
+/// What may be tried before a pod that does not fit fails.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Nothing would help.
+    None,
+    /// The node's labels may have changed: the node is to be read from the API again, and the pod asked about once more. When
+    /// that has been done, nothing would help (`predicateAdmitHandler.generalFilter`).
+    FreshNode,
+    /// The pod is critical and lacks nothing but these resources: [`preempt::victims`] names the pods to end. When they have
+    /// ended the pod is admitted (`HandleAdmissionFailure`). No more of them than resources the pod names.
+    Preemption(Vec<Shortage>),
+}
+
+impl Rejection {
+    /// What the pod's status becomes (`rejectPod`); the start time is for whoever keeps the statuses.
+    pub fn status(&self, pod: &Pod) -> PodStatus {
+        PodStatus {
+            qos_class: Some(pod_qos(pod).as_str().to_owned()),
+            phase: Some(Phase::Failed.as_str().to_owned()),
+            reason: Some(self.reason.clone().into_owned()),
+            message: Some(format!("Pod was rejected: {}", self.message)),
+            ..PodStatus::default()
+        }
+    }
+
+    fn new(reason: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { reason: reason.into(), message: message.into(), remedy: Remedy::None }
+    }
+}
+
+/// A rule of the bracket above that the pod fails, other than those about resources (`PredicateFailureError`). In the order
+/// in which they are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mismatch {
+    NodeAffinity,
+    NodeName,
+    NodePorts,
+    TaintToleration,
+}
+
+impl Mismatch {
+    /// The plugin's name, and what it says.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Self::NodeAffinity => ("NodeAffinity", "node(s) didn't match Pod's node affinity/selector"),
+            Self::NodeName => ("NodeName", "node(s) didn't match the requested node name"),
+            Self::NodePorts => ("NodePorts", "node(s) didn't have free ports for the requested pod ports"),
+            Self::TaintToleration => ("TaintToleration", "node(s) had taints that the pod didn't tolerate"),
+        }
+    }
+
+    fn rejection(self) -> Rejection {
+        let (name, words) = self.words();
+        Rejection::new(name, format!("Predicate {name} failed: {words}"))
+    }
+}
+
+/// Whether the pod may run on the node beside the `others` (`predicateAdmitHandler.Admit`, and the declared features). One of
+/// them that is the pod itself does not count (`canAdmitPod`).
+pub fn admit(
+    pod: &Pod,
+    node: &NodeView<'_>,
+    others: &mut dyn Iterator<Item = &Pod>,
+) -> Result<(), Rejection> {
+    let none = PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&none);
+    of_this_system(pod, spec)?;
+
+    let wanted = resources::wanted(pod, node.allocatable);
+    let wanted_ports = ports::Wanted::of(spec);
+    let mut used = Resources::default();
+    let mut taken = false;
+    for other in others.filter(|other| uid(other) != uid(pod)) {
+        used.add(&resources::requested(other));
+        used.pods = used.pods.saturating_add(1);
+        taken |= other.spec.as_ref().is_some_and(|spec| wanted_ports.conflict(spec));
+    }
+    let shortages = resources::shortages(&wanted, node.allocatable, &used);
+    let checks = [
+        (Mismatch::NodeAffinity, !affinity::matches(spec, node)),
+        (
+            Mismatch::NodeName,
+            spec.node_name.as_deref().is_some_and(|name| !name.is_empty() && name != node.name),
+        ),
+        (Mismatch::NodePorts, taken),
+        (Mismatch::TaintToleration, !is_static_pod(pod) && taints::any_untolerated(spec, node.taints)),
+    ];
+    let failed: Vec<Mismatch> =
+        checks.into_iter().filter(|(_, fails)| *fails).map(|(which, _)| which).collect();
+
+    // Of a critical pod a shortage is no reason as long as there is another (`HandleAdmissionFailure`).
+    let critical = is_critical_pod(pod);
+    if let Some(shortage) = shortages.first().filter(|_| !critical) {
+        return Err(shortage.rejection());
+    }
+    if let Some(first) = failed.first() {
+        let alone = shortages.is_empty() && failed == [Mismatch::NodeAffinity];
+        let remedy = if alone { Remedy::FreshNode } else { Remedy::None };
+        return Err(Rejection { remedy, ..first.rejection() });
+    }
+    features::check(spec, node.declared_features)?;
+    match shortages.first().map(Shortage::rejection) {
+        None => Ok(()),
+        Some(rejection) => Err(Rejection { remedy: Remedy::Preemption(shortages), ..rejection }),
+    }
+}
+
+/// The pod is for the system this node has (`rejectPodAdmissionBasedOnOSSelector`, `rejectPodAdmissionBasedOnOSField`).
+/// First of all: no preempting would help.
+fn of_this_system(pod: &Pod, spec: &PodSpec) -> Result<(), Rejection> {
+    let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
+    if label.is_some_and(|system| system != OS) {
+        let message = "Failed to admit pod as the `kubernetes.io/os` label doesn't match node label";
+        return Err(Rejection::new("PodOSSelectorNodeLabelDoesNotMatch", message));
+    }
+    if spec.os.as_ref().is_some_and(|system| system.name != OS) {
+        let message = "Failed to admit pod as the OS field doesn't match node OS";
+        return Err(Rejection::new("PodOSNotSupported", message));
+    }
+    Ok(())
+}
+
+fn uid(pod: &Pod) -> &str {
+    pod.metadata.uid.as_deref().unwrap_or_default()
+}
+
+/// The pod has ended, so that nobody asks whether it may run (`IsPodPhaseTerminal`).
+pub fn is_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    phase == Some(Phase::Failed.as_str()) || phase == Some(Phase::Succeeded.as_str())
+}
+
+/// The order in which pods that come together are admitted: the oldest first (`PodsByCreationTime`).
+pub fn first_come(a: &Pod, b: &Pod) -> Ordering {
+    a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp)
+}
+
+#[cfg(test)]
+mod tests;
