@@ -12,6 +12,10 @@ mod cluster;
 #[path = "node/no_cluster.rs"]
 mod cluster;
 #[cfg(feature = "tls")]
+mod cluster_admission;
+#[cfg(feature = "tls")]
+mod cluster_events;
+#[cfg(feature = "tls")]
 mod cluster_objects;
 mod debug;
 mod disk;
@@ -67,6 +71,8 @@ use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 #[cfg(feature = "tls")]
 use crate::source::api::ApiPods;
+#[cfg(feature = "tls")]
+use crate::source::api_node::ApiNode;
 #[cfg(feature = "tls")]
 use crate::source::api_objects::Found;
 use crate::source::{FileSource, NodeName, SourceUpdate};
@@ -503,6 +509,8 @@ fn begin(
     let (news, found) = smol::channel::bounded(1);
     let told = |()| Event::Cluster(Box::new(cluster::ClusterEvent::Found));
     executor.spawn(forward(found, events.clone(), told)).detach();
+    let marked = |marks| Event::Cluster(Box::new(cluster::ClusterEvent::Marked(marks)));
+    executor.spawn(forward(joined.marks, events.clone(), marked)).detach();
     cluster::Cluster::new(joined.client, joined.machine, Found::new(news), clock.now().mono)
 }
 
@@ -538,7 +546,13 @@ fn join(
     executor
         .spawn(async move { crate::kube::follow::<()>(&followed, &collection, &mut follower).await })
         .detach();
-    Some(Joined { client, machine, pods })
+    let (told, marks) = smol::channel::bounded(1);
+    let (collection, followed) = (ApiNode::collection(&node.node_name), client.clone());
+    let mut follower = ApiNode::new(told);
+    executor
+        .spawn(async move { crate::kube::follow::<()>(&followed, &collection, &mut follower).await })
+        .detach();
+    Some(Joined { client, machine, pods, marks })
 }
 
 #[cfg(not(feature = "tls"))]

@@ -471,7 +471,7 @@ fn hostile_text_is_survived() {
         "cpu",
         "memory",
     ];
-    for _ in 0..1000 {
+    for _ in 0..crate::cases(1000) {
         let mut text = || {
             if random.u8(..3) > 0 {
                 return words[random.usize(..words.len())].to_owned();

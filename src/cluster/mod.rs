@@ -1,7 +1,8 @@
-//! What a node tells its API server: its Node object, its lease, its pods' statuses. PURE.
+//! What a node tells its API server: its Node object, its lease, its pods' statuses, what happens. PURE.
 //!
 //! The objects are made as JSON values: typed, each kind would cost its code in the binary once more.
 
+pub mod event;
 pub mod lease;
 pub mod node_object;
 pub mod pod_status;

@@ -49,7 +49,7 @@ pub trait Follower {
     /// A list begins: what is not told before the next [`Follower::settled`] is not there any more.
     fn list_begins(&mut self);
     /// The object is there, new or changed.
-    fn is_there(&mut self, object: &Node);
+    fn is_there(&mut self, object: Node);
     /// The object is gone.
     fn is_gone(&mut self, object: &Node);
     /// All that there is was told.
@@ -158,7 +158,7 @@ async fn list(
         let mut wrong = None;
         while let Some(bytes) = client.within(KUBE_CALL_TIME, opened.next()).await? {
             let fed = splitter.feed(&bytes, &mut |item| match item.map(json::read) {
-                Some(Ok(object)) => follower.is_there(&object),
+                Some(Ok(object)) => follower.is_there(object),
                 Some(Err(error)) => wrong = Some(error),
                 None => too_long(collection),
             });
@@ -215,7 +215,7 @@ async fn watch(
             }
             told += 1;
             match item.map(json::read) {
-                Some(Ok(event)) => failure = take(&event, follower, version).err(),
+                Some(Ok(event)) => failure = take(event, follower, version).err(),
                 Some(Err(error)) => failure = Some(KubeError::Protocol(format!("a watch: {error}"))),
                 None => too_long(collection),
             }
@@ -232,27 +232,35 @@ async fn watch(
 }
 
 /// One event of a watch.
-fn take(event: &Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
-    let kind = event.field("type").and_then(Node::text).unwrap_or_default();
-    let object = event.field("object").unwrap_or(&Node::Null);
-    if kind == "ERROR" {
+fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
+    let (mut kind, mut object) = (Box::from(""), Node::Null);
+    if let Node::Map(entries) = event {
+        for (key, value) in entries {
+            match (&*key, value) {
+                ("type", Node::Text(text)) => kind = text,
+                ("object", value) => object = value,
+                (_, _) => {}
+            }
+        }
+    }
+    if &*kind == "ERROR" {
         let code = match object.field("code") {
             Some(Node::Int(code)) => u16::try_from(*code).unwrap_or(500),
             _ => 500,
         };
-        return Err(refusal(code, object));
+        return Err(refusal(code, &object));
     }
     let at = object.field("metadata").and_then(|m| m.field("resourceVersion")).and_then(Node::text);
-    let Some(at) = at else {
+    let Some(at) = at.map(Box::from) else {
         return Err(KubeError::Protocol("a watch: an event without a resourceVersion".to_owned()));
     };
-    match kind {
+    match &*kind {
         "ADDED" | "MODIFIED" => follower.is_there(object),
-        "DELETED" => follower.is_gone(object),
+        "DELETED" => follower.is_gone(&object),
         // Bookmarks, and what servers may send in years to come.
         _ => {}
     }
-    *version = at.into();
+    *version = at;
     Ok(())
 }
 

@@ -49,12 +49,18 @@ pub const LEASE_SECONDS: i32 = 40;
 pub const NODE_LOOK_PERIOD: Duration = Duration::from_secs(10);
 /// How often an unchanged status is told all the same (`nodeStatusReportFrequency`).
 pub const NODE_REPORT_PERIOD: Duration = Duration::from_mins(5);
+/// How long it is doubted that the node's labels do not fit a new pod: the word of them may be on its way.
+pub const ADMISSION_DOUBT: Duration = Duration::from_secs(2);
 /// Statuses and deletions of pods that are told at once. Full: further ones wait for their turn.
 pub const KUBE_TELLING_MAX: usize = 4;
 /// ConfigMaps, Secrets and tokens that are followed at once. Full: a further one is not, its pods wait, with a message.
 pub const KUBE_OBJECTS_MAX: usize = 256;
 /// ConfigMaps and Secrets of them, a stream of the connection each.
 pub const KUBE_WATCHES_MAX: usize = 128;
+/// Bytes of a pod's name in that of an event. Longer: cut; the rest tells them apart.
+pub const EVENT_NAME_BYTES_MAX: usize = 200;
+/// Services of one namespace. More: those that come behind them have no variables.
+pub const KUBE_SERVICES_MAX: usize = 256;
 /// Memory of what was found of them. Full: a further one counts as not there, with a message.
 pub const KUBE_OBJECTS_BYTES_MAX: usize = 2 * MIB;
 /// A token is renewed after so long, however long it holds (kubelet `maxTTL`).

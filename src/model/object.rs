@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, ServiceAccountTokenProjection};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, ServiceAccountTokenProjection};
 
 /// What kind of object, as `kind` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,6 +15,8 @@ pub enum ObjectKind {
     Secret,
     /// A service account's token for one pod ([`Token`]).
     Token,
+    /// Services of a namespace ([`Services`]).
+    Services,
 }
 
 impl fmt::Display for ObjectKind {
@@ -23,6 +25,7 @@ impl fmt::Display for ObjectKind {
             Self::ConfigMap => "ConfigMap",
             Self::Secret => "Secret",
             Self::Token => "Token",
+            Self::Services => "Services",
         })
     }
 }
@@ -60,6 +63,27 @@ pub enum Object {
     Secret(Arc<Secret>),
     /// A token.
     Token(Arc<Token>),
+    /// Services.
+    Services(Arc<Services>),
+}
+
+/// Services of one namespace, as far as variables are made of them.
+#[derive(Clone, PartialEq)]
+pub struct Services {
+    /// Theirs.
+    pub namespace: Box<str>,
+    /// That of the one there is; empty: all of the namespace.
+    pub name: Box<str>,
+    /// In the order of their names.
+    pub list: Vec<Service>,
+}
+
+/// The services whose variables the pod's containers get (`getServiceEnvVarMap`), whether there are any or not.
+pub fn services_of(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
+    let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links) != Some(false);
+    let namespace = pod.metadata.namespace.as_deref().filter(|_| links);
+    let own = namespace.map(|namespace| ObjectKey::new(ObjectKind::Services, namespace, ""));
+    own.into_iter().chain([ObjectKey::new(ObjectKind::Services, "default", "kubernetes")])
 }
 
 /// A service account's token for one pod, as the API server made it.
@@ -133,6 +157,7 @@ impl Object {
             Self::ConfigMap(map) => (ObjectKind::ConfigMap, &map.metadata),
             Self::Secret(secret) => (ObjectKind::Secret, &secret.metadata),
             Self::Token(token) => return ObjectKey::new(ObjectKind::Token, &token.namespace, &token.name),
+            Self::Services(of) => return ObjectKey::new(ObjectKind::Services, &of.namespace, &of.name),
         };
         let text = |field: &Option<String>| field.as_deref().unwrap_or_default().into();
         ObjectKey { kind, namespace: text(&metadata.namespace), name: text(&metadata.name) }
@@ -148,6 +173,7 @@ impl Object {
             }
             Self::Secret(secret) => secret.data.as_ref()?.get(key).map(|value| value.0.as_slice()),
             Self::Token(token) => (key == TOKEN_KEY).then_some(token.value.as_bytes()),
+            Self::Services(_) => None,
         }
     }
 
@@ -156,7 +182,7 @@ impl Object {
         let (text, binary) = match self {
             Self::ConfigMap(map) => (map.data.as_ref(), map.binary_data.as_ref()),
             Self::Secret(secret) => (None, secret.data.as_ref()),
-            Self::Token(_) => (None, None),
+            Self::Token(_) | Self::Services(_) => (None, None),
         };
         let token = matches!(self, Self::Token(_)).then_some(TOKEN_KEY);
         let text = text.into_iter().flat_map(BTreeMap::keys);
@@ -168,7 +194,7 @@ impl Object {
         let immutable = match self {
             Self::ConfigMap(map) => map.immutable,
             Self::Secret(secret) => secret.immutable,
-            Self::Token(_) => None,
+            Self::Token(_) | Self::Services(_) => None,
         };
         immutable == Some(true)
     }

@@ -20,6 +20,8 @@ use serde_json::{Value, json};
 use smol::channel::Receiver;
 
 use super::agent::{Agent, Event};
+use super::cluster_admission::Admission;
+use super::cluster_events::Telling;
 use super::cluster_objects::Following;
 use crate::cluster::node_object::{Health, Machine};
 use crate::cluster::{lease, pod_status};
@@ -28,6 +30,7 @@ use crate::eviction::NodeCondition;
 use crate::kube::{Client, Content, KubeError, Resource, RetryWait, object_path, seed, subresource_path};
 use crate::limits::{KUBE_RETRY_MAX, KUBE_TELLING_MAX, LEASE_PERIOD, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD};
 use crate::model::{Mono, Now, PodKey, PodUid, Wall};
+use crate::source::api_node::NodeMarks;
 use crate::source::api_objects::Found;
 use crate::source::decode::Node;
 use crate::source::{self, EndingPod, SourceUpdate};
@@ -42,51 +45,55 @@ pub struct Joined {
     pub machine: Machine,
     /// The pods that are bound to it.
     pub pods: Receiver<SourceUpdate>,
+    /// The labels and taints of its Node.
+    pub marks: Receiver<NodeMarks>,
 }
 
 /// What is kept of it.
 pub(super) struct Cluster {
     pub(super) client: Client,
-    machine: Rc<Machine>,
+    pub(super) machine: Rc<Machine>,
     /// The Node's UID, once it is registered.
-    registered: Option<Box<str>>,
+    pub(super) registered: Option<Box<str>>,
     node: Task,
     /// What was told last, and when.
     reported: Option<(u64, Mono)>,
     conditions: Vec<Value>,
     lease: Task,
     lease_version: Option<Box<str>>,
-    pods: BTreeMap<PodUid, Told>,
+    pub(super) pods: BTreeMap<PodUid, Told>,
     telling: usize,
     pub(super) following: Following,
+    pub(super) admission: Admission,
+    pub(super) telling_events: Telling,
     /// Said once.
     said: Option<KubeError>,
 }
 
 /// Something that is done again and again.
-struct Task {
-    at: Mono,
+pub(super) struct Task {
+    pub(super) at: Mono,
     in_flight: bool,
     wait: RetryWait,
 }
 
 impl Task {
-    fn new(now: Mono, seed: u64) -> Self {
+    pub(super) fn new(now: Mono, seed: u64) -> Self {
         Self { at: now, in_flight: false, wait: RetryWait::new(seed) }
     }
 
-    fn due(&self) -> Option<Mono> {
+    pub(super) fn due(&self) -> Option<Mono> {
         (!self.in_flight).then_some(self.at)
     }
 
     /// It begins, when it is due.
-    fn begins(&mut self, now: Mono) -> bool {
+    pub(super) fn begins(&mut self, now: Mono) -> bool {
         let begins = self.due().is_some_and(|at| at <= now);
         self.in_flight |= begins;
         begins
     }
 
-    fn ended(&mut self, well: bool, now: Mono, period: std::time::Duration) {
+    pub(super) fn ended(&mut self, well: bool, now: Mono, period: std::time::Duration) {
         self.in_flight = false;
         self.at = now + if well { period } else { self.wait.failed().min(period) };
         if well {
@@ -96,14 +103,14 @@ impl Task {
 }
 
 /// What the server knows of a pod.
-struct Told {
+pub(super) struct Told {
     key: PodKey,
     /// Of the status that it has; 0 = none of this process.
     revision: u64,
     /// It was deleted there.
     ending: Option<EndingPod>,
-    /// It does not run here, because of this.
-    refused: Option<Box<str>>,
+    /// It does not run here, because of this: reason and message.
+    refused: Option<(Box<str>, Box<str>)>,
     /// What its status was when the last of it went.
     last: Option<PodStatus>,
     task: Task,
@@ -123,6 +130,13 @@ pub(super) enum ClusterEvent {
     },
     /// There is something in `Found`.
     Found,
+    /// The node's labels or taints are these now.
+    Marked(NodeMarks),
+    /// The event with that revision of the ring was told, or not.
+    EventTold {
+        revision: u64,
+        result: Result<(), KubeError>,
+    },
 }
 
 impl Cluster {
@@ -130,6 +144,8 @@ impl Cluster {
         let seed = seed(&machine.name);
         Self {
             client,
+            admission: Admission::new(&machine),
+            telling_events: Telling::new(now, &machine.name),
             machine: Rc::new(machine),
             registered: None,
             node: Task::new(now, seed),
@@ -159,7 +175,11 @@ impl<R: Runtime + 'static> Agent<R> {
         let full = cluster.telling >= KUBE_TELLING_MAX;
         let pods = cluster.pods.iter().filter(|_| !full);
         let pods = pods.filter(|(uid, told)| self.tells(uid, told)).filter_map(|(_, told)| told.task.due());
-        pods.chain(lease).chain(cluster.node.due()).min()
+        pods.chain(lease)
+            .chain(cluster.node.due())
+            .chain(cluster.admission.due())
+            .chain(self.telling_due())
+            .min()
     }
 
     /// There is something to tell of this pod.
@@ -202,8 +222,12 @@ impl<R: Runtime + 'static> Agent<R> {
             };
             self.executor.spawn(task).detach();
         }
+        if cluster.admission.due().is_some_and(|at| at <= now.mono) {
+            self.ask_again();
+        }
         self.renew_lease(now);
         self.tell_pods(now);
+        self.tell_event(now);
     }
 
     fn renew_lease(&mut self, now: Now) {
@@ -272,6 +296,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(cluster) = &mut self.cluster else { return };
         match event {
             ClusterEvent::Found => self.objects_found(),
+            ClusterEvent::Marked(marks) => self.node_marked(marks),
+            ClusterEvent::EventTold { revision, result } => self.event_told(revision, result),
             ClusterEvent::Registered(result) => {
                 cluster.node.ended(result.is_ok(), now, NODE_LOOK_PERIOD);
                 match result {
@@ -348,11 +374,15 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         }
         let now = self.ctx.clock.now().mono;
+        if let Some(cluster) = &mut self.cluster {
+            cluster.following.last = Some(update.clone());
+        }
         let over = &update.server.over;
         let relist = self.relist.as_ref();
         let is_here =
             |uid: &PodUid| self.records.contains_key(uid) || relist.is_some_and(|r| r.pods.contains_key(uid));
         update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
+        self.admit_pods(update);
         let Some(cluster) = &mut self.cluster else { return };
         let seed = cluster.client_seed();
         let mut before = std::mem::take(&mut cluster.pods);
@@ -372,7 +402,8 @@ impl<R: Runtime + 'static> Agent<R> {
             cluster.pods.insert(key.uid.clone(), told);
         }
         for refused in &update.server.refused {
-            let told = Told { refused: Some(refused.message.clone()), ..know(&refused.key) };
+            let why = (refused.reason.clone(), refused.message.clone());
+            let told = Told { refused: Some(why), ..know(&refused.key) };
             cluster.pods.insert(refused.key.uid.clone(), told);
         }
         let mut deleted = Vec::new();
@@ -444,12 +475,12 @@ fn health(pressure: Vec<NodeCondition>, runtime: Result<RuntimeStatus, String>) 
     Health { pressure, not_ready }
 }
 
-/// `Status.reason` of a pod that this version cannot run.
-fn refusal(why: &str) -> PodStatus {
+/// The status of a pod that does not run here (`rejectPod`).
+fn refusal((reason, message): &(Box<str>, Box<str>)) -> PodStatus {
     PodStatus {
         phase: Some("Failed".to_owned()),
-        reason: Some("UnexpectedAdmissionError".to_owned()),
-        message: Some(format!("Pod was rejected: {why}")),
+        reason: Some(reason.to_string()),
+        message: Some(message.to_string()),
         ..PodStatus::default()
     }
 }

@@ -6,10 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1::Pod;
+
 use super::agent::Agent;
 use crate::cri::Runtime;
 use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX, KUBE_WATCHES_MAX};
-use crate::model::object::{TokenWish, named_by, tokens_of};
+use crate::model::object::{TokenWish, named_by, services_of, tokens_of};
 use crate::model::{ObjectKey, ObjectKind};
 use crate::source::api_objects::{Found, follow_object, keep_token};
 use crate::source::object::cost;
@@ -23,7 +25,7 @@ pub(super) struct Following {
     /// What was found of them; `None` = it is not there.
     known: BTreeMap<ObjectKey, Option<SourcedObject>>,
     /// The server's last word on pods.
-    last: Option<SourceUpdate>,
+    pub(super) last: Option<SourceUpdate>,
     origin: Arc<str>,
     said_full: bool,
 }
@@ -55,15 +57,19 @@ impl Following {
     }
 }
 
+/// What a pod needs to know of before it begins.
+fn wanted_by(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
+    named_by(pod).into_iter().chain(services_of(pod))
+}
+
 impl<R: Runtime + 'static> Agent<R> {
     /// Follows what the update's pods name, adds what is known of it, and leaves out pods that have to wait for it.
     pub(super) fn follow_objects(&mut self, update: &mut SourceUpdate) {
         let Some(cluster) = &mut self.cluster else { return };
-        cluster.following.last = Some(update.clone());
         let mut wishes: BTreeMap<ObjectKey, (Box<str>, TokenWish)> = BTreeMap::new();
         let mut needed = BTreeSet::new();
         for sourced in &update.pods {
-            needed.extend(named_by(&sourced.pod.pod));
+            needed.extend(wanted_by(&sourced.pod.pod));
             let name = &*sourced.pod.key.name;
             wishes.extend(tokens_of(&sourced.pod.pod).map(|(key, wish)| (key, (name.into(), wish))));
         }
@@ -98,7 +104,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let uid = &sourced.pod.key.uid;
             desired.pod(uid).is_some()
                 || relist.is_none_or(|relist| relist.pods.contains_key(uid))
-                || named_by(&sourced.pod.pod).iter().all(|key| known.contains_key(key))
+                || wanted_by(&sourced.pod.pod).all(|key| known.contains_key(&key))
         });
     }
 
@@ -121,8 +127,6 @@ impl<R: Runtime + 'static> Agent<R> {
             let sourced = object.map(|object| SourcedObject { object, origin });
             following.known.insert(key, sourced);
         }
-        if let Some(update) = following.last.clone() {
-            self.source(update);
-        }
+        self.ask_again();
     }
 }

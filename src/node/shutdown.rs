@@ -183,7 +183,7 @@ fn is_over(record: &Record) -> bool {
 }
 
 /// `v1.DisruptionTarget`.
-fn disrupt(status: &mut PodStatus, message: &str, now: Wall) {
+pub(super) fn disrupt(status: &mut PodStatus, message: &str, now: Wall) {
     let conditions = status.conditions.get_or_insert_default();
     conditions.retain(|condition| condition.type_ != "DisruptionTarget");
     conditions.push(PodCondition {

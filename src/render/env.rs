@@ -33,6 +33,7 @@ pub trait EnvSources {
             ObjectKind::ConfigMap => "configmaps",
             ObjectKind::Secret => "secrets",
             ObjectKind::Token => "tokens",
+            ObjectKind::Services => "services",
         };
         format!("{resource} {} not found", quoted(name))
     }
@@ -42,7 +43,7 @@ pub trait EnvSources {
     fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String>;
 }
 
-/// The ConfigMaps and Secrets of the manifests; no services and no files of variables.
+/// The ConfigMaps and Secrets of the manifests and of the cluster, and the cluster's services; no files of variables.
 ///
 /// Deviation: a kubelet without an API server has none of these, and fails on optional references too.
 #[derive(Clone, Debug, Default)]
@@ -69,12 +70,17 @@ impl EnvSources for ManifestObjects {
             ObjectKind::ConfigMap => "configmap",
             ObjectKind::Secret => "secret",
             ObjectKind::Token => "token",
+            ObjectKind::Services => "service",
         };
         format!("{resource} {} not found", quoted(name))
     }
 
     fn services(&self) -> Rc<[Service]> {
-        Rc::from([])
+        let lists = self.0.values().filter_map(|object| match object {
+            Object::Services(services) => Some(services.list.iter().cloned()),
+            Object::ConfigMap(_) | Object::Secret(_) | Object::Token(_) => None,
+        });
+        lists.flatten().collect()
     }
 
     fn volume_file(&self, _: &str, _: &str) -> Result<Option<Rc<str>>, String> {

@@ -26,6 +26,9 @@ use crate::model::{DesiredPod, PodKey, PodUid, Seconds};
 /// What stands in the place of a manifest's file.
 pub(crate) const ORIGIN: &str = "the API server";
 
+/// `status.reason` of a pod that this version cannot run.
+const REFUSED: &str = "UnexpectedAdmissionError";
+
 /// The annotation of a static pod's copy.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -77,7 +80,7 @@ impl ApiPods {
         self.pods.values().map(bytes).sum()
     }
 
-    fn entry(&self, key: PodKey, object: &Node) -> Entry {
+    fn entry(&self, key: PodKey, object: Node) -> Entry {
         let metadata = object.field("metadata");
         if let Some(deleted_at) = metadata.and_then(|m| m.field("deletionTimestamp")) {
             let grace = match metadata.and_then(|m| m.field("deletionGracePeriodSeconds")) {
@@ -88,9 +91,11 @@ impl ApiPods {
         }
         let phase = object.field("status").and_then(|status| status.field("phase")).and_then(Node::text);
         let over = matches!(phase, Some("Succeeded" | "Failed"));
-        let refused =
-            |message: String| Entry::Refused(RefusedPod { key: key.clone(), message: message.into() });
-        let read = match manifest::bound(object.clone(), &self.node, self.clock.now().wall) {
+        let refused = |why: String| {
+            let message = format!("Pod was rejected: {why}").into();
+            Entry::Refused(RefusedPod { key: key.clone(), reason: REFUSED.into(), message })
+        };
+        let read = match manifest::bound(object, &self.node, self.clock.now().wall) {
             Ok(read) => read,
             Err(errors) => {
                 let shown = errors.iter().map(|error| format!("{}: {}", error.path, error.message));
@@ -126,8 +131,8 @@ impl Follower for ApiPods {
         self.listed = Some(BTreeSet::new());
     }
 
-    fn is_there(&mut self, object: &Node) {
-        let Some(key) = key(object).filter(|_| !is_mirror(object)) else { return };
+    fn is_there(&mut self, object: Node) {
+        let Some(key) = key(&object).filter(|_| !is_mirror(&object)) else { return };
         if let Some(listed) = &mut self.listed {
             listed.insert(key.uid.clone());
         }

@@ -1,5 +1,5 @@
-//! What the pods of an API server name: each ConfigMap and Secret followed by itself, for a node may read no others, and
-//! tokens of their service accounts.
+//! What the pods of an API server name: each ConfigMap and Secret followed by itself, for a node may read no others; tokens of
+//! their service accounts; and the services of their namespaces, for variables.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Method;
+use k8s_openapi::api::core::v1::{Service, ServicePort, ServiceSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 use smol::channel::Sender;
 
@@ -16,8 +18,8 @@ use super::object;
 use crate::kube::{
     Client, Collection, Content, Follower, KubeError, Resource, RetryWait, follow, subresource_path,
 };
-use crate::limits::{TOKEN_AGE_MAX, TOKEN_RETRY_MAX};
-use crate::model::object::{Token, TokenWish};
+use crate::limits::{KUBE_SERVICES_MAX, TOKEN_AGE_MAX, TOKEN_RETRY_MAX};
+use crate::model::object::{Services, Token, TokenWish};
 use crate::model::{Object, ObjectKey, ObjectKind};
 
 /// What was found of the followed objects and is not taken yet; `None` = it is not there. One entry for each of them.
@@ -51,15 +53,18 @@ pub async fn follow_object(client: Client, key: ObjectKey, found: Found) {
     let resource = match key.kind {
         ObjectKind::ConfigMap => Resource::CONFIG_MAPS,
         ObjectKind::Secret => Resource::SECRETS,
+        ObjectKind::Services => Resource::SERVICES,
         // Nobody follows a token: it is asked for.
         ObjectKind::Token => return,
     };
-    let collection = Collection {
-        resource,
-        namespace: key.namespace.clone(),
-        field_selector: format!("metadata.name={}", key.name).into(),
-    };
-    let mut follower = One { key, now: None, has_told: false, told: None, found };
+    let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
+    let collection =
+        Collection { resource, namespace: key.namespace.clone(), field_selector: selector.into() };
+    if key.kind == ObjectKind::Services {
+        let mut follower = Several { key, now: BTreeMap::new(), told: None, found };
+        return follow::<()>(&client, &collection, &mut follower).await;
+    }
+    let mut follower = One { key, now: None, has_told: false, told: None, refused: false, found };
     follow::<()>(&client, &collection, &mut follower).await;
 }
 
@@ -70,6 +75,8 @@ struct One {
     /// Something was told, and what.
     has_told: bool,
     told: Option<Object>,
+    /// The server has refused to tell.
+    refused: bool,
     found: Found,
 }
 
@@ -78,8 +85,8 @@ impl Follower for One {
         self.now = None;
     }
 
-    fn is_there(&mut self, tree: &Node) {
-        match object::read(self.key.kind, tree, Path::default()) {
+    fn is_there(&mut self, tree: Node) {
+        match object::read(self.key.kind, &tree, Path::default()) {
             Ok(object) if object.key() == self.key => self.now = Some(object),
             Ok(_) => {}
             Err(errors) => {
@@ -103,12 +110,89 @@ impl Follower for One {
     }
 
     fn lost(&mut self, why: &KubeError) {
+        // A node may read what a pod of its names, and the server learns of the pod a moment after the node: the first
+        // refusal is no news.
+        let refused = matches!(why, KubeError::Refused { .. });
+        if refused && std::mem::replace(&mut self.refused, true) && !self.has_told {
+            log::warn!("{}: {why}; the pods that name it wait", self.key);
+            self.settled();
+        } else {
+            log::debug!("{}: {why}", self.key);
+        }
+    }
+}
+
+/// Services of a namespace.
+struct Several {
+    key: ObjectKey,
+    /// As they are there, at most `KUBE_SERVICES_MAX`. Full: a further one is passed over.
+    now: BTreeMap<Box<str>, Service>,
+    told: Option<Vec<Service>>,
+    found: Found,
+}
+
+impl Follower for Several {
+    fn list_begins(&mut self) {
+        self.now.clear();
+    }
+
+    fn is_there(&mut self, object: Node) {
+        let Some(service) = service(&object) else { return };
+        let name: Box<str> = service.metadata.name.as_deref().unwrap_or_default().into();
+        if self.now.len() < KUBE_SERVICES_MAX || self.now.contains_key(&name) {
+            self.now.insert(name, service);
+        }
+    }
+
+    fn is_gone(&mut self, object: &Node) {
+        if let Some(name) = service(object).and_then(|service| service.metadata.name) {
+            self.now.remove(&*name);
+        }
+    }
+
+    fn settled(&mut self) {
+        let now: Vec<Service> = self.now.values().cloned().collect();
+        if self.told.as_ref() != Some(&now) {
+            self.told = Some(now.clone());
+            let (namespace, name) = (self.key.namespace.clone(), self.key.name.clone());
+            let services = Services { namespace, name, list: now };
+            self.found.put(&self.key, Some(Object::Services(Arc::new(services))));
+        }
+    }
+
+    fn lost(&mut self, why: &KubeError) {
         log::debug!("{}: {why}", self.key);
-        // A node may read what a pod of its names, and the server learns of the pod a moment after the node.
-        if !self.has_told && why.is_final() {
+        if self.told.is_none() && matches!(why, KubeError::Refused { .. }) {
+            log::warn!("{}: {why}; pods begin without the variables of services", self.key);
             self.settled();
         }
     }
+}
+
+/// What variables are made of; read by hand, for the whole type would cost the binary its code.
+fn service(object: &Node) -> Option<Service> {
+    let text = |of: &Node, field: &str| of.field(field).and_then(Node::text).map(str::to_owned);
+    let metadata = object.field("metadata")?;
+    let spec = object.field("spec")?;
+    let port = |port: &Node| {
+        let Some(Node::Int(number)) = port.field("port") else { return None };
+        let (name, protocol) = (text(port, "name"), text(port, "protocol"));
+        Some(ServicePort { name, protocol, port: i32::try_from(*number).ok()?, ..ServicePort::default() })
+    };
+    let ports = spec.field("ports").map(Node::items).unwrap_or_default();
+    Some(Service {
+        metadata: ObjectMeta {
+            name: text(metadata, "name"),
+            namespace: text(metadata, "namespace"),
+            ..ObjectMeta::default()
+        },
+        spec: Some(ServiceSpec {
+            cluster_ip: text(spec, "clusterIP"),
+            ports: Some(ports.iter().filter_map(port).collect()),
+            ..ServiceSpec::default()
+        }),
+        status: None,
+    })
 }
 
 /// Asks for a token, and for the next before it ends, until it is dropped.

@@ -13,6 +13,8 @@
 #[cfg(feature = "tls")]
 pub mod api;
 #[cfg(feature = "tls")]
+pub mod api_node;
+#[cfg(feature = "tls")]
 pub mod api_objects;
 pub mod check;
 pub mod decode;
@@ -125,7 +127,9 @@ pub struct EndingPod {
 pub struct RefusedPod {
     /// Which one.
     pub key: PodKey,
-    /// Why: a field and what is wrong with it.
+    /// Why, in a word (`OutOfmemory`, `NodeAffinity` ...): `status.reason`.
+    pub reason: Box<str>,
+    /// Why, in a sentence: `status.message`.
     pub message: Box<str>,
 }
 

@@ -63,7 +63,7 @@ pub(crate) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Ve
     };
     let mut errors = Vec::new();
     let object = match kind {
-        ObjectKind::Token => {
+        ObjectKind::Token | ObjectKind::Services => {
             return Err(vec![FieldError::new(prefix, "is nothing that a document may hold")]);
         }
         ObjectKind::ConfigMap => {
@@ -104,6 +104,7 @@ pub(crate) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Ve
 pub(crate) fn cost(object: &Object) -> usize {
     const OBJECT: usize = 1024;
     const ENTRY: usize = 64;
+    const SERVICE: usize = 2048;
     let entries: usize = match object {
         Object::ConfigMap(map) => {
             let text = map.data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.len());
@@ -115,6 +116,7 @@ pub(crate) fn cost(object: &Object) -> usize {
             secret.data.iter().flatten().map(|(key, value)| ENTRY + key.len() + value.0.len()).sum()
         }
         Object::Token(token) => token.name.len() + token.value.len(),
+        Object::Services(services) => services.list.len() * SERVICE,
     };
     OBJECT + entries
 }

@@ -127,6 +127,7 @@ impl Files<'_> {
             ObjectKind::ConfigMap => ("configmap", "configmap references non-existent config key"),
             ObjectKind::Secret => ("secret", "references non-existent secret key"),
             ObjectKind::Token => ("token", "references non-existent token key"),
+            ObjectKind::Services => ("service", "references non-existent service key"),
         };
         let Some(object) = found.cloned() else {
             if !optional {

@@ -69,7 +69,28 @@ fn a_changed_config_map_reaches_the_files() {
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "one");
     world.api.patch("configmaps", "default", "words", &json!({"data": {"word": "two"}}));
     world.until("the file is another", |_| std::fs::read_to_string(&file).unwrap_or_default() == "two");
-    // Nobody follows what no pod names.
+    // Nobody follows what no pod names; the pods themselves and the Node are.
     world.api.delete("pods", "default", "web", Some(0));
-    world.until("it is followed no more", |world| world.api.open_watches() == 1);
+    world.until("it is followed no more", |world| world.api.open_watches() == 2);
+}
+
+#[test]
+fn services_are_variables() {
+    let world = World::without_agent();
+    let service = json!({"metadata": {"name": "queue"}, "spec": {"clusterIP": "10.96.0.7",
+        "ports": [{"name": "amqp", "port": 5672, "protocol": "TCP"}]}});
+    world.api.create("services", service.clone());
+    let elsewhere = json!({"metadata": {"name": "other", "namespace": "elsewhere"}, "spec": service["spec"]});
+    world.api.create("services", elsewhere);
+    world.start();
+    world.run("web");
+    let value = |name: &str| {
+        let state = world.fake.state();
+        let envs = &state.container("web/app").expect("the container").config.envs;
+        let found = envs.iter().find(|env| env.key == name).map(|env| env.value.clone());
+        found.map(|value| String::from_utf8(value).expect("text"))
+    };
+    assert_eq!(value("KUBERNETES_SERVICE_HOST").as_deref(), Some("10.96.0.1"));
+    assert_eq!(value("QUEUE_SERVICE_PORT_AMQP").as_deref(), Some("5672"));
+    assert_eq!(value("OTHER_SERVICE_HOST"), None, "of another namespace");
 }

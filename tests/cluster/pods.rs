@@ -135,3 +135,25 @@ fn a_static_pod_and_its_mirror_do_not_meet() {
     world.run("web");
     assert_eq!(world.fake.state().running(), ["web/app#0"]);
 }
+
+#[test]
+fn what_happens_is_told_there_and_counted() {
+    let world = World::new();
+    world.fake.program("app", Program::exits(1, std::time::Duration::from_millis(10)));
+    world.bind("web", app());
+    let events = |world: &World| world.api.list("events", "default");
+    let of = |world: &World, reason: &str| {
+        let mut all = events(world).into_iter();
+        all.find(|event| event["reason"] == reason && event["involvedObject"]["name"] == "web")
+    };
+    for reason in ["Pulled", "Created", "Started", "BackOff"] {
+        let event = world.wait(reason, |world| of(world, reason));
+        assert_eq!(event["involvedObject"]["uid"], world.pod("web").unwrap()["metadata"]["uid"]);
+        assert_eq!(event["source"]["component"], "kubelet");
+    }
+    world.until("the second start is counted", |world| {
+        of(world, "Started").is_some_and(|event| event["count"].as_u64().is_some_and(|count| count > 1))
+    });
+    let started = events(&world).iter().filter(|event| event["reason"] == "Started").count();
+    assert_eq!(started, 1, "one object");
+}

@@ -1,0 +1,93 @@
+//! What happened to a pod or to the node, as an Event (`recorderImpl.makeEvent`, `EventCorrelator`). PURE.
+//!
+//! One object for each entry of the ring: its count goes up where the same happens again.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
+use serde_json::{Value, json};
+
+use crate::events::{Event, EventKind};
+use crate::limits::EVENT_NAME_BYTES_MAX;
+use crate::model::{Mono, Now, Wall};
+
+/// Who says so.
+const COMPONENT: &str = "kubelet";
+/// The namespace of the node's own.
+const OF_NODES: &str = "default";
+
+/// Where the event is kept: namespace and name. The same of the same pod has the same name.
+pub fn place(event: &Event) -> (String, String) {
+    let mut hasher = DefaultHasher::new();
+    (event.pod.uid.as_str(), event.reason, event.kind == EventKind::Warning, &event.message, event.first)
+        .hash(&mut hasher);
+    let pod = &event.pod;
+    let namespace = if pod.namespace.is_empty() { OF_NODES } else { &*pod.namespace };
+    let end = pod.name.len().min(EVENT_NAME_BYTES_MAX);
+    (namespace.to_owned(), format!("{}.{:016x}", &pod.name[..end], hasher.finish()))
+}
+
+/// The whole object.
+pub fn object(event: &Event, node: &str, now: Now) -> Value {
+    let (namespace, name) = place(event);
+    let pod = &event.pod;
+    let about = if pod.namespace.is_empty() {
+        json!({"apiVersion": "v1", "kind": "Node", "name": &*pod.name, "uid": &*pod.name})
+    } else {
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": pod.uid.as_str(),
+        })
+    };
+    json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": name},
+        "involvedObject": about, "reason": event.reason, "message": &*event.message, "type": kind(event.kind),
+        "count": event.count, "firstTimestamp": at(event.first, now), "lastTimestamp": at(event.last, now),
+        "source": {"component": COMPONENT, "host": node},
+        "reportingComponent": COMPONENT, "reportingInstance": node,
+    })
+}
+
+/// What changes of it when the same happens again.
+pub fn again(event: &Event, now: Now) -> Value {
+    json!({"count": event.count, "lastTimestamp": at(event.last, now), "message": &*event.message})
+}
+
+fn kind(kind: EventKind) -> &'static str {
+    match kind {
+        EventKind::Normal => "Normal",
+        EventKind::Warning => "Warning",
+    }
+}
+
+/// When that was by the wall clock as it is now.
+fn at(then: Mono, now: Now) -> String {
+    let ago = i64::try_from(now.mono.since(then).as_nanos()).unwrap_or(i64::MAX);
+    Wall(now.wall.0.saturating_sub(ago)).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::EventRing;
+    use crate::model::PodKey;
+
+    #[test]
+    fn the_same_again_is_the_same_object() {
+        let mut ring = EventRing::default();
+        let pod = PodKey::new("default", "web", "u");
+        let seconds = |seconds: i64| Mono(seconds * 1_000_000_000);
+        ring.record(&pod, EventKind::Warning, "BackOff", "waits", seconds(1));
+        let first = ring.iter().next().map(place);
+        ring.record(&pod, EventKind::Warning, "BackOff", "waits", seconds(5));
+        let event = ring.iter().next().expect("one");
+        assert_eq!(first, Some(place(event)));
+        let now = Now { mono: seconds(6), wall: Wall(0) };
+        let object = object(event, "gw", now);
+        assert_eq!((&object["count"], &object["type"]), (&json!(2), &json!("Warning")));
+        assert_eq!(object["lastTimestamp"], "1969-12-31T23:59:59Z");
+        assert_eq!(object["involvedObject"]["uid"], "u");
+        assert_eq!(again(event, now)["count"], 2);
+        ring.record(&pod, EventKind::Normal, "Started", "x", seconds(6));
+        let names: Vec<_> = ring.iter().map(place).collect();
+        assert_ne!(names[0], names[1]);
+    }
+}

@@ -1,0 +1,102 @@
+//! What happens to pods of the cluster, and to the node, is told there too: one object for each entry of the ring, one at a
+//! time, the oldest first. What happens faster than the link takes it is told as it stands then.
+
+use hyper::Method;
+
+use super::agent::{Agent, Event};
+use super::cluster::{ClusterEvent, Task};
+use crate::cluster::event;
+use crate::cri::Runtime;
+use crate::events;
+use crate::kube::{Client, Content, KubeError, Resource, object_path, seed};
+use crate::limits::KUBE_RETRY_MAX;
+use crate::model::{Mono, Now};
+
+/// How far it is.
+pub(super) struct Telling {
+    /// The ring's revision up to which all is told.
+    told: u64,
+    task: Task,
+}
+
+impl Telling {
+    pub(super) fn new(now: Mono, node: &str) -> Self {
+        Self { told: 0, task: Task::new(now, seed(node)) }
+    }
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    pub(super) fn telling_due(&self) -> Option<Mono> {
+        let cluster = self.cluster.as_ref().filter(|cluster| cluster.registered.is_some())?;
+        let telling = &cluster.telling_events;
+        telling.task.due().filter(|_| telling.told < self.ring.borrow().revision())
+    }
+
+    pub(super) fn tell_event(&mut self, now: Now) {
+        let Some(cluster) = &mut self.cluster else { return };
+        let telling = &mut cluster.telling_events;
+        if cluster.registered.is_none() || telling.task.due().is_none_or(|at| at > now.mono) {
+            return;
+        }
+        let ring = self.ring.borrow();
+        let pods = &cluster.pods;
+        let is_there = |event: &&events::Event| {
+            event.revision > telling.told
+                && (event.pod.namespace.is_empty() || pods.contains_key(&event.pod.uid))
+        };
+        let Some(next) = ring.iter().filter(is_there).min_by_key(|event| event.revision) else {
+            telling.told = ring.revision();
+            return;
+        };
+        let (next, node) = (next.clone(), cluster.machine.name.clone());
+        drop(ring);
+        telling.task.begins(now.mono);
+        let (client, events) = (cluster.client.clone(), self.events.clone());
+        let task = async move {
+            let result = tell(&client, &next, &node, now).await;
+            let event = ClusterEvent::EventTold { revision: next.revision, result };
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::Cluster(Box::new(event))).await;
+        };
+        self.executor.spawn(task).detach();
+    }
+
+    pub(super) fn event_told(&mut self, revision: u64, result: Result<(), KubeError>) {
+        let now = self.ctx.clock.now().mono;
+        let Some(cluster) = &mut self.cluster else { return };
+        let telling = &mut cluster.telling_events;
+        telling.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        match result {
+            Ok(()) => {
+                telling.told = revision;
+                telling.task.at = now;
+            }
+            Err(why) => {
+                // An event is not worth more than a few words: what is refused is left out.
+                if matches!(why, KubeError::Refused { .. }) {
+                    telling.told = revision;
+                }
+                log::debug!("an event is not told: {why}");
+            }
+        }
+    }
+}
+
+/// Tells it: the first time the whole of it, later what changed.
+async fn tell(client: &Client, of: &events::Event, node: &str, now: Now) -> Result<(), KubeError> {
+    let (namespace, name) = event::place(of);
+    if of.count > 1 {
+        let path = object_path(Resource::EVENTS, &namespace, &name);
+        let again = Content::strategic(&event::again(of, now));
+        match client.call(Method::PATCH, &path, Some(again)).await {
+            Err(error) if error.is_not_found() => {}
+            told => return told.map(drop),
+        }
+    }
+    let path = Resource::EVENTS.path(&namespace);
+    match client.call(Method::POST, &path, Some(Content::json(&event::object(of, node, now)))).await {
+        // It came there, and the answer was lost.
+        Err(error) if error.is(409) => Ok(()),
+        told => told.map(drop),
+    }
+}
