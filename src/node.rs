@@ -60,8 +60,8 @@ use crate::hook::HookRunner;
 use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
 use crate::limits::{
-    EVENTS_QUEUED_MAX, KIB, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX,
-    STARTS_AT_ONCE_MAX, STOPS_QUEUED_MAX, memory_ceiling,
+    EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX,
+    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
@@ -153,9 +153,10 @@ pub async fn run_until(
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
     let metrics = Rc::new(Metrics::default());
+    let of_cluster = if config.kubeconfig.is_some() { KUBE_MEMORY_MAX } else { 0 };
     log::info!(
         "memory ceiling {} KiB for all that is kept; smolet top --self shows its parts",
-        memory_ceiling(config.status_store_bytes) / KIB
+        (memory_ceiling(config.status_store_bytes) + of_cluster) / KIB
     );
     let connections = metrics.connections.clone();
     let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries, connections));

@@ -67,6 +67,9 @@ pub const KUBE_OBJECTS_BYTES_MAX: usize = 2 * MIB;
 pub const TOKEN_AGE_MAX: Duration = Duration::from_hours(24);
 /// Longest wait before a token is asked for again.
 pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
+/// What a node of a cluster keeps beside what each keeps: the server's pods, what they name, and what is on its way to it.
+pub const KUBE_MEMORY_MAX: usize =
+    super::PODS_BYTES_MAX + KUBE_OBJECTS_BYTES_MAX + KUBE_WINDOW_CONNECTION_BYTES as usize;
 /// Requests at once, besides the streams of watches. Full: further ones wait.
 pub const KUBE_CALLS_MAX: usize = 16;
 const _: () = assert!(KUBE_WATCHES_MAX + KUBE_CALLS_MAX + 8 <= KUBE_STREAMS_MAX);
