@@ -121,6 +121,10 @@ fn what_this_version_does_not_do_is_told_there() {
     let status = world.pod("disk").unwrap()["status"].clone();
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("spec.volumes[0].iscsi"), "{message}");
+    let mut gated = app();
+    gated["readinessGates"] = json!([{"conditionType": "example.com/ready"}]);
+    world.bind("gated", gated);
+    world.until("it has failed too", |world| world.phase("gated") == "Failed");
     world.api.delete("pods", "default", "disk", None);
     world.until("it is gone there", |world| world.pod("disk").is_none());
 }

@@ -160,7 +160,6 @@ const SERVED: &[&str] = &[
     "serviceAccount",
     "schedulingGates",
     "schedulingGroup",
-    "readinessGates",
     "serviceAccountToken",
 ];
 
