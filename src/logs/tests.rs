@@ -6,7 +6,7 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flate2::read::GzDecoder;
 
@@ -14,6 +14,7 @@ use super::files::{self, Rotated};
 use super::follow::Follower;
 use super::line::{Shown, Sink, Stream};
 use super::read::{LogReader, Part};
+use crate::limits::LOG_LAST_WORDS;
 use crate::model::Wall;
 
 /// 2026-01-02T03:04:05Z
@@ -218,6 +219,8 @@ struct Writer {
     log: PathBuf,
     file: File,
     next: usize,
+    /// It was not let write for so long that a follower may have gone on without it (`LOG_LAST_WORDS`).
+    held_up: bool,
 }
 
 impl Writer {
@@ -226,6 +229,7 @@ impl Writer {
             log: log.to_owned(),
             file: File::options().create(true).append(true).open(log).unwrap(),
             next: 0,
+            held_up: false,
         }
     }
 
@@ -242,12 +246,14 @@ impl Writer {
     }
 
     fn rotate(&mut self, late: usize) {
+        let begun = Instant::now();
         // So many that who is late on a busy machine finds all of them.
         files::rotate(&self.log, 100, NOW).unwrap();
         self.lines(late);
         let new = File::options().create(true).append(true).open(&self.log).unwrap();
         std::thread::sleep(Duration::from_millis(2));
         self.lines(late);
+        self.held_up |= begun.elapsed() > LOG_LAST_WORDS / 2;
         self.file = new;
     }
 
@@ -282,21 +288,27 @@ fn assert_same(shown: &str, written: &str) {
 
 #[test]
 fn nothing_is_lost_or_doubled_across_rotations() {
-    let folder = Folder::new("follow");
-    let mut writer = Writer::new(&folder.log());
-    writer.lines(10);
-    let mut both = Both::default();
-    followed(&folder.log(), &mut both, || {
-        for round in 0..40 {
-            writer.lines(50);
-            writer.rotate(round % 3);
-            if round % 5 == 4 {
-                files::compress(&writer.log).unwrap();
+    // On a machine that holds the writer up for longer than is promised, once more.
+    for _ in 0..5 {
+        let folder = Folder::new("follow");
+        let mut writer = Writer::new(&folder.log());
+        writer.lines(10);
+        let mut both = Both::default();
+        followed(&folder.log(), &mut both, || {
+            for round in 0..40 {
+                writer.lines(50);
+                writer.rotate(round % 3);
+                if round % 5 == 4 {
+                    files::compress(&writer.log).unwrap();
+                }
             }
+            writer.lines(5);
+        });
+        if !writer.held_up {
+            return assert_same(both.out(), &writer.expected());
         }
-        writer.lines(5);
-    });
-    assert_same(both.out(), &writer.expected());
+    }
+    panic!("this machine lets nobody write in time");
 }
 
 /// A terminal that does not take anything until `rotations` have passed.
