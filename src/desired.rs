@@ -25,7 +25,8 @@ use std::sync::Arc;
 
 use crate::limits;
 use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, object};
-use crate::source::{Problem, SourceUpdate, SourcedObject, SourcedPod};
+use crate::source::identity::is_of_api_server;
+use crate::source::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
 #[derive(Clone, Debug)]
@@ -174,6 +175,17 @@ impl Desired {
         self.sources.iter().all(|source| source.settled)
     }
 
+    /// The sources that a pod like this may come from: an API server's pods stand in no manifest, and the other way round.
+    fn sources_of(&self, pod: &SourcedPod) -> impl Iterator<Item = &Source> {
+        let served = is_of_api_server(&pod.pod.pod);
+        self.sources.iter().filter(move |source| (source.name == API) == served)
+    }
+
+    /// They were read without error at least once since the start.
+    fn settled_for(&self, pod: &SourcedPod) -> bool {
+        self.sources_of(pod).all(|source| source.settled)
+    }
+
     /// Pods that run and are not wanted may be terminated: every source has been read without error, and none has
     /// a manifest now that is invalid or unreadable and could name them.
     pub fn may_terminate_orphans(&self) -> bool {
@@ -214,17 +226,16 @@ impl<'a> Merge<'a> {
             .collect();
         // Stable: equals stay in the order of sources, files and documents.
         candidates.sort_by_key(|(rank, _)| *rank);
-        let settled = self.before.settled();
         let (known, new): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|(rank, _)| *rank < NEW);
         for (rank, pod) in known {
             let old = old_names.get(&name_of(&pod.pod.key));
             // Until every source was read without error once, a pod is not replaced either.
-            let waits = !settled && rank == SAME_FILE && old.is_some();
+            let waits = rank == SAME_FILE && old.is_some() && !self.before.settled_for(pod);
             self.admit(pod, waits.then_some(old).flatten().copied());
         }
         self.hold(&old_names);
         for (_, pod) in new {
-            let old = old_names.get(&name_of(&pod.pod.key)).filter(|_| !settled);
+            let old = old_names.get(&name_of(&pod.pod.key)).filter(|_| !self.before.settled_for(pod));
             self.admit(pod, old.copied());
         }
         self
@@ -277,18 +288,18 @@ impl<'a> Merge<'a> {
 
     /// Keeps pods that no valid manifest names while some manifest cannot be read.
     fn hold(&mut self, old: &BTreeMap<Name, &Entry>) {
-        if self.before.may_terminate_orphans() {
-            return;
-        }
         let new_names: BTreeSet<Name> = self
             .before
             .sources
             .iter()
             .flat_map(|source| &source.pods)
-            .filter(|_| self.before.settled())
+            .filter(|pod| self.before.settled_for(pod))
             .map(|pod| name_of(&pod.pod.key))
             .collect();
         for (name, entry) in old {
+            if self.before.sources_of(&entry.wanted).all(|source| source.settled && source.complete) {
+                continue;
+            }
             let uid = &entry.wanted.pod.key.uid;
             if self.names.contains_key(name) || self.entries.contains_key(uid) || new_names.contains(name) {
                 continue;
@@ -361,6 +372,7 @@ fn changes(before: &BTreeMap<PodUid, Entry>, after: &BTreeMap<PodUid, Entry>) ->
 mod tests {
     use super::*;
     use crate::source::Origin;
+    use crate::source::identity::CONFIG_SOURCE;
     use k8s_openapi::api::core::v1::Pod;
 
     /// `NAME UID FILE [HASH]`
@@ -540,6 +552,28 @@ mod tests {
         assert_eq!(may(&desired), (true, true, true));
         desired.apply(update("file", &["a 1 x"], false), |_| false);
         assert_eq!(may(&desired), (false, false, true), "an invalid manifest may name the orphan");
+    }
+
+    #[test]
+    fn a_servers_pods_go_whatever_manifests_are_broken_and_the_other_way_round() {
+        let of_server = |pods: &[&str], complete| {
+            let mut update = update(API, pods, complete);
+            for sourced in &mut update.pods {
+                let mut pod = (*sourced.pod.pod).clone();
+                let annotations = pod.metadata.annotations.get_or_insert_default();
+                annotations.insert(CONFIG_SOURCE.to_owned(), API.to_owned());
+                sourced.pod.pod = Rc::new(pod);
+            }
+            update
+        };
+        let mut desired = Desired::new(&["file", API]);
+        desired.apply(update("file", &["a 1 x"], false), |_| false);
+        assert_eq!(shown(&desired.apply(of_server(&["b 2 s", "c 3 s"], true), |_| false)), "+2 +3");
+        assert_eq!(shown(&desired.apply(of_server(&["b 4 s"], true), |_| false)), "-2 -3 +4");
+        assert!(!desired.may_terminate_orphans(), "a manifest may name what only the runtime knows");
+        let mut desired = Desired::new(&["file", API]);
+        assert_eq!(shown(&desired.apply(update("file", &["a 1 x"], true), |_| false)), "+1");
+        assert_eq!(shown(&desired.apply(update("file", &[], true), |_| false)), "-1", "the server is away");
     }
 
     #[test]

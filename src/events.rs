@@ -43,6 +43,13 @@ pub struct Event {
     pub revision: u64,
 }
 
+impl Event {
+    /// It stands for many whose messages differ.
+    pub fn is_combined(&self) -> bool {
+        self.message.starts_with(COMBINED)
+    }
+}
+
 /// What stands before the last one of many messages that differ (`EventAggregatorByReasonMessageFunc`).
 const COMBINED: &str = "(combined from similar events): ";
 
@@ -102,7 +109,7 @@ impl EventRing {
         message: &str,
         now: Mono,
     ) -> bool {
-        let combined = self.entries.iter().position(|e| similar(e) && e.message.starts_with(COMBINED));
+        let combined = self.entries.iter().position(|e| similar(e) && e.is_combined());
         let Some(at) = combined.or_else(|| self.entries.iter().position(&similar)) else { return true };
         let Some(mut entry) = self.entries.remove(at) else { return true };
         entry.kind = kind;

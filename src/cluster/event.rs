@@ -18,8 +18,9 @@ const OF_NODES: &str = "default";
 /// Where the event is kept: namespace and name. The same of the same pod has the same name.
 pub fn place(event: &Event) -> (String, String) {
     let mut hasher = DefaultHasher::new();
-    (event.pod.uid.as_str(), event.reason, event.kind == EventKind::Warning, &event.message, event.first)
-        .hash(&mut hasher);
+    // What is combined has another message each time, and is one object.
+    let message = (!event.is_combined()).then_some(&event.message);
+    (event.pod.uid.as_str(), event.reason, message, event.first).hash(&mut hasher);
     let pod = &event.pod;
     let namespace = if pod.namespace.is_empty() { OF_NODES } else { &*pod.namespace };
     let end = pod.name.len().min(EVENT_NAME_BYTES_MAX);

@@ -52,6 +52,8 @@ pub trait Follower {
     fn is_there(&mut self, object: Node);
     /// The object is gone.
     fn is_gone(&mut self, object: &Node);
+    /// There is one that is too long to be told.
+    fn passed_over(&mut self) {}
     /// All that there is was told.
     fn settled(&mut self);
     /// The server cannot be followed now; it is tried again.
@@ -160,7 +162,10 @@ async fn list(
             let fed = splitter.feed(&bytes, &mut |item| match item.map(json::read) {
                 Some(Ok(object)) => follower.is_there(object),
                 Some(Err(error)) => wrong = Some(error),
-                None => too_long(collection),
+                None => {
+                    too_long(collection);
+                    follower.passed_over();
+                }
             });
             fed.map_err(|error| malformed(collection, error))?;
         }

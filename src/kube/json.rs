@@ -1,5 +1,6 @@
 //! JSON → the tree that manifests are read into, so that pods of the API server and of files take the same way. PURE.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -80,12 +81,23 @@ impl<'de> Visitor<'de> for Values {
                 continue;
             }
             let Tree(value) = entries.next_value()?;
-            // The last of two counts, as for Go.
-            map.retain(|(known, _)| *known != key);
             map.push((key, value));
         }
-        Ok(Node::Map(map))
+        Ok(Node::Map(last_of_each(map)))
     }
+}
+
+/// Without what comes once more behind it, as Go takes it. Sorted for it: an object may have a hundred thousand keys.
+fn last_of_each(mut map: Vec<(Box<str>, Node)>) -> Vec<(Box<str>, Node)> {
+    let mut order: Vec<usize> = (0..map.len()).collect();
+    order.sort_by(|a, b| map[*a].0.cmp(&map[*b].0).then(a.cmp(b)));
+    let twice = order.windows(2).filter(|pair| map[pair[0]].0 == map[pair[1]].0).map(|pair| pair[0]);
+    let twice: BTreeSet<usize> = twice.collect();
+    if !twice.is_empty() {
+        let mut place = 0..;
+        map.retain(|_| place.next().is_none_or(|place| !twice.contains(&place)));
+    }
+    map
 }
 
 #[cfg(test)]
@@ -103,8 +115,8 @@ mod tests {
         .unwrap();
         assert_eq!(read(text).ok(), from_yaml);
         assert!(read(b"{").is_err());
-        let Ok(Node::Map(map)) = read(br#"{"a": 1, "a": 2}"#) else { panic!("a map") };
-        assert_eq!(map, [("a".into(), Node::Int(2))]);
+        let Ok(Node::Map(map)) = read(br#"{"a": 1, "b": 3, "a": 0, "a": 2}"#) else { panic!("a map") };
+        assert_eq!(map, [("b".into(), Node::Int(3)), ("a".into(), Node::Int(2))]);
         assert!(read("[".repeat(10_000).as_bytes()).is_err(), "deep nesting is refused");
     }
 }

@@ -149,11 +149,6 @@ impl Splitter {
         (self.depth == 0 && !self.head.is_empty()).then_some(&self.head)
     }
 
-    /// Memory that is held.
-    pub fn bytes(&self) -> usize {
-        self.item.capacity() + self.head.capacity()
-    }
-
     /// Gives back what one large object took.
     pub fn shrink(&mut self) {
         if self.item.is_empty() {
@@ -229,7 +224,7 @@ mod tests {
         splitter.feed(long.as_bytes(), &mut |item| found.push(item.map(<[u8]>::to_vec))).unwrap();
         assert_eq!(found, [None, Some(b"{\"b\":1}".to_vec())]);
         splitter.shrink();
-        assert_eq!(splitter.bytes(), 0);
+        assert_eq!(splitter.item.capacity(), 0);
         let head = format!("{{\"a\":\"{}\"", "x".repeat(KUBE_HEAD_BYTES_MAX));
         let mut splitter = Splitter::new(Shape::List);
         assert_eq!(splitter.feed(head.as_bytes(), &mut |_| ()), Err(SplitError::Head));

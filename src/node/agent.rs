@@ -527,7 +527,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let ours: Vec<PodKey> = ours.map(|(_, pod)| pod.key.clone()).collect();
         let now = self.ctx.clock.now();
         for key in ours {
-            if self.desired.may_terminate(&key) {
+            if self.desired.may_terminate(&key) || self.is_deleted(&key.uid) {
                 log::info!("pod {key}: runs, and no manifest names it; it ends");
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);

@@ -35,7 +35,7 @@ use crate::source::api_objects::Found;
 use crate::source::decode::Node;
 use crate::source::{self, EndingPod, SourceUpdate};
 use crate::status::merge;
-use crate::sync::worker::Life;
+use crate::sync::worker::{Life, Why};
 
 /// What the wiring hands over when this node joins a cluster.
 pub struct Joined {
@@ -193,6 +193,12 @@ impl<R: Runtime + 'static> Agent<R> {
             record.worker.observed().is_some() || record.worker.life() == Life::Waiting || record.set_aside
         });
         looked_at && self.statuses.revision_of(uid) != told.revision
+    }
+
+    /// It was deleted there: it ends, whatever manifests cannot be read.
+    pub(super) fn is_deleted(&self, uid: &PodUid) -> bool {
+        let told = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid));
+        told.is_some_and(|told| told.ending.is_some())
     }
 
     /// It was deleted there, and nothing of it is left here.
@@ -384,7 +390,7 @@ impl<R: Runtime + 'static> Agent<R> {
         update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
         self.admit_pods(update);
         let Some(cluster) = &mut self.cluster else { return };
-        let seed = cluster.client_seed();
+        let seed = seed(&cluster.machine.name);
         let mut before = std::mem::take(&mut cluster.pods);
         let mut know = |key: &PodKey| {
             before.remove(&key.uid).unwrap_or_else(|| Told {
@@ -426,7 +432,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let wall = self.ctx.clock.now().wall;
         let Some(record) = self.records.get_mut(&ending.key.uid) else { return };
         record.unwanted_at.get_or_insert(wall);
-        if let Some(pod) = record.worker.pod() {
+        // One that nobody wants any more ends already, and must not begin afresh.
+        let is_wanted = !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing);
+        if let Some(pod) = record.worker.pod().filter(|_| is_wanted) {
             let mut deleted = (**pod).clone();
             let mut object = (*deleted.pod).clone();
             object.metadata.deletion_grace_period_seconds = Some(ending.grace.0);
@@ -446,12 +454,6 @@ impl<R: Runtime + 'static> Agent<R> {
         if told.ending.is_some() && told.revision != revision {
             told.last = status;
         }
-    }
-}
-
-impl Cluster {
-    fn client_seed(&self) -> u64 {
-        seed(&self.machine.name)
     }
 }
 

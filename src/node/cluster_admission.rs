@@ -91,7 +91,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let admission = &mut cluster.admission;
         let there: BTreeSet<PodUid> = update.pods.iter().map(|sourced| sourced.pod.key.uid.clone()).collect();
         admission.refused.retain(|uid, _| there.contains(uid));
-        admission.doubted.retain(|uid, _| there.contains(uid));
+        admission.doubted.retain(|uid, _| there.contains(uid) && !is_here(uid));
         // Static pods, and those that end: they count until they are gone.
         let of_files =
             self.desired.entries().map(|entry| &entry.wanted.pod).filter(|pod| !is_of_api_server(&pod.pod));

@@ -12,8 +12,9 @@ use super::agent::Agent;
 use crate::cri::Runtime;
 use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX, KUBE_WATCHES_MAX};
 use crate::model::object::{TokenWish, named_by, services_of, tokens_of};
-use crate::model::{ObjectKey, ObjectKind};
+use crate::model::{ObjectKey, ObjectKind, PodUid};
 use crate::source::api_objects::{Found, follow_object, keep_token};
+use crate::source::identity::is_of_api_server;
 use crate::source::object::cost;
 use crate::source::{Origin, SourceUpdate, SourcedObject, api};
 
@@ -106,6 +107,14 @@ impl<R: Runtime + 'static> Agent<R> {
                 || relist.is_none_or(|relist| relist.pods.contains_key(uid))
                 || wanted_by(&sourced.pod.pod).all(|key| known.contains_key(&key))
         });
+    }
+
+    /// What stands in the pod's volumes is not known yet: after a restart of the agent, for one that runs.
+    pub(super) fn waits_for_objects(&self, uid: &PodUid) -> bool {
+        let (Some(cluster), Some(entry)) = (&self.cluster, self.desired.pod(uid)) else { return false };
+        let pod = &entry.wanted.pod.pod;
+        let known = &cluster.following.known;
+        is_of_api_server(pod) && !named_by(pod).iter().all(|key| known.contains_key(key))
     }
 
     /// Something was found: the pods that it is of get it.

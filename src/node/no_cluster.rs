@@ -2,7 +2,7 @@
 
 use super::agent::Agent;
 use crate::cri::Runtime;
-use crate::model::{Mono, Now, PodKey};
+use crate::model::{Mono, Now, PodKey, PodUid};
 use crate::source::SourceUpdate;
 
 /// There is none to hand over.
@@ -27,6 +27,16 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     pub(super) fn server_pods(&mut self, _: &mut SourceUpdate) {}
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn is_deleted(&self, _: &PodUid) -> bool {
+        false
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn waits_for_objects(&self, _: &PodUid) -> bool {
+        false
+    }
 
     pub(super) fn cluster_forgets(&mut self, _: &PodKey) {}
 }

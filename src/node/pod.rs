@@ -160,6 +160,9 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// The files of a running pod's volumes, when they may be others than they were.
     fn stale_volumes(&mut self, uid: &PodUid) -> Option<Work> {
+        if self.waits_for_objects(uid) {
+            return None;
+        }
         let record = self.records.get_mut(uid)?;
         if !record.volumes_stale || !record.worker.observed()?.is_alive() {
             return None;

@@ -43,6 +43,10 @@ pub struct ApiPods {
     pods: BTreeMap<PodUid, Entry>,
     /// Those that the list under way has told so far.
     listed: Option<BTreeSet<PodUid>>,
+    /// That list does not tell all there are.
+    short: bool,
+    /// There is something that no update told yet; most of what comes is the echo of our own statuses.
+    changed: bool,
     lost: Option<KubeError>,
 }
 
@@ -50,6 +54,20 @@ enum Entry {
     Wanted { pod: SourcedPod, over: bool },
     Ending(EndingPod),
     Refused(RefusedPod),
+}
+
+impl Entry {
+    /// It asks for the same.
+    fn is_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Wanted { pod, over }, Self::Wanted { pod: other, over: was_over }) => {
+                pod.config_hash == other.config_hash && over == was_over
+            }
+            (Self::Ending(pod), Self::Ending(other)) => pod == other,
+            (Self::Refused(pod), Self::Refused(other)) => pod == other,
+            (Self::Wanted { .. } | Self::Ending(_) | Self::Refused(_), _) => false,
+        }
+    }
 }
 
 impl ApiPods {
@@ -71,6 +89,8 @@ impl ApiPods {
             origin: Arc::from(ORIGIN),
             pods: BTreeMap::new(),
             listed: None,
+            short: false,
+            changed: true,
             lost: None,
         }
     }
@@ -82,12 +102,12 @@ impl ApiPods {
 
     fn entry(&self, key: PodKey, object: Node) -> Entry {
         let metadata = object.field("metadata");
-        if let Some(deleted_at) = metadata.and_then(|m| m.field("deletionTimestamp")) {
+        if metadata.is_some_and(|m| m.field("deletionTimestamp").is_some()) {
             let grace = match metadata.and_then(|m| m.field("deletionGracePeriodSeconds")) {
                 Some(Node::Int(seconds)) => Seconds(*seconds),
                 _ => Seconds(0),
             };
-            return Entry::Ending(EndingPod { key, grace, deleted_at: deleted_at.text().map(Box::from) });
+            return Entry::Ending(EndingPod { key, grace });
         }
         let phase = object.field("status").and_then(|status| status.field("phase")).and_then(Node::text);
         let over = matches!(phase, Some("Succeeded" | "Failed"));
@@ -129,6 +149,11 @@ impl ApiPods {
 impl Follower for ApiPods {
     fn list_begins(&mut self) {
         self.listed = Some(BTreeSet::new());
+        self.short = false;
+    }
+
+    fn passed_over(&mut self) {
+        self.short = true;
     }
 
     fn is_there(&mut self, object: Node) {
@@ -141,12 +166,13 @@ impl Follower for ApiPods {
             return;
         }
         let entry = self.entry(key.clone(), object);
+        self.changed |= !self.pods.get(&key.uid).is_some_and(|known| known.is_as(&entry));
         self.pods.insert(key.uid, entry);
     }
 
     fn is_gone(&mut self, object: &Node) {
         if let Some(key) = key(object) {
-            self.pods.remove(&key.uid);
+            self.changed |= self.pods.remove(&key.uid).is_some();
         }
     }
 
@@ -154,8 +180,14 @@ impl Follower for ApiPods {
         if self.lost.take().is_some() {
             log::info!("the API server answers again");
         }
-        if let Some(listed) = self.listed.take() {
+        // One that was passed over may be any that is missing: nothing ends for it.
+        if let Some(listed) = self.listed.take().filter(|_| !self.short) {
+            let before = self.pods.len();
             self.pods.retain(|uid, _| listed.contains(uid));
+            self.changed |= self.pods.len() < before;
+        }
+        if !std::mem::take(&mut self.changed) {
+            return;
         }
         let (mut pods, mut server) = (Vec::new(), ServerPods::default());
         for entry in self.pods.values() {

@@ -112,18 +112,16 @@ pub struct ServerPods {
 }
 
 /// A pod that was deleted and waits for its node.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndingPod {
     /// Which one.
     pub key: PodKey,
     /// `metadata.deletionGracePeriodSeconds`.
     pub grace: Seconds,
-    /// `metadata.deletionTimestamp` as it stands there.
-    pub deleted_at: Option<Box<str>>,
 }
 
 /// A pod that this node does not run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedPod {
     /// Which one.
     pub key: PodKey,

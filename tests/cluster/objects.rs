@@ -53,6 +53,13 @@ fn every_pod_gets_its_token_and_the_root_of_trust() {
     assert!(!token.is_empty());
     assert_eq!(std::fs::read_to_string(volume.join("ca.crt")).unwrap(), world.api.ca_pem());
     assert_eq!(std::fs::read_to_string(volume.join("namespace")).unwrap(), "default");
+    // The next agent finds the files as they are, and has nothing to complain of before it knows the objects.
+    world.kill();
+    world.start();
+    world.until("another token is there", |world| world.api.tokens_issued().len() > 1);
+    world.until("and in the file", |_| std::fs::read_to_string(volume.join("token")).unwrap() != token);
+    let events = world.api.list("events", "default");
+    assert!(events.iter().all(|event| event["type"] != "Warning"), "{events:?}");
 }
 
 #[test]

@@ -161,3 +161,22 @@ fn what_happens_is_told_there_and_counted() {
     let started = events(&world).iter().filter(|event| event["reason"] == "Started").count();
     assert_eq!(started, 1, "one object");
 }
+
+#[test]
+fn a_broken_manifest_holds_up_no_pod_of_the_cluster() {
+    let world = World::without_agent();
+    std::fs::write(world.path("manifests/broken.yaml"), "kind: Pod\nspec: [").unwrap();
+    world.start();
+    world.run("web");
+    let first = world.pod("web").unwrap()["metadata"]["uid"].clone();
+    // As a StatefulSet's: gone, and another one of its name.
+    world.api.delete("pods", "default", "web", Some(0));
+    world.run("web");
+    assert_ne!(world.pod("web").unwrap()["metadata"]["uid"], first);
+    world.until("one of them runs", |world| world.fake.state().running() == ["web/app#0"]);
+    world.kill();
+    world.api.delete("pods", "default", "web", None);
+    world.start();
+    world.until("it is gone there", |world| world.pod("web").is_none());
+    assert!(world.fake.state().running().is_empty(), "and here");
+}
