@@ -13,8 +13,7 @@ export CARGO_TERM_COLOR := never
 export CARGO_TERM_PROGRESS_WHEN := never
 
 CARGO := cargo
-# One feature set for all of a developer's builds: what one built the others take.
-TEST := $(CARGO) test --locked --features tls
+TEST := $(CARGO) test --locked
 # What is measured is what devices get: linked with musl. A folder of its own, so that ARM builds can go on beside it.
 ifeq ($(shell uname -m),x86_64)
 STATIC := x86_64-unknown-linux-musl
@@ -26,14 +25,14 @@ endif
 ARM_PACKAGES := arm64=aarch64-unknown-linux-musl armhf=arm-unknown-linux-musleabihf
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' Cargo.toml | head -n 1)
 PACKAGE := target/packages/smolet_$(VERSION)_amd64.deb
-# The first of README.md's promises: the binary, and one with TLS (`--features tls`), which is measured on ARM.
-SIZE_MAX := 4194304
-SIZE_MAX_TLS := 5242880
+# The first of README.md's promises: the binary, and one without TLS, which is measured on ARM.
+SIZE_MAX := 5242880
+SIZE_MAX_PLAIN := 4194304
 # Of the tests most wait most of the time: more at once than there are processors.
 THREADS := $(shell echo $$((2 * $$(nproc))))
 # Processes that share the tests on a real containerd.
 SHARES := 1 2 3
-# One of 64 bits, with TLS, and one of 32, without; `make arm-all` has them all.
+# One of 64 bits, without TLS, and one of 32, with it; `make arm-all` has them all.
 ARM_TARGETS ?= aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf
 ARM_TARGETS_ALL := aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf \
 	x86_64-unknown-linux-musl
@@ -52,7 +51,7 @@ FUZZ_SECONDS ?= 600
 # How often `make test` runs each.
 FUZZ_TIMES := 5000
 
-.PHONY: help demo test lint fmt clippy deny unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
+.PHONY: help demo test lint fmt clippy deny deny-here unit unit-beside-release sim proto vectors attack real systemd real-beside-others size leftovers package packages pages arm arm-build arm-all bench fuzz fuzz-times fuzz-build clean setup \
 	setup-rust release
 
 help:  ## this list
@@ -74,13 +73,19 @@ fmt: setup-rust
 
 clippy: setup-rust
 	$(call step,clippy)
-	@$(CARGO) clippy --locked --features tls --all-targets --quiet -- -D warnings
-	@$(CARGO) clippy --locked --features tls --test real --test systemd --test attack --test sim --quiet -- -D warnings
+	@$(CARGO) clippy --locked --all-targets --quiet -- -D warnings
+	@$(CARGO) clippy --locked --test real --test systemd --test attack --test sim --quiet -- -D warnings
 
 deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	$(call step,cargo-deny)
 	@tests/env/setup.sh cargo-deny
 	@PATH="$$PWD/.cache/tools/bin:$$PATH" cargo-deny --log-level warn check --show-stats licenses bans sources
+
+# Built from its source it takes as long as all of smolet: where it is not there, tests/dependencies.rs holds the same rules of
+# this machine's dependencies.
+deny-here:
+	@if PATH="$$PWD/.cache/tools/bin:$$PATH" command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
+	else printf '\n== cargo-deny\n%s\n' 'not here (make deny installs it): tests/dependencies.rs has held its rules'; fi
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
@@ -136,7 +141,7 @@ systemd: setup package  ## the release binary with the cgroup driver systemd and
 # The one waits most of the time, the others compute. Their tests are built first: clippy keeps the folder to itself.
 real-beside-others: setup release
 	@mkdir -p target/tmp; $(TEST) --quiet --test real --test sim --no-run; \
-	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
+	nice -n 10 $(MAKE) --no-print-directory --keep-going sim deny-here fuzz-times clippy >target/tmp/others.log 2>&1 & others=$$!; \
 	trap 'kill $$others 2>/dev/null || true' EXIT; \
 	real=0; $(MAKE) --no-print-directory real || real=$$?; \
 	rest=0; wait $$others || rest=$$?; \
@@ -167,7 +172,7 @@ pages: setup-rust  ## man pages and completions, below target/pages
 
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))
-	@SIZE_MAX=$(SIZE_MAX) SIZE_MAX_TLS=$(SIZE_MAX_TLS) cross/arm.sh check $(ARM_TARGETS)
+	@SIZE_MAX=$(SIZE_MAX) SIZE_MAX_PLAIN=$(SIZE_MAX_PLAIN) cross/arm.sh check $(ARM_TARGETS)
 
 arm-build: setup-rust  ## the builds of `make arm` alone
 	@cross/arm.sh build $(ARM_TARGETS)

@@ -7,12 +7,10 @@ use std::path::Path;
 
 #[cfg(feature = "tls")]
 use crate::cluster::node_object::{Handler, Machine};
-use crate::config::Config;
+use crate::config::{Config, Reserved};
 #[cfg(feature = "tls")]
 use crate::cri::{RuntimeHandler, RuntimeVersion};
-#[cfg(feature = "tls")]
 use crate::eviction::Signal;
-#[cfg(feature = "tls")]
 use crate::filesystem::Filesystem;
 use crate::limits::RESOLV_CONF_BYTES_MAX;
 use crate::render::{CgroupVersion, NodeSettings, ResolvConf, admission};
@@ -21,7 +19,7 @@ use crate::render::{CgroupVersion, NodeSettings, ResolvConf, admission};
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
-    node.node_ips = host_ips().iter().map(|ip| ip.to_string().into()).collect();
+    node.node_ips = node_ips(&config.registration.addresses).iter().map(|ip| ip.to_string().into()).collect();
     node.cgroup_version = cgroup_version();
     node.cgroup_driver = config.cgroup_driver;
     node.cgroup_root = config.cgroup_root.as_str().into();
@@ -30,6 +28,12 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.cpu_capacity_millis = std::thread::available_parallelism()
         .map_or(1_000, |cpus| i64::try_from(cpus.get()).unwrap_or(1).saturating_mul(1_000));
     node.memory_capacity_bytes = memory;
+    let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+    let disk = disk_bytes(config);
+    let kept = reserved(config, u64::try_from(memory).unwrap_or_default(), disk);
+    node.cpu_allocatable_millis = node.cpu_capacity_millis.saturating_sub(number(kept.milli_cpu)).max(0);
+    node.memory_allocatable_bytes = memory.saturating_sub(number(kept.memory)).max(0);
+    node.ephemeral_storage_bytes = number(disk.saturating_sub(kept.ephemeral_storage));
     node.swap_capacity_bytes = swap;
     node.hugepage_sizes = hugepage_sizes();
     node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
@@ -53,16 +57,9 @@ pub fn machine(
     runtime: &RuntimeVersion,
     handlers: &[RuntimeHandler],
 ) -> Machine {
-    let disk = Filesystem::of(&config.root_dir).map_or(0, |disk| disk.bytes);
+    let disk = disk_bytes(config);
     let memory = u64::try_from(node.memory_capacity_bytes).unwrap_or_default();
-    let kept_free = |signal: Signal, of: u64| {
-        let hard = config
-            .eviction
-            .thresholds
-            .iter()
-            .find(|threshold| threshold.signal == signal && threshold.is_hard());
-        hard.map_or(0, |threshold| threshold.at.of(of))
-    };
+    let registration = &config.registration;
     let machine_id = read("/etc/machine-id").trim().to_owned();
     let board = read("/sys/class/dmi/id/product_uuid").trim().to_owned();
     let release = read("/etc/os-release");
@@ -74,7 +71,6 @@ pub fn machine(
     };
     Machine {
         name: node.node_name.clone(),
-        hostname: hostname().to_ascii_lowercase().into(),
         addresses: node.node_ips.clone(),
         system_uuid: if board.is_empty() { machine_id.as_str() } else { board.as_str() }.into(),
         machine_id: machine_id.into(),
@@ -87,11 +83,45 @@ pub fn machine(
         memory,
         disk,
         pods: config.max_pods,
-        memory_reserved: kept_free(Signal::MemoryAvailable, memory),
-        disk_reserved: kept_free(Signal::NodeFsAvailable, disk),
+        reserved: reserved(config, memory, disk),
+        labels: registration.labels.clone(),
+        taints: registration.taints.clone(),
+        provider_id: registration.provider_id.as_str().into(),
+        periods: registration.periods,
         port: 0,
         handlers: handlers.iter().map(handler).collect(),
     }
+}
+
+/// What the file system has that pods write to.
+fn disk_bytes(config: &Config) -> u64 {
+    Filesystem::of(&config.root_dir).map_or(0, |disk| disk.bytes)
+}
+
+/// What pods do not get of so much memory and disk: what is reserved, and what eviction keeps free
+/// (`GetNodeAllocatableReservation`).
+fn reserved(config: &Config, memory: u64, disk: u64) -> Reserved {
+    let kept_free = |signal: Signal, of: u64| {
+        let mut thresholds = config.eviction.thresholds.iter();
+        let hard = thresholds.find(|threshold| threshold.signal == signal && threshold.is_hard());
+        hard.map_or(0, |threshold| threshold.at.of(of))
+    };
+    let Reserved { milli_cpu, memory: of_memory, ephemeral_storage } = config.registration.reserved;
+    Reserved {
+        milli_cpu,
+        memory: of_memory.saturating_add(kept_free(Signal::MemoryAvailable, memory)),
+        ephemeral_storage: ephemeral_storage.saturating_add(kept_free(Signal::NodeFsAvailable, disk)),
+    }
+}
+
+/// The node's addresses: those it was given, where an unspecified one stands for the default route's.
+fn node_ips(given: &[IpAddr]) -> Vec<IpAddr> {
+    let found = host_ips();
+    if given.is_empty() {
+        return found;
+    }
+    let of_route = |family: &IpAddr| found.iter().find(|ip| ip.is_ipv4() == family.is_ipv4()).copied();
+    given.iter().filter_map(|ip| if ip.is_unspecified() { of_route(ip) } else { Some(*ip) }).collect()
 }
 
 /// The architecture as Go calls it.

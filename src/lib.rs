@@ -19,10 +19,10 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`,
-//! of `store` all but `file`, `identity` and `poison`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
+//! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
+//! of `store` all but `file`, `identity`, `poison`, `keep::folder` and `keep::seal`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
 //! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check` and what begins with `api`,
-//! of `kube` what its first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
+//! of `k3s`, `kube` and `node_api` what their first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
 //! of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
@@ -49,6 +49,8 @@ pub mod hook;
 mod http2;
 pub mod image;
 #[cfg(feature = "tls")]
+mod k3s;
+#[cfg(feature = "tls")]
 pub mod kube;
 pub mod limits;
 pub mod logs;
@@ -56,6 +58,8 @@ pub mod metrics;
 pub mod model;
 pub mod mounts;
 pub mod node;
+#[cfg(feature = "tls")]
+pub mod node_api;
 pub mod pleg;
 pub mod podcmd;
 pub mod probe;
@@ -75,6 +79,8 @@ mod text;
 mod tls;
 pub mod userns;
 pub mod volume;
+#[cfg(feature = "tls")]
+mod x509;
 
 /// How many random cases a test walks, of `all`: a twentieth where the tests run under an emulator, as on all targets but one.
 #[cfg(test)]

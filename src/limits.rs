@@ -5,8 +5,12 @@ use std::time::Duration;
 mod debug;
 mod eviction;
 mod gc;
+mod handover;
+mod keep;
 mod kube;
 mod logs;
+mod metrics;
+mod node_api;
 mod probe;
 mod service;
 mod shutdown;
@@ -17,8 +21,12 @@ mod why;
 pub use debug::*;
 pub use eviction::*;
 pub use gc::*;
+pub use handover::*;
+pub use keep::*;
 pub use kube::*;
 pub use logs::*;
+pub use metrics::*;
+pub use node_api::*;
 pub use probe::*;
 pub use service::*;
 pub use shutdown::*;
@@ -46,6 +54,8 @@ pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
 pub const CRASH_BACKOFF_MAX: Duration = Duration::from_mins(5);
 /// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
+/// How long a start after the agent's own waits for the cluster's word on what the pod names.
+pub const OBJECTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long the next job of a pod waits after one that went well and changed nothing the runtime shows.
 pub const UNCHANGED_RETRY: Duration = Duration::from_secs(1);
 /// Containers of one pod whose probe results a plan looks at: all that it may have.
@@ -530,7 +540,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 20;
+pub const BOUNDED: usize = 21;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -565,7 +575,13 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("probes_running", PROBES_AT_ONCE_MAX, PROBE_BYTES_MAX),
     // While one is made, the one before is still there.
     Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
-    Bound::of("adopted_pods", ADOPTED_MAX, 128),
+    Bound::of("former_pods", 2 * FORMER_PODS_MAX, FORMER_POD_BYTES_MAX),
+    Bound {
+        name: "adopted_pods",
+        entries_max: ADOPTED_MAX,
+        // Some of them by another UID too.
+        bytes_max: ADOPTED_MAX * 128 + KEPT_UIDS_MAX * 192,
+    },
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),

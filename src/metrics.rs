@@ -5,18 +5,28 @@
 //! where it is our own. Where the kubelet has a histogram, here are its sum and count: enough for rates and means, and
 //! buckets would be a hundred lines of text a scrape.
 
+mod process;
+mod terminated;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::eviction::local::OwnLimit;
 use crate::eviction::{NodeCondition, Signal};
 use crate::limits::{Bound, KIB};
 use crate::model::{ContainerKind, Wall};
 use crate::probe::prober::ProbeKind;
 use crate::sync::ProbeResult;
 use crate::sync::outcome::SyncError;
+
+pub use process::Process;
+pub use terminated::Terminations;
+
+/// The kubelet's words for the lists of a pod, in the order of [`ContainerKind`].
+const CONTAINER_TYPES: [&str; 3] = ["init_container", "container", "ephemeral_container"];
 
 /// A number that only grows.
 #[derive(Debug, Default)]
@@ -85,6 +95,8 @@ pub struct Metrics {
     pub operations: Rc<Operations>,
     /// Connections to the local socket that are open.
     pub connections: Gauge,
+    /// What the API of a cluster's node holds.
+    pub node_api: NodeApiUse,
     /// Events of the runtime that were taken.
     pub runtime_events: Counter,
     /// Turns of the loop: what woke it, a timer or an event.
@@ -101,13 +113,32 @@ pub struct Metrics {
     pub probes_late: Counter,
     /// Pods that ended because the node was short of something, by [`Signal`].
     pub evictions: [Counter; Signal::ALL.len()],
+    /// Pods that ended because they broke a limit of their own, by [`OwnLimit`].
+    pub evictions_of_limits: [Counter; OwnLimit::ALL.len()],
     /// Looks at the images and their disk: those that ended well, and those that failed.
     pub image_looks: [Counter; 2],
     /// Images that were removed, by [`Collected`].
     pub images_collected: [Counter; 2],
+    /// Containers that have ended.
+    pub terminations: Terminations,
     starts: [Starts; 3],
     /// By kind, then by result.
     probes: [[Counter; 3]; 3],
+}
+
+/// What the API of a cluster's node holds at the moment.
+#[derive(Clone, Debug, Default)]
+pub struct NodeApiUse {
+    /// Connections that are open.
+    pub connections: Gauge,
+    /// Users and strangers who are known.
+    pub users: Gauge,
+    /// Decisions that are known.
+    pub decisions: Gauge,
+    /// Tunnels that are open: one, or none.
+    pub tunnels: Gauge,
+    /// Connections through it.
+    pub tunnel_connections: Gauge,
 }
 
 /// Why an image went.
@@ -162,7 +193,7 @@ struct Operation {
 }
 
 /// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 22] = [
+const OPERATIONS: [(&str, &str); 23] = [
     ("Version", "version"),
     ("Status", "status"),
     ("RunPodSandbox", "run_podsandbox"),
@@ -182,6 +213,7 @@ const OPERATIONS: [(&str, &str); 22] = [
     ("Attach", "attach"),
     ("PortForward", "port_forward"),
     ("ReopenContainerLog", "reopen_container_log"),
+    ("UpdateRuntimeConfig", "update_runtime_config"),
     ("ImageStatus", "image_status"),
     ("PullImage", "pull_image"),
     ("OTHER", "other"),
@@ -237,7 +269,7 @@ pub struct Shown {
     pub foreign_sandboxes: usize,
     /// What became of statuses for want of room, and how often.
     pub statuses_short: [(&'static str, u64); 4],
-    /// One for each of `limits::BOUNDS`, in that order, and the status store's.
+    /// One for each of `limits::BOUNDS`, in that order, the status store's, and those of a node of a cluster.
     pub usage: Vec<Usage>,
     /// When the agent started.
     pub started: Wall,
@@ -252,53 +284,9 @@ impl Shown {
     }
 }
 
-/// What the kernel says of the process; zeros where it says nothing.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Process {
-    /// All memory in RAM, in KiB: with the code pages, which the kernel may drop and read again.
-    pub rss_kib: u64,
-    /// Of these what is the process' own, in KiB.
-    pub anonymous_kib: u64,
-    /// The most it has been, in KiB.
-    pub rss_max_kib: u64,
-    /// Threads.
-    pub threads: u64,
-    /// How often the main thread went to sleep.
-    pub sleeps: u64,
-    /// Time on a processor.
-    pub cpu: Duration,
-}
-
-impl Process {
-    /// Reads the text of `/proc/self/status`. PURE.
-    pub fn parse(status: &str, cpu: Duration) -> Self {
-        let number = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
-        };
-        Self {
-            rss_kib: number("VmRSS"),
-            anonymous_kib: number("RssAnon"),
-            rss_max_kib: number("VmHWM"),
-            threads: number("Threads"),
-            sleeps: number("voluntary_ctxt_switches"),
-            cpu,
-        }
-    }
-
-    /// This process, now.
-    pub fn here() -> Self {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let cpu = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
-        let seconds = u64::try_from(cpu.tv_sec).unwrap_or(0);
-        Self::parse(&status, Duration::new(seconds, u32::try_from(cpu.tv_nsec).unwrap_or(0)))
-    }
-}
-
 /// The page in Prometheus' text format. PURE.
 pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     let mut page = Page { text: String::with_capacity(8 * KIB), family: "" };
-    let kinds = ["init_container", "container", "ephemeral_container"];
     let states = ["created", "running", "exited", "unknown"];
 
     page.family("kubelet_running_pods", "gauge", "Pods that have a running sandbox");
@@ -308,23 +296,29 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
         page.labelled("container_state", state, count as u64);
     }
     page.family("kubelet_started_containers_total", "counter", "Containers that were to start");
-    for (kind, starts) in kinds.iter().zip(&metrics.starts) {
+    for (kind, starts) in CONTAINER_TYPES.iter().zip(&metrics.starts) {
         page.labelled("container_type", kind, starts.all.get());
     }
     page.family("kubelet_started_containers_errors_total", "counter", "Containers that did not start");
-    for (kind, starts) in kinds.iter().zip(&metrics.starts) {
+    for (kind, starts) in CONTAINER_TYPES.iter().zip(&metrics.starts) {
         for (error, count) in starts.failed.borrow().iter() {
             page.value(&format!("{{container_type=\"{kind}\",code=\"{error}\"}}"), *count);
         }
     }
+    page.family("kubelet_terminated_containers_total", "counter", "Containers that have ended");
+    for (labels, count) in metrics.terminations.lines() {
+        page.value(&labels, count);
+    }
     page.family(
         "kubelet_evictions",
         "counter",
-        "Pods that ended for the node's sake, by what it was short of",
+        "Pods that ended, by what the node was short of or what they had too much of",
     );
-    for (signal, count) in Signal::ALL.iter().zip(&metrics.evictions) {
+    let signals = Signal::ALL.map(Signal::as_str).into_iter().zip(&metrics.evictions);
+    let limits = OwnLimit::ALL.map(OwnLimit::as_str).into_iter().zip(&metrics.evictions_of_limits);
+    for (signal, count) in signals.chain(limits) {
         if count.get() > 0 {
-            page.labelled("eviction_signal", signal.as_str(), count.get());
+            page.labelled("eviction_signal", signal, count.get());
         }
     }
     page.family("smolet_node_condition", "gauge", "1 while the node is short of something");

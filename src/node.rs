@@ -1,9 +1,17 @@
 //! All wiring: the executor, the clock, the channel, the tasks that live as long as the agent, and the loop.
 //!
 //! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the
-//! next instant something is due. No other place spawns tasks, but for a connection's own in `server` and `grpc`.
+//! next instant something is due. No other place spawns tasks, but for a connection's own in `server`, `node_api` and `grpc`.
 
 mod agent;
+#[cfg(feature = "tls")]
+mod certificate_asking;
+#[cfg(feature = "tls")]
+mod certificate_files;
+#[cfg(feature = "tls")]
+mod certificate_serving;
+#[cfg(feature = "tls")]
+mod certificates;
 mod cgroups;
 mod checkpoint;
 #[cfg(feature = "tls")]
@@ -14,16 +22,38 @@ mod cluster;
 #[cfg(feature = "tls")]
 mod cluster_admission;
 #[cfg(feature = "tls")]
+mod cluster_calls;
+#[cfg(feature = "tls")]
 mod cluster_events;
 #[cfg(feature = "tls")]
+mod cluster_kept;
+#[cfg(feature = "tls")]
+mod cluster_mirrors;
+#[cfg(feature = "tls")]
+mod cluster_network;
+#[cfg(feature = "tls")]
 mod cluster_objects;
+#[cfg(feature = "tls")]
+mod cluster_said;
+#[cfg(feature = "tls")]
+mod cluster_show;
 mod debug;
 mod disk;
 mod events;
 mod garbage;
+mod handover;
 mod images;
 mod jobs;
+#[cfg(feature = "tls")]
+mod join;
+#[cfg(feature = "tls")]
+mod k3s;
 mod logs;
+#[cfg(feature = "tls")]
+mod node_api;
+#[cfg(not(feature = "tls"))]
+#[path = "node/no_node_api.rs"]
+mod node_api;
 mod observe;
 mod pod;
 mod pressure;
@@ -69,12 +99,6 @@ use crate::model::{Mono, PodKey};
 use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
-#[cfg(feature = "tls")]
-use crate::source::api::ApiPods;
-#[cfg(feature = "tls")]
-use crate::source::api_node::ApiNode;
-#[cfg(feature = "tls")]
-use crate::source::api_objects::Found;
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
@@ -85,6 +109,10 @@ use crate::systemd::notify::Notify;
 use agent::{Agent, Event};
 use cgroups::NodeCgroups;
 pub use cluster::Joined;
+#[cfg(not(feature = "tls"))]
+use cluster::{begin, join, remember};
+#[cfg(feature = "tls")]
+use join::{begin, join, remember};
 use ring::Ring;
 
 /// How the agent ended.
@@ -141,8 +169,11 @@ pub async fn run_until(
     stopped: Receiver<Stop>,
 ) -> Result<Ending, String> {
     let identity = Identity::open(&config.root_dir, config.node_name.as_deref(), &facts::hostname())?;
-    let node = Rc::new(facts::node_settings(config, identity.node_name()));
+    let mut node = facts::node_settings(config, identity.node_name());
+    remember(config, &mut node);
+    let node = Rc::new(node);
     let server = Server::bind(&config.socket)?;
+    let listening = node_api::listen(config, &node)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
     {
@@ -159,7 +190,7 @@ pub async fn run_until(
         (memory_ceiling(config.status_store_bytes) + of_cluster) / KIB
     );
     let connections = metrics.connections.clone();
-    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries, connections));
+    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries.clone(), connections));
     let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
     notify.ready();
 
@@ -205,7 +236,15 @@ pub async fn run_until(
                 executor.spawn(rotator.run()).detach();
                 executor.spawn(compressing).detach();
             }
-            let joined = join(config, &node, &version, &handlers, &executor, &clock);
+            let about = (&version, handlers.as_slice());
+            let joined = join(
+                config,
+                &node,
+                about,
+                &executor,
+                &clock,
+                listening.map(|of| (of, queries, blocking.clone(), metrics.node_api.clone())),
+            );
             let parts = Parts {
                 config,
                 identity,
@@ -248,6 +287,9 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
             | Question::EventAfter(_)
             | Question::Stream(_)
             | Question::Debug(_) => Answer::NotFound(format!("{}\n", why.borrow())),
+            // Its ports are served with the loop.
+            #[cfg(feature = "tls")]
+            Question::Node(_) => Answer::NotFound(format!("{}\n", why.borrow())),
         };
         // Full or closed: the client has hung up.
         let _ = query.answer.try_send(answer);
@@ -496,76 +538,6 @@ impl Parts<'_> {
             }
         }
     }
-}
-
-/// Begins what goes on with the cluster.
-#[cfg(feature = "tls")]
-fn begin(
-    joined: Joined,
-    executor: &Rc<LocalExecutor<'static>>,
-    events: &Sender<Event>,
-    clock: &SharedClock,
-) -> cluster::Cluster {
-    executor.spawn(forward(joined.pods, events.clone(), Event::Source)).detach();
-    let (news, found) = smol::channel::bounded(1);
-    let told = |()| Event::Cluster(Box::new(cluster::ClusterEvent::Found));
-    executor.spawn(forward(found, events.clone(), told)).detach();
-    let marked = |marks| Event::Cluster(Box::new(cluster::ClusterEvent::Marked(marks)));
-    executor.spawn(forward(joined.marks, events.clone(), marked)).detach();
-    cluster::Cluster::new(joined.client, joined.machine, Found::new(news), clock.now().mono)
-}
-
-#[cfg(not(feature = "tls"))]
-fn begin(
-    joined: Joined,
-    _: &Rc<LocalExecutor<'static>>,
-    _: &Sender<Event>,
-    _: &SharedClock,
-) -> cluster::Cluster {
-    match joined {}
-}
-
-/// Joins the cluster of the configured kubeconfig, if there is one.
-#[cfg(feature = "tls")]
-fn join(
-    config: &Config,
-    node: &NodeSettings,
-    runtime: &RuntimeVersion,
-    handlers: &[RuntimeHandler],
-    executor: &Rc<LocalExecutor<'static>>,
-    clock: &SharedClock,
-) -> Option<Joined> {
-    let kubeconfig = config.kubeconfig.as_deref()?;
-    let machine = facts::machine(config, node, runtime, handlers);
-    let access = crate::kube::Access::new(kubeconfig);
-    let client =
-        crate::kube::Client::new(access, executor, clock.clone(), crate::kube::seed(&node.node_name));
-    let (updates, pods) = smol::channel::bounded(1);
-    let name = NodeName::new(&node.node_name);
-    let (collection, followed) = (ApiPods::collection(&name), client.clone());
-    let mut follower = ApiPods::new(name, clock.clone(), updates);
-    executor
-        .spawn(async move { crate::kube::follow::<()>(&followed, &collection, &mut follower).await })
-        .detach();
-    let (told, marks) = smol::channel::bounded(1);
-    let (collection, followed) = (ApiNode::collection(&node.node_name), client.clone());
-    let mut follower = ApiNode::new(told);
-    executor
-        .spawn(async move { crate::kube::follow::<()>(&followed, &collection, &mut follower).await })
-        .detach();
-    Some(Joined { client, machine, pods, marks })
-}
-
-#[cfg(not(feature = "tls"))]
-fn join(
-    _: &Config,
-    _: &NodeSettings,
-    _: &RuntimeVersion,
-    _: &[RuntimeHandler],
-    _: &Rc<LocalExecutor<'static>>,
-    _: &SharedClock,
-) -> Option<Joined> {
-    None
 }
 
 /// When `--once` ends: all is clear and has stayed so for a moment, or patience is over.

@@ -1,10 +1,18 @@
-//! A verifier that asks nobody who they are (Go's `InsecureSkipVerify`).
+//! What all that speaks TLS shares: certificates out of their text, and a verifier that asks nobody who they are (Go's
+//! `InsecureSkipVerify`).
 
+use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use futures_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
 use futures_rustls::rustls::{DigitallySignedStruct, Error, SignatureScheme};
+
+/// The certificates in a text; nothing when there is none, or one that cannot be read.
+pub(crate) fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    found.ok().filter(|found| !found.is_empty())
+}
 
 /// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
 /// devices are often none that a verifier would read.

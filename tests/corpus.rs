@@ -48,6 +48,11 @@ fn checkpoint() {
 }
 
 #[test]
+fn kept() {
+    replay("kept", targets::kept::run);
+}
+
+#[test]
 fn archive() {
     replay("archive", targets::archive::run);
 }

@@ -1,5 +1,6 @@
 //! What may stand below us: hyper and h2 bring one foreign runtime's crate along for its channels and I/O traits, and
-//! nothing of its runtime may ever slip in, neither through a feature nor through code of ours.
+//! nothing of its runtime may ever slip in, neither through a feature nor through code of ours. Licences, sources and versions
+//! are as `deny.toml` says, of this machine's dependencies by what cargo itself knows; `make deny` looks at all targets.
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
@@ -85,6 +86,124 @@ fn no_code_of_ours_names_it() {
     look_at(&root.join("build.rs"), &mut files, &mut found);
     assert!(files > 30, "only {files} files looked at");
     assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// The texts of the list that begins behind `head` in `deny.toml`.
+fn denied(head: &str) -> BTreeSet<String> {
+    let text = include_str!("../deny.toml");
+    let list = text.split_once(head).unwrap_or_else(|| panic!("{head} in deny.toml")).1;
+    let list = list.split_once("\n]").map_or(list, |(list, _)| list);
+    let lines = list.lines().map(|line| line.split('#').next().unwrap_or_default());
+    let texts: BTreeSet<String> = lines
+        .flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    assert!(texts.len() > 3, "{head}: {texts:?}");
+    texts
+}
+
+/// Whether one of the ways in which the licence may be taken is allowed: names with `OR`, `AND` (which binds) and brackets.
+fn may_be_taken(licence: &str, allowed: &BTreeSet<String>) -> bool {
+    fn any(
+        tokens: &mut std::iter::Peekable<std::slice::Iter<'_, String>>,
+        allowed: &BTreeSet<String>,
+    ) -> bool {
+        let mut taken = all(tokens, allowed);
+        while tokens.next_if(|token| *token == "OR").is_some() {
+            taken |= all(tokens, allowed);
+        }
+        taken
+    }
+    fn all(
+        tokens: &mut std::iter::Peekable<std::slice::Iter<'_, String>>,
+        allowed: &BTreeSet<String>,
+    ) -> bool {
+        let mut taken = one(tokens, allowed);
+        while tokens.next_if(|token| *token == "AND").is_some() {
+            taken &= one(tokens, allowed);
+        }
+        taken
+    }
+    fn one(
+        tokens: &mut std::iter::Peekable<std::slice::Iter<'_, String>>,
+        allowed: &BTreeSet<String>,
+    ) -> bool {
+        let first = tokens.next().expect("a licence");
+        if first == "(" {
+            let taken = any(tokens, allowed);
+            assert_eq!(tokens.next().map(String::as_str), Some(")"));
+            return taken;
+        }
+        let exception = tokens.next_if(|token| *token == "WITH").and_then(|_| tokens.next());
+        let name = exception.map_or_else(|| first.clone(), |exception| format!("{first} WITH {exception}"));
+        allowed.contains(&name)
+    }
+    let spaced = licence.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let tokens: Vec<String> = spaced.split_whitespace().map(str::to_owned).collect();
+    let mut tokens = tokens.iter().peekable();
+    let taken = any(&mut tokens, allowed);
+    assert!(tokens.next().is_none(), "{licence}");
+    taken
+}
+
+#[test]
+fn licences_are_read_as_they_are_meant() {
+    let allowed = BTreeSet::from(["MIT", "ISC", "Apache-2.0 WITH LLVM-exception"].map(str::to_owned));
+    for (licence, taken) in [
+        ("MIT", true),
+        ("GPL-3.0", false),
+        ("GPL-3.0 OR MIT", true),
+        ("MIT/Apache-2.0", true),
+        ("MIT AND GPL-3.0", false),
+        ("(MIT OR GPL-3.0) AND ISC", true),
+        ("GPL-3.0 OR ISC AND GPL-2.0", false),
+        ("Apache-2.0 WITH LLVM-exception", true),
+        ("Apache-2.0", false),
+    ] {
+        assert_eq!(may_be_taken(licence, &allowed), taken, "{licence}");
+    }
+}
+
+/// The packages that the binary is made of.
+fn in_the_binary(metadata: &Value) -> BTreeSet<&str> {
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let mut found = BTreeSet::new();
+    let mut next = vec![metadata["resolve"]["root"].as_str().unwrap()];
+    while let Some(id) = next.pop() {
+        if !found.insert(id) {
+            continue;
+        }
+        let node = nodes.iter().find(|node| node["id"] == *id).unwrap();
+        let linked = node["deps"].as_array().unwrap().iter().filter(|dependency| {
+            dependency["dep_kinds"].as_array().unwrap().iter().any(|of| of["kind"].is_null())
+        });
+        next.extend(linked.map(|dependency| dependency["pkg"].as_str().unwrap()));
+    }
+    found
+}
+
+#[test]
+fn licences_sources_and_versions_are_those_that_are_allowed() {
+    let (allowed, banned) = (denied("\nallow = ["), denied("\ndeny = ["));
+    let metadata = metadata();
+    let packages = metadata["packages"].as_array().unwrap();
+    for package in packages {
+        let name = package["name"].as_str().unwrap();
+        let licence = package["license"].as_str().unwrap_or_else(|| panic!("{name} names no licence"));
+        assert!(may_be_taken(licence, &allowed), "{name}: {licence}");
+        assert!(!banned.contains(name), "{name} is banned");
+        let source = package["source"].as_str();
+        let is_ours = name == "smolet" && source.is_none();
+        let registry = "registry+https://github.com/rust-lang/crates.io-index";
+        assert!(is_ours || source == Some(registry), "{name}: {source:?}");
+    }
+    // Two versions of what only the tests have are let be, and of syn, which only macros have.
+    let mut seen = BTreeSet::new();
+    for id in in_the_binary(&metadata) {
+        let package = packages.iter().find(|package| package["id"] == *id).unwrap();
+        let name = package["name"].as_str().unwrap();
+        assert!(seen.insert(name) || name == "syn", "two versions of {name}");
+    }
+    assert!(seen.len() > 80, "{}", seen.len());
 }
 
 fn search(folder: &Path, files: &mut usize, found: &mut Vec<String>) {

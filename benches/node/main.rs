@@ -18,6 +18,8 @@ mod common;
 #[path = "../../tests/real/finding.rs"]
 mod finding;
 mod floor;
+#[path = "../../tests/common/kubelet.rs"]
+mod kubelet;
 mod picture;
 mod report;
 #[allow(dead_code, reason = "as above")]

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use smolet::model::{ContainerState, SandboxItem, SandboxState, Wall};
 
+use crate::kubelet::{self, Settings};
 use crate::runtime::{Runtime, wait_for};
 
 /// How long any step may take, in seconds: 110 pods start and end one after another on a slow machine.
@@ -27,7 +28,8 @@ pub struct Subject<'r> {
     kind: Kind,
     dir: PathBuf,
     child: Child,
-    settings: Settings,
+    /// Of the machine, which a kubelet changes; smolet changes nothing.
+    settings: Option<Settings>,
 }
 
 impl<'r> Subject<'r> {
@@ -40,11 +42,13 @@ impl<'r> Subject<'r> {
         for part in ["manifests", "new", "out", "logs/pods", "logs/containers"] {
             fs::create_dir_all(dir.join(part)).expect("the agent's directories can be made");
         }
-        let settings = Settings::kept(&kind);
+        let settings = matches!(kind, Kind::Kubelet(_)).then(|| Settings::kept(node));
         let log = File::create(dir.join("agent.log")).expect("a log file");
         let mut command = match &kind {
             Kind::Smolet(binary) => smolet(runtime, binary, &dir, node),
-            Kind::Kubelet(binary) => kubelet(runtime, binary, &dir, node),
+            Kind::Kubelet(binary) => {
+                kubelet::command(&runtime.endpoint(), &runtime.cgroup_root, binary, &dir, node)
+            }
         };
         let child = command
             .stdin(Stdio::null())
@@ -157,7 +161,9 @@ impl Drop for Subject<'_> {
             let lines: Vec<&str> = log.lines().collect();
             lines.iter().skip(lines.len().saturating_sub(40)).for_each(|line| eprintln!("{line}"));
         }
-        self.settings.put_back();
+        if let Some(settings) = &self.settings {
+            settings.put_back();
+        }
     }
 }
 
@@ -182,94 +188,4 @@ fn smolet(runtime: &Runtime, binary: &Path, dir: &Path, node: &str) -> Command {
         command.arg(flag).arg(dir.join(part));
     }
     command
-}
-
-/// Standalone: static pods, no API server, no listening port, the kubelet's own defaults for everything that costs.
-fn kubelet(runtime: &Runtime, binary: &Path, dir: &Path, node: &str) -> Command {
-    let (d, endpoint, cgroup_root) = (dir.display(), runtime.endpoint(), &runtime.cgroup_root);
-    let config = dir.join("config.yaml");
-    let text = format!(
-        "apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-staticPodPath: {d}/manifests
-podLogsDir: {d}/logs/pods
-volumePluginDir: {d}/plugins
-containerRuntimeEndpoint: {endpoint}
-cgroupRoot: {cgroup_root}
-cgroupDriver: cgroupfs
-enforceNodeAllocatable: [none]
-failCgroupV1: false
-failSwapOn: false
-enableServer: false
-readOnlyPort: 0
-healthzPort: 0
-makeIPTablesUtilChains: false
-registerNode: false
-maxPods: 250
-resolvConf: ''
-imageGCHighThresholdPercent: 100
-evictionHard: {{memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%}}
-authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
-authorization: {{mode: AlwaysAllow}}
-"
-    );
-    fs::write(&config, text).expect("a configuration can be written");
-    let mut command = Command::new(binary);
-    command.arg("--config").arg(config).args(["--hostname-override", node]);
-    command.arg("--root-dir").arg(dir.join("root")).arg("--cert-dir").arg(dir.join("pki"));
-    command
-}
-
-/// What a kubelet changes on the machine, as it was before. smolet changes nothing.
-struct Settings {
-    sysctls: Vec<(&'static str, String)>,
-    /// The kubelet's links to container logs have a place of their own that no setting moves.
-    links: Option<Vec<PathBuf>>,
-}
-
-const SYSCTLS: [&str; 6] = [
-    "/proc/sys/vm/overcommit_memory",
-    "/proc/sys/vm/panic_on_oom",
-    "/proc/sys/kernel/panic",
-    "/proc/sys/kernel/panic_on_oops",
-    "/proc/sys/kernel/keys/root_maxkeys",
-    "/proc/sys/kernel/keys/root_maxbytes",
-];
-const LINKS: &str = "/var/log/containers";
-
-fn links() -> Option<Vec<PathBuf>> {
-    Some(fs::read_dir(LINKS).ok()?.flatten().map(|entry| entry.path()).collect())
-}
-
-impl Settings {
-    fn kept(kind: &Kind) -> Self {
-        let paths: &[&'static str] = match kind {
-            Kind::Smolet(_) => &[],
-            Kind::Kubelet(_) => &SYSCTLS,
-        };
-        let kept = paths.iter().filter_map(|path| Some((*path, fs::read_to_string(path).ok()?)));
-        Self { sysctls: kept.collect(), links: links() }
-    }
-
-    fn put_back(&self) {
-        for (path, was) in &self.sysctls {
-            if fs::read_to_string(path).is_ok_and(|is| is != *was) {
-                let _ = fs::write(path, was);
-            }
-        }
-        if self.sysctls.is_empty() {
-            return;
-        }
-        let before = self.links.as_deref().unwrap_or_default();
-        for link in links().unwrap_or_default().iter().filter(|link| !before.contains(link)) {
-            // Ours are links to logs of this agent's node.
-            if link.to_string_lossy().contains("-kubelet_") {
-                let _ = fs::remove_file(link);
-            }
-        }
-        if self.links.is_none() {
-            // Only when it is empty again.
-            let _ = fs::remove_dir(LINKS);
-        }
-    }
 }

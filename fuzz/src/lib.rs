@@ -4,6 +4,7 @@ pub mod archive;
 pub mod checkpoint;
 pub mod grpc;
 pub mod http;
+pub mod kept;
 pub mod log_lines;
 pub mod manifests;
 pub mod spdy;

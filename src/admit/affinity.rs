@@ -1,6 +1,6 @@
 //! The pod's node selector and its required node affinity (`GetRequiredNodeAffinity`, `labels.Requirement`).
 
-use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
+use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 
 use super::NodeView;
 use crate::source::validate::names;
@@ -17,6 +17,11 @@ pub(super) fn matches(spec: &PodSpec, node: &NodeView<'_>) -> bool {
         affinity.and_then(|node| node.required_during_scheduling_ignored_during_execution.as_ref());
     selector.all(|(key, value)| node.label(key) == Some(value.as_str()))
         && required.is_none_or(|required| required.node_selector_terms.iter().any(|term| is_met(term, node)))
+}
+
+/// A node with these labels is among those that the selector chooses (`CheckNodeAffinity`, which knows no name of it).
+pub(super) fn chooses(selector: &NodeSelector, node: &NodeView<'_>) -> bool {
+    selector.node_selector_terms.iter().any(|term| is_met(term, node))
 }
 
 /// All that the term asks for. One that asks for nothing is met by no node, and neither is one with a requirement that

@@ -9,6 +9,11 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// Users of its own on the node's network.
 const USERS_ON_HOST_NETWORK: &str = "UserNamespacesHostNetworkSupport";
 
+/// What this node declares (`status.declaredFeatures`, sorted). Of the five features that a node of 1.36 may declare: the API server
+/// has to translate `WebSockets` for the runtime (`ExtendWebSocketsToKubelet`), nothing is resized in place, and users of a pod's own
+/// end with the node's network.
+pub const DECLARED_FEATURES: &[&str] = &[RESTART_ALL];
+
 /// The node declares what the pod needs. Of the five features that a node of 1.36 may declare these two are asked for by a pod
 /// that is new (`InferForScheduling`); in the order of their names.
 pub(super) fn check(spec: &PodSpec, declared: &[&str]) -> Result<(), Rejection> {

@@ -43,11 +43,12 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec, PodStatus, Taint};
+use k8s_openapi::api::core::v1::{NodeSelector, Pod, PodSpec, PodStatus, Taint};
 
 use crate::render::qos::{is_critical_pod, is_static_pod, pod_qos};
 use crate::status::Phase;
 
+pub use features::DECLARED_FEATURES;
 pub use resources::{Resources, Shortage};
 
 /// The system all of this is for (`runtime.GOOS`).
@@ -70,6 +71,13 @@ pub struct NodeView<'a> {
     pub allocatable: &'a Resources,
     /// `status.declaredFeatures`.
     pub declared_features: &'a [&'a str],
+}
+
+/// A node with these labels is among those that the selector chooses (`CheckNodeAffinity`).
+pub fn chooses(selector: &NodeSelector, labels: &BTreeMap<String, String>) -> bool {
+    let allocatable = Resources::default();
+    let node = NodeView { name: "", labels, taints: &[], allocatable: &allocatable, declared_features: &[] };
+    affinity::chooses(selector, &node)
 }
 
 impl NodeView<'_> {

@@ -27,15 +27,16 @@ pub fn place(event: &Event) -> (String, String) {
     (namespace.to_owned(), format!("{}.{:016x}", &pod.name[..end], hasher.finish()))
 }
 
-/// The whole object.
-pub fn object(event: &Event, node: &str, now: Now) -> Value {
+/// The whole object. `uid` is what the pod is known by there: of a static pod its manifest's hash, by which kubectl looks
+/// for the events of its copy.
+pub fn object(event: &Event, uid: &str, node: &str, now: Now) -> Value {
     let (namespace, name) = place(event);
     let pod = &event.pod;
     let about = if pod.namespace.is_empty() {
         json!({"apiVersion": "v1", "kind": "Node", "name": &*pod.name, "uid": &*pod.name})
     } else {
         json!({
-            "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": pod.uid.as_str(),
+            "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": uid,
         })
     };
     json!({
@@ -82,7 +83,7 @@ mod tests {
         let event = ring.iter().next().expect("one");
         assert_eq!(first, Some(place(event)));
         let now = Now { mono: seconds(6), wall: Wall(0) };
-        let object = object(event, "gw", now);
+        let object = object(event, "u", "gw", now);
         assert_eq!((&object["count"], &object["type"]), (&json!(2), &json!("Warning")));
         assert_eq!(object["lastTimestamp"], "1969-12-31T23:59:59Z");
         assert_eq!(object["involvedObject"]["uid"], "u");

@@ -2,15 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::limits::LEASE_SECONDS;
 use crate::model::Wall;
 
 /// The namespace of all nodes' leases.
 pub const NAMESPACE: &str = "kube-node-lease";
 
-/// The lease of that node, renewed at `now`. `version` is that of the one it takes the place of, if there is one; `uid` the
+/// The lease of that node, renewed at `now` for so many seconds. `version` is that of the one it takes the place of, if there is one; `uid` the
 /// Node's, with which it goes.
-pub fn lease(node: &str, uid: Option<&str>, version: Option<&str>, now: Wall) -> Value {
+pub fn lease(node: &str, seconds: u16, uid: Option<&str>, version: Option<&str>, now: Wall) -> Value {
     let mut metadata = json!({"name": node, "namespace": NAMESPACE});
     if let Some(version) = version {
         metadata["resourceVersion"] = version.into();
@@ -20,7 +19,7 @@ pub fn lease(node: &str, uid: Option<&str>, version: Option<&str>, now: Wall) ->
     }
     json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata,
-        "spec": {"holderIdentity": node, "leaseDurationSeconds": LEASE_SECONDS, "renewTime": micro(now)},
+        "spec": {"holderIdentity": node, "leaseDurationSeconds": seconds, "renewTime": micro(now)},
     })
 }
 
@@ -38,12 +37,13 @@ mod tests {
     #[test]
     fn a_lease_is_the_nodes_and_goes_with_it() {
         let at = Wall::of_civil(2026, 1, 2, 3 * 3600 + 4 * 60 + 5);
-        let lease = lease("gw", Some("u"), Some("7"), Wall(at.0 + 6_789_000));
+        let lease = lease("gw", 40, Some("u"), Some("7"), Wall(at.0 + 6_789_000));
         assert_eq!(lease["spec"]["renewTime"], "2026-01-02T03:04:05.006789Z");
+        assert_eq!(lease["spec"]["leaseDurationSeconds"], 40);
         assert_eq!(lease["metadata"]["resourceVersion"], "7");
         assert_eq!(lease["metadata"]["ownerReferences"][0]["uid"], "u");
         assert_eq!(
-            super::lease("gw", None, None, at)["metadata"],
+            super::lease("gw", 40, None, None, at)["metadata"],
             json!({"name": "gw", "namespace": NAMESPACE})
         );
     }

@@ -2,7 +2,11 @@
 //!
 //! The objects are made as JSON values: typed, each kind would cost its code in the binary once more.
 
+pub mod bridge;
+pub(crate) mod csr;
 pub mod event;
 pub mod lease;
+pub mod mirror;
+pub mod node_images;
 pub mod node_object;
 pub mod pod_status;

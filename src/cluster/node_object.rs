@@ -1,7 +1,13 @@
 //! The Node object (`nodestatus`, `initialNode`). PURE.
 
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
 use serde_json::{Map, Value, json};
 
+use super::node_images::NodeImage;
+use crate::admit::{DECLARED_FEATURES, Resources};
+use crate::config::{NodeTaint, Periods, Reserved};
 use crate::eviction::NodeCondition;
 use crate::model::Wall;
 
@@ -11,10 +17,9 @@ pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERS
 /// What does not change while the agent runs.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
-    /// The node's name.
+    /// The node's name, which is its host name in the cluster too, as with the kubelet's `--hostname-override`: two machines
+    /// of one name differ there.
     pub name: Box<str>,
-    /// The machine's own name.
-    pub hostname: Box<str>,
     /// Its addresses, the primary one first.
     pub addresses: Vec<Box<str>>,
     /// `/etc/machine-id`.
@@ -39,10 +44,16 @@ pub struct Machine {
     pub disk: u64,
     /// The most pods.
     pub pods: usize,
-    /// Bytes of memory that pods do not get: what eviction keeps free.
-    pub memory_reserved: u64,
-    /// The same of the disk.
-    pub disk_reserved: u64,
+    /// What pods do not get: what is reserved, and what eviction keeps free.
+    pub reserved: Reserved,
+    /// Labels that the Node gets when it is created, besides those that every node has.
+    pub labels: BTreeMap<Box<str>, Box<str>>,
+    /// Taints that it gets then.
+    pub taints: Vec<NodeTaint>,
+    /// What a cloud calls it; empty: nothing.
+    pub provider_id: Box<str>,
+    /// How often it is told of.
+    pub periods: Periods,
     /// The port of the node's own API; 0 = it has none.
     pub port: u16,
     /// Names of the runtime's handlers, the default one's is empty.
@@ -67,17 +78,34 @@ pub struct Health {
     pub pressure: Vec<NodeCondition>,
     /// Why pods cannot be run; empty: they can.
     pub not_ready: Vec<String>,
+    /// The images that are here.
+    pub images: Rc<[NodeImage]>,
 }
 
 impl Machine {
     /// The object as it is created.
     pub fn object(&self, health: &Health, before: &[Value], now: Wall) -> Value {
+        let mut labels = self.labels();
+        for (key, value) in &self.labels {
+            labels[&**key] = (**value).into();
+        }
+        let taint =
+            |taint: &NodeTaint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect});
+        let taints: Vec<Value> = self.taints.iter().map(taint).collect();
+        let mut spec = Map::new();
+        if !taints.is_empty() {
+            spec.insert("taints".to_owned(), taints.into());
+        }
+        if !self.provider_id.is_empty() {
+            spec.insert("providerID".to_owned(), (*self.provider_id).into());
+        }
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
-                "name": &*self.name, "labels": self.labels(),
+                "name": &*self.name, "labels": labels,
                 "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
             },
+            "spec": spec,
             "status": self.status(health, before, now),
         })
     }
@@ -89,7 +117,7 @@ impl Machine {
             ("beta.kubernetes.io/arch", self.architecture),
             ("beta.kubernetes.io/os", "linux"),
             ("kubernetes.io/arch", self.architecture),
-            ("kubernetes.io/hostname", &*self.hostname),
+            ("kubernetes.io/hostname", &*self.name),
             ("kubernetes.io/os", "linux"),
         ] {
             labels.insert(label.to_owned(), value.into());
@@ -101,14 +129,16 @@ impl Machine {
     pub fn status(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut addresses: Vec<Value> =
             self.addresses.iter().map(|ip| json!({"type": "InternalIP", "address": &**ip})).collect();
-        addresses.push(json!({"type": "Hostname", "address": &*self.hostname}));
+        addresses.push(json!({"type": "Hostname", "address": &*self.name}));
         let handlers: Vec<Value> = self.handlers.iter().map(Handler::value).collect();
         json!({
             "addresses": addresses,
-            "allocatable": self.resources(self.memory_reserved, self.disk_reserved),
-            "capacity": self.resources(0, 0),
+            "allocatable": resources(&self.allocatable()),
+            "capacity": resources(&self.capacity()),
             "conditions": conditions(health, before, now),
+            "images": health.images.iter().map(NodeImage::value).collect::<Vec<_>>(),
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
+            "declaredFeatures": DECLARED_FEATURES,
             "nodeInfo": {
                 "architecture": self.architecture, "bootID": &*self.boot_id,
                 "containerRuntimeVersion": &*self.runtime, "kernelVersion": &*self.kernel,
@@ -119,18 +149,64 @@ impl Machine {
         })
     }
 
-    fn resources(&self, memory: u64, disk: u64) -> Value {
-        json!({
-            "cpu": self.cpus.to_string(),
-            "ephemeral-storage": quantity(self.disk.saturating_sub(disk)),
-            "memory": quantity(self.memory.saturating_sub(memory)),
-            "pods": self.pods.to_string(),
-        })
+    fn capacity(&self) -> Resources {
+        Resources {
+            milli_cpu: number(self.cpus.saturating_mul(1000)),
+            memory: number(self.memory),
+            ephemeral_storage: number(self.disk),
+            pods: i64::try_from(self.pods).unwrap_or(i64::MAX),
+            scalars: BTreeMap::new(),
+        }
+    }
+
+    /// What pods may ask for (`GetNodeAllocatableReservation`).
+    pub fn allocatable(&self) -> Resources {
+        let (there, kept) = (self.capacity(), &self.reserved);
+        let left = |there: i64, kept: u64| there.saturating_sub(number(kept)).max(0);
+        Resources {
+            milli_cpu: left(there.milli_cpu, kept.milli_cpu),
+            memory: left(there.memory, kept.memory),
+            ephemeral_storage: left(there.ephemeral_storage, kept.ephemeral_storage),
+            ..there
+        }
     }
 }
 
+/// As the status has it.
+fn resources(of: &Resources) -> Value {
+    let cpu = match of.milli_cpu {
+        whole if whole % 1000 == 0 => (whole / 1000).to_string(),
+        thousandths => format!("{thousandths}m"),
+    };
+    json!({
+        "cpu": cpu,
+        "ephemeral-storage": quantity(of.ephemeral_storage),
+        "memory": quantity(of.memory),
+        "pods": of.pods.to_string(),
+    })
+}
+
+fn number(of: u64) -> i64 {
+    i64::try_from(of).unwrap_or(i64::MAX)
+}
+
+/// Fields of a status that a kubelet writes and this agent does not: what one left on a node that is this agent's now goes.
+const NOT_OURS: &[&str] = &["config", "features", "volumesInUse"];
+
+/// The strategic merge patch that gives the Node this status (`PatchNodeStatus`). Addresses are merged by their type there,
+/// so that two of one type would become the same twice: they take the place of those that are there.
+pub fn patch(mut status: Value) -> Value {
+    if let Some(addresses) = status["addresses"].as_array_mut() {
+        addresses.push(json!({"$patch": "replace"}));
+    }
+    for field in NOT_OURS {
+        status[*field] = Value::Null;
+    }
+    json!({"status": status})
+}
+
 /// In whole KiB, as the kubelet's are.
-fn quantity(bytes: u64) -> String {
+fn quantity(bytes: i64) -> String {
     format!("{}Ki", bytes / 1024)
 }
 
@@ -191,14 +267,15 @@ mod tests {
     fn machine() -> Machine {
         Machine {
             name: "gw".into(),
-            hostname: "gw".into(),
-            addresses: vec!["10.0.0.2".into()],
+            addresses: vec!["10.0.0.2".into(), "fd00::2".into()],
             architecture: "arm64",
             cpus: 4,
             memory: 512 << 20,
-            memory_reserved: 100 << 20,
             disk: 8 << 30,
-            disk_reserved: 1 << 30,
+            reserved: Reserved { milli_cpu: 200, memory: 100 << 20, ephemeral_storage: 1 << 30 },
+            labels: BTreeMap::from([("edge".into(), "yes".into())]),
+            taints: vec![NodeTaint { key: "edge".into(), value: String::new(), effect: "NoSchedule".into() }],
+            provider_id: "metal://gw".into(),
             pods: 110,
             port: 10_250,
             ..Machine::default()
@@ -212,8 +289,34 @@ mod tests {
         assert_eq!(status["capacity"]["memory"], "524288Ki");
         assert_eq!(status["allocatable"]["memory"], "421888Ki");
         assert_eq!(status["allocatable"]["pods"], "110");
+        assert_eq!(
+            (&status["capacity"]["cpu"], &status["allocatable"]["cpu"]),
+            (&json!("4"), &json!("3800m"))
+        );
+        assert_eq!(status["allocatable"]["ephemeral-storage"], "7340032Ki");
         assert_eq!(status["addresses"][0], json!({"type": "InternalIP", "address": "10.0.0.2"}));
         assert_eq!(object["metadata"]["labels"]["kubernetes.io/arch"], "arm64");
+        assert_eq!(object["metadata"]["labels"]["kubernetes.io/hostname"], "gw");
+        assert_eq!(object["metadata"]["labels"]["edge"], "yes");
+        let taints = json!([{"key": "edge", "value": "", "effect": "NoSchedule"}]);
+        assert_eq!(object["spec"], json!({"taints": taints, "providerID": "metal://gw"}));
+    }
+
+    #[test]
+    fn addresses_take_the_place_of_those_that_are_there() {
+        let patch = patch(machine().status(&Health::default(), &[], Wall(0)));
+        assert_eq!(
+            patch["status"]["addresses"],
+            json!([
+                {"type": "InternalIP", "address": "10.0.0.2"},
+                {"type": "InternalIP", "address": "fd00::2"},
+                {"type": "Hostname", "address": "gw"},
+                {"$patch": "replace"},
+            ])
+        );
+        let Value::Object(fields) = &patch["status"] else { panic!("an object") };
+        assert_eq!(fields.get("volumesInUse"), Some(&Value::Null), "what a kubelet left goes");
+        assert_eq!(fields["declaredFeatures"], json!(["RestartAllContainersOnContainerExits"]));
     }
 
     #[test]
@@ -224,8 +327,11 @@ mod tests {
         };
         let first = conditions(&Health::default(), &[], Wall(0));
         assert_eq!(of(&first, "Ready", "reason"), "KubeletReady");
-        let short =
-            Health { pressure: vec![NodeCondition::Memory], not_ready: vec!["no runtime".to_owned()] };
+        let short = Health {
+            pressure: vec![NodeCondition::Memory],
+            not_ready: vec!["no runtime".to_owned()],
+            ..Health::default()
+        };
         let second = conditions(&short, &first, Wall(5_000_000_000));
         assert_eq!(of(&second, "Ready", "message"), "no runtime");
         assert_eq!(of(&second, "MemoryPressure", "status"), "True");

@@ -19,6 +19,10 @@ const OWN: &[&str] = &[
 /// Lists that are merged by a key there, and are to become these.
 const REPLACED: &[&str] = &["hostIPs", "podIPs"];
 
+/// Fields of a condition that come and go: conditions are merged there by their type, so that why a pod was not ready would
+/// stay beside its being ready.
+const OF_CONDITION: &[&str] = &["message", "reason"];
+
 /// The strategic merge patch that gives the pod of that UID this status. Conditions of others stay: lists of conditions are
 /// merged by their type. On another pod of the same name it fails with a conflict.
 pub fn patch(uid: &str, status: &PodStatus) -> Value {
@@ -34,6 +38,12 @@ pub fn patch(uid: &str, status: &PodStatus) -> Value {
             items.insert(0, json!({"$patch": "replace"}));
         }
     }
+    let conditions = fields.get_mut("conditions").and_then(Value::as_array_mut);
+    for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
+        for field in OF_CONDITION {
+            condition.entry(*field).or_insert(Value::Null);
+        }
+    }
     json!({"metadata": {"uid": uid}, "status": fields})
 }
 
@@ -47,7 +57,7 @@ pub fn deletion(uid: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use k8s_openapi::api::core::v1::PodIP;
+    use k8s_openapi::api::core::v1::{PodCondition, PodIP};
 
     #[test]
     fn what_is_not_there_any_more_is_taken_away() {
@@ -64,5 +74,17 @@ mod tests {
         let Value::Object(fields) = &patch["status"] else { panic!("an object") };
         assert_eq!(fields.get("reason"), Some(&Value::Null));
         assert!(!fields.contains_key("conditions"), "others' conditions are not touched");
+    }
+
+    #[test]
+    fn why_a_condition_did_not_hold_is_taken_away_with_it() {
+        let ready =
+            PodCondition { type_: "Ready".to_owned(), status: "True".to_owned(), ..PodCondition::default() };
+        let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
+        let patch = patch("u", &status);
+        assert_eq!(
+            patch["status"]["conditions"],
+            json!([{"type": "Ready", "status": "True", "message": null, "reason": null}])
+        );
     }
 }

@@ -72,8 +72,7 @@ pub(super) fn policy(given: Given) -> Result<EvictionPolicy, ConfigError> {
         return Err(ConfigError(format!("evictionMaxPodGracePeriod: {max_pod_grace}: must not be negative")));
     }
     // As the kubelet takes it: none is the usual one.
-    let transition = given.transition.map(|transition| transition.0).filter(|time| !time.is_zero());
-    let transition = transition.unwrap_or(EVICTION_TRANSITION);
+    let transition = GoDuration::or(given.transition, EVICTION_TRANSITION);
     Ok(EvictionPolicy { thresholds, transition, max_pod_grace })
 }
 

@@ -28,7 +28,7 @@ pub(super) fn of_images(
             "imageGCLowThresholdPercent: {low_percent}: must be less than imageGCHighThresholdPercent {high_percent}"
         )));
     }
-    let min_age = min_age.map_or(default.min_age, |age| age.0);
+    let min_age = GoDuration::or(min_age, default.min_age);
     let max_age = max_age.map(|age| age.0).filter(|age| !age.is_zero());
     if let Some(max) = max_age.filter(|max| *max <= min_age) {
         return Err(ConfigError(format!(
@@ -79,7 +79,8 @@ mod tests {
         let seconds = |age: Option<u64>| age.map(|age| GoDuration(Duration::from_secs(age)));
         for (percents, ages, floor, wanted) in [
             ([None, None], [None, None], None, Ok((85, 80, 512 << 20, 120, None))),
-            ([Some(60), Some(50)], [Some(0), Some(3600)], Some("0"), Ok((60, 50, 0, 0, Some(3600)))),
+            ([Some(60), Some(50)], [Some(1), Some(3600)], Some("0"), Ok((60, 50, 0, 1, Some(3600)))),
+            ([None, None], [Some(0), None], None, Ok((85, 80, 512 << 20, 120, None))),
             ([Some(100), None], [None, Some(0)], Some("1Gi"), Ok((100, 80, 1 << 30, 120, None))),
             ([Some(101), None], [None, None], None, Err("imageGCHighThresholdPercent: 101: must be between")),
             ([None, Some(-1)], [None, None], None, Err("imageGCLowThresholdPercent: -1: must be between")),

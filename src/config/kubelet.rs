@@ -10,6 +10,9 @@ use serde::Deserialize;
 
 use super::ConfigError;
 use super::eviction::BySignal;
+use super::fixed::{Logging, MemorySwap};
+use super::node_api::{Authentication, AuthorizationFile};
+use super::registration::{NodeTaint, ReservedFile};
 use crate::limits;
 use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
 
@@ -58,6 +61,33 @@ pub struct FileSettings {
     pub(super) container_log_max_size: Option<String>,
     pub(super) container_log_max_files: Option<i32>,
     pub(super) container_log_monitor_interval: Option<GoDuration>,
+    pub(super) kube_reserved: ReservedFile,
+    pub(super) system_reserved: ReservedFile,
+    pub(super) register_with_taints: Option<Vec<NodeTaint>>,
+    #[serde(rename = "providerID")]
+    pub(super) provider_id: Option<String>,
+    pub(super) node_status_update_frequency: Option<GoDuration>,
+    pub(super) node_status_report_frequency: Option<GoDuration>,
+    pub(super) node_lease_duration_seconds: Option<i32>,
+    pub(super) rotate_certificates: Option<bool>,
+    #[serde(rename = "serverTLSBootstrap")]
+    pub(super) server_tls_bootstrap: Option<bool>,
+    pub(super) sync_frequency: Option<GoDuration>,
+    pub(super) http_check_frequency: Option<GoDuration>,
+    pub(super) volume_stats_agg_period: Option<GoDuration>,
+    pub(super) cpu_manager_reconcile_period: Option<GoDuration>,
+    pub(super) streaming_connection_idle_timeout: Option<GoDuration>,
+    pub(super) memory_swap: MemorySwap,
+    pub(super) logging: Logging,
+    pub(super) address: Option<String>,
+    pub(super) port: Option<i32>,
+    pub(super) tls_cert_file: Option<PathBuf>,
+    pub(super) tls_private_key_file: Option<PathBuf>,
+    pub(super) authentication: Authentication,
+    pub(super) authorization: AuthorizationFile,
+    pub(super) read_only_port: Option<i32>,
+    pub(super) healthz_port: Option<i32>,
+    pub(super) healthz_bind_address: Option<String>,
     pub(super) shutdown_grace_period: Option<GoDuration>,
     pub(super) shutdown_grace_period_critical_pods: Option<GoDuration>,
     pub(super) shutdown_grace_period_by_pod_priority: Option<Vec<PodPriority>>,
@@ -146,6 +176,13 @@ impl FileSettings {
             }
         }
         Ok(settings)
+    }
+}
+
+impl GoDuration {
+    /// The duration that is given, where 0 is none (`zeroDuration`).
+    pub(super) fn or(given: Option<Self>, default: Duration) -> Duration {
+        given.map(|given| given.0).filter(|given| !given.is_zero()).unwrap_or(default)
     }
 }
 

@@ -2,11 +2,17 @@
 //!
 //! Order of strength, as the kubelet: a flag beats the file, the file beats the default.
 
+mod cluster;
+#[cfg(feature = "tls")]
+mod configz;
 mod eviction;
+mod fixed;
 mod gc;
 mod kubelet;
+mod node_api;
 #[cfg(test)]
 mod packaged;
+mod registration;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -23,9 +29,12 @@ use crate::source::validate::names;
 use crate::systemd::notify::Supervisor;
 use kubelet::{GoDuration, PodPriority};
 
+pub use cluster::{K3s, Secret, TokenSource};
 pub use eviction::EvictionPolicy;
 pub use kubelet::FileSettings;
 pub(crate) use kubelet::parse_go_duration;
+pub use node_api::{Authorization, NodeApi};
+pub use registration::{NodeTaint, Periods, Registration, Reserved};
 
 /// Where k3s, kubeadm and smolet users expect things (CONVENTIONS).
 pub mod paths {
@@ -45,10 +54,14 @@ pub mod paths {
     pub const SYSTEMD: &str = "/run/systemd/private";
     /// Where the kernel tells how much memory there is.
     pub const MEMINFO: &str = "/proc/meminfo";
+    /// CNI configurations.
+    pub const CNI: &str = "/etc/cni/net.d";
     /// The system bus.
     pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
     /// The node's resolver configuration.
     pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+    /// The password by which a k3s server tells nodes apart (k3s).
+    pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
 }
 
 /// The flags of `smolet run`, as given; `None` = not given.
@@ -115,9 +128,55 @@ pub struct Flags {
     /// SIGTERM means that the machine ends: where neither logind nor systemd says so
     #[arg(long)]
     pub shutdown_on_sigterm: bool,
+    /// Ends the pods that a kubelet has left on this node and that nothing names any more
+    #[arg(long)]
+    pub take_over: bool,
     /// Joins the cluster of this kubeconfig, as a node of it; manifests go on being read
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
+    /// Asks the cluster of this kubeconfig, by its token, for a certificate, and writes that of --kubeconfig where it is not there
+    #[arg(long, value_name = "FILE")]
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// Joins the cluster of this k3s server, `https://HOST:6443`; needs --token-file or --token
+    #[arg(long, value_name = "URL")]
+    pub server: Option<String>,
+    /// The token of that server's cluster; others see it in the list of processes: --token-file hides it
+    #[arg(long, value_name = "TOKEN")]
+    pub token: Option<Secret>,
+    /// The file with that token
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Labels that the Node gets when it is registered, as KEY=VALUE,...
+    #[arg(long, value_name = "LABELS")]
+    pub node_labels: Option<String>,
+    /// Taints that it gets then, as KEY=VALUE:EFFECT,... (kubelet: registerWithTaints)
+    #[arg(long, value_name = "TAINTS")]
+    pub register_with_taints: Option<String>,
+    /// Its address, or one of IPv4 and one of IPv6 [default: those of the default routes]
+    #[arg(long, value_name = "IP")]
+    pub node_ip: Option<String>,
+    /// What a cloud calls it (kubelet: providerID)
+    #[arg(long, value_name = "ID")]
+    pub provider_id: Option<String>,
+    /// Where the API of a cluster's node listens [default: 0.0.0.0]
+    #[arg(long, value_name = "IP")]
+    pub address: Option<String>,
+    /// On which port [default: 10250]
+    #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
+    pub port: Option<i32>,
+    /// Its certificate, in PEM (kubelet: tlsCertFile) [default: one that signs itself, in the state directory]
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert_file: Option<PathBuf>,
+    /// The key of that certificate, in PEM (kubelet: tlsPrivateKeyFile)
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+    /// Authorities behind the certificates of its clients, in PEM [default: nobody is known by a certificate]
+    #[arg(long, value_name = "FILE")]
+    pub client_ca_file: Option<PathBuf>,
+    /// Gives pods a bridge with the Node's podCIDR, by a CNI configuration in DIR, while no other one is there; needs --kubeconfig
+    /// [DIR without a value: /etc/cni/net.d]
+    #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = paths::CNI)]
+    pub cni_bridge: Option<PathBuf>,
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -192,10 +251,26 @@ pub struct Config {
     pub shutdown: ShutdownGroups,
     /// SIGTERM means that the machine ends.
     pub shutdown_on_sigterm: bool,
+    /// What a former agent of the node has left and nothing names is ended.
+    pub take_over: bool,
     /// The system bus, on which logind is.
     pub system_bus: PathBuf,
     /// The cluster that this node joins; `None` = it is alone.
     pub kubeconfig: Option<PathBuf>,
+    /// By which it gets a certificate and a kubeconfig when it has none.
+    pub bootstrap_kubeconfig: Option<PathBuf>,
+    /// The k3s server that gives it both; `None` = another way.
+    pub k3s: Option<K3s>,
+    /// Its certificate is renewed before it ends.
+    pub rotate_certificates: bool,
+    /// The cluster signs the certificate of its API.
+    pub server_tls_bootstrap: bool,
+    /// What its Node says there, and what of the machine pods do not get.
+    pub registration: Registration,
+    /// Its own API there.
+    pub node_api: NodeApi,
+    /// Where the CNI configuration of a bridge goes; `None` = there is to be none.
+    pub cni_bridge: Option<PathBuf>,
 }
 
 /// Why there is no Config: one sentence that names the flag or field and the mend.
@@ -234,8 +309,13 @@ impl Config {
             let most = limits::PODS_MAX;
             within.ok_or_else(|| ConfigError(format!("maxPods: {given}: must be between 1 and {most}")))
         };
+        let node_api = node_api::join(flags, &file)?;
+        let registration = registration::join(flags, &file)?;
+        let server_tls_bootstrap = cluster::server_tls_bootstrap(flags, &file, &node_api)?;
+        fixed::check(&file)?;
         let driver = flags.cgroup_driver.clone().or(file.cgroup_driver);
         let root_dir = path(&flags.root_dir, None, paths::ROOT_DIR);
+        let root_of_k3s = root_dir.join("k3s");
         let config = Config {
             images_dir: flags.images_dir.clone().unwrap_or_else(|| root_dir.join("images")),
             manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
@@ -264,8 +344,11 @@ impl Config {
             cluster_dns: file.cluster_dns.unwrap_or_default(),
             cluster_domain: file.cluster_domain.unwrap_or_default(),
             resolv_conf: path(&None, file.resolv_conf, paths::RESOLV_CONF),
-            file_check_frequency: or(file.file_check_frequency, limits::FILE_CHECK_FREQUENCY),
-            runtime_request_timeout: or(file.runtime_request_timeout, limits::RUNTIME_REQUEST_TIMEOUT),
+            file_check_frequency: GoDuration::or(file.file_check_frequency, limits::FILE_CHECK_FREQUENCY),
+            runtime_request_timeout: GoDuration::or(
+                file.runtime_request_timeout,
+                limits::RUNTIME_REQUEST_TIMEOUT,
+            ),
             max_pods: file.max_pods.map_or(Ok(limits::PODS_MAX), pods)?,
             max_container_restart_period: or(
                 file.crash_loop_back_off.max_container_restart_period,
@@ -308,8 +391,16 @@ impl Config {
                 file.shutdown_grace_period_by_pod_priority.as_deref(),
             )?,
             shutdown_on_sigterm: flags.shutdown_on_sigterm,
+            take_over: flags.take_over,
             system_bus: paths::SYSTEM_BUS.into(),
-            kubeconfig: kubeconfig(flags.kubeconfig.as_deref())?,
+            kubeconfig: cluster::kubeconfig(flags, &root_of_k3s)?,
+            k3s: cluster::k3s(flags)?,
+            bootstrap_kubeconfig: cluster::bootstrap(flags)?,
+            rotate_certificates: file.rotate_certificates.unwrap_or(false),
+            server_tls_bootstrap,
+            registration,
+            node_api,
+            cni_bridge: cluster::cni_bridge(flags)?,
         };
         config.check()?;
         Ok(config)
@@ -437,18 +528,6 @@ fn shutdown_groups(
 }
 
 /// How many pulls may run at once (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
-fn kubeconfig(given: Option<&Path>) -> Result<Option<PathBuf>, ConfigError> {
-    let wrong = |path: &Path, why: &str| Err(ConfigError(format!("--kubeconfig: {}: {why}", path.display())));
-    match given {
-        Some(path) if cfg!(not(feature = "tls")) => {
-            wrong(path, "this build has no TLS and joins no cluster; use one made with --features tls")
-        }
-        Some(path) if !path.is_absolute() => wrong(path, "must be an absolute path"),
-        Some(path) => Ok(Some(path.to_owned())),
-        None => Ok(None),
-    }
-}
-
 fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, ConfigError> {
     let most = limits::CRI_PULLS_AT_ONCE_MAX;
     let parallel = match parallel.map(|given| (given, usize::try_from(given).unwrap_or_default())) {

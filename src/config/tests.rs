@@ -28,7 +28,7 @@ fn a_kubeconfig_is_an_absolute_path_in_a_build_that_can_use_it() {
     } else {
         let error = joined("/etc/k").expect_err("no TLS");
         assert!(
-            error.ends_with("has no TLS and joins no cluster; use one made with --features tls"),
+            error.ends_with("has no TLS and joins no cluster; use one made without --no-default-features"),
             "{error}"
         );
     }

@@ -449,6 +449,15 @@ impl Runtime for GrpcRuntime {
         if fits { Ok(url) } else { Err(RuntimeError::Protocol(format!("{}: no valid URL", name(method)))) }
     }
 
+    async fn update_runtime_config(&self, pod_cidr: &str) -> RuntimeResult<()> {
+        let network = cri::NetworkConfig { pod_cidr: pod_cidr.to_owned() };
+        let config = cri::RuntimeConfig { network_config: Some(network) };
+        let request = cri::UpdateRuntimeConfigRequest { runtime_config: Some(config) };
+        let answer =
+            self.call::<cri::UpdateRuntimeConfigResponse>(method!("Runtime", "UpdateRuntimeConfig"), request);
+        answer.await.map(drop)
+    }
+
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()> {
         let request = cri::ReopenContainerLogRequest { container_id: id.to_string() };
         let answer =

@@ -18,8 +18,9 @@ use crate::model::{
 };
 use crate::proto::runtime::v1 as cri;
 use crate::render::labels::{
-    CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_meta,
+    CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_hash_of, container_meta,
 };
+use crate::source::identity::{CONFIG_SOURCE, OF_FILE};
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
@@ -27,14 +28,17 @@ pub type Map = BTreeMap<String, String>;
 /// A row of `ListPodSandbox`; `None` without an id or metadata, which the kubelet skips too.
 pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
     let metadata = row.metadata.take()?;
+    let pod = PodKey::new(
+        shown(&metadata.namespace, CRI_TEXT_BYTES_MAX),
+        shown(&metadata.name, CRI_TEXT_BYTES_MAX),
+        shown(&metadata.uid, CRI_TEXT_BYTES_MAX),
+    );
     Some(SandboxItem {
         id: SandboxId::from(id(row.id)?),
         attempt: metadata.attempt,
-        pod: PodKey::new(
-            shown(&metadata.namespace, CRI_TEXT_BYTES_MAX),
-            shown(&metadata.name, CRI_TEXT_BYTES_MAX),
-            shown(&metadata.uid, CRI_TEXT_BYTES_MAX),
-        ),
+        labelled: pod_key(&row.labels).as_ref() == Some(&pod),
+        of_file: row.annotations.get(CONFIG_SOURCE).is_some_and(|source| source == OF_FILE),
+        pod,
         state: sandbox_state(row.state),
         created_at: Wall(row.created_at),
         node: row.annotations.remove(NODE_ANNOTATION).map(text),
@@ -55,6 +59,7 @@ pub fn container_item(mut row: cri::Container) -> Option<ContainerItem> {
         state: container_state(row.state),
         created_at: Wall(row.created_at),
         image: text(image),
+        hash: container_hash_of(&row.annotations),
     })
 }
 

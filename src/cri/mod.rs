@@ -296,6 +296,11 @@ pub trait Runtime {
     ) -> RuntimeResult<ExecOutput>;
     /// `Exec`, `Attach` or `PortForward`: the URL of the runtime's streaming server that does it, once and soon.
     async fn streaming_url(&self, request: StreamRequest) -> RuntimeResult<String>;
+    /// `UpdateRuntimeConfig`: the addresses of this node's pods, several with commas between them. What has no use for
+    /// them takes them all the same.
+    async fn update_runtime_config(&self, _pod_cidr: &str) -> RuntimeResult<()> {
+        Ok(())
+    }
     /// `ReopenContainerLog`.
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()>;
 

@@ -9,6 +9,7 @@
 //!
 //! The caller observes, removes what no pod needs first (images, dead containers), and ends the pod.
 
+pub mod local;
 pub mod message;
 pub mod pods;
 pub mod rank;

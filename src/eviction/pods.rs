@@ -37,12 +37,19 @@ pub struct ContainerUsage {
     pub logs: DiskUse,
 }
 
+impl ContainerUsage {
+    /// Bytes that it has written to its root, as far as that is known.
+    pub(super) fn layer_bytes(&self) -> u64 {
+        self.layer.map_or(0, |layer| layer.bytes)
+    }
+}
+
 /// What a pod uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodUsage {
     /// Of its containers, those that run.
     pub containers: Vec<ContainerUsage>,
-    /// What lies in its directory, volumes above all.
+    /// What lies in its volumes on the node's disk, and its hosts file.
     pub volumes: DiskUse,
 }
 

@@ -33,7 +33,7 @@ pub enum Resource {
 
 impl Resource {
     /// As events and messages name it.
-    pub fn as_str(self) -> &'static str {
+    pub const fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "memory",
             Self::EphemeralStorage => "ephemeral-storage",

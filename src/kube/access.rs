@@ -5,46 +5,143 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use futures_rustls::pki_types::CertificateDer;
+use futures_rustls::pki_types::pem::PemObject as _;
+
 use super::KubeError;
 use super::kubeconfig::{Kubeconfig, Material, ServerUrl, Trust};
 use crate::blocking::unblock_apart;
 use crate::limits::KUBECONFIG_BYTES_MAX;
+use crate::x509::{self, Validity};
 
 /// Where the kubeconfig is.
 #[derive(Clone, Debug)]
 pub struct Access {
     path: PathBuf,
+    /// It is made once the node has joined.
+    awaited: bool,
 }
 
 /// Everything a connection is made with. Holds secrets, and is dropped when the connection stands.
-pub(super) struct Loaded {
-    pub(super) server: ServerUrl,
-    pub(super) server_name: Option<String>,
+pub(crate) struct Loaded {
+    pub(crate) server: ServerUrl,
+    pub(crate) server_name: Option<String>,
     /// The authorities in PEM; `None`: anybody is trusted.
-    pub(super) authorities: Option<Vec<u8>>,
+    pub(crate) authorities: Option<Vec<u8>>,
     /// Certificate and key in PEM.
-    pub(super) certificate: Option<(Vec<u8>, Vec<u8>)>,
-    pub(super) token: Option<Vec<u8>>,
+    pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) token: Option<Vec<u8>>,
 }
 
 impl Access {
     /// The kubeconfig at `path`, which need not be there yet.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+        Self { path: path.to_owned(), awaited: false }
+    }
+
+    /// The same, where it is to be made here.
+    pub fn awaited(path: &Path) -> Self {
+        Self { path: path.to_owned(), awaited: true }
     }
 
     /// Reads all that there is to read, on a thread of its own.
-    pub(super) async fn load(&self) -> Result<Loaded, KubeError> {
-        let path = self.path.clone();
-        let loaded = unblock_apart(move || load(&path)).await;
-        let loaded = loaded.map_err(|error| KubeError::Config(error.to_string()))?;
+    pub(crate) async fn load(&self) -> Result<Loaded, KubeError> {
+        let (path, awaited) = (self.path.clone(), self.awaited);
+        let loaded = unblock_apart(move || {
+            if awaited && is_missing(&path) {
+                return Err(
+                    "is written when the cluster has signed the certificate that is asked for".to_owned()
+                );
+            }
+            load(&path)
+        });
+        let loaded = loaded.await.map_err(|error| KubeError::Config(error.to_string()))?;
         loaded.map_err(|why| KubeError::Config(format!("kubeconfig {}: {why}", self.path.display())))
     }
+
+    /// The authorities' certificates, else the server's address.
+    pub(super) async fn trust(&self) -> Result<Vec<u8>, KubeError> {
+        let Loaded { server, authorities, .. } = self.load().await?;
+        Ok(authorities.unwrap_or_else(|| format!("{}:{}", server.host, server.port).into_bytes()))
+    }
+}
+
+/// By what a kubeconfig says who we are.
+#[derive(Debug)]
+pub(crate) enum Credential {
+    /// There is no such kubeconfig.
+    NoKubeconfig,
+    /// By a certificate in this file, which is not there.
+    Gone(PathBuf),
+    /// By a certificate and its key, both in this file.
+    InFile(PathBuf, Validity),
+    /// By a certificate in two files, or in the kubeconfig itself.
+    Elsewhere(Validity),
+    /// By a token, or not at all.
+    NoCertificate,
+}
+
+/// Looks at the kubeconfig and its certificate. I/O, blocking.
+///
+/// # Errors
+/// A sentence.
+pub(crate) fn credential(path: &Path) -> Result<Credential, String> {
+    let named = |path: &Path, why: String| format!("{}: {why}", path.display());
+    if is_missing(path) {
+        return Ok(Credential::NoKubeconfig);
+    }
+    let bytes = read(path).map_err(|error| named(path, error.to_string()))?;
+    let config = Kubeconfig::parse(&bytes).map_err(|why| named(path, why))?;
+    let Some((certificate, key)) = config.certificate else { return Ok(Credential::NoCertificate) };
+    let one_file = certificate == key;
+    let (pem, file) = match certificate {
+        Material::Inline(pem) => (pem, None),
+        Material::File(file) => {
+            let file = folder(path).join(file);
+            if is_missing(&file) {
+                return Ok(Credential::Gone(file));
+            }
+            (read(&file).map_err(|error| named(&file, error.to_string()))?, Some(file))
+        }
+    };
+    let validity = CertificateDer::from_pem_slice(&pem).ok().and_then(|der| x509::validity(&der));
+    let at = file.as_deref().unwrap_or(path);
+    let validity = validity.ok_or_else(|| named(at, "holds no certificate in PEM".to_owned()))?;
+    Ok(match file.filter(|_| one_file) {
+        Some(file) => Credential::InFile(file, validity),
+        None => Credential::Elsewhere(validity),
+    })
+}
+
+/// The text of a kubeconfig for the server of the one at `bootstrap`, by the certificate and the key in `file`. I/O, blocking.
+///
+/// # Errors
+/// A sentence.
+pub(crate) fn joined(bootstrap: &Path, file: &Path) -> Result<String, String> {
+    let named = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
+    let config =
+        Kubeconfig::parse(&read(bootstrap).map_err(|error| named(error.to_string()))?).map_err(named)?;
+    Ok(config.by_certificate(folder(bootstrap), file))
+}
+
+/// The text of a kubeconfig for that server, whose `authorities` and whose certificate with its key are in these files.
+pub(crate) fn kubeconfig_of(server: ServerUrl, authorities: &Path, file: &Path) -> String {
+    let trust = Trust::Authorities(Material::File(authorities.to_owned()));
+    let config = Kubeconfig { server, trust, server_name: None, certificate: None, token: None };
+    config.by_certificate(Path::new("/"), file)
+}
+
+fn is_missing(path: &Path) -> bool {
+    std::fs::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
+fn folder(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
 }
 
 fn load(path: &Path) -> Result<Loaded, String> {
     let config = Kubeconfig::parse(&read(path).map_err(|error| error.to_string())?)?;
-    let dir = path.parent().unwrap_or(Path::new("/"));
+    let dir = folder(path);
     let bytes = |material: Material| match material {
         Material::Inline(bytes) => Ok(bytes),
         Material::File(file) => {
@@ -67,7 +164,8 @@ fn load(path: &Path) -> Result<Loaded, String> {
     })
 }
 
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
+/// A file of a kubeconfig's, or like one. I/O, blocking.
+pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(KUBECONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > KUBECONFIG_BYTES_MAX {

@@ -1,7 +1,7 @@
 //! How long to wait before the next try. PURE.
 //!
 //! Twice as long after each failure in a row, with jitter: nodes that lost their server together do not come back together
-//! (client-go's reflector: 0.8 s to 30 s, each up to twice as long).
+//! (client-go: from 0.8 s, each up to twice as long).
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -43,11 +43,6 @@ impl RetryWait {
     /// It went well.
     pub fn succeeded(&mut self) {
         self.failures = 0;
-    }
-
-    /// Failures in a row.
-    pub fn failures(&self) -> u32 {
-        self.failures
     }
 }
 

@@ -67,9 +67,27 @@ impl Client {
         }))
     }
 
+    /// Ends the connection, and the wait for the next try: the kubeconfig's files are others now.
+    pub(crate) fn reconnect(&self) {
+        self.0.link.afresh();
+    }
+
+    /// Requests that are under way, or wait for their turn: each holds the semaphore.
+    pub fn calls_under_way(&self) -> usize {
+        (Arc::strong_count(&self.0.calls) - 1).min(KUBE_CALLS_MAX)
+    }
+
     /// What tells this node from others.
     pub(super) fn seed(&self) -> u64 {
         self.0.seed
+    }
+
+    /// What the server is trusted by: its authorities' certificates, else its address. One cluster is told from another by it.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be used.
+    pub async fn trust(&self) -> Result<Vec<u8>, KubeError> {
+        self.0.link.access().trust().await
     }
 
     /// The clock of its waits.

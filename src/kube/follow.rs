@@ -65,16 +65,20 @@ pub async fn follow<T>(client: &Client, collection: &Collection, follower: &mut 
     let clock = client.clock().clone();
     let mut wait = RetryWait::new(client.seed());
     let mut from = Start::Anywhere;
+    let mut was_expired = false;
     loop {
         let ended = Box::pin(once(client, collection, follower, &mut from, &mut wait)).await;
+        let expired = ended.as_ref().is_err_and(KubeError::is_expired);
+        let at_once = expired && !was_expired;
+        was_expired = expired;
         let Err(why) = ended else { continue };
-        if why.is_expired() {
-            // Told again from the server's newest state, once; an old server's cache may be behind.
+        if expired {
+            // Told again from the server's newest state: once without a wait, however long the server was away before; an
+            // old server's cache may be behind.
             from = Start::Newest;
-            if wait.failures() == 0 {
-                wait.failed();
-                continue;
-            }
+        }
+        if at_once {
+            continue;
         }
         follower.lost(&why);
         clock.sleep(wait.failed()).await;

@@ -3,21 +3,48 @@
 //! What is not supported is refused by name: programs that make credentials (`exec`, `auth-provider`), proxies, names with
 //! passwords, impersonation.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use hyper::Uri;
 
 use crate::source::decode::{Node, quoted, yaml};
 use crate::text::base64;
+use crate::x509;
 
 /// Where the server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ServerUrl {
+pub(crate) struct ServerUrl {
     /// Without the brackets of an IPv6 address.
-    pub(super) host: String,
-    pub(super) port: u16,
+    pub(crate) host: String,
+    pub(crate) port: u16,
     /// What paths begin with: empty, or `/k8s/clusters/c-1`.
-    pub(super) prefix: String,
+    pub(crate) prefix: String,
+}
+
+impl ServerUrl {
+    /// Reads `https://HOST:PORT`.
+    ///
+    /// # Errors
+    /// A sentence that names what is wrong with it.
+    pub(crate) fn parse(url: &str) -> Result<Self, String> {
+        let wrong = |why: &str| format!("{}: {why}", quoted(url));
+        let uri: Uri = url.parse().map_err(|_| wrong("must be https://HOST:PORT"))?;
+        if uri.scheme_str() != Some("https") {
+            return Err(wrong("must begin with https://; what a node says is not for others to read"));
+        }
+        let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong("names no host"))?;
+        Ok(Self {
+            host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            port: uri.port_u16().unwrap_or(443),
+            prefix: uri.path().trim_end_matches('/').to_owned(),
+        })
+    }
+
+    /// Host and port, as a header and a URL have them.
+    pub(crate) fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
 }
 
 /// Something in PEM, or a token. Its `Debug` shows nothing of it.
@@ -100,7 +127,8 @@ impl Kubeconfig {
             ],
         )?;
         Ok(Self {
-            server: server(text(cluster, "server").ok_or("the cluster has no server")?)?,
+            server: ServerUrl::parse(text(cluster, "server").ok_or("the cluster has no server")?)
+                .map_err(|why| format!("server: {why}"))?,
             trust: trust(cluster)?,
             server_name: text(cluster, "tls-server-name").map(str::to_owned),
             certificate: certificate(user)?,
@@ -111,6 +139,32 @@ impl Kubeconfig {
                 (None, None) => None,
             },
         })
+    }
+
+    /// A kubeconfig for the same server, by the certificate and the key in `file` (the kubelet's `writeKubeconfigFromBootstrapping`).
+    /// Paths here are relative to `folder`.
+    pub(super) fn by_certificate(&self, folder: &Path, file: &Path) -> String {
+        // Texts in quotes, as JSON has them, are YAML.
+        let quote = |text: &str| serde_json::Value::from(text).to_string();
+        let (at, prefix) = (self.server.authority(), &self.server.prefix);
+        let trust = match &self.trust {
+            Trust::Authorities(Material::Inline(pem)) => {
+                format!("certificate-authority-data: {}", quote(&x509::base64(pem)))
+            }
+            Trust::Authorities(Material::File(path)) => {
+                format!("certificate-authority: {}", quote(&folder.join(path).to_string_lossy()))
+            }
+            Trust::Anybody => "insecure-skip-tls-verify: true".to_owned(),
+        };
+        let name = self.server_name.as_deref();
+        let name = name.map_or_else(String::new, |name| format!("    tls-server-name: {}\n", quote(name)));
+        let (server, file) = (quote(&format!("https://{at}{prefix}")), quote(&file.to_string_lossy()));
+        format!(
+            "apiVersion: v1\nkind: Config\nclusters:\n- name: default-cluster\n  cluster:\n    server: {server}\n    \
+             {trust}\n{name}users:\n- name: default-auth\n  user:\n    client-certificate: {file}\n    client-key: \
+             {file}\ncontexts:\n- name: default-context\n  context:\n    cluster: default-cluster\n    user: \
+             default-auth\ncurrent-context: default-context\n"
+        )
     }
 }
 
@@ -131,21 +185,6 @@ fn refuse(node: &Node, of: &str, fields: &[(&str, &str)]) -> Result<(), String> 
         Some((field, why)) => Err(format!("{of}: {field}: {why}")),
         None => Ok(()),
     }
-}
-
-fn server(url: &str) -> Result<ServerUrl, String> {
-    let wrong = |why: &str| format!("server: {}: {why}", quoted(url));
-    let uri: Uri = url.parse().map_err(|_| wrong("must be https://HOST:PORT"))?;
-    if uri.scheme_str() != Some("https") {
-        return Err(wrong("must begin with https://; what a node says is not for others to read"));
-    }
-    let host = uri.host().filter(|host| !host.is_empty()).ok_or_else(|| wrong("names no host"))?;
-    let prefix = uri.path().trim_end_matches('/');
-    Ok(ServerUrl {
-        host: host.trim_start_matches('[').trim_end_matches(']').to_owned(),
-        port: uri.port_u16().unwrap_or(443),
-        prefix: prefix.to_owned(),
-    })
 }
 
 fn trust(cluster: &Node) -> Result<Trust, String> {
@@ -209,6 +248,26 @@ users: [{name: node, user: {client-certificate: /pki/n.pem, client-key: /pki/n.p
         assert_eq!(read.trust, Trust::Authorities(Material::Inline(b"hi".to_vec())));
         assert_eq!(read.token, Some(Material::Inline(b"hunter2".to_vec())));
         assert!(!format!("{read:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn one_by_a_certificate_is_of_the_same_server() {
+        let token = WHOLE.replace("client-certificate: /pki/n.pem, client-key: /pki/n.pem", "token: hunter2");
+        let inline = token.replace("certificate-authority: ca.crt", "certificate-authority-data: aGk=");
+        let named =
+            inline.replace("https://10.0.0.1:6443'", "https://[fd00::1]/k8s/c-1/', tls-server-name: api");
+        let anybody = token.replace("certificate-authority: ca.crt", "insecure-skip-tls-verify: true");
+        for text in [token, inline, named, anybody] {
+            let before = Kubeconfig::parse(text.as_bytes()).unwrap();
+            let made = before.by_certificate(Path::new("/boot"), Path::new("/pki/n: \"1\".pem"));
+            assert!(!made.contains("hunter2"), "{made}");
+            let file = || Material::File("/pki/n: \"1\".pem".into());
+            let mut wanted = Kubeconfig { certificate: Some((file(), file())), token: None, ..before };
+            if wanted.trust == Trust::Authorities(Material::File("ca.crt".into())) {
+                wanted.trust = Trust::Authorities(Material::File("/boot/ca.crt".into()));
+            }
+            assert_eq!(Kubeconfig::parse(made.as_bytes()), Ok(wanted), "{made}");
+        }
     }
 
     #[test]

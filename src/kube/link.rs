@@ -74,6 +74,11 @@ impl Link {
         }
     }
 
+    /// What connections are made with.
+    pub(super) fn access(&self) -> &Access {
+        &self.access
+    }
+
     /// How many connections there were.
     pub(super) fn made(&self) -> u64 {
         self.made.get()
@@ -124,6 +129,15 @@ impl Link {
         }
     }
 
+    /// Ends the connection there is, and makes the next one without a wait.
+    pub(super) fn afresh(&self) {
+        self.give_up(self.made());
+        // Whoever holds the lock is making a connection; when it fails, it is tried again before long.
+        if let Some(mut state) = self.state.try_lock() {
+            state.blocked = None;
+        }
+    }
+
     async fn connect(&self, number: u64) -> Result<Up, KubeError> {
         let with = self.access.load().await?;
         let address = Address { host: with.server.host.clone(), port: with.server.port };
@@ -131,10 +145,11 @@ impl Link {
         let socket = self.lookups.connect(&address).await.map_err(at)?;
         // A request is small and waits for its answer: nothing is gained by holding it back.
         let _ = socket.get_ref().set_nodelay(true);
-        let socket = tls::connect(&with, socket).await.map_err(|error| match error {
-            KubeError::Unreachable(why) => at(why),
-            error => error,
-        })?;
+        let socket =
+            tls::connect(&with, socket, tls::Protocol::Http2).await.map_err(|error| match error {
+                KubeError::Unreachable(why) => at(why),
+                error => error,
+            })?;
         let (requests, connection) = Builder::new(self.spawner.clone())
             .initial_stream_window_size(KUBE_WINDOW_STREAM_BYTES)
             .initial_connection_window_size(KUBE_WINDOW_CONNECTION_BYTES)

@@ -25,8 +25,11 @@ pub mod split;
 mod tls;
 
 pub use access::Access;
+pub(crate) use access::{Credential, Loaded, credential, joined, kubeconfig_of, read};
 pub use backoff::{RetryWait, seed};
 pub use client::{Client, Content};
 pub use error::KubeError;
 pub use follow::{Collection, Follower, follow};
+pub(crate) use kubeconfig::ServerUrl;
 pub use path::{Resource, object_path, subresource_path};
+pub(crate) use tls::{Protocol, connect as tls_connect};

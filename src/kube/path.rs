@@ -26,8 +26,22 @@ impl Resource {
     pub const SERVICES: Self = Self::core("services");
     /// v1 `ServiceAccount`.
     pub const SERVICE_ACCOUNTS: Self = Self::core("serviceaccounts");
+    /// v1 `PersistentVolumeClaim`.
+    pub const CLAIMS: Self = Self::core("persistentvolumeclaims");
+    /// v1 `PersistentVolume`.
+    pub const VOLUMES: Self = Self::core("persistentvolumes");
+    /// node.k8s.io/v1 `RuntimeClass`.
+    pub const RUNTIME_CLASSES: Self = Self { group: "/apis/node.k8s.io/v1", plural: "runtimeclasses" };
     /// coordination.k8s.io/v1 Lease.
     pub const LEASES: Self = Self { group: "/apis/coordination.k8s.io/v1", plural: "leases" };
+    /// certificates.k8s.io/v1 `CertificateSigningRequest`.
+    pub const SIGNING_REQUESTS: Self =
+        Self { group: "/apis/certificates.k8s.io/v1", plural: "certificatesigningrequests" };
+    /// authentication.k8s.io/v1 `TokenReview`.
+    pub const TOKEN_REVIEWS: Self = Self { group: "/apis/authentication.k8s.io/v1", plural: "tokenreviews" };
+    /// authorization.k8s.io/v1 `SubjectAccessReview`.
+    pub const ACCESS_REVIEWS: Self =
+        Self { group: "/apis/authorization.k8s.io/v1", plural: "subjectaccessreviews" };
 
     const fn core(plural: &'static str) -> Self {
         Self { group: "/api/v1", plural }

@@ -19,15 +19,35 @@ use crate::tls::Anybody;
 
 impl Duplex for TlsStream<Async<TcpStream>> {}
 
-/// HTTP/2 as ALPN calls it.
-const H2: &[u8] = b"h2";
+/// What is spoken on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    /// HTTP/1.1, and what it is upgraded to.
+    Http1,
+    /// HTTP/2 and nothing else.
+    Http2,
+}
 
-/// TLS 1.2 or 1.3 over this connection, for HTTP/2.
+impl Protocol {
+    /// As ALPN calls it.
+    fn name(self) -> &'static [u8] {
+        match self {
+            Self::Http1 => b"http/1.1",
+            Self::Http2 => b"h2",
+        }
+    }
+}
+
+/// TLS 1.2 or 1.3 over this connection.
 ///
 /// # Errors
 /// `Config` when certificates or keys are none; `Unreachable` when the handshake fails, with what to do about it.
-pub(super) async fn connect(with: &Loaded, socket: Async<TcpStream>) -> Result<Stream, KubeError> {
-    let config = config(with).map_err(KubeError::Config)?;
+pub(crate) async fn connect(
+    with: &Loaded,
+    socket: Async<TcpStream>,
+    protocol: Protocol,
+) -> Result<Stream, KubeError> {
+    let config = config(with, protocol).map_err(KubeError::Config)?;
     let name = with.server_name.as_deref().unwrap_or(&with.server.host);
     let name = ServerName::try_from(name.to_owned())
         .map_err(|_| KubeError::Config(format!("kubeconfig: server: {name:?} is no name of a host")))?;
@@ -39,7 +59,7 @@ pub(super) async fn connect(with: &Loaded, socket: Async<TcpStream>) -> Result<S
             None => format!("TLS: {error}"),
         })
     })?;
-    if connected.get_ref().1.alpn_protocol() != Some(H2) {
+    if protocol == Protocol::Http2 && connected.get_ref().1.alpn_protocol() != Some(protocol.name()) {
         let host = &with.server.host;
         return Err(KubeError::Protocol(format!(
             "{host} does not speak HTTP/2: it is no API server, or something in between takes HTTP/2 away"
@@ -52,8 +72,8 @@ pub(super) async fn connect(with: &Loaded, socket: Async<TcpStream>) -> Result<S
 fn failed(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
-            "the server's certificate is not signed by the kubeconfig's certificate-authority: it is another server, \
-             or its authority is another one now"
+            "the server's certificate is not signed by the certificate-authority of the kubeconfig, or of the token: it is \
+             another server, or its authority is another one now"
                 .to_owned()
         }
         Error::InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
@@ -71,7 +91,7 @@ fn failed(error: &Error) -> String {
     }
 }
 
-fn config(with: &Loaded) -> Result<ClientConfig, String> {
+fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS: {error}"))?;
@@ -97,15 +117,11 @@ fn config(with: &Loaded) -> Result<ClientConfig, String> {
         }
         None => builder.with_no_client_auth(),
     };
-    config.alpn_protocols = vec![H2.to_vec()];
+    config.alpn_protocols = vec![protocol.name().to_vec()];
     config.resumption = Resumption::disabled();
     Ok(config)
 }
 
 fn certificates(pem: &[u8], field: &str) -> Result<Vec<CertificateDer<'static>>, String> {
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) | Err(_) => Err(format!("{field}: holds no certificate in PEM")),
-    }
+    crate::tls::certificates(pem).ok_or_else(|| format!("{field}: holds no certificate in PEM"))
 }

@@ -48,6 +48,8 @@ pub const LOG_LAST_WORDS: Duration = Duration::from_secs(1);
 pub const LOG_ASK_FIRST: Duration = Duration::from_millis(100);
 /// Longest wait.
 pub const LOG_ASK_MAX: Duration = Duration::from_secs(10);
+/// How often a log is looked at that is followed where the kernel has no inotify left to tell of changes.
+pub const LOG_LOOK_UNTOLD: Duration = Duration::from_secs(1);
 // The time between two looks is not what makes a log of the usual size outgrow its limit.
 const _: () =
     assert!(LOG_BYTES_PER_SECOND as u128 * LOG_LOOK_MIN.as_millis() / 1000 <= LOG_BYTES as u128 / 20);

@@ -22,7 +22,8 @@ pub const POD_NODES_MAX: usize = 8 * KIB;
 /// Bytes of all values of one ConfigMap or Secret (`MaxSecretSize`). More: the object is refused.
 pub const OBJECT_BYTES_MAX: usize = MIB;
 
-/// How often emptyDirs with a `sizeLimit` are measured, where there are any (the kubelet's eviction monitor).
+/// How often pods with limits of their own on the node's disk are measured, where there are any (the kubelet's eviction
+/// monitor).
 pub const VOLUME_USAGE_PERIOD: Duration = Duration::from_secs(10);
 
 /// Files of several names that are remembered while one volume is measured. Full: a further one counts once for each name.

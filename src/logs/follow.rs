@@ -1,6 +1,8 @@
-//! Follows logs until their containers have ended. I/O, blocking, in a process of its own.
+//! Follows logs until their containers have ended. I/O, blocking, in a process of its own; the node's API follows one step by
+//! step, each on a thread.
 //!
-//! inotify on the logs' directories says when to look again. A container that ends takes its log's writer with it, which is
+//! inotify on the logs' directories says when to look again; where the kernel has none left to give (128 for each user, as a
+//! rule), logs are looked at every `LOG_LOOK_UNTOLD`. A container that ends takes its log's writer with it, which is
 //! when somebody is asked whether it runs; and now and then, should nothing tell.
 
 use std::ffi::{OsStr, OsString};
@@ -13,17 +15,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
 
 use super::line::Sink;
 use super::read::LogReader;
 use crate::limits::{
     INOTIFY_BUFFER_BYTES, LOG_ASK_FIRST, LOG_ASK_MAX, LOG_CHUNK_BYTES, LOG_CHUNKS_AT_ONCE, LOG_LAST_WORDS,
+    LOG_LOOK_UNTOLD,
 };
 
 /// A log that is followed.
 struct Followed {
     reader: LogReader,
-    watch: i32,
+    watch: Option<i32>,
     /// It was seen rotated at that instant, and is read to its end when its writer has let go of it.
     rotated: Option<Instant>,
     /// The file that a writer has let go of last.
@@ -40,7 +44,8 @@ struct Followed {
 
 /// Logs that are followed together.
 pub struct Follower {
-    inotify: OwnedFd,
+    /// `None`: there was none left.
+    inotify: Option<OwnedFd>,
     logs: Vec<Followed>,
 }
 
@@ -48,9 +53,25 @@ impl Follower {
     /// Follows nothing yet.
     ///
     /// # Errors
-    /// inotify is used up.
+    /// inotify's, but for that it is used up.
     pub fn new() -> io::Result<Self> {
-        Ok(Self { inotify: inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK)?, logs: Vec::new() })
+        let inotify = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
+            Ok(inotify) => Some(inotify),
+            Err(Errno::MFILE | Errno::NFILE | Errno::NOMEM) => None,
+            Err(error) => return Err(error.into()),
+        };
+        Ok(Self { inotify, logs: Vec::new() })
+    }
+
+    /// One that nothing tells of changes.
+    #[cfg(test)]
+    pub(super) const fn untold() -> Self {
+        Self { inotify: None, logs: Vec::new() }
+    }
+
+    /// When to look again where nothing tells of a change.
+    pub(crate) fn look_at(&self, at: Instant) -> Instant {
+        if self.inotify.is_some() { at } else { at.min(Instant::now() + LOG_LOOK_UNTOLD) }
     }
 
     /// Watches the log's directory and opens the log after that, so that nothing falls between.
@@ -65,7 +86,17 @@ impl Follower {
             | WatchFlags::MOVED_TO
             | WatchFlags::DELETE
             | WatchFlags::ONLYDIR;
-        let watch = inotify::add_watch(&self.inotify, directory, events)?;
+        let watch = match self.inotify.as_ref().map(|inotify| inotify::add_watch(inotify, directory, events))
+        {
+            None => None,
+            Some(Ok(watch)) => Some(watch),
+            // No more watches for this user: as if there were no inotify.
+            Some(Err(Errno::NOSPC | Errno::NOMEM)) => {
+                self.inotify = None;
+                None
+            }
+            Some(Err(error)) => return Err(error.into()),
+        };
         self.logs.push(Followed {
             reader: open()?,
             watch,
@@ -90,7 +121,7 @@ impl Follower {
         loop {
             let (mut more, mut wake_at) = (false, None::<Instant>);
             for (at, log) in self.logs.iter_mut().enumerate().filter(|(_, log)| !log.over) {
-                match log.turn(&mut chunk, sink, || runs(at))? {
+                match log.turn(LOG_CHUNKS_AT_ONCE, &mut chunk, sink, || runs(at))? {
                     Turn::More => more = true,
                     Turn::Until(at) => wake_at = Some(wake_at.map_or(at, |other| other.min(at))),
                     Turn::Over => log.over = true,
@@ -100,23 +131,33 @@ impl Follower {
                 return Ok(());
             }
             sink.flush()?;
-            let wait = wake_at.filter(|_| !more).map(|at| at.saturating_duration_since(Instant::now()));
+            let wake_at = wake_at.filter(|_| !more).map(|at| self.look_at(at));
+            let wait = wake_at.map(|at| at.saturating_duration_since(Instant::now()));
             self.wait(wait.unwrap_or_default())?;
         }
     }
 
     /// Waits for inotify and takes its events.
     fn wait(&mut self, wait: Duration) -> io::Result<()> {
+        let Some(inotify) = &self.inotify else {
+            std::thread::sleep(wait);
+            return Ok(());
+        };
         let timeout = Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: wait.subsec_nanos().into(),
         };
-        match poll(&mut [PollFd::new(&self.inotify, PollFlags::IN)], Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+        match poll(&mut [PollFd::new(inotify, PollFlags::IN)], Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
+        self.take_events()
+    }
+
+    fn take_events(&mut self) -> io::Result<()> {
+        let Some(inotify) = &self.inotify else { return Ok(()) };
         let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
-        let mut reader = Reader::new(&self.inotify, &mut buffer);
+        let mut reader = Reader::new(inotify, &mut buffer);
         loop {
             match reader.next() {
                 Ok(event) => {
@@ -125,19 +166,52 @@ impl Follower {
                     let name = OsStr::from_bytes(name.to_bytes());
                     self.logs
                         .iter_mut()
-                        .filter(|log| log.watch == event.wd())
+                        .filter(|log| log.watch == Some(event.wd()))
                         .for_each(|log| log.closed(name));
                 }
-                Err(rustix::io::Errno::AGAIN) => return Ok(()),
-                Err(rustix::io::Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 }
 
+/// For a task that follows one log, a step at a time.
+#[cfg(feature = "tls")]
+impl Follower {
+    /// It is readable when there is something to do: the task waits for it by itself. `None`: nothing tells.
+    ///
+    /// # Errors
+    /// Out of descriptors.
+    pub(crate) fn readable(&self) -> io::Result<Option<OwnedFd>> {
+        self.inotify.as_ref().map(OwnedFd::try_clone).transpose()
+    }
+
+    /// Takes inotify's events, and reads on in the first log, of which so many bytes at once fit into `chunk`. `runs`: its
+    /// container does, as far as anybody knows; asked for when [`Follower::asks`].
+    ///
+    /// # Errors
+    /// The log's or the sink's.
+    pub(crate) fn step(&mut self, chunk: &mut [u8], sink: &mut impl Sink, runs: bool) -> io::Result<Turn> {
+        self.take_events()?;
+        match self.logs.first_mut() {
+            Some(log) => match log.turn(1, chunk, sink, || runs)? {
+                Turn::Until(at) => Ok(Turn::Until(self.look_at(at))),
+                turn => Ok(turn),
+            },
+            None => Ok(Turn::Over),
+        }
+    }
+
+    /// The next [`Follower::step`] wants to know whether the first log's container runs.
+    pub(crate) fn asks(&self) -> bool {
+        self.logs.first().is_some_and(|log| !log.ended && log.ask_at <= Instant::now())
+    }
+}
+
 /// What a log needs next.
-enum Turn {
+pub(crate) enum Turn {
     /// There is more to read.
     More,
     /// Another look, then or when something happens.
@@ -149,11 +223,12 @@ enum Turn {
 impl Followed {
     fn turn(
         &mut self,
+        chunks: usize,
         chunk: &mut [u8],
         sink: &mut impl Sink,
         runs: impl FnOnce() -> bool,
     ) -> io::Result<Turn> {
-        for _ in 0..LOG_CHUNKS_AT_ONCE {
+        for _ in 0..chunks {
             if !self.reader.pump(chunk, sink)? {
                 return self.at_end(runs);
             }

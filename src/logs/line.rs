@@ -63,7 +63,7 @@ pub fn head(text: &[u8]) -> Option<Head> {
 }
 
 /// `YYYY-MM-DDTHH:MM:SS[.fraction](Z|±HH:MM)`.
-fn rfc3339(text: &[u8]) -> Option<Wall> {
+pub(crate) fn rfc3339(text: &[u8]) -> Option<Wall> {
     let number = |from: usize, to: usize| {
         let digits = text.get(from..to)?;
         digits.iter().all(u8::is_ascii_digit).then(|| decimal(digits))

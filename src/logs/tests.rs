@@ -264,9 +264,17 @@ impl Writer {
 
 /// What a follower shows of `work`, after which the container has ended.
 fn followed(log: &Path, sink: &mut (impl Sink + Send), work: impl FnOnce() + Send) {
+    followed_by(Follower::new().unwrap(), log, sink, work);
+}
+
+fn followed_by(
+    mut follower: Follower,
+    log: &Path,
+    sink: &mut (impl Sink + Send),
+    work: impl FnOnce() + Send,
+) {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let mut follower = Follower::new().unwrap();
         let part = Part { tail: None, follow: true };
         follower.add(log, || LogReader::open(log, part, Shown::default())).unwrap();
         scope.spawn(|| {
@@ -309,6 +317,20 @@ fn nothing_is_lost_or_doubled_across_rotations() {
         }
     }
     panic!("this machine lets nobody write in time");
+}
+
+#[test]
+fn without_inotify_a_log_is_looked_at_now_and_then() {
+    let folder = Folder::new("untold");
+    let mut writer = Writer::new(&folder.log());
+    writer.lines(10);
+    let mut both = Both::default();
+    followed_by(Follower::untold(), &folder.log(), &mut both, || {
+        writer.lines(50);
+        writer.rotate(0);
+        writer.lines(5);
+    });
+    assert_same(both.out(), &writer.expected());
 }
 
 /// A terminal that does not take anything until `rotations` have passed.

@@ -1,9 +1,11 @@
 //! The pod as it was asked for.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, EphemeralContainer, Lifecycle, Pod, PodSpec, VolumeMount,
+    Container, ContainerPort, EnvVar, EphemeralContainer, Lifecycle, Pod, PodCondition, PodSpec, Volume,
+    VolumeMount,
 };
 
 use super::hash::container_hash;
@@ -60,6 +62,11 @@ macro_rules! container_spec {
     };
 }
 
+/// The conditions that stand in the pod itself: those that its readiness gates name, as others have set them.
+pub fn conditions_of(pod: &Pod) -> &[PodCondition] {
+    pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
+}
+
 /// A pod that a source wants to run: the typed object and what is computed from it once.
 ///
 /// Built at the edge after validation; the core also admits what the kubelet's functions admit (undefaulted
@@ -74,6 +81,39 @@ pub struct DesiredPod {
     pub init_hashes: Box<[u32]>,
     /// The container hashes of `spec.containers`, in spec order.
     pub app_hashes: Box<[u32]>,
+    /// What its runtime class means, if it has one.
+    pub handler: ClassHandler,
+    /// What its volumes that are claims have for it, by the volume's name.
+    pub claims: Vec<(Box<str>, Claimed)>,
+}
+
+/// What a volume that is a claim has for its pod: a path of the node, or why there is none.
+pub type Claimed = Result<ClaimedPath, Arc<str>>;
+
+/// Why a claim has no volume that is not known yet.
+pub const UNTOLD: &str = "the API server has not told of it yet";
+
+/// A path of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClaimedPath {
+    /// The path.
+    pub path: Arc<str>,
+    /// What it must be, as `hostPath.type` has it; empty: it is not looked at.
+    pub kind: Arc<str>,
+    /// No container of the pod may write there.
+    pub read_only: bool,
+}
+
+/// The runtime's handler that a pod's runtime class means.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ClassHandler {
+    /// The one that is called like the class: a static pod has no object to look into.
+    #[default]
+    Named,
+    /// The one that the `RuntimeClass` object names.
+    Of(Arc<str>),
+    /// The API server has no such object, or has not told of it yet.
+    Missing,
 }
 
 impl DesiredPod {
@@ -88,13 +128,31 @@ impl DesiredPod {
         let spec = pod.spec.as_ref();
         let init_hashes = hashes(spec.and_then(|s| s.init_containers.as_deref()).unwrap_or_default());
         let app_hashes = hashes(spec.map(|s| s.containers.as_slice()).unwrap_or_default());
-        Self { key, pod: Rc::new(pod), init_hashes, app_hashes }
+        Self {
+            key,
+            pod: Rc::new(pod),
+            init_hashes,
+            app_hashes,
+            handler: ClassHandler::Named,
+            claims: Vec::new(),
+        }
     }
 
     /// The pod's spec; an empty one when the object has none, as the kubelet's zero value.
     pub fn spec(&self) -> &PodSpec {
         static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    /// What the volume has, when it is a claim.
+    pub fn claimed(&self, volume: &Volume) -> Option<Result<&ClaimedPath, &str>> {
+        volume.persistent_volume_claim.as_ref()?;
+        let known = self.claims.iter().find(|(name, _)| **name == *volume.name);
+        Some(match known {
+            Some((_, Ok(path))) => Ok(path),
+            Some((_, Err(why))) => Err(why),
+            None => Err(UNTOLD),
+        })
     }
 
     /// `spec.initContainers`, empty when absent.

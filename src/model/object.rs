@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, Secret, Service, ServiceAccountTokenProjection};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, NodeSelector, Pod, Secret, Service, ServiceAccountTokenProjection,
+};
 
 /// What kind of object, as `kind` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +19,10 @@ pub enum ObjectKind {
     Token,
     /// Services of a namespace ([`Services`]).
     Services,
+    /// `RuntimeClass` ([`RuntimeClass`]), of no namespace.
+    RuntimeClass,
+    /// `PersistentVolumeClaim`, with its volume ([`Claim`]).
+    Claim,
 }
 
 impl fmt::Display for ObjectKind {
@@ -26,6 +32,8 @@ impl fmt::Display for ObjectKind {
             Self::Secret => "Secret",
             Self::Token => "Token",
             Self::Services => "Services",
+            Self::RuntimeClass => "RuntimeClass",
+            Self::Claim => "PersistentVolumeClaim",
         })
     }
 }
@@ -50,7 +58,10 @@ impl ObjectKey {
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}/{}", self.kind, self.namespace, self.name)
+        match &*self.namespace {
+            "" => write!(f, "{} {}", self.kind, self.name),
+            namespace => write!(f, "{} {namespace}/{}", self.kind, self.name),
+        }
     }
 }
 
@@ -65,6 +76,49 @@ pub enum Object {
     Token(Arc<Token>),
     /// Services.
     Services(Arc<Services>),
+    /// A runtime class.
+    RuntimeClass(Arc<RuntimeClass>),
+    /// A claim.
+    Claim(Arc<Claim>),
+}
+
+/// What a pod's claim of a persistent volume has for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Claim {
+    /// `metadata.namespace`.
+    pub namespace: Box<str>,
+    /// `metadata.name`.
+    pub name: Box<str>,
+    /// The volume, or why there is none for a pod of this node.
+    pub volume: Result<ClaimedVolume, Arc<str>>,
+}
+
+/// A persistent volume that is a path of the node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClaimedVolume {
+    /// The `PersistentVolume`'s name.
+    pub name: Box<str>,
+    /// The path on the node; shared with the pods that have it.
+    pub path: Arc<str>,
+    /// What the path must be, as `hostPath.type` has it; empty: it is not looked at.
+    pub kind: Arc<str>,
+    /// `spec.nodeAffinity.required`.
+    pub nodes: Option<NodeSelector>,
+}
+
+/// What a runtime class means here. Its overhead and its scheduling stand in the pods already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeClass {
+    /// `metadata.name`.
+    pub name: Box<str>,
+    /// `handler`: the runtime's name of the way to run such pods.
+    pub handler: Arc<str>,
+}
+
+/// The runtime class that the pod has.
+pub fn class_of(pod: &Pod) -> Option<ObjectKey> {
+    let class = pod.spec.as_ref()?.runtime_class_name.as_deref().filter(|class| !class.is_empty())?;
+    Some(ObjectKey::new(ObjectKind::RuntimeClass, "", class))
 }
 
 /// Services of one namespace, as far as variables are made of them.
@@ -158,6 +212,8 @@ impl Object {
             Self::Secret(secret) => (ObjectKind::Secret, &secret.metadata),
             Self::Token(token) => return ObjectKey::new(ObjectKind::Token, &token.namespace, &token.name),
             Self::Services(of) => return ObjectKey::new(ObjectKind::Services, &of.namespace, &of.name),
+            Self::Claim(of) => return ObjectKey::new(ObjectKind::Claim, &of.namespace, &of.name),
+            Self::RuntimeClass(class) => return ObjectKey::new(ObjectKind::RuntimeClass, "", &class.name),
         };
         let text = |field: &Option<String>| field.as_deref().unwrap_or_default().into();
         ObjectKey { kind, namespace: text(&metadata.namespace), name: text(&metadata.name) }
@@ -173,7 +229,7 @@ impl Object {
             }
             Self::Secret(secret) => secret.data.as_ref()?.get(key).map(|value| value.0.as_slice()),
             Self::Token(token) => (key == TOKEN_KEY).then_some(token.value.as_bytes()),
-            Self::Services(_) => None,
+            Self::Services(_) | Self::RuntimeClass(_) | Self::Claim(_) => None,
         }
     }
 
@@ -182,7 +238,7 @@ impl Object {
         let (text, binary) = match self {
             Self::ConfigMap(map) => (map.data.as_ref(), map.binary_data.as_ref()),
             Self::Secret(secret) => (None, secret.data.as_ref()),
-            Self::Token(_) | Self::Services(_) => (None, None),
+            Self::Token(_) | Self::Services(_) | Self::RuntimeClass(_) | Self::Claim(_) => (None, None),
         };
         let token = matches!(self, Self::Token(_)).then_some(TOKEN_KEY);
         let text = text.into_iter().flat_map(BTreeMap::keys);
@@ -194,7 +250,7 @@ impl Object {
         let immutable = match self {
             Self::ConfigMap(map) => map.immutable,
             Self::Secret(secret) => secret.immutable,
-            Self::Token(_) | Self::Services(_) => None,
+            Self::Token(_) | Self::Services(_) | Self::RuntimeClass(_) | Self::Claim(_) => None,
         };
         immutable == Some(true)
     }
@@ -241,6 +297,9 @@ pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
         if let Some(name) = volume.secret.as_ref().and_then(|of| of.secret_name.as_deref()) {
             add(ObjectKind::Secret, name);
         }
+        if let Some(of) = &volume.persistent_volume_claim {
+            add(ObjectKind::Claim, &claim_of(pod, &of.claim_name));
+        }
         for source in volume.projected.iter().flat_map(|of| of.sources.iter().flatten()) {
             if let Some(of) = &source.config_map {
                 add(ObjectKind::ConfigMap, &of.name);
@@ -252,6 +311,12 @@ pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
     }
     names.extend(tokens_of(pod).map(|(key, _)| key));
     names
+}
+
+/// The name of a claim in the key of what this pod has of it: each pod asks by itself (kubelet `getPVCExtractPV`), since another
+/// claim may have the name by then.
+pub fn claim_of(pod: &Pod, claim: &str) -> String {
+    format!("{claim}/{}", pod.metadata.uid.as_deref().unwrap_or_default())
 }
 
 /// The names of a pod's pull secrets. Empty ones, which the API lets pass, are none (`getPullSecretsForPod`).

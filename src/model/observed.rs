@@ -200,6 +200,10 @@ pub struct SandboxItem {
     pub created_at: Wall,
     /// The annotation `smolet.io/node`: the node name of the smolet that made the sandbox.
     pub node: Option<Box<str>>,
+    /// A kubelet made it, or an agent that writes its labels: `io.kubernetes.pod.*` say the same as `metadata`.
+    pub labelled: bool,
+    /// Of a manifest in a directory: the annotation `kubernetes.io/config.source` is `file`.
+    pub of_file: bool,
 }
 
 /// One row of CRI `ListContainers`.
@@ -221,4 +225,6 @@ pub struct ContainerItem {
     pub created_at: Wall,
     /// `image_id`, else `image_ref`: which image keeps the container's root.
     pub image: Box<str>,
+    /// `io.kubernetes.container.hash`; 0 when absent.
+    pub hash: u64,
 }

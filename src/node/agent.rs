@@ -8,7 +8,8 @@
 //! Sources are here, looks at the runtime in `relist`, what it tells by itself in `events`, what follows for one pod in
 //! `pod`, its probes in `probes`, what volumes take in `usage`, what the node is short of in `pressure`, images that
 //! nobody needs in `images`, dead containers of all pods in `garbage`, container logs in `logs`, what is kept on disk in
-//! `disk` and `checkpoint`. All of it runs on the loop's thread between two awaits; what takes time is a task (`jobs`).
+//! `disk` and `checkpoint`, what a former agent has left in `handover`. All of it runs on the loop's thread between two
+//! awaits; what takes time is a task (`jobs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,7 +34,7 @@ use super::record::Record;
 use super::relist::Relisting;
 use super::ring::Ring;
 use super::shutdown::Shutdown;
-use super::usage::Measuring;
+use super::usage::{HeldToLimits, Measuring};
 use crate::config::Config;
 use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
@@ -86,8 +87,8 @@ pub(super) enum Event {
     IdentityWritten(std::io::Result<()>),
     /// A write of the checkpoint ended.
     CheckpointWritten(std::io::Result<()>),
-    /// The emptyDirs that outgrew their limit, by pod, with the message.
-    Measured(Vec<(PodUid, String)>),
+    /// What the pods use that have limits of their own.
+    Measured(Box<HeldToLimits>),
     /// A look at the images ended.
     ImagesLooked(Result<Box<Look>, String>),
     /// The removal of an image ended.
@@ -154,13 +155,14 @@ pub(super) struct Agent<R> {
     /// What each source holds.
     pub(super) held: BTreeMap<&'static str, Held>,
     /// What is kept of the cluster that this node joined.
-    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is none then"))]
     pub(super) cluster: Option<Cluster>,
     pub(super) shutdown_groups: ShutdownGroups,
     /// The node's, while it is under way.
     pub(super) shutdown: Option<Shutdown>,
     /// logind's, while it waits.
     pub(super) delay_lock: Option<DelayLock>,
+    /// Pods of a former agent that nothing names are ended.
+    pub(super) take_over: bool,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -222,6 +224,7 @@ impl<R: Runtime + 'static> Agent<R> {
             shutdown_groups: config.shutdown.clone(),
             shutdown: None,
             delay_lock: None,
+            take_over: config.take_over,
         };
         agent.restore(now);
         agent
@@ -287,7 +290,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Query(query) => self.answer(&query),
             Event::IdentityWritten(result) => self.identity_written(result),
             Event::CheckpointWritten(result) => self.checkpoint_written(result),
-            Event::Measured(outgrown) => self.measured(outgrown),
+            Event::Measured(found) => self.measured(*found),
             Event::ImagesLooked(looked) => self.images_looked(looked),
             Event::ImageRemoved(removed) => self.image_removed(*removed),
             Event::Observed(seen) => self.observed(*seen),
@@ -314,6 +317,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     pub(super) fn apply(&mut self, mut update: SourceUpdate) {
         self.held.insert(update.source, update.held);
+        self.keep_uids(&mut update);
         self.server_pods(&mut update);
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
@@ -341,6 +345,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.ctx.env = Rc::new(ManifestObjects(self.desired.objects()));
             self.try_again_with(&objects, &mut touched);
         }
+        self.try_again_elsewise(&mut touched);
         // Before what is new begins: it may have to wait for one of them.
         self.end_orphans(&mut touched);
         for pod in wanted {
@@ -350,6 +355,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in touched {
             self.drive(&uid);
         }
+        self.look_at_gates();
     }
 
     /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
@@ -371,6 +377,20 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.want(pod.clone());
                 record.volumes_stale = true;
                 touched.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Pods that have another handler or other volumes by now, by what the cluster says of their class, their claims or their
+    /// node, have what they wait for, perhaps. What runs is not touched by that.
+    fn try_again_elsewise(&mut self, touched: &mut BTreeSet<PodUid>) {
+        for entry in self.desired.entries() {
+            let pod = &entry.wanted.pod;
+            let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
+            let known = record.worker.pod();
+            if known.is_some_and(|known| known.claims != pod.claims || known.handler != pod.handler) {
+                record.want(pod.clone());
+                touched.insert(pod.key.uid.clone());
             }
         }
     }
@@ -520,6 +540,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Pods of ours in the runtime that nothing wants any more.
     pub(super) fn end_orphans(&mut self, touched: &mut BTreeSet<PodUid>) {
         self.sweep();
+        self.take_over_orphans();
         let Some(relist) = &self.relist else { return };
         let ours = relist.pods.iter().filter(|(uid, pod)| {
             (pod.made_here || self.identity.adopted().contains(*uid)) && !self.records.contains_key(*uid)
@@ -531,6 +552,8 @@ impl<R: Runtime + 'static> Agent<R> {
                 log::info!("pod {key}: runs, and no manifest names it; it ends");
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);
+                // What its container has noted is the spec's.
+                record.hurried = self.deletion_grace(&key.uid);
                 self.records.insert(key.uid.clone(), record);
                 self.judge(&key.uid);
                 touched.insert(key.uid);

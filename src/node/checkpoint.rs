@@ -299,6 +299,8 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Before the agent ends by itself: ages too are written, which count on from there after a reboot. Waits for the
     /// disk, but not for ever.
     pub(super) async fn save_at_end(&mut self) {
+        #[cfg(feature = "tls")]
+        self.keep_at_end().await;
         let now = self.ctx.clock.now().mono;
         let kept = self.kept(now);
         if kept.pods.is_empty() && self.saving.saved == Some(self.mark()) {

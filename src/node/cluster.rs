@@ -1,8 +1,9 @@
 //! This node in a cluster: its lease, its Node object, and what its pods become there.
 //!
 //! ```text
-//!     register ─► lease          every LEASE_PERIOD
-//!              └► report         every NODE_LOOK_PERIOD a look; told when it changed, and every NODE_REPORT_PERIOD
+//!     register ─► lease          four times while it holds
+//!              └► report         every nodeStatusUpdateFrequency a look; told when it changed, and every
+//!              │                  nodeStatusReportFrequency
 //!     a pod's status changed ─► its status is patched
 //!     a pod that was deleted there has ended, and nothing of it is left here ─► its last status, then it is deleted for good
 //! ```
@@ -11,30 +12,36 @@
 //! `KUBE_TELLING_MAX`. What fails is told again later, with what there is to tell then.
 
 use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::PathBuf;
 use std::rc::Rc;
 
-use hyper::Method;
 use k8s_openapi::api::core::v1::PodStatus;
-use serde_json::{Value, json};
+use serde_json::Value;
 use smol::channel::Receiver;
 
 use super::agent::{Agent, Event};
-use super::cluster_admission::Admission;
+use super::cluster_admission::{Admission, note_refusal};
+use super::cluster_calls::{health, images, refusal, register, renew, report, tell};
 use super::cluster_events::Telling;
+use super::cluster_kept::{Keeping, Outcome};
+use super::cluster_mirrors::{Mirrors, Name};
+pub(super) use super::cluster_network::Network;
 use super::cluster_objects::Following;
-use crate::cluster::node_object::{Health, Machine};
-use crate::cluster::{lease, pod_status};
-use crate::cri::{Runtime, RuntimeStatus};
-use crate::eviction::NodeCondition;
-use crate::kube::{Client, Content, KubeError, Resource, RetryWait, object_path, seed, subresource_path};
-use crate::limits::{KUBE_RETRY_MAX, KUBE_TELLING_MAX, LEASE_PERIOD, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD};
-use crate::model::{Mono, Now, PodKey, PodUid, Wall};
+use super::cluster_said::Said;
+use crate::cluster::node_images::NodeImage;
+use crate::cluster::node_object::Machine;
+use crate::cri::Runtime;
+use crate::k3s::Settings;
+use crate::kube::{Client, KubeError, RetryWait, seed};
+use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX, NODE_IMAGES_PERIOD};
+use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
+use crate::pleg::Relist;
+use crate::source::api_kept::Trees;
 use crate::source::api_node::NodeMarks;
 use crate::source::api_objects::Found;
-use crate::source::decode::Node;
-use crate::source::{self, EndingPod, SourceUpdate};
+use crate::source::{self, EndingPod, RefusedPod, SourceUpdate};
 use crate::status::merge;
+use crate::store::keep::folder::{Folder, Kept};
 use crate::sync::worker::{Life, Why};
 
 /// What the wiring hands over when this node joins a cluster.
@@ -45,8 +52,18 @@ pub struct Joined {
     pub machine: Machine,
     /// The pods that are bound to it.
     pub pods: Receiver<SourceUpdate>,
-    /// The labels and taints of its Node.
-    pub marks: Receiver<NodeMarks>,
+    /// What others wrote on its Node; `None` = it was deleted.
+    pub marks: Receiver<Option<NodeMarks>>,
+    /// Where its pods are left for the disk.
+    pub trees: Trees,
+    /// The server was not reached.
+    pub failed: Receiver<()>,
+    /// Where they are kept for a start without the server.
+    pub folder: Folder,
+    /// Where the configuration of a bridge for its pods goes; `None`: there is to be none.
+    pub bridge: Option<PathBuf>,
+    /// What a k3s server says of its cluster.
+    pub(crate) dns: Receiver<Settings>,
 }
 
 /// What is kept of it.
@@ -56,18 +73,25 @@ pub(super) struct Cluster {
     /// The Node's UID, once it is registered.
     pub(super) registered: Option<Box<str>>,
     node: Task,
+    /// The images that were here at that time.
+    pub(super) images: Rc<[NodeImage]>,
+    images_at: Option<Mono>,
     /// What was told last, and when.
     reported: Option<(u64, Mono)>,
+    /// The Node became another while its status was on its way: which of the two came first is not known.
+    look_again: bool,
     conditions: Vec<Value>,
     lease: Task,
     lease_version: Option<Box<str>>,
     pub(super) pods: BTreeMap<PodUid, Told>,
-    telling: usize,
+    pub(super) telling: usize,
+    pub(super) mirrors: Mirrors,
     pub(super) following: Following,
     pub(super) admission: Admission,
+    pub(super) network: Network,
+    pub(super) keeping: Keeping,
     pub(super) telling_events: Telling,
-    /// Said once.
-    said: Option<KubeError>,
+    pub(super) said: Said,
 }
 
 /// Something that is done again and again.
@@ -104,34 +128,92 @@ impl Task {
 
 /// What the server knows of a pod.
 pub(super) struct Told {
-    key: PodKey,
+    pub(super) key: PodKey,
+    /// It is a static pod, and the key that of its copy.
+    pub(super) is_mirror: bool,
     /// Of the status that it has; 0 = none of this process.
     revision: u64,
+    /// Another has marked it as not ready there.
+    marked: bool,
+    /// It was marked while its status was on its way: which of the two came first is not known.
+    again: bool,
     /// It was deleted there.
     ending: Option<EndingPod>,
-    /// It does not run here, because of this: reason and message.
-    refused: Option<(Box<str>, Box<str>)>,
+    /// It does not run here, because of this.
+    refused: Option<Box<RefusedPod>>,
     /// What its status was when the last of it went.
     last: Option<PodStatus>,
     task: Task,
 }
 
+impl Told {
+    /// Nothing of it is told yet.
+    pub(super) fn new(key: PodKey, now: Mono, seed: u64) -> Self {
+        let task = Task::new(now, seed);
+        Self {
+            key,
+            is_mirror: false,
+            revision: 0,
+            marked: false,
+            again: false,
+            ending: None,
+            refused: None,
+            last: None,
+            task,
+        }
+    }
+
+    /// The same of a static pod, with its copy's key.
+    pub(super) fn of_mirror(key: PodKey, now: Mono, seed: u64) -> Self {
+        Self { is_mirror: true, ..Self::new(key, now, seed) }
+    }
+
+    /// Another has marked it as not ready there, or no one has any more: its status is told once more (`needsReconcile`).
+    pub(super) fn is_marked(&mut self, marked: bool, now: Mono) {
+        if marked && !self.marked {
+            self.revision = 0;
+            self.again = self.task.in_flight;
+            self.task.at = now;
+        }
+        self.marked = marked;
+    }
+}
+
 /// What a task of the cluster's brings.
 pub(super) enum ClusterEvent {
     Registered(Result<(Box<str>, Vec<Value>), KubeError>),
+    /// These images are here.
+    ImagesListed(Rc<[NodeImage]>),
     /// With what was told and the conditions in it; nothing when it was as before.
     Reported(Result<Option<(u64, Vec<Value>)>, KubeError>),
     Leased(Result<Box<str>, KubeError>),
     Told {
         uid: PodUid,
+        /// What the server has as the pod's key.
+        key: PodKey,
         revision: u64,
         deleted: bool,
         result: Result<(), KubeError>,
     },
+    /// The copy of the static pod of that name was created or deleted, or not.
+    Mirrored {
+        name: Name,
+        result: Result<(), KubeError>,
+    },
+    /// The runtime knows the pods' addresses, and the bridge's configuration is as it is to be; or not.
+    NetworkTold(Result<(), String>),
+    /// The cluster's name servers.
+    Dns(Settings),
     /// There is something in `Found`.
     Found,
-    /// The node's labels or taints are these now.
-    Marked(NodeMarks),
+    /// The server is away: what was kept counts.
+    KeptCounts,
+    /// What was kept.
+    KeptRead(Kept),
+    /// A write of what is kept ended.
+    KeptWritten(Outcome),
+    /// The Node is this now; `None` = it was deleted.
+    Marked(Option<NodeMarks>),
     /// The event with that revision of the ring was told, or not.
     EventTold {
         revision: u64,
@@ -140,30 +222,65 @@ pub(super) enum ClusterEvent {
 }
 
 impl Cluster {
-    pub(super) fn new(client: Client, machine: Machine, found: Found, now: Mono) -> Self {
+    pub(super) fn new(
+        client: Client,
+        machine: Machine,
+        found: Found,
+        network: Network,
+        keeping: Keeping,
+        now: Mono,
+    ) -> Self {
         let seed = seed(&machine.name);
         Self {
             client,
             admission: Admission::new(&machine),
             telling_events: Telling::new(now, &machine.name),
+            mirrors: Mirrors::new(&machine.name),
+            network,
+            keeping,
             machine: Rc::new(machine),
             registered: None,
             node: Task::new(now, seed),
+            images: Rc::default(),
+            images_at: None,
             reported: None,
+            look_again: false,
             conditions: Vec::new(),
             lease: Task::new(now, seed),
             lease_version: None,
             pods: BTreeMap::new(),
             telling: 0,
             following: Following::new(found),
-            said: None,
+            said: Said::default(),
         }
     }
 
-    fn failed(&mut self, what: &str, why: &KubeError) {
-        if self.said.as_ref() != Some(why) {
+    /// The Node has these conditions, by type. When they are not those that were told last, they are told at once: a node of
+    /// which nothing is heard for a while is marked as unknown (`monitorNodeHealth`), and stays so until it speaks.
+    pub(super) fn compare(&mut self, there: &BTreeMap<Box<str>, Box<str>>, now: Mono) {
+        let is_as_told = |condition: &Value| {
+            let text = |field: &str| condition[field].as_str().unwrap_or_default();
+            there.get(text("type")).is_some_and(|status| **status == *text("status"))
+        };
+        if !self.conditions.iter().all(is_as_told) {
+            self.look_again = self.node.in_flight;
+            self.reported = None;
+            self.node.at = now;
+        }
+    }
+
+    /// Somebody deleted the Node: it registers afresh.
+    pub(super) fn was_deleted(&mut self, now: Mono) {
+        if self.registered.take().is_some() {
+            self.look_again = self.node.in_flight;
+            self.reported = None;
+            self.node.at = now;
+        }
+    }
+
+    pub(super) fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
+        if self.said.is_news(what, why, now) {
             log::warn!("{what}: {why}; trying again");
-            self.said = Some(why.clone());
         }
     }
 }
@@ -178,7 +295,10 @@ impl<R: Runtime + 'static> Agent<R> {
         pods.chain(lease)
             .chain(cluster.node.due())
             .chain(cluster.admission.due())
+            .chain(cluster.network.due())
+            .chain(cluster.keeping.due())
             .chain(self.telling_due())
+            .chain(self.mirrors_due())
             .min()
     }
 
@@ -201,6 +321,12 @@ impl<R: Runtime + 'static> Agent<R> {
         told.is_some_and(|told| told.ending.is_some())
     }
 
+    /// The grace period of its deletion there.
+    pub(super) fn deletion_grace(&self, uid: &PodUid) -> Option<Seconds> {
+        let told = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid))?;
+        told.ending.as_ref().map(|ending| ending.grace)
+    }
+
     /// It was deleted there, and nothing of it is left here.
     fn is_gone(&self, uid: &PodUid, told: &Told) -> bool {
         let left = self.relist.as_ref().is_none_or(|relist| relist.pods.contains_key(uid));
@@ -214,10 +340,21 @@ impl<R: Runtime + 'static> Agent<R> {
             let pressure = self.watching.conditions().to_vec();
             let (runtime, before) = (self.ctx.runtime.clone(), cluster.conditions.clone());
             let registered = cluster.registered.is_some();
-            let told = cluster.reported.filter(|(_, at)| now.mono.since(*at) < NODE_REPORT_PERIOD);
+            let told = cluster.reported.filter(|(_, at)| now.mono.since(*at) < machine.periods.report);
+            let mut listed = cluster.images.clone();
+            let lists = cluster.images_at.is_none_or(|at| now.mono.since(at) >= NODE_IMAGES_PERIOD);
+            if lists {
+                cluster.images_at = Some(now.mono);
+            }
             let events = self.events.clone();
             let task = async move {
-                let health = health(pressure, runtime.status().await.map_err(|error| error.to_string()));
+                if lists && let Ok(found) = images(&*runtime).await {
+                    listed = found;
+                    let event = ClusterEvent::ImagesListed(listed.clone());
+                    let _ = events.send(Event::Cluster(Box::new(event))).await;
+                }
+                let status = runtime.status().await.map_err(|error| error.to_string());
+                let health = health(pressure, status, listed);
                 let event = if registered {
                     let told = told.map(|(told, _)| told);
                     ClusterEvent::Reported(report(&client, &machine, &health, &before, told, now.wall).await)
@@ -231,7 +368,10 @@ impl<R: Runtime + 'static> Agent<R> {
         if cluster.admission.due().is_some_and(|at| at <= now.mono) {
             self.ask_again();
         }
+        self.turn_network(now);
+        self.turn_keeping(now.mono);
         self.renew_lease(now);
+        self.turn_mirrors(now);
         self.tell_pods(now);
         self.tell_event(now);
     }
@@ -242,10 +382,10 @@ impl<R: Runtime + 'static> Agent<R> {
         if !cluster.lease.begins(now.mono) {
             return;
         }
-        let (client, name) = (cluster.client.clone(), cluster.machine.name.clone());
+        let (client, machine) = (cluster.client.clone(), cluster.machine.clone());
         let (version, events) = (cluster.lease_version.clone(), self.events.clone());
         let task = async move {
-            let leased = renew(&client, &name, &uid, version, now.wall).await;
+            let leased = renew(&client, &machine, &uid, version, now.wall).await;
             let _ = events.send(Event::Cluster(Box::new(ClusterEvent::Leased(leased)))).await;
         };
         self.executor.spawn(task).detach();
@@ -289,9 +429,10 @@ impl<R: Runtime + 'static> Agent<R> {
         told.task.in_flight = true;
         cluster.telling += 1;
         let (client, key, events) = (cluster.client.clone(), told.key.clone(), self.events.clone());
+        let uid = uid.clone();
         let task = async move {
             let result = tell(&client, &key, status, deleted).await;
-            let event = ClusterEvent::Told { uid: key.uid, revision, deleted, result };
+            let event = ClusterEvent::Told { uid, key, revision, deleted, result };
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
         self.executor.spawn(task).detach();
@@ -302,63 +443,75 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(cluster) = &mut self.cluster else { return };
         match event {
             ClusterEvent::Found => self.objects_found(),
+            ClusterEvent::ImagesListed(images) => cluster.images = images,
+            ClusterEvent::KeptCounts => self.kept_counts(),
+            ClusterEvent::KeptRead(kept) => self.kept_read(kept),
+            ClusterEvent::KeptWritten(outcome) => self.kept_written(outcome),
             ClusterEvent::Marked(marks) => self.node_marked(marks),
             ClusterEvent::EventTold { revision, result } => self.event_told(revision, result),
+            ClusterEvent::NetworkTold(result) => self.network_told(result),
+            ClusterEvent::Dns(settings) => self.dns_known(&settings),
+            ClusterEvent::Mirrored { name, result } => self.mirrored(&name, result),
             ClusterEvent::Registered(result) => {
-                cluster.node.ended(result.is_ok(), now, NODE_LOOK_PERIOD);
+                cluster.node.ended(result.is_ok(), now, cluster.machine.periods.look);
                 match result {
                     Ok((uid, conditions)) => {
                         log::info!("node {}: registered", cluster.machine.name);
                         cluster.registered = Some(uid);
+                        cluster.look_again = false;
                         cluster.conditions = conditions;
                         // What the server had of it is not what it is now.
                         cluster.node.at = now;
                         cluster.lease.at = now;
                     }
-                    Err(why) => cluster.failed("the node is not registered", &why),
+                    Err(why) => cluster.failed("the node is not registered", &why, now),
                 }
             }
             ClusterEvent::Reported(result) => {
-                cluster.node.ended(result.is_ok(), now, NODE_LOOK_PERIOD);
+                cluster.node.ended(result.is_ok(), now, cluster.machine.periods.look);
                 match result {
-                    Ok(None) => {}
-                    Ok(Some((told, conditions))) => {
-                        cluster.reported = Some((told, now));
-                        cluster.conditions = conditions;
-                        cluster.said = None;
+                    Ok(told) => {
+                        if let Some((told, conditions)) = told {
+                            cluster.reported = Some((told, now));
+                            cluster.conditions = conditions;
+                            cluster.said.went_well();
+                        }
+                        if std::mem::take(&mut cluster.look_again) {
+                            cluster.reported = None;
+                            cluster.node.at = now;
+                        }
                     }
                     Err(why) => {
                         if why.is_not_found() {
-                            // Somebody deleted the Node.
-                            cluster.registered = None;
-                            cluster.reported = None;
+                            cluster.was_deleted(now);
                         }
-                        cluster.failed("the node's status is not told", &why);
+                        cluster.failed("the node's status is not told", &why, now);
                     }
                 }
             }
             ClusterEvent::Leased(result) => {
-                cluster.lease.ended(result.is_ok(), now, LEASE_PERIOD);
+                cluster.lease.ended(result.is_ok(), now, cluster.machine.periods.renewal());
                 match result {
                     Ok(version) => {
                         cluster.lease_version = Some(version);
-                        cluster.said = None;
+                        cluster.said.went_well();
                     }
                     Err(why) => {
                         cluster.lease_version = None;
-                        cluster.failed("the node's lease is not renewed", &why);
+                        cluster.failed("the node's lease is not renewed", &why, now);
                     }
                 }
             }
-            ClusterEvent::Told { uid, revision, deleted, result } => {
+            ClusterEvent::Told { uid, key, revision, deleted, result } => {
                 cluster.telling = cluster.telling.saturating_sub(1);
-                let Some(told) = cluster.pods.get_mut(&uid) else { return };
-                let key = told.key.clone();
+                // A static pod may have another copy by now.
+                let told = cluster.pods.get_mut(&uid).filter(|told| told.key == key);
+                let Some(told) = told else { return };
                 told.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
                 match result {
                     Ok(()) if deleted => drop(cluster.pods.remove(&uid)),
                     Ok(()) => {
-                        told.revision = revision;
+                        told.revision = if std::mem::take(&mut told.again) { 0 } else { revision };
                         // What changed meanwhile is told at once.
                         told.task.at = now;
                     }
@@ -367,7 +520,7 @@ impl<R: Runtime + 'static> Agent<R> {
                             // The same once more would be refused once more.
                             told.revision = revision;
                         }
-                        cluster.failed(&format!("pod {key}: its status is not told"), &why);
+                        cluster.failed(&format!("pod {key}: its status is not told"), &why, now);
                     }
                 }
             }
@@ -376,53 +529,66 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Takes out of an update of the server's what the pods that are wanted do not say.
     pub(super) fn server_pods(&mut self, update: &mut SourceUpdate) {
+        let Some(cluster) = &mut self.cluster else { return };
+        cluster.mirrors.look_again();
         if update.source != source::API {
             return;
         }
-        let now = self.ctx.clock.now().mono;
-        if let Some(cluster) = &mut self.cluster {
-            cluster.following.last = Some(update.clone());
+        if update.complete {
+            cluster.mirrors.are_there(&update.server.mirrors);
         }
+        cluster.following.last = Some(update.clone());
+        self.keep_pods();
+        let now = self.ctx.clock.now().mono;
         let over = &update.server.over;
         let relist = self.relist.as_ref();
+        let is_in =
+            |relist: &Relist, uid: &PodUid| relist.pods.contains_key(uid) || relist.former.contains(uid);
         let is_here =
-            |uid: &PodUid| self.records.contains_key(uid) || relist.is_some_and(|r| r.pods.contains_key(uid));
+            |uid: &PodUid| self.records.contains_key(uid) || relist.is_some_and(|relist| is_in(relist, uid));
         update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
         self.admit_pods(update);
         let Some(cluster) = &mut self.cluster else { return };
         let seed = seed(&cluster.machine.name);
-        let mut before = std::mem::take(&mut cluster.pods);
-        let mut know = |key: &PodKey| {
-            before.remove(&key.uid).unwrap_or_else(|| Told {
-                key: key.clone(),
-                revision: 0,
-                ending: None,
-                refused: None,
-                last: None,
-                task: Task::new(now, seed),
-            })
-        };
+        let known = std::mem::take(&mut cluster.pods).into_iter();
+        let (mirrors, mut before): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            known.partition(|(_, told)| told.is_mirror);
+        cluster.pods = mirrors;
+        let mut know =
+            |key: &PodKey| before.remove(&key.uid).unwrap_or_else(|| Told::new(key.clone(), now, seed));
         for sourced in &update.pods {
             let key = &sourced.pod.key;
-            let told = Told { refused: None, ..know(key) };
+            let mut told = Told { refused: None, ..know(key) };
+            told.is_marked(update.server.marked.contains(&key.uid), now);
             cluster.pods.insert(key.uid.clone(), told);
         }
         for refused in &update.server.refused {
-            let why = (refused.reason.clone(), refused.message.clone());
-            let told = Told { refused: Some(why), ..know(&refused.key) };
+            let told = know(&refused.key);
+            if told.refused.is_none() {
+                note_refusal(&*self.ctx.notes, refused);
+            }
+            let told = Told { refused: Some(Box::new(refused.clone())), ..told };
             cluster.pods.insert(refused.key.uid.clone(), told);
         }
-        let mut deleted = Vec::new();
+        let (mut deleted, mut sooner) = (Vec::new(), Vec::new());
         for ending in &update.server.ending {
             let told = know(&ending.key);
-            if told.ending.is_none() {
-                deleted.push(ending.clone());
+            match &told.ending {
+                None => deleted.push(ending.clone()),
+                Some(before) if ending.grace < before.grace => sooner.push(ending.clone()),
+                Some(_) => {}
             }
             let told = Told { ending: Some(ending.clone()), ..told };
             cluster.pods.insert(ending.key.uid.clone(), told);
         }
+        // The server knows nothing more of a pod that ends here: it was deleted once more, at once (`kubectl delete --force`).
+        let forgotten = before.into_values().filter(|told| told.ending.is_some());
+        sooner.extend(forgotten.map(|told| EndingPod { key: told.key, grace: Seconds(0) }));
         for ending in deleted {
             self.begin_deletion(&ending);
+        }
+        for ending in sooner {
+            self.hurry(&ending);
         }
         self.follow_objects(update);
     }
@@ -444,156 +610,27 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
+    /// The pod, which ends already, is to end sooner.
+    fn hurry(&mut self, ending: &EndingPod) {
+        let EndingPod { key, grace } = ending;
+        let Some(record) = self.records.get_mut(&key.uid) else { return };
+        log::info!(
+            "pod {key}: it was deleted once more; it ends within {} s",
+            grace.0.max(GRACE_SECONDS_MIN)
+        );
+        record.hurry(*grace);
+        self.drive(&key.uid);
+    }
+
     /// Nothing of the pod is left here: its last status is told before it goes there too.
     pub(super) fn cluster_forgets(&mut self, key: &PodKey) {
         let revision = self.statuses.revision_of(&key.uid);
         let status = self.statuses.status(&key.uid);
-        let Some(told) = self.cluster.as_mut().and_then(|cluster| cluster.pods.get_mut(&key.uid)) else {
-            return;
-        };
+        let Some(cluster) = &mut self.cluster else { return };
+        cluster.mirrors.look_again();
+        let Some(told) = cluster.pods.get_mut(&key.uid) else { return };
         if told.ending.is_some() && told.revision != revision {
             told.last = status;
         }
     }
-}
-
-/// What the runtime says of itself, in the kubelet's words.
-fn health(pressure: Vec<NodeCondition>, runtime: Result<RuntimeStatus, String>) -> Health {
-    let not_ready = match runtime {
-        Err(error) => vec![format!("container runtime is down: {error}")],
-        Ok(status) => {
-            let failing = status.conditions.iter().filter(|condition| !condition.status);
-            let told = failing.map(|condition| {
-                let what = match &*condition.kind {
-                    "NetworkReady" => "container runtime network not ready",
-                    _ => "container runtime not ready",
-                };
-                let (kind, reason, message) = (&condition.kind, &condition.reason, &condition.message);
-                format!("{what}: {kind}=false reason:{reason} message:{message}")
-            });
-            told.collect()
-        }
-    };
-    Health { pressure, not_ready }
-}
-
-/// The status of a pod that does not run here (`rejectPod`).
-fn refusal((reason, message): &(Box<str>, Box<str>)) -> PodStatus {
-    PodStatus {
-        phase: Some("Failed".to_owned()),
-        reason: Some(reason.to_string()),
-        message: Some(message.to_string()),
-        ..PodStatus::default()
-    }
-}
-
-fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
-    node.field(path[0])?.field(path[1])?.text().map(Box::from)
-}
-
-/// `tryRegisterWithAPIServer`: the Node's UID and the conditions that it has there.
-async fn register(
-    client: &Client,
-    machine: &Machine,
-    health: &Health,
-    now: Wall,
-) -> Result<(Box<str>, Vec<Value>), KubeError> {
-    let object = machine.object(health, &[], now);
-    let nodes = Resource::NODES.path("");
-    let node = match client.call(Method::POST, &nodes, Some(Content::json(&object))).await {
-        Err(error) if error.is(409) => {
-            let path = object_path(Resource::NODES, "", &machine.name);
-            let patch = json!({"metadata": {"labels": machine.labels()}});
-            client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?
-        }
-        created => created?,
-    };
-    let uid = text(&node, ["metadata", "uid"])
-        .ok_or_else(|| KubeError::Protocol("a Node without a UID".to_owned()))?;
-    let conditions = node.field("status").and_then(|status| status.field("conditions"));
-    let conditions = conditions.map(Node::items).unwrap_or_default().iter().map(|condition| {
-        let of = |field| condition.field(field).and_then(Node::text).unwrap_or_default();
-        json!({
-            "type": of("type"), "status": of("status"), "lastTransitionTime": of("lastTransitionTime"),
-        })
-    });
-    Ok((uid, conditions.collect()))
-}
-
-/// `tryUpdateNodeStatus`: what was told, when it is another than `told`.
-async fn report(
-    client: &Client,
-    machine: &Machine,
-    health: &Health,
-    before: &[Value],
-    told: Option<u64>,
-    now: Wall,
-) -> Result<Option<(u64, Vec<Value>)>, KubeError> {
-    // Times apart.
-    let mut hasher = DefaultHasher::new();
-    machine.status(health, &[], Wall(0)).to_string().hash(&mut hasher);
-    let digest = hasher.finish();
-    if told == Some(digest) {
-        return Ok(None);
-    }
-    let status = machine.status(health, before, now);
-    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
-    let path = subresource_path(Resource::NODES, "", &machine.name, "status");
-    client.call(Method::PATCH, &path, Some(Content::strategic(&json!({"status": status})))).await?;
-    Ok(Some((digest, conditions)))
-}
-
-/// `controller.sync` of the lease: its version.
-async fn renew(
-    client: &Client,
-    node: &str,
-    uid: &str,
-    version: Option<Box<str>>,
-    now: Wall,
-) -> Result<Box<str>, KubeError> {
-    let path = object_path(Resource::LEASES, lease::NAMESPACE, node);
-    let version = match version {
-        Some(version) => Some(version),
-        None => match client.call(Method::GET, &path, None).await {
-            Ok(found) => text(&found, ["metadata", "resourceVersion"]),
-            Err(error) if error.is_not_found() => None,
-            Err(error) => return Err(error),
-        },
-    };
-    let object = Content::json(&lease::lease(node, Some(uid), version.as_deref(), now));
-    let renewed = if version.is_some() {
-        client.call(Method::PUT, &path, Some(object)).await?
-    } else {
-        client.call(Method::POST, &Resource::LEASES.path(lease::NAMESPACE), Some(object)).await?
-    };
-    text(&renewed, ["metadata", "resourceVersion"])
-        .ok_or_else(|| KubeError::Protocol("a Lease without a resourceVersion".to_owned()))
-}
-
-/// Tells a pod's status, and deletes the pod when nothing of it is left here. That it is gone there, or another one has its
-/// name, is as good.
-async fn tell(
-    client: &Client,
-    key: &PodKey,
-    status: Option<PodStatus>,
-    deleted: bool,
-) -> Result<(), KubeError> {
-    let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
-    if let Some(status) = status {
-        let path = subresource_path(Resource::PODS, &key.namespace, &key.name, "status");
-        let patch = pod_status::patch(key.uid.as_str(), &status);
-        match client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await {
-            Err(error) if !is_past(&error) => return Err(error),
-            Ok(_) | Err(_) => {}
-        }
-    }
-    if deleted {
-        let path = object_path(Resource::PODS, &key.namespace, &key.name);
-        let options = Content::json(&pod_status::deletion(key.uid.as_str()));
-        match client.call(Method::DELETE, &path, Some(options)).await {
-            Err(error) if !is_past(&error) => return Err(error),
-            Ok(_) | Err(_) => {}
-        }
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 //! the word of a new label may come behind that of the pod. A critical one that lacks room waits for those that end for it
 //! (`preemption`).
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -13,17 +14,34 @@ use k8s_openapi::api::core::v1::Pod;
 use super::agent::Agent;
 use super::shutdown::disrupt;
 use crate::admit::preempt::{self, victims};
-use crate::admit::{NodeView, Remedy, Resources, admit, first_come};
+use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, admit, first_come};
 use crate::cluster::node_object::Machine;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::ADMISSION_DOUBT;
-use crate::model::{Mono, PodUid};
+use crate::model::{DesiredPod, Mono, PodKey, PodUid};
+use crate::render::NodeSettings;
+use crate::render::admission::refusal_of_settings;
 use crate::source::api_node::NodeMarks;
 use crate::source::identity::is_of_api_server;
 use crate::source::{RefusedPod, SourceUpdate};
 use crate::status::Phase;
+use crate::store::keep::content::Marks;
 use crate::sync::worker::Life;
+
+/// What the message of a pod's status begins with when the node does not take it.
+const REJECTED: &str = "Pod was rejected: ";
+
+/// Says that a pod does not run here (`rejectPod`).
+pub(super) fn note_refusal(note: &dyn Fn(&PodKey, EventKind, &'static str, &str), refused: &RefusedPod) {
+    let RefusedPod { key, message, .. } = refused;
+    let message = message.strip_prefix(REJECTED).unwrap_or(message);
+    match &refused.reason {
+        Cow::Borrowed(reason) => note(key, EventKind::Warning, reason, message),
+        // Of a resource that only this cluster has: the status alone has that word.
+        Cow::Owned(reason) => log::warn!("pod {key}: {reason}: {message}"),
+    }
+}
 
 /// What pods are admitted by, and what was decided.
 pub(super) struct Admission {
@@ -39,21 +57,18 @@ pub(super) struct Admission {
 
 impl Admission {
     pub(super) fn new(machine: &Machine) -> Self {
-        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let allocatable = Resources {
-            milli_cpu: number(machine.cpus.saturating_mul(1000)),
-            memory: number(machine.memory.saturating_sub(machine.memory_reserved)),
-            ephemeral_storage: number(machine.disk.saturating_sub(machine.disk_reserved)),
-            pods: i64::try_from(machine.pods).unwrap_or(i64::MAX),
-            scalars: BTreeMap::new(),
-        };
         Self {
             marks: None,
-            allocatable,
+            allocatable: machine.allocatable(),
             name: machine.name.clone(),
             refused: BTreeMap::new(),
             doubted: BTreeMap::new(),
         }
+    }
+
+    /// The node's labels, once they are known.
+    pub(super) fn labels(&self) -> Option<&BTreeMap<String, String>> {
+        self.marks.as_ref().map(|marks| &marks.labels)
     }
 
     /// When doubts are over.
@@ -62,12 +77,41 @@ impl Admission {
     }
 }
 
+/// A pod of the API server that the node's settings do not let run fails for good: whoever made it may make another, for
+/// another node (`sysctl.patternAllowlist`, `appArmorAdmitHandler`).
+fn of_settings(node: &NodeSettings, pod: &DesiredPod) -> Result<(), Rejection> {
+    let Some(why) = refusal_of_settings(node, pod) else { return Ok(()) };
+    Err(Rejection { reason: why.reason.into(), message: why.message, remedy: Remedy::None })
+}
+
 impl<R: Runtime + 'static> Agent<R> {
-    /// The node's labels or taints are others now.
-    pub(super) fn node_marked(&mut self, marks: NodeMarks) {
+    /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
+    pub(super) fn node_marked(&mut self, marks: Option<NodeMarks>) {
+        let now = self.ctx.clock.now().mono;
         let Some(cluster) = &mut self.cluster else { return };
-        cluster.admission.marks = Some(marks);
-        self.ask_again();
+        let Some(marks) = marks else { return cluster.was_deleted(now) };
+        if cluster.registered.as_ref().is_some_and(|uid| *uid != marks.uid) {
+            cluster.was_deleted(now);
+        }
+        cluster.compare(&marks.conditions, now);
+        cluster.network.has(&marks.pod_cidrs, now);
+        let of = |marks: &NodeMarks| (marks.labels.clone(), marks.taints.clone(), marks.pod_cidrs.clone());
+        if cluster.admission.marks.as_ref().map(of) != Some(of(&marks)) {
+            cluster.keeping.put_marks(&cluster.machine.name, &marks, now);
+            cluster.admission.marks = Some(marks);
+            self.ask_again();
+        }
+    }
+
+    /// The Node was this when the server was last heard.
+    pub(super) fn marks_kept(&mut self, marks: Marks) {
+        let now = self.ctx.clock.now().mono;
+        let Some(cluster) = &mut self.cluster else { return };
+        if cluster.admission.marks.is_none() {
+            let Marks { labels, taints, pod_cidrs } = marks;
+            cluster.network.has(&pod_cidrs, now);
+            cluster.admission.marks = Some(NodeMarks { labels, taints, pod_cidrs, ..NodeMarks::default() });
+        }
     }
 
     /// Asks about pods once more that wait for an answer.
@@ -119,18 +163,28 @@ impl<R: Runtime + 'static> Agent<R> {
                 waits.insert(uid);
                 continue;
             };
+            let Some(sourced) = update.pods.iter().find(|sourced| sourced.pod.key.uid == uid) else {
+                continue;
+            };
             let view = NodeView {
                 name: &admission.name,
                 labels: &marks.labels,
                 taints: &marks.taints,
                 allocatable: &admission.allocatable,
-                declared_features: &[],
+                declared_features: DECLARED_FEATURES,
             };
-            let Err(rejection) = admit(&pod, &view, &mut others.iter().map(|other| &**other)) else {
+            let by_rooms = || admit(&pod, &view, &mut others.iter().map(|other| &**other));
+            let Err(rejection) = of_settings(&self.ctx.node, &sourced.pod).and_then(|()| by_rooms()) else {
                 admission.doubted.remove(&uid);
                 others.push(pod);
                 continue;
             };
+            if !update.complete {
+                // The last word on it is the server's.
+                log::debug!("pod {uid}: waits for the server: {}: {}", rejection.reason, rejection.message);
+                waits.insert(uid);
+                continue;
+            }
             let rejection = match &rejection.remedy {
                 Remedy::None => rejection,
                 Remedy::FreshNode => {
@@ -158,11 +212,10 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
             };
             admission.doubted.remove(&uid);
-            let sourced = update.pods.iter().find(|sourced| sourced.pod.key.uid == uid);
-            let Some(key) = sourced.map(|sourced| sourced.pod.key.clone()) else { continue };
-            log::warn!("pod {key}: {}: {}", rejection.reason, rejection.message);
-            let message = format!("Pod was rejected: {}", rejection.message).into();
-            let refused = RefusedPod { key, reason: rejection.reason.into_owned().into(), message };
+            let key = sourced.pod.key.clone();
+            let message = format!("{REJECTED}{}", rejection.message).into();
+            let generation = sourced.pod.pod.metadata.generation;
+            let refused = RefusedPod { key, reason: rejection.reason, message, generation };
             admission.refused.insert(uid, refused);
         }
         update.server.refused.extend(admission.refused.values().cloned());

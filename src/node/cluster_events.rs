@@ -5,12 +5,14 @@ use hyper::Method;
 
 use super::agent::{Agent, Event};
 use super::cluster::{ClusterEvent, Task};
+use super::cluster_mirrors::static_hash;
 use crate::cluster::event;
 use crate::cri::Runtime;
+use crate::desired::Desired;
 use crate::events;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, seed};
 use crate::limits::KUBE_RETRY_MAX;
-use crate::model::{Mono, Now};
+use crate::model::{Mono, Now, PodUid};
 
 /// How far it is.
 pub(super) struct Telling {
@@ -39,21 +41,25 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         }
         let ring = self.ring.borrow();
-        let pods = &cluster.pods;
+        let (pods, desired) = (&cluster.pods, &self.desired);
         let is_there = |event: &&events::Event| {
+            let uid = &event.pod.uid;
             event.revision > telling.told
-                && (event.pod.namespace.is_empty() || pods.contains_key(&event.pod.uid))
+                && (event.pod.namespace.is_empty()
+                    || pods.contains_key(uid)
+                    || hash_of(desired, uid).is_some())
         };
         let Some(next) = ring.iter().filter(is_there).min_by_key(|event| event.revision) else {
             telling.told = ring.revision();
             return;
         };
         let (next, node) = (next.clone(), cluster.machine.name.clone());
+        let uid: Box<str> = hash_of(desired, &next.pod.uid).unwrap_or(next.pod.uid.as_str()).into();
         drop(ring);
         telling.task.begins(now.mono);
         let (client, events) = (cluster.client.clone(), self.events.clone());
         let task = async move {
-            let result = tell(&client, &next, &node, now).await;
+            let result = tell(&client, &next, &uid, &node, now).await;
             let event = ClusterEvent::EventTold { revision: next.revision, result };
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(event))).await;
@@ -82,8 +88,13 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 }
 
+/// Of a static pod that is wanted, the hash of its manifest.
+fn hash_of<'a>(desired: &'a Desired, uid: &PodUid) -> Option<&'a str> {
+    static_hash(&desired.pod(uid)?.wanted.pod)
+}
+
 /// Tells it: the first time the whole of it, later what changed.
-async fn tell(client: &Client, of: &events::Event, node: &str, now: Now) -> Result<(), KubeError> {
+async fn tell(client: &Client, of: &events::Event, uid: &str, node: &str, now: Now) -> Result<(), KubeError> {
     let (namespace, name) = event::place(of);
     if of.count > 1 {
         let path = object_path(Resource::EVENTS, &namespace, &name);
@@ -94,7 +105,7 @@ async fn tell(client: &Client, of: &events::Event, node: &str, now: Now) -> Resu
         }
     }
     let path = Resource::EVENTS.path(&namespace);
-    match client.call(Method::POST, &path, Some(Content::json(&event::object(of, node, now)))).await {
+    match client.call(Method::POST, &path, Some(Content::json(&event::object(of, uid, node, now)))).await {
         // It came there, and the answer was lost.
         Err(error) if error.is(409) => Ok(()),
         told => told.map(drop),

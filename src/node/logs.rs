@@ -31,7 +31,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.logs.tell(uid, running.collect());
     }
 
-    fn log_path(&self, record: &Record, container: &Observed) -> String {
+    pub(super) fn log_path(&self, record: &Record, container: &Observed) -> String {
         let logs = paths::pod_logs_dir(&self.ctx.node, record.worker.key());
         let log = paths::container_log_path(&container.name, container.meta.restart_count);
         format!("{logs}/{log}")

@@ -1,8 +1,20 @@
 //! A build without TLS joins no cluster.
 
-use super::agent::Agent;
-use crate::cri::Runtime;
-use crate::model::{Mono, Now, PodKey, PodUid};
+use std::rc::Rc;
+
+use smol::LocalExecutor;
+use smol::channel::Sender;
+
+use super::agent::{Agent, Event};
+use super::node_api;
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::config::Config;
+use crate::cri::{Runtime, RuntimeHandler, RuntimeVersion};
+use crate::metrics::{NodeApiUse, Usage};
+use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
+use crate::render::NodeSettings;
+use crate::server::Query;
 use crate::source::SourceUpdate;
 
 /// There is none to hand over.
@@ -13,6 +25,29 @@ pub(super) enum Cluster {}
 
 /// There is none to come.
 pub(super) enum ClusterEvent {}
+
+pub(super) fn begin(
+    joined: Joined,
+    _: &Rc<LocalExecutor<'static>>,
+    _: &Sender<Event>,
+    _: &SharedClock,
+) -> Cluster {
+    match joined {}
+}
+
+/// Nothing of a cluster is kept.
+pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
+
+pub(super) fn join(
+    _: &Config,
+    _: &NodeSettings,
+    _: (&RuntimeVersion, &[RuntimeHandler]),
+    _: &Rc<LocalExecutor<'static>>,
+    _: &SharedClock,
+    _: Option<(node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse)>,
+) -> Option<Joined> {
+    None
+}
 
 impl<R: Runtime + 'static> Agent<R> {
     #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
@@ -34,8 +69,18 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn deletion_grace(&self, _: &PodUid) -> Option<Seconds> {
+        None
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
     pub(super) fn waits_for_objects(&self, _: &PodUid) -> bool {
         false
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn cluster_usage(&self) -> Vec<Usage> {
+        Vec::new()
     }
 
     pub(super) fn cluster_forgets(&mut self, _: &PodKey) {}

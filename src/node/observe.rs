@@ -10,8 +10,10 @@ use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
 use crate::eviction::{Observation, Observations, Signal};
 use crate::filesystem::Filesystem;
 use crate::limits::MEMINFO_BYTES_MAX;
+use crate::model::{ContainerState, DesiredPod, ObservedPod};
+use crate::render::{NodeSettings, paths};
 use crate::sync::act::ActContext;
-use crate::volume::usage::measured;
+use crate::volume::usage::{measured, measured_pod};
 
 /// What a look found.
 pub(super) struct Seen {
@@ -84,6 +86,23 @@ pub(super) struct Measured {
     pub(super) directories: Option<(PathBuf, PathBuf)>,
 }
 
+impl Measured {
+    /// With its disk use, if it is to be `on_disk`.
+    pub(super) fn new(node: &NodeSettings, pod: &DesiredPod, observed: &ObservedPod, on_disk: bool) -> Self {
+        let running =
+            observed.containers.iter().filter(|container| container.state == ContainerState::Running);
+        let directories =
+            || (paths::pod_dir(node, &pod.key).into(), paths::pod_logs_dir(node, &pod.key).into());
+        Self {
+            uid: pod.key.uid.to_string(),
+            containers: running
+                .map(|container| (Box::from(container.id.as_str()), Box::from(&*container.name)))
+                .collect(),
+            directories: on_disk.then(directories),
+        }
+    }
+}
+
 /// What these pods use, by UID. Of a container of which the runtime says nothing, nothing is said.
 ///
 /// # Errors
@@ -123,13 +142,10 @@ pub(super) async fn measure<R: Runtime>(
 
 /// Blocking.
 fn add_disk_use(usage: &mut PodUsage, directory: &Path, logs: &Path) {
-    let on_disk = |path: &Path| {
-        let (bytes, inodes) = measured(path).unwrap_or_default();
-        DiskUse { bytes, inodes }
-    };
-    usage.volumes = on_disk(directory);
+    let on_disk = |(bytes, inodes)| DiskUse { bytes, inodes };
+    usage.volumes = on_disk(measured_pod(directory));
     for container in &mut usage.containers {
-        container.logs = on_disk(&logs.join(&*container.name));
+        container.logs = on_disk(measured(&logs.join(&*container.name)).unwrap_or_default());
     }
 }
 

@@ -20,8 +20,10 @@ use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{self, GcPlan};
 use crate::limits::{
-    NAME_RESERVED_RETRY, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
+    NAME_RESERVED_RETRY, OBJECTS_PATIENCE, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX,
+    STATUS_PASSES_MAX, SYNC_RETRY,
 };
+use crate::model::desired::conditions_of;
 use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::pleg;
 use crate::render::cgroup_settings::burstable_milli_cpu;
@@ -134,6 +136,10 @@ impl<R: Runtime + 'static> Agent<R> {
             self.hold_back(uid, &plan, &why, now);
             return None;
         }
+        if self.awaits_objects(uid, &plan, deadline, now) {
+            return None;
+        }
+        let record = self.records.get_mut(uid)?;
         let ripe_at = gc::ripe_at(self.garbage.policy, &observed, now.mono);
         let wake_at = [plan.wake_at, deadline, ripe_at].into_iter().flatten().min();
         let waits = only_waits(&plan);
@@ -156,6 +162,24 @@ impl<R: Runtime + 'static> Agent<R> {
             return Some(Work::Collect(garbage));
         }
         self.stale_volumes(uid)
+    }
+
+    /// What the pod names is not known yet, and may come any moment: its start waits for it. Not for long, for a server that is
+    /// away says nothing, and the files of before are there; after a reboot they are not, and it begins as a new one does.
+    fn awaits_objects(&mut self, uid: &PodUid, plan: &Plan, deadline: Option<Mono>, now: Now) -> bool {
+        if plan.starts().is_empty() || !self.waits_for_objects(uid) {
+            return false;
+        }
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        if plan.makes_sandbox() {
+            record.objects_until = None;
+        }
+        let until = *record.objects_until.get_or_insert(now.mono + OBJECTS_PATIENCE);
+        let waits = now.mono < until;
+        if waits {
+            record.worker.settled(Some(deadline.map_or(until, |deadline| deadline.min(until))));
+        }
+        waits
     }
 
     /// The files of a running pod's volumes, when they may be others than they were.
@@ -225,6 +249,7 @@ impl<R: Runtime + 'static> Agent<R> {
             .is_some_and(is_evicted)
             .then_some(record.eviction_grace)
             .or(record.shutdown_grace);
+        let grace = [grace, record.hurried].into_iter().flatten().min();
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = &status
@@ -479,6 +504,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 if status.start_time.is_some() {
                     record.active_since.get_or_insert(now.mono);
                 }
+                self.metrics.terminations.note(previous.as_ref(), &status);
                 let (before, is_new) = (self.statuses.usage().refused, self.statuses.put(uid, status));
                 if before == 0 && self.statuses.usage().refused > 0 {
                     log::warn!(
@@ -493,6 +519,28 @@ impl<R: Runtime + 'static> Agent<R> {
                 log::error!("pod {}: status not shown: {error}", pod.key);
                 false
             }
+        }
+    }
+
+    /// What others have set in the statuses of pods with readiness gates may be other than it was: their status is, too
+    /// (`HandlePodReconcile`).
+    pub(super) fn look_at_gates(&mut self) {
+        let now = self.ctx.clock.now();
+        let mut changed = Vec::new();
+        for entry in self.desired.entries() {
+            let pod = &entry.wanted.pod;
+            if pod.spec().readiness_gates.is_none() {
+                continue;
+            }
+            let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
+            let known = record.worker.pod().map(|known| conditions_of(&known.pod)).unwrap_or_default();
+            if known != conditions_of(&pod.pod) {
+                record.worker.knows(Rc::new(pod.clone()));
+                changed.push(pod.key.uid.clone());
+            }
+        }
+        for uid in changed {
+            self.refresh_status(&uid, now);
         }
     }
 

@@ -23,7 +23,7 @@ use std::rc::Rc;
 use super::agent::{Agent, Event};
 use super::observe::{self, Measured, Seen};
 use crate::config::Config;
-use crate::cri::{Runtime, RuntimeResult};
+use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
 use crate::eviction::pods::{Evictable, PodUsage, first_to_go, is_critical, refusal};
 use crate::eviction::threshold::Resource;
@@ -31,8 +31,7 @@ use crate::eviction::{NodeCondition, Observation, Pressure, Signal, Threshold};
 use crate::limits::{
     EVICTION_CLEANUP_MAX, EVICTION_NEAR_TIMES, EVICTION_PERIOD, EVICTION_PERIOD_NEAR, IMAGE_GC_PERIOD_MIN,
 };
-use crate::model::{ContainerState, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
-use crate::render::paths;
+use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::source::identity::is_of_api_server;
 use crate::status::eviction;
 use crate::sync::outcome::SyncError;
@@ -43,7 +42,7 @@ use crate::sync::worker::Life;
 pub(super) struct Watching {
     pressure: Pressure,
     max_pod_grace: i64,
-    meminfo: PathBuf,
+    pub(super) meminfo: PathBuf,
     /// Not before.
     next: Mono,
     /// A task is under way, or images are removed.
@@ -205,19 +204,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let on_disk = threshold.signal.resource() != Resource::Memory;
         let pods: Vec<Measured> = self
             .evictable()
-            .map(|(uid, pod, observed)| Measured {
-                uid: uid.to_string(),
-                containers: observed
-                    .containers
-                    .iter()
-                    .filter(|container| container.state == ContainerState::Running)
-                    .map(|container| (Box::from(container.id.as_str()), Box::from(&*container.name)))
-                    .collect(),
-                directories: on_disk.then(|| {
-                    let directory = paths::pod_dir(&self.ctx.node, &pod.key);
-                    (directory.into(), paths::pod_logs_dir(&self.ctx.node, &pod.key).into())
-                }),
-            })
+            .map(|(_, pod, observed)| Measured::new(&self.ctx.node, pod, observed, on_disk))
             .collect();
         if pods.is_empty() {
             return;
@@ -233,17 +220,19 @@ impl<R: Runtime + 'static> Agent<R> {
         self.executor.spawn(task).detach();
     }
 
+    /// The runtime does not tell what pods use, which would have to be known.
+    pub(super) fn note_untold(&self, error: &RuntimeError) {
+        let message = format!("no pod is ended, for the runtime does not tell what they use: {error}");
+        self.note_node(EventKind::Warning, "FailedEviction", &message);
+    }
+
     /// One pod goes, of those that may now.
     pub(super) fn pods_measured(&mut self, measures: Measures) {
         self.watching.in_flight = false;
         let Measures { threshold, seen, images_apart, usages } = measures;
         let usages = match usages {
             Ok(usages) => usages,
-            Err(error) => {
-                let message =
-                    format!("no pod is ended, for the runtime does not tell what they use: {error}");
-                return self.note_node(EventKind::Warning, "FailedEviction", &message);
-            }
+            Err(error) => return self.note_untold(&error),
         };
         let pods: Vec<Evictable<'_>> = self
             .evictable()

@@ -10,6 +10,8 @@ use smol::channel::Sender;
 
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::events::cut;
+use crate::eviction::local::is_limited;
+use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
 use crate::pleg::news::{Instance, Until};
@@ -54,12 +56,16 @@ pub(super) struct Record {
     pub(super) set_aside: bool,
     /// The files of its volumes may be others than its ConfigMaps and Secrets have now.
     pub(super) volumes_stale: bool,
+    /// Its first start by this agent waits for what it names, until then at most.
+    pub(super) objects_until: Option<Mono>,
     /// How long it gets to end when it is evicted.
     pub(super) eviction_grace: Seconds,
-    /// An emptyDir of it has a size limit to be held against.
-    pub(super) limits_volumes: bool,
+    /// It has limits of its own on the node's disk, to be held against.
+    pub(super) limits_disk: bool,
     /// The node's shutdown ends it, with this grace period.
     pub(super) shutdown_grace: Option<Seconds>,
+    /// It was deleted once more, with this grace period.
+    pub(super) hurried: Option<Seconds>,
     /// The number of the container that `smolet debug` added last (`Saving::debugger_added`).
     pub(super) debugger: u64,
     /// Which job is in flight; an answer with another number comes from a cancelled one.
@@ -68,8 +74,10 @@ pub(super) struct Record {
     pub(super) job_began: Mono,
 }
 
-fn limits_volumes(worker: &Worker) -> bool {
-    worker.pod().is_some_and(|pod| !limited(pod, "").is_empty())
+/// No critical pod is ended for breaking one (`evictPod`).
+fn limits_disk(worker: &Worker) -> bool {
+    let has_some = |pod: &DesiredPod| is_limited(pod) || !limited(pod, "").is_empty();
+    worker.pod().is_some_and(|pod| has_some(pod) && !is_critical(pod))
 }
 
 /// Whether the runtime is as the last full read shows it.
@@ -93,7 +101,7 @@ pub(super) struct Awaited {
 impl Record {
     pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
         let mark = mark_of(&worker);
-        let limits_volumes = limits_volumes(&worker);
+        let limits_disk = limits_disk(&worker);
         Self {
             worker,
             file,
@@ -111,9 +119,11 @@ impl Record {
             mark,
             set_aside: false,
             volumes_stale: true,
+            objects_until: None,
             eviction_grace: Seconds(0),
-            limits_volumes,
+            limits_disk,
             shutdown_grace: None,
+            hurried: None,
             debugger: 0,
             job: 0,
             job_began: Mono(0),
@@ -151,10 +161,21 @@ impl Record {
         }
     }
 
+    /// It was deleted once more, with a shorter grace period: the kill in flight is given up, and another one begins with that
+    /// (`podWorkers.UpdatePod`, `wasGracePeriodShortened`).
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
+    pub(super) fn hurry(&mut self, grace: Seconds) {
+        self.hurried = Some(grace);
+        if self.worker.in_flight() == Some(Job::Kill) {
+            self.task = None;
+            self.worker.cancelled();
+        }
+    }
+
     /// The manifest changed: it is tried (again).
     pub(super) fn changed(&mut self) {
         self.mark = mark_of(&self.worker);
-        self.limits_volumes = limits_volumes(&self.worker);
+        self.limits_disk = limits_disk(&self.worker);
         self.probers.changed();
         self.try_again();
     }

@@ -59,7 +59,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut uids: BTreeSet<PodUid> = self.records.keys().cloned().collect();
         uids.extend(self.identity.adopted().iter().cloned());
         let orphans = self.records.keys().filter(|uid| self.desired.pod(uid).is_none()).count();
-        let interest = Interest { node: Rc::from(self.identity.node_name()), uids, orphans };
+        let node = Rc::from(self.identity.node_name());
+        let all_former = self.take_over || self.cluster.is_some();
+        let interest = Interest { node, uids, orphans, all_former };
         let (runtime, events) = (self.ctx.runtime.clone(), self.events.clone());
         let task = async move {
             let result = pleg::relist(&*runtime, &interest).await;
@@ -104,12 +106,12 @@ impl<R: Runtime + 'static> Agent<R> {
                 touched.insert(uid.clone());
             }
         }
-        let before = self.relist.replace(relist);
+        let before = self.relist.replace(self.with_taken_over(relist));
         if let Some(relist) = &self.relist {
             log::debug!("relist: {} pods", relist.pods.len());
             if before.map_or(0, |before| before.foreign_sandboxes) != relist.foreign_sandboxes {
                 log::info!(
-                    "{} sandboxes in the runtime are not this node's; left alone",
+                    "{} sandboxes in the runtime are not this node's; left alone unless a source names their pods",
                     relist.foreign_sandboxes
                 );
             }

@@ -22,6 +22,7 @@ use crate::metrics::{self, Process, Shown, Usage};
 use crate::model::{Now, ObservedPod, PodUid, SandboxState, Wall};
 use crate::pleg::Relist;
 use crate::server::{Answer, Place, PodsQuestion, Query, Question};
+use crate::source;
 use crate::sync::worker::Life;
 
 /// What became of a pod, for `--once`.
@@ -53,6 +54,8 @@ impl<R: Runtime + 'static> Agent<R> {
             Question::Debug(question) => self.debug(question),
             Question::Events(question) => self.show_events(question),
             Question::EventAfter(revision) => self.await_event(*revision),
+            #[cfg(feature = "tls")]
+            Question::Node(question) => self.node_question(question),
         };
         // Full or closed: the client has hung up, or was answered already.
         let _ = query.answer.try_send(answer);
@@ -85,7 +88,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// The use of each of `limits::BOUNDS`, in that order, and of the status store.
+    /// The use of each of `limits::BOUNDS`, in that order, of the status store, and of what a node of a cluster holds.
     fn usage(&self) -> Vec<Usage> {
         let (waits, messages, message_bytes) = self.ctx.images.held();
         let merged = self.desired.problems();
@@ -99,8 +102,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let adopted = self.identity.adopted();
         let calls = self.metrics.operations.under_way.get().min(GRPC_CALLS_MAX);
         let window = GRPC_WINDOW_STREAM_BYTES as usize;
+        let of_files = self.held.iter().filter(|(source, _)| **source != source::API);
         let used: [(usize, usize); BOUNDED] = [
-            (self.desired.entries().count(), self.held.values().map(|held| held.pod_bytes).sum()),
+            (self.desired.entries().count(), of_files.map(|(_, held)| held.pod_bytes).sum()),
             self.debuggers(),
             (problems + merged, problem_bytes + merged_bytes),
             (self.ring.borrow().len(), self.ring.borrow().bytes()),
@@ -112,6 +116,7 @@ impl<R: Runtime + 'static> Agent<R> {
             (self.probers(), self.probers() * PROBER_BYTES_MAX),
             (self.probing.len(), self.probing.len() * PROBE_BYTES_MAX),
             (relist.map_or(0, |relist| relist.pods.len()), relist.map_or(0, Relist::bytes)),
+            relist.map_or((0, 0), |relist| relist.former.held()),
             (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
             self.runtime_events.strangers.held(),
             (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
@@ -133,6 +138,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // From the configuration.
             bytes_max: statuses.bytes_max,
         });
+        usage.extend(self.cluster_usage());
         usage
     }
 

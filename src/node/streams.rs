@@ -92,7 +92,9 @@ fn prepare(
             for port in ports {
                 let _ = writeln!(facts, "port {}", port_number(pod, port)?);
             }
-            StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id: sandbox.id.to_string() })
+            // A client that speaks SPDY says with each stream which port it is for.
+            let port = Vec::new();
+            StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id: sandbox.id.to_string(), port })
         }
     };
     Ok((request, facts))

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
+use super::FormerPods;
 use crate::model::{ContainerId, ContainerState, ObservedPod, PodKey, PodUid, SandboxId, SandboxState};
 
 /// What one relist found, a few bytes a pod.
@@ -12,10 +13,19 @@ pub struct Relist {
     pub pods: BTreeMap<PodUid, RelistPod>,
     /// Sandboxes that are not ours: reported, never touched.
     pub foreign_sandboxes: usize,
+    /// Of these, the pods that a former agent of this node may have left.
+    pub former: FormerPods,
 }
 
 impl Relist {
-    /// Memory it takes.
+    /// A pod that a former agent has left is ours from now on. False when there is none of this UID.
+    pub fn take_over(&mut self, uid: &PodUid) -> bool {
+        let Some(former) = self.former.remove(uid) else { return false };
+        self.pods.entry(uid.clone()).or_insert_with(|| RelistPod::new(&former.key));
+        true
+    }
+
+    /// Memory it takes, but for what a former agent has left.
     pub fn bytes(&self) -> usize {
         let entry = size_of::<(PodUid, RelistPod)>();
         self.pods.values().map(|pod| entry + pod.key.bytes()).sum()

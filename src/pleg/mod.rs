@@ -6,6 +6,7 @@
 //! status shows it, and `watch` how far the events are trusted.
 
 mod diff;
+mod former;
 pub mod news;
 pub mod watch;
 
@@ -22,6 +23,7 @@ use crate::model::{
 };
 
 pub use diff::{Relist, RelistPod};
+pub use former::{FormerPod, FormerPods};
 use news::{Instance, Until};
 
 /// Whose pods a relist keeps: the UIDs that are desired here, in hand, or adopted, and all that this node made.
@@ -33,6 +35,8 @@ pub struct Interest {
     pub uids: BTreeSet<PodUid>,
     /// How many of these are in hand and not wanted: they leave others of their kind less room.
     pub orphans: usize,
+    /// Of a former agent's pods all are kept, not only those of files.
+    pub all_former: bool,
 }
 
 /// Lists everything once (kubelet `GenericPLEG.Relist`).
@@ -63,11 +67,13 @@ pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResu
                 pod.note_sandbox(&sandbox.id, sandbox.attempt, ready);
             } else if !made_here {
                 relist.foreign_sandboxes += 1;
+                relist.former.note_sandbox(&sandbox, interest.all_former);
             }
         })
         .await?;
     runtime
         .list_containers(None, &mut |container: ContainerItem| {
+            relist.former.note_container(&container);
             let Some(key) = &container.pod else { return };
             if interest.uids.contains(&key.uid) {
                 let pod = relist.pods.entry(key.uid.clone()).or_insert_with(|| RelistPod::new(key));

@@ -779,6 +779,8 @@ pub struct AttachResponse {
 pub struct PortForwardRequest {
     #[prost(string, tag = "1")]
     pub pod_sandbox_id: ::prost::alloc::string::String,
+    #[prost(int32, repeated, tag = "2")]
+    pub port: ::prost::alloc::vec::Vec<i32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PortForwardResponse {
@@ -792,6 +794,24 @@ pub struct ReopenContainerLogRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReopenContainerLogResponse {
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NetworkConfig {
+    #[prost(string, tag = "1")]
+    pub pod_cidr: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeConfig {
+    #[prost(message, optional, tag = "1")]
+    pub network_config: ::core::option::Option<NetworkConfig>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateRuntimeConfigRequest {
+    #[prost(message, optional, tag = "1")]
+    pub runtime_config: ::core::option::Option<RuntimeConfig>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateRuntimeConfigResponse {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ImageFilter {

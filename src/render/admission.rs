@@ -10,12 +10,14 @@
 //!
 //! Differs from the kubelet, which marks such a pod Failed for good and waits for somebody to make another one: nobody
 //! does that with a manifest in a directory. Here its containers wait, with the kubelet's reason and words, and start
-//! when the node can run them. No container of such a pod is started, in a sandbox that is there neither.
+//! when the node can run them. No container of such a pod is started, in a sandbox that is there neither. A pod of the
+//! API server fails as with the kubelet where the node's own settings refuse it ([`refusal_of_settings`]).
 
 use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
 use crate::cri::RuntimeStatus;
 use crate::model::DesiredPod;
+use crate::model::desired::ClassHandler;
 use crate::text::quoted;
 
 /// Why a pod cannot run here.
@@ -63,13 +65,17 @@ pub fn wants_user_namespace(pod: &DesiredPod) -> bool {
     pod.spec().host_users == Some(false)
 }
 
-/// The runtime handler the pod runs with: what its runtime class is called, or the default one, which has no name
+/// The runtime handler the pod runs with: that of its `RuntimeClass` object, or the default one, which has no name
 /// (`LookupRuntimeHandler`).
 ///
-/// Differs from the kubelet, which finds the handler in the `RuntimeClass` object of that name: there is no API server to
-/// hold it. Where classes are made for a runtime's handlers (k3s makes one for each) they have the handlers' names.
+/// Differs from the kubelet for static pods: their handler is called like their class, for there may be no API server to hold
+/// the object. Where classes are made for a runtime's handlers (k3s makes one for each) they have the handlers' names.
 pub fn runtime_handler(pod: &DesiredPod) -> &str {
-    runtime_class(pod).unwrap_or_default()
+    match (runtime_class(pod), &pod.handler) {
+        (None, _) => "",
+        (Some(_), ClassHandler::Of(handler)) => handler,
+        (Some(class), ClassHandler::Named | ClassHandler::Missing) => class,
+    }
 }
 
 fn runtime_class(pod: &DesiredPod) -> Option<&str> {
@@ -81,9 +87,8 @@ fn wants_strict_groups(pod: &DesiredPod) -> bool {
     context.and_then(|context| context.supplemental_groups_policy.as_deref()) == Some("Strict")
 }
 
-/// Why the pod cannot run here, if it cannot. `runtime` is what the runtime says of itself now; it has to be there when
-/// [`asks_runtime`] says so.
-pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeStatus>) -> Option<Refusal> {
+/// Why the pod cannot run here, as far as the node's own settings say.
+pub fn refusal_of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Refusal> {
     let refuse = |reason, message| Some(Refusal { reason, message });
     if let Some(name) = forbidden_sysctl(node, pod) {
         let message = format!("forbidden sysctl: {} not allowlisted", quoted(&name));
@@ -92,6 +97,20 @@ pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeSt
     if !node.apparmor && wants_apparmor(pod) {
         let message = "Cannot enforce AppArmor: AppArmor is not enabled on the host".to_owned();
         return refuse("AppArmor", message);
+    }
+    None
+}
+
+/// Why the pod cannot run here, if it cannot. `runtime` is what the runtime says of itself now; it has to be there when
+/// [`asks_runtime`] says so.
+pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeStatus>) -> Option<Refusal> {
+    let refuse = |reason, message| Some(Refusal { reason, message });
+    if let Some(why) = refusal_of_settings(node, pod) {
+        return Some(why);
+    }
+    if let (Some(class), ClassHandler::Missing) = (runtime_class(pod), &pod.handler) {
+        let message = format!("RuntimeClass.node.k8s.io {} not found", quoted(class));
+        return refuse("RuntimeClassNotFound", message);
     }
     let (handlers, strict) =
         runtime.map_or((&[][..], false), |r| (&*r.handlers, r.supplemental_groups_policy));
@@ -104,11 +123,16 @@ pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeSt
     // A runtime that lists no handlers (containerd before 2.0) says by itself when it has not this one.
     if handler.is_none() && !handlers.is_empty() && !wanted.is_empty() {
         let known: Vec<&str> = handlers.iter().map(|h| &*h.name).filter(|name| !name.is_empty()).collect();
-        let message = format!(
-            "RuntimeClass {} not found: it has to be the name of one of the runtime's handlers, {}",
-            quoted(wanted),
-            known.join(", ")
-        );
+        let (class, known) = (quoted(runtime_class(pod).unwrap_or_default()), known.join(", "));
+        let message = match &pod.handler {
+            ClassHandler::Of(_) => format!(
+                "RuntimeClass {class}: its handler {} is none of the runtime's, {known}",
+                quoted(wanted)
+            ),
+            ClassHandler::Named | ClassHandler::Missing => format!(
+                "RuntimeClass {class} not found: it has to be the name of one of the runtime's handlers, {known}"
+            ),
+        };
         return refuse("RuntimeClassNotFound", message);
     }
     if wants_user_namespace(pod) && !handler.is_some_and(|handler| handler.user_namespaces) {
@@ -282,8 +306,19 @@ mod tests {
             let ours = refusal(&node, &pod, Some(runtime));
             assert_eq!(ours.as_ref().map(|r| &*r.message), expected, "{spec}");
         }
-        let pod = pod(&class, &json!({}));
+        let mut pod = pod(&class, &json!({}));
         assert_eq!(runtime_handler(&pod), "kata");
+        // A pod of an API server.
+        let why = |pod: &DesiredPod| refusal(&node, pod, Some(&other)).map(|refusal| refusal.message);
+        pod.handler = ClassHandler::Missing;
+        assert_eq!(why(&pod).as_deref(), Some("RuntimeClass.node.k8s.io \"kata\" not found"));
+        pod.handler = ClassHandler::Of("vm".into());
+        let message = "RuntimeClass \"kata\": its handler \"vm\" is none of the runtime's, runc";
+        assert_eq!(why(&pod).as_deref(), Some(message));
+        pod.handler = ClassHandler::Of("runc".into());
+        assert_eq!((runtime_handler(&pod), why(&pod)), ("runc", None));
+        pod.handler = ClassHandler::Of("".into());
+        assert_eq!((runtime_handler(&pod), why(&pod)), ("", None), "the default one");
     }
 
     #[test]

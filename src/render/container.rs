@@ -301,7 +301,8 @@ mod tests {
 
     fn node() -> NodeSettings {
         let mut node = NodeSettings::new("n", "/var/lib/smolet");
-        node.cpu_capacity_millis = 4000;
+        node.cpu_allocatable_millis = 4000;
+        node.memory_allocatable_bytes = 4 << 30;
         node.memory_capacity_bytes = 4 << 30;
         node.node_ips = vec!["192.0.2.1".into(), "2001:db8::1".into()];
         node

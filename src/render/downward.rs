@@ -187,8 +187,8 @@ fn resource_of(
 /// The node's allocatable, or the pod's own limit (`MergeContainerResourceLimits`).
 fn default_limit(node: &NodeSettings, pod: &DesiredPod, resource: &str, own: Option<&Amounts>) -> Quantity {
     let allocatable = match resource {
-        "cpu" => Quantity::from_millis(node.cpu_capacity_millis),
-        "memory" => Quantity::from_units(node.memory_capacity_bytes),
+        "cpu" => Quantity::from_millis(node.cpu_allocatable_millis),
+        "memory" => Quantity::from_units(node.memory_allocatable_bytes),
         _ if node.ephemeral_storage_bytes == 0 => amount(own, resource),
         _ => return Quantity::from_units(node.ephemeral_storage_bytes),
     };

@@ -34,6 +34,8 @@ pub trait EnvSources {
             ObjectKind::Secret => "secrets",
             ObjectKind::Token => "tokens",
             ObjectKind::Services => "services",
+            ObjectKind::RuntimeClass => "runtimeclasses.node.k8s.io",
+            ObjectKind::Claim => "persistentvolumeclaims",
         };
         format!("{resource} {} not found", quoted(name))
     }
@@ -71,6 +73,8 @@ impl EnvSources for ManifestObjects {
             ObjectKind::Secret => "secret",
             ObjectKind::Token => "token",
             ObjectKind::Services => "service",
+            ObjectKind::RuntimeClass => "runtimeclass",
+            ObjectKind::Claim => "persistentvolumeclaim",
         };
         format!("{resource} {} not found", quoted(name))
     }
@@ -78,7 +82,11 @@ impl EnvSources for ManifestObjects {
     fn services(&self) -> Rc<[Service]> {
         let lists = self.0.values().filter_map(|object| match object {
             Object::Services(services) => Some(services.list.iter().cloned()),
-            Object::ConfigMap(_) | Object::Secret(_) | Object::Token(_) => None,
+            Object::ConfigMap(_)
+            | Object::Secret(_)
+            | Object::Token(_)
+            | Object::RuntimeClass(_)
+            | Object::Claim(_) => None,
         });
         lists.flatten().collect()
     }

@@ -116,11 +116,7 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
     };
     let json = |name: &str| text(name).filter(|json| json.len() <= CRI_JSON_BYTES_MAX);
     ContainerMeta {
-        // Go takes no sign before an unsigned number, Rust would.
-        hash: text(HASH)
-            .filter(|hash| !hash.starts_with('+'))
-            .and_then(|hash| u64::from_str_radix(hash, 16).ok())
-            .unwrap_or_default(),
+        hash: container_hash_of(annotations),
         restart_count: text(RESTART_COUNT).and_then(|count| count.parse().ok()).unwrap_or_default(),
         deletion_grace_period: text(DELETION_GRACE_PERIOD).and_then(|seconds| seconds.parse().ok()),
         termination_grace_period: text(TERMINATION_GRACE_PERIOD).and_then(|seconds| seconds.parse().ok()),
@@ -131,6 +127,13 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
             .map(Box::from),
         ports: json(PORTS).filter(|json| container_ports(json).is_some()).map(Box::from),
     }
+}
+
+/// The container hash on a container's annotations; 0 when it is absent or none.
+pub fn container_hash_of(annotations: &Map) -> u64 {
+    let hash = annotations.get(HASH).filter(|hash| !hash.starts_with('+'));
+    // Go takes no sign before an unsigned number, Rust would.
+    hash.and_then(|hash| u64::from_str_radix(hash, 16).ok()).unwrap_or_default()
 }
 
 /// Reads the `preStopHandler` annotation. Through a `Value`: one deserializer for all API types keeps the binary

@@ -61,10 +61,14 @@ pub struct NodeSettings {
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod` in microseconds; 100000 by default.
     pub cpu_cfs_period_us: i64,
-    /// The machine's CPUs in thousandths; what `resourceFieldRef: limits.cpu` falls back to.
+    /// The machine's CPUs in thousandths.
     pub cpu_capacity_millis: i64,
+    /// Of them what pods get; what `resourceFieldRef: limits.cpu` falls back to.
+    pub cpu_allocatable_millis: i64,
     /// The machine's memory in bytes.
     pub memory_capacity_bytes: i64,
+    /// Of it what pods get; what `resourceFieldRef: limits.memory` falls back to.
+    pub memory_allocatable_bytes: i64,
     /// The machine's swap in bytes.
     pub swap_capacity_bytes: i64,
     /// What `resourceFieldRef: limits.ephemeral-storage` falls back to, in bytes; 0 when unknown.
@@ -110,7 +114,9 @@ impl NodeSettings {
             cpu_cfs_quota: true,
             cpu_cfs_period_us: 100_000,
             cpu_capacity_millis: 1_000,
+            cpu_allocatable_millis: 1_000,
             memory_capacity_bytes: 0,
+            memory_allocatable_bytes: 0,
             swap_capacity_bytes: 0,
             ephemeral_storage_bytes: 0,
             hugepage_sizes: Vec::new(),

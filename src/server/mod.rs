@@ -11,6 +11,7 @@
 //! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for
 //! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
 
+mod connection;
 mod stream;
 
 use std::cell::RefCell;
@@ -33,8 +34,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use smol::channel::Sender;
 use smol::io::{AsyncRead, AsyncWrite};
 use smol::lock::{Semaphore, SemaphoreGuardArc};
-use smol::stream::{Stream, StreamExt as _};
-use smol_hyper::rt::FuturesIo;
+use smol::stream::{Stream as Pieces, StreamExt as _};
 
 use crate::cli::style::Style;
 use crate::cli::table::PodsFormat;
@@ -45,7 +45,11 @@ use crate::limits::{
 };
 use crate::metrics::Gauge;
 use crate::model::{PodKey, PodUid};
+use crate::stream::stream as of_socket;
 
+#[cfg(feature = "tls")]
+pub use crate::node_api::NodeQuestion;
+pub(crate) use connection::{Handler, serve};
 pub use stream::{DebugQuestion, StreamKind, StreamQuestion};
 
 /// What a request asks of the loop.
@@ -85,6 +89,9 @@ pub enum Question {
     Events(EventsQuestion),
     /// When something happens after this revision of the ring.
     EventAfter(u64),
+    /// What the node's own API asks.
+    #[cfg(feature = "tls")]
+    Node(Box<NodeQuestion>),
 }
 
 /// Which pods, and how they are to be shown.
@@ -146,6 +153,8 @@ pub enum Answer {
     Part(String, Question),
     /// What was asked for is not here; a sentence.
     NotFound(String),
+    /// It is refused: the HTTP status, and a sentence.
+    Refused(u16, String),
     /// It takes a while.
     Later(Later),
 }
@@ -163,7 +172,7 @@ impl fmt::Debug for Later {
 impl Answer {
     fn text(&self) -> &str {
         match self {
-            Self::Found(text) | Self::Part(text, _) | Self::NotFound(text) => text,
+            Self::Found(text) | Self::Part(text, _) | Self::NotFound(text) | Self::Refused(_, text) => text,
             Self::Later(_) => "",
         }
     }
@@ -254,7 +263,7 @@ impl Server {
             executor
                 .spawn(async move {
                     // A broken or slow client is its own trouble.
-                    smol::future::or(asker.serve(stream), async {
+                    smol::future::or(asker.serve(of_socket(stream).into_inner()), async {
                         time_is_up.await;
                     })
                     .await;
@@ -318,36 +327,24 @@ impl Asker {
     /// Serves one connection with one request to its end.
     pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
         // Given back when the connection has ended: until then its answer is there.
-        let held = Rc::new(RefCell::new(None));
-        let service = hyper::service::service_fn(|request| self.clone().respond(request, held.clone()));
-        let connection = hyper::server::conn::http1::Builder::new()
-            .keep_alive(false)
-            // The standard library's wall clock panics after 2038 where a C time has 32 bits.
-            .auto_date_header(false)
-            .max_buf_size(SERVER_BUFFER_BYTES)
-            .serve_connection(FuturesIo::new(stream), service);
-        if let Err(error) = connection.await {
-            log::trace!("local socket: {error}");
-        }
+        let held = Held::default();
+        let respond: Handler = Box::new(move |request| Box::pin(self.clone().respond(request, held.clone())));
+        serve(stream, SERVER_BUFFER_BYTES, respond).await;
     }
 
-    async fn respond(
-        self,
-        request: Request<Incoming>,
-        held: Held,
-    ) -> Result<Response<Body>, std::convert::Infallible> {
+    async fn respond(self, request: Request<Incoming>, held: Held) -> Response<Body> {
         let (head, body) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or(""));
         let streams = stream::is_path(path);
         let (allowed, name) = if streams { (Method::POST, "POST") } else { (Method::GET, "GET") };
         let known = if streams { None } else { Some(question(path, query)) };
         if let Some(Err(what)) = known {
-            return Ok(text(StatusCode::NOT_FOUND, TEXT, what.to_owned()));
+            return text(StatusCode::NOT_FOUND, TEXT, what.to_owned());
         }
         if head.method != allowed {
             let mut response = text(StatusCode::METHOD_NOT_ALLOWED, TEXT, format!("only {name}\n"));
             response.headers_mut().insert(ALLOW, HeaderValue::from_static(name));
-            return Ok(response);
+            return response;
         }
         let (content_type, answer) = match known {
             // In no turn: it waits, and is told nothing but that.
@@ -361,19 +358,33 @@ impl Asker {
             Some(Err(_)) | None => match posted(path, query, body).await {
                 // In no turn: the runtime may keep it waiting, and its answer is a short one.
                 Ok(question) => (TEXT, self.ask(&question).await),
-                Err(what) => return Ok(text(StatusCode::BAD_REQUEST, TEXT, what.to_owned())),
+                Err(what) => return text(StatusCode::BAD_REQUEST, TEXT, what.to_owned()),
             },
         };
-        Ok(match answer {
+        self.response(answer, content_type, held)
+    }
+
+    /// The loop's answer as a response; the rest of one in parts is asked for as it is taken.
+    pub(crate) fn response(
+        self,
+        answer: Option<Answer>,
+        content_type: &'static str,
+        held: Held,
+    ) -> Response<Body> {
+        match answer {
             Some(Answer::Found(body)) => text(StatusCode::OK, content_type, body),
             Some(Answer::Part(body, rest)) => parts(content_type, body, rest, self, held),
             Some(Answer::NotFound(why)) => text(StatusCode::NOT_FOUND, TEXT, why),
+            Some(Answer::Refused(status, why)) => {
+                let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+                text(status, TEXT, why)
+            }
             Some(Answer::Later(_)) | None => text(StatusCode::SERVICE_UNAVAILABLE, TEXT, STOPPING.to_owned()),
-        })
+        }
     }
 
     /// The loop's answer. A large one is had with the right to hold it, which is kept in `held` from then on.
-    async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
+    pub(crate) async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
         if held.borrow().is_some() {
             return self.ask(question).await;
         }
@@ -395,7 +406,7 @@ impl Asker {
 
     /// The loop's answer, which takes a while, so that nobody who asks for anything else waits for it. It cannot be made
     /// anew: a large one is kept while its connection waits for the right to hold it.
-    async fn ask_alone(&self, question: &Question, held: &Held) -> Option<Answer> {
+    pub(crate) async fn ask_alone(&self, question: &Question, held: &Held) -> Option<Answer> {
         let _alone = self.measuring.acquire().await;
         let answer = self.ask(question).await?;
         if answer.text().len() > SERVER_ANSWER_BYTES {
@@ -406,7 +417,7 @@ impl Asker {
     }
 
     /// The loop's answer; `None` when it has ended.
-    async fn ask(&self, question: &Question) -> Option<Answer> {
+    pub(crate) async fn ask(&self, question: &Question) -> Option<Answer> {
         let (tx, rx) = smol::channel::bounded(1);
         self.queries.send(Query { question: question.clone(), answer: tx }).await.ok()?;
         match rx.recv().await.ok()? {
@@ -423,11 +434,11 @@ async fn posted(path: &str, query: &str, body: Incoming) -> Result<Question, &'s
     stream::question(path, query, &body.to_bytes())
 }
 
-const STOPPING: &str = "the agent is stopping\n";
-const TEXT: &str = "text/plain; charset=utf-8";
-const JSON: &str = "application/json";
+pub(crate) const STOPPING: &str = "the agent is stopping\n";
+pub(crate) const TEXT: &str = "text/plain; charset=utf-8";
+pub(crate) const JSON: &str = "application/json";
 /// Prometheus' text format.
-const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub(crate) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Path and query → question and the type of its answer. PURE.
 fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'static str> {
@@ -486,9 +497,9 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
 }
 
 /// The right to hold a large answer, once it was needed; given back with the connection.
-type Held = Rc<RefCell<Option<SemaphoreGuardArc>>>;
+pub(crate) type Held = Rc<RefCell<Option<SemaphoreGuardArc>>>;
 /// A finished body, or one in parts.
-type Body = Either<Full<Bytes>, StreamBody<Pin<Box<dyn Stream<Item = io::Result<Frame<Bytes>>>>>>>;
+pub(crate) type Body = Either<Full<Bytes>, StreamBody<Pin<Box<dyn Pieces<Item = io::Result<Frame<Bytes>>>>>>>;
 
 /// A body in parts: the next one is asked for when the client has taken the one before.
 fn parts(
@@ -504,7 +515,9 @@ fn parts(
         async move {
             Some(match asker.ask_in_turn(&rest?, &held).await {
                 Some(Answer::Part(body, rest)) => (part(body), Some(rest)),
-                Some(Answer::Found(body) | Answer::NotFound(body)) => (part(body), None),
+                Some(Answer::Found(body) | Answer::NotFound(body) | Answer::Refused(_, body)) => {
+                    (part(body), None)
+                }
                 // Cut off, which the client sees.
                 Some(Answer::Later(_)) | None => (Err(io::Error::other(STOPPING)), None),
             })
@@ -516,7 +529,7 @@ fn parts(
     response
 }
 
-fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Body> {
+pub(crate) fn text(status: StatusCode, content_type: &'static str, body: String) -> Response<Body> {
     let mut response = Response::new(Either::Left(Full::new(Bytes::from(body))));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));

@@ -1,4 +1,5 @@
-//! What others wrote on this node's Node object: its labels and taints, by which pods are admitted.
+//! What others wrote on this node's Node object: its labels and taints, by which pods are admitted, its pods' addresses, and its
+//! conditions, which the cluster changes when it hears nothing of the node for a while.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +8,55 @@ use smol::channel::Sender;
 
 use super::decode::{Node, Path, typed};
 use crate::kube::{Collection, Follower, KubeError, Resource};
+use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
 
-/// The labels and taints.
+/// The labels, the taints, the conditions and the pods' addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeMarks {
+    /// `metadata.uid`: another one of the same name is another Node.
+    pub uid: Box<str>,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
     /// `spec.taints`.
     pub taints: Vec<Taint>,
+    /// `status.conditions`: types and statuses. At most what an object may hold.
+    pub conditions: BTreeMap<Box<str>, Box<str>>,
+    /// `spec.podCIDRs`, else `spec.podCIDR`; at most `POD_CIDRS_MAX`.
+    pub pod_cidrs: Vec<Box<str>>,
 }
 
 impl NodeMarks {
     /// Those of the object. What is none is left out: the server has checked them.
     fn of(object: &Node) -> Self {
-        let labels = object.field("metadata").and_then(|metadata| metadata.field("labels"));
-        let taints = object.field("spec").and_then(|spec| spec.field("taints"));
+        let metadata = object.field("metadata");
+        let labels = metadata.and_then(|metadata| metadata.field("labels"));
+        let uid = metadata.and_then(|metadata| metadata.field("uid")).and_then(Node::text);
+        let conditions = object.field("status").and_then(|status| status.field("conditions"));
+        let condition = |condition: &Node| {
+            let text = |field| condition.field(field).and_then(Node::text).map(Box::from);
+            Some((text("type")?, text("status")?))
+        };
+        let spec = object.field("spec");
+        let taints = spec.and_then(|spec| spec.field("taints"));
+        let several = spec.and_then(|spec| spec.field("podCIDRs")).map(Node::items).unwrap_or_default();
+        let one = spec.and_then(|spec| spec.field("podCIDR")).filter(|_| several.is_empty());
+        let pod_cidrs = several.iter().chain(one).filter_map(Node::text);
+        let pod_cidrs = pod_cidrs.filter(|cidr| (1..=POD_CIDR_BYTES_MAX).contains(&cidr.len()));
         Self {
+            uid: uid.unwrap_or_default().into(),
+            conditions: conditions
+                .map(Node::items)
+                .unwrap_or_default()
+                .iter()
+                .filter_map(condition)
+                .collect(),
             labels: labels
                 .and_then(|labels| typed::read_known(labels, Path::default()).ok())
                 .unwrap_or_default(),
             taints: taints
                 .and_then(|taints| typed::read_known(taints, Path::default()).ok())
                 .unwrap_or_default(),
+            pod_cidrs: pod_cidrs.take(POD_CIDRS_MAX).map(Box::from).collect(),
         }
     }
 }
@@ -38,7 +66,7 @@ pub struct ApiNode {
     now: Option<NodeMarks>,
     told: Option<NodeMarks>,
     /// Bounded by one: the newest takes the place of one that was not taken yet.
-    marks: Sender<NodeMarks>,
+    marks: Sender<Option<NodeMarks>>,
 }
 
 impl ApiNode {
@@ -51,8 +79,8 @@ impl ApiNode {
         }
     }
 
-    /// Tells each change to `marks`, which holds one.
-    pub fn new(marks: Sender<NodeMarks>) -> Self {
+    /// Tells each change to `marks`, which holds one; `None` = it was there and is not any more.
+    pub fn new(marks: Sender<Option<NodeMarks>>) -> Self {
         Self { now: None, told: None, marks }
     }
 }
@@ -71,11 +99,11 @@ impl Follower for ApiNode {
     }
 
     fn settled(&mut self) {
-        // One that is not registered yet has none to go by.
-        if let Some(now) = self.now.as_ref().filter(|now| self.told.as_ref() != Some(now)) {
-            self.told = Some(now.clone());
+        // One that is not registered yet was not there either.
+        if self.told != self.now {
+            self.told.clone_from(&self.now);
             // The loop is gone only when the process ends.
-            let _ = self.marks.force_send(now.clone());
+            let _ = self.marks.force_send(self.now.clone());
         }
     }
 

@@ -18,14 +18,25 @@ use super::object;
 use crate::kube::{
     Client, Collection, Content, Follower, KubeError, Resource, RetryWait, follow, subresource_path,
 };
-use crate::limits::{KUBE_SERVICES_MAX, TOKEN_AGE_MAX, TOKEN_RETRY_MAX};
+use crate::limits::{KUBE_SERVICES_MAX, TOKEN_AGE_MAX, TOKEN_DOUBT, TOKEN_RETRY_MAX};
 use crate::model::object::{Services, Token, TokenWish};
 use crate::model::{Object, ObjectKey, ObjectKind};
 
-/// What was found of the followed objects and is not taken yet; `None` = it is not there. One entry for each of them.
+/// What the server says of an object.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Sought {
+    /// It is there.
+    There(Object),
+    /// It is not there.
+    Missing,
+    /// Nothing: it has refused to say.
+    Refused,
+}
+
+/// What was found of the followed objects and is not taken yet. One entry for each of them.
 #[derive(Clone)]
 pub struct Found {
-    found: Rc<RefCell<BTreeMap<ObjectKey, Option<Object>>>>,
+    found: Rc<RefCell<BTreeMap<ObjectKey, Sought>>>,
     /// Bounded by one: there is something to take.
     news: Sender<()>,
 }
@@ -36,35 +47,36 @@ impl Found {
         Self { found: Rc::default(), news }
     }
 
-    fn put(&self, key: &ObjectKey, object: Option<Object>) {
-        self.found.borrow_mut().insert(key.clone(), object);
+    pub(super) fn put(&self, key: &ObjectKey, sought: Sought) {
+        self.found.borrow_mut().insert(key.clone(), sought);
         // Full: it is known that there is something.
         let _ = self.news.try_send(());
     }
 
     /// All that was found since the last time.
-    pub fn take(&self) -> BTreeMap<ObjectKey, Option<Object>> {
+    pub fn take(&self) -> BTreeMap<ObjectKey, Sought> {
         std::mem::take(&mut self.found.borrow_mut())
     }
 }
 
-/// Follows a ConfigMap or Secret until it is dropped.
+/// Follows a ConfigMap, a Secret, a runtime class or services until it is dropped.
 pub async fn follow_object(client: Client, key: ObjectKey, found: Found) {
     let resource = match key.kind {
         ObjectKind::ConfigMap => Resource::CONFIG_MAPS,
         ObjectKind::Secret => Resource::SECRETS,
         ObjectKind::Services => Resource::SERVICES,
-        // Nobody follows a token: it is asked for.
-        ObjectKind::Token => return,
+        ObjectKind::RuntimeClass => Resource::RUNTIME_CLASSES,
+        // Nobody follows these: they are asked for.
+        ObjectKind::Token | ObjectKind::Claim => return,
     };
     let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
     let collection =
         Collection { resource, namespace: key.namespace.clone(), field_selector: selector.into() };
     if key.kind == ObjectKind::Services {
-        let mut follower = Several { key, now: BTreeMap::new(), told: None, found };
+        let mut follower = Several { key, now: BTreeMap::new(), told: None, refused: false, found };
         return follow::<()>(&client, &collection, &mut follower).await;
     }
-    let mut follower = One { key, now: None, has_told: false, told: None, refused: false, found };
+    let mut follower = One { key, now: None, told: None, refused: 0, found };
     follow::<()>(&client, &collection, &mut follower).await;
 }
 
@@ -72,11 +84,10 @@ struct One {
     key: ObjectKey,
     /// As it is there.
     now: Option<Object>,
-    /// Something was told, and what.
-    has_told: bool,
-    told: Option<Object>,
-    /// The server has refused to tell.
-    refused: bool,
+    /// What was told.
+    told: Option<Sought>,
+    /// How often the server has refused to tell; two are as many as any.
+    refused: u8,
     found: Found,
 }
 
@@ -102,20 +113,21 @@ impl Follower for One {
     }
 
     fn settled(&mut self) {
-        if !self.has_told || self.told != self.now {
-            self.has_told = true;
-            self.told.clone_from(&self.now);
-            self.found.put(&self.key, self.now.clone());
+        let now = self.now.clone().map_or(Sought::Missing, Sought::There);
+        if self.told.as_ref() != Some(&now) {
+            self.told = Some(now.clone());
+            self.found.put(&self.key, now);
         }
     }
 
     fn lost(&mut self, why: &KubeError) {
         // A node may read what a pod of its names, and the server learns of the pod a moment after the node: the first
         // refusal is no news.
-        let refused = matches!(why, KubeError::Refused { .. });
-        if refused && std::mem::replace(&mut self.refused, true) && !self.has_told {
+        self.refused = self.refused.saturating_add(u8::from(matches!(why, KubeError::Refused { .. })));
+        if self.refused > 1 && self.told.is_none() {
             log::warn!("{}: {why}; the pods that name it wait", self.key);
-            self.settled();
+            self.told = Some(Sought::Refused);
+            self.found.put(&self.key, Sought::Refused);
         } else {
             log::debug!("{}: {why}", self.key);
         }
@@ -128,6 +140,7 @@ struct Several {
     /// As they are there, at most `KUBE_SERVICES_MAX`. Full: a further one is passed over.
     now: BTreeMap<Box<str>, Service>,
     told: Option<Vec<Service>>,
+    refused: bool,
     found: Found,
 }
 
@@ -156,15 +169,17 @@ impl Follower for Several {
             self.told = Some(now.clone());
             let (namespace, name) = (self.key.namespace.clone(), self.key.name.clone());
             let services = Services { namespace, name, list: now };
-            self.found.put(&self.key, Some(Object::Services(Arc::new(services))));
+            self.found.put(&self.key, Sought::There(Object::Services(Arc::new(services))));
         }
     }
 
     fn lost(&mut self, why: &KubeError) {
         log::debug!("{}: {why}", self.key);
-        if self.told.is_none() && matches!(why, KubeError::Refused { .. }) {
+        let is_news = self.told.is_none() && !self.refused && matches!(why, KubeError::Refused { .. });
+        if is_news {
             log::warn!("{}: {why}; pods begin without the variables of services", self.key);
-            self.settled();
+            self.refused = true;
+            self.found.put(&self.key, Sought::Refused);
         }
     }
 }
@@ -208,7 +223,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
         },
     });
     let mut wait = RetryWait::new(crate::kube::seed(&key.name));
-    let mut has_one = false;
+    let (mut has_one, mut refused) = (false, false);
     loop {
         let asked = client.call(Method::POST, &path, Some(Content::json(&request))).await;
         let answer = asked.and_then(|answer| {
@@ -221,15 +236,18 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
                 wait.succeeded();
                 has_one = true;
                 let token = Token { namespace: key.namespace.clone(), name: key.name.clone(), value };
-                found.put(&key, Some(Object::Token(Arc::new(token))));
+                found.put(&key, Sought::There(Object::Token(Arc::new(token))));
                 renewal(wish.seconds)
             }
             Err(why) => {
                 log::debug!("token of {} in {}: {why}", wish.account, key.namespace);
-                if !has_one {
-                    found.put(&key, None);
+                // The server learns that the pod is this node's a moment after the node ("bound to a pod scheduled on a
+                // different node"): the first refusal is no news, and is over at once.
+                let is_news = std::mem::replace(&mut refused, true) || !why.is(403);
+                if !has_one && is_news {
+                    found.put(&key, Sought::Refused);
                 }
-                wait.failed().min(TOKEN_RETRY_MAX)
+                if is_news { wait.failed().min(TOKEN_RETRY_MAX) } else { TOKEN_DOUBT }
             }
         };
         client.clock().sleep(pause).await;

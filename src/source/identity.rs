@@ -49,10 +49,15 @@ impl fmt::Debug for NodeName {
 
 /// Annotation: which kind of source a pod came from (`file`).
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
+/// Its value for a manifest in a directory.
+pub const OF_FILE: &str = "file";
 /// Annotation: when the source first saw this manifest, RFC 3339 with nanoseconds (`Timestamp.GetString`).
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Annotation: the hash of the whole manifest.
 pub const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+
+/// Annotation: the pod is a static pod's copy in an API server, of the manifest with this hash.
+pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// The pod comes from an API server, and not from a file.
 pub fn is_of_api_server(pod: &Pod) -> bool {
@@ -101,7 +106,7 @@ pub fn apply(pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
         meta.namespace = Some("default".to_owned());
     }
     let annotations = meta.annotations.get_or_insert_default();
-    annotations.insert(CONFIG_SOURCE.to_owned(), "file".to_owned());
+    annotations.insert(CONFIG_SOURCE.to_owned(), OF_FILE.to_owned());
     annotations.insert(CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
     annotations.insert(CONFIG_HASH.to_owned(), identity.config_hash.clone());
     let spec = pod.spec.get_or_insert_default();

@@ -119,22 +119,23 @@ pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: u
 }
 
 /// Reads a pod that an API server has bound to this node: it has its identity and its defaults already. Fields of its status
-/// are not looked at, nor is what changes with each of its versions.
+/// are not looked at, nor is what changes with each of its versions: the object is left without them.
 ///
 /// # Errors
 /// What this version does not do, by field.
-pub fn bound(mut tree: Node, node: &NodeName, seen: Wall) -> Result<ManifestPod, Vec<FieldError>> {
-    if let Node::Map(entries) = &mut tree {
+pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod, Vec<FieldError>> {
+    if let Node::Map(entries) = tree {
         entries.retain(|(key, _)| &**key != "status");
         let metadata = entries.iter_mut().find(|(key, _)| &**key == "metadata").map(|(_, value)| value);
         if let Some(Node::Map(metadata)) = metadata {
             metadata.retain(|(key, _)| &**key != "resourceVersion");
         }
     }
-    if let Some(error) = too_many(&tree) {
+    let tree = &*tree;
+    if let Some(error) = too_many(tree) {
         return Err(vec![error]);
     }
-    let read = typed::read_known::<PodManifest>(&tree, Path::default())?;
+    let read = typed::read_known::<PodManifest>(tree, Path::default())?;
     let mut pod = Pod { metadata: read.metadata, spec: read.spec, status: None };
     let errors = validate::bound(&pod);
     if !errors.is_empty() {
@@ -143,8 +144,8 @@ pub fn bound(mut tree: Node, node: &NodeName, seen: Wall) -> Result<ManifestPod,
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(identity::CONFIG_SOURCE.to_owned(), super::API.to_owned());
     annotations.insert(identity::CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
-    let config_hash = identity::identity(node, &tree).config_hash.into();
-    Ok(ManifestPod { pod, document: 1, config_hash, bytes: cost(&tree) })
+    let config_hash = identity::identity(node, tree).config_hash.into();
+    Ok(ManifestPod { pod, document: 1, config_hash, bytes: cost(tree) })
 }
 
 /// What an error is of.

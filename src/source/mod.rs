@@ -13,10 +13,16 @@
 #[cfg(feature = "tls")]
 pub mod api;
 #[cfg(feature = "tls")]
+pub mod api_claims;
+#[cfg(feature = "tls")]
+pub mod api_kept;
+#[cfg(feature = "tls")]
 pub mod api_node;
 #[cfg(feature = "tls")]
 pub mod api_objects;
 pub mod check;
+#[cfg(feature = "tls")]
+pub mod claim;
 pub mod decode;
 pub mod defaults;
 pub mod file;
@@ -27,6 +33,7 @@ pub mod resources;
 pub mod scan;
 pub mod validate;
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
@@ -109,6 +116,23 @@ pub struct ServerPods {
     pub refused: Vec<RefusedPod>,
     /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here.
     pub over: BTreeSet<PodUid>,
+    /// Of the wanted ones, those that another has marked as not ready there: their statuses are told again.
+    pub marked: BTreeSet<PodUid>,
+    /// Copies of static pods: nothing of them runs by itself.
+    pub mirrors: Vec<MirrorPod>,
+}
+
+/// A static pod's copy in an API server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MirrorPod {
+    /// Which one; the UID is the copy's own.
+    pub key: PodKey,
+    /// The hash of the manifest that it is of, cut at `limits::MIRROR_HASH_BYTES_MAX`.
+    pub hash: Box<str>,
+    /// It was deleted and waits for its node.
+    pub deleted: bool,
+    /// Another has marked it as not ready there: its status is told again.
+    pub marked: bool,
 }
 
 /// A pod that was deleted and waits for its node.
@@ -126,9 +150,11 @@ pub struct RefusedPod {
     /// Which one.
     pub key: PodKey,
     /// Why, in a word (`OutOfmemory`, `NodeAffinity` ...): `status.reason`.
-    pub reason: Box<str>,
+    pub reason: Cow<'static, str>,
     /// Why, in a sentence: `status.message`.
     pub message: Box<str>,
+    /// `metadata.generation` of what was refused: `status.observedGeneration`.
+    pub generation: Option<i64>,
 }
 
 /// What a source holds between two updates, to be shown beside its limits.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, NodeSelector, NodeSelectorRequirement, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
@@ -15,6 +15,7 @@ use super::identity;
 use super::validate::{self, names};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
+use crate::model::object::RuntimeClass;
 use crate::model::{Object, ObjectKind};
 use crate::text::base64;
 
@@ -63,7 +64,13 @@ pub(crate) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Ve
     };
     let mut errors = Vec::new();
     let object = match kind {
-        ObjectKind::Token | ObjectKind::Services => {
+        ObjectKind::RuntimeClass => {
+            let name = tree.field("metadata").and_then(|metadata| metadata.field("name"));
+            let name = name.and_then(Node::text).unwrap_or_default().into();
+            let handler = tree.field("handler").and_then(Node::text).unwrap_or_default().into();
+            Object::RuntimeClass(Arc::new(RuntimeClass { name, handler }))
+        }
+        ObjectKind::Token | ObjectKind::Services | ObjectKind::Claim => {
             return Err(vec![FieldError::new(prefix, "is nothing that a document may hold")]);
         }
         ObjectKind::ConfigMap => {
@@ -117,8 +124,24 @@ pub(crate) fn cost(object: &Object) -> usize {
         }
         Object::Token(token) => token.name.len() + token.value.len(),
         Object::Services(services) => services.list.len() * SERVICE,
+        Object::RuntimeClass(class) => class.name.len() + class.handler.len(),
+        Object::Claim(claim) => match &claim.volume {
+            Ok(volume) => volume.path.len() + volume.nodes.as_ref().map_or(0, selector_cost),
+            Err(why) => why.len(),
+        },
     };
     OBJECT + entries
+}
+
+/// The same of what nodes are chosen by.
+fn selector_cost(selector: &NodeSelector) -> usize {
+    const REQUIREMENT: usize = 256;
+    let terms = selector.node_selector_terms.iter();
+    let all = terms.flat_map(|term| term.match_expressions.iter().chain(&term.match_fields).flatten());
+    let texts = |of: &NodeSelectorRequirement| {
+        REQUIREMENT + of.key.len() + of.values.iter().flatten().map(|value| 32 + value.len()).sum::<usize>()
+    };
+    selector.node_selector_terms.len() * REQUIREMENT + all.map(texts).sum::<usize>()
 }
 
 /// What is kept of the metadata: the name and the namespace, by default `default`.

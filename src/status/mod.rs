@@ -15,7 +15,7 @@ pub mod merge;
 mod phase;
 mod probes;
 pub(crate) mod quantity;
-mod resources;
+pub(crate) mod resources;
 pub mod restarts;
 mod rules;
 

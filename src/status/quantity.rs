@@ -107,6 +107,11 @@ impl Amount {
     }
 }
 
+/// A quantity as Go writes it, however it was given.
+pub(crate) fn shown(quantity: &Quantity) -> String {
+    Amount::of(quantity).to_quantity().0
+}
+
 /// `NewQuantity(.., BinarySI)` as text: `100Mi`.
 pub(crate) fn shown_bytes(bytes: u64) -> String {
     Amount::from_bytes(i64::try_from(bytes).unwrap_or(i64::MAX)).to_quantity().0

@@ -216,7 +216,7 @@ pub(super) fn pod_requests(pod: &Pod) -> List {
 }
 
 /// `resourcehelper.PodLimits`: overhead adds to limits that are there and not zero.
-fn pod_limits(pod: &Pod) -> List {
+pub(crate) fn pod_limits(pod: &Pod) -> List {
     let mut list = aggregate(pod, limits_of);
     override_with_pod_level(&mut list, pod, limits_of);
     for (name, quantity) in pod.spec.as_ref().and_then(|s| s.overhead.as_ref()).into_iter().flatten() {

@@ -69,7 +69,7 @@ impl SpecContainer<'_> {
     /// `ContainerShouldRestart`: rules (only with a policy of its own), the container's policy, the pod's.
     pub(super) fn should_restart(&self, spec: &PodSpec, exit_code: i32) -> bool {
         if let Some(policy) = self.restart_policy {
-            if self.rule_action(exit_code) == Some("Restart") {
+            if matches!(self.rule_action(exit_code), Some("Restart" | RESTART_ALL_ACTION)) {
                 return true;
             }
             match policy {

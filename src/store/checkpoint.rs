@@ -220,7 +220,7 @@ pub fn millis(duration: Duration) -> u64 {
 }
 
 /// CRC-32 (IEEE 802.3), four bits at a time: sixteen words of table.
-fn crc32(bytes: &[u8]) -> u32 {
+pub(super) fn crc32(bytes: &[u8]) -> u32 {
     const TABLE: [u32; 16] = [
         0x0000_0000,
         0x1db7_1064,

@@ -84,15 +84,20 @@ impl CheckpointFile {
 
 /// Replaces `path` by way of `beside`, mode 0600, and waits for the disk.
 pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    // For root alone: a container's last words may hold secrets.
-    let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)?;
+    replace_only(path, beside, bytes)?;
     if let Some(directory) = path.parent() {
         File::open(directory)?.sync_all()?;
     }
     Ok(())
+}
+
+/// The same, but for the directory, which whoever replaces several waits for once.
+pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    // For root alone: a container's last words may hold secrets.
+    let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(beside, path)
 }
 
 #[cfg(test)]

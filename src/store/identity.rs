@@ -4,14 +4,14 @@
 //! reported, not followed: every static pod's name and UID hang on it) and the UIDs of adopted pods (running
 //! before smolet came, without its annotation). The lock on `ROOT_DIR/lock` makes one agent per state directory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use minicbor::{Decode, Encode};
 
-use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, LOCK_RETRY, LOCK_TRIES};
+use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, KEPT_UIDS_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
 
 /// The file's content. Fields are numbered: a new one gets a new number.
@@ -23,6 +23,10 @@ struct Record {
     node_name: String,
     #[n(2)]
     adopted: Vec<String>,
+    /// The UID that a manifest's pod would have here, and the one with which it was found.
+    #[n(3)]
+    #[cbor(default)]
+    kept: Vec<(String, String)>,
 }
 
 const VERSION: u8 = 1;
@@ -33,6 +37,8 @@ pub struct Identity {
     path: PathBuf,
     node_name: String,
     adopted: BTreeSet<PodUid>,
+    /// By the UID that the manifest's pod would have here; of adopted pods alone.
+    kept: BTreeMap<PodUid, PodUid>,
     // Held for its flock; the kernel lets go of it when the process ends, however it ends.
     _lock: File,
 }
@@ -80,7 +86,10 @@ impl Identity {
             ));
         }
         let adopted = stored.iter().flat_map(|r| &r.adopted).map(|uid| PodUid::from(uid.as_str())).collect();
-        let identity = Identity { path, node_name, adopted, _lock: lock };
+        let kept = stored.iter().flat_map(|r| &r.kept);
+        let kept =
+            kept.map(|(own, found)| (PodUid::from(own.as_str()), PodUid::from(found.as_str()))).collect();
+        let identity = Identity { path, node_name, adopted, kept, _lock: lock };
         if stored.is_none() {
             identity
                 .pending()
@@ -109,9 +118,28 @@ impl Identity {
         self.adopted.len() < ADOPTED_MAX && self.adopted.insert(uid.clone())
     }
 
+    /// The UID that a manifest's pod was found with, by the one that it would have here.
+    pub fn kept(&self, own: &PodUid) -> Option<&PodUid> {
+        self.kept.get(own)
+    }
+
+    /// Remembers that a manifest's pod was found with another UID than it would have here, and keeps it. False when there
+    /// is no room (`ADOPTED_MAX`, `KEPT_UIDS_MAX`): it is not to be taken over then.
+    #[must_use]
+    pub fn keep(&mut self, own: &PodUid, found: &PodUid) -> bool {
+        let has_room = (self.adopted.contains(found) || self.adopted.len() < ADOPTED_MAX)
+            && (self.kept.contains_key(own) || self.kept.len() < KEPT_UIDS_MAX);
+        if has_room {
+            self.adopted.insert(found.clone());
+            self.kept.insert(own.clone(), found.clone());
+        }
+        has_room
+    }
+
     /// Forgets an adopted pod that is gone. True when that is to be written.
     #[must_use]
     pub fn release(&mut self, uid: &PodUid) -> bool {
+        self.kept.retain(|_, found| found != uid);
         self.adopted.remove(uid)
     }
 
@@ -120,6 +148,7 @@ impl Identity {
     pub fn release_all_but(&mut self, stays: impl Fn(&PodUid) -> bool) -> bool {
         let before = self.adopted.len();
         self.adopted.retain(stays);
+        self.kept.retain(|_, found| self.adopted.contains(found));
         self.adopted.len() < before
     }
 
@@ -129,6 +158,7 @@ impl Identity {
             version: VERSION,
             node_name: self.node_name.clone(),
             adopted: self.adopted.iter().map(|uid| uid.as_str().to_owned()).collect(),
+            kept: self.kept.iter().map(|(own, found)| (own.to_string(), found.to_string())).collect(),
         };
         Pending { path: self.path.clone(), record }
     }
@@ -285,7 +315,14 @@ mod tests {
         assert_eq!(identity.adopted().iter().map(PodUid::as_str).collect::<Vec<_>>(), ["u2"]);
         assert!(!identity.adopt(&PodUid::from("u2")), "known already");
         assert!(!identity.release_all_but(|uid| uid.as_str() == "u2"), "it stays");
+        let (own, found) = (PodUid::from("own"), PodUid::from("found"));
+        assert!(identity.keep(&own, &found) && identity.adopted().contains(&found));
+        identity.pending().write().expect("written");
+        drop(identity);
+        let mut identity = Identity::open(&folder.0, None, "n").expect("again");
+        assert_eq!(identity.kept(&own), Some(&found));
         assert!(identity.release_all_but(|_| false) && identity.adopted().is_empty());
+        assert_eq!(identity.kept(&own), None, "with the pod");
         drop(identity);
         std::fs::write(folder.0.join("identity.cbor"), b"\xff\xff").expect("write");
         let error = Identity::open(&folder.0, None, "n").expect_err("damaged");

@@ -6,6 +6,8 @@
 //!     records, back-offs, images ──► [checkpoint] ──► [file]: what survives the process and the boot
 //! ```
 //!
+//! What a node of a cluster keeps for the time without its server is [`keep`].
+//!
 //! [`identity`] is a file of its own: it is needed before all else; so is what panics are put down to ([`poison`]).
 
 pub mod checkpoint;
@@ -13,6 +15,7 @@ pub mod codec;
 pub mod cut;
 pub mod file;
 pub mod identity;
+pub mod keep;
 pub mod poison;
 pub mod statuses;
 #[cfg(test)]

@@ -27,7 +27,7 @@ use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
 use super::overtaken::Overtaken;
 use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
-use super::sandbox::{PodSandbox, configure_sandbox, make_sandbox, refused, sandbox_failed};
+use super::sandbox::{PodSandbox, addresses, configure_sandbox, make_sandbox, refused, sandbox_failed};
 use super::start::{Started, VolumeMounts, start_container};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
@@ -300,7 +300,10 @@ async fn make<R: Runtime>(
         }
     };
     let sandbox = match known {
-        Some(id) => PodSandbox { id, config: &config.cri, users: config.users, ips: observed.ips.clone() },
+        Some(id) => {
+            let ips = addresses(ctx, pod, observed);
+            PodSandbox { id, config: &config.cri, users: config.users, ips }
+        }
         None => match make_sandbox(ctx, pod, observed, &config, outcome).await {
             Some(sandbox) => sandbox,
             None => return,

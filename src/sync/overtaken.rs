@@ -82,6 +82,7 @@ mod tests {
             state,
             created_at: Wall(1),
             image: "".into(),
+            hash: 0,
         };
         for (name, attempt, state, room) in [
             ("app", 0, Exited, true),
@@ -103,6 +104,8 @@ mod tests {
             state,
             created_at: Wall(1),
             node: None,
+            labelled: true,
+            of_file: false,
         };
         for (attempt, state, room) in [
             (0, SandboxState::NotReady, true),

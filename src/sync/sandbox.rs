@@ -123,8 +123,21 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
         }
     };
     let host_network = pod.spec().host_network == Some(true);
-    let ips = if host_network { observed.ips.clone() } else { sandbox_ips(&status) };
+    let ips = if host_network { addresses(ctx, pod, observed) } else { sandbox_ips(&status) };
     Some(PodSandbox { id, config, users: made.users, ips })
+}
+
+/// The addresses of a pod whose sandbox is there. The runtime knows none on the node's network: they are the node's then, as
+/// the pod's status says (`SyncPod`, which takes them from there).
+pub(super) fn addresses<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+) -> Vec<Box<str>> {
+    if pod.spec().host_network == Some(true) && observed.ips.is_empty() {
+        return ctx.node.node_ips.clone();
+    }
+    observed.ips.clone()
 }
 
 pub(super) fn sandbox_failed<R: Runtime>(

@@ -184,6 +184,18 @@ impl Worker {
         }
     }
 
+    /// The pod as it is wanted has other conditions of others in its status: nothing is done for that.
+    pub fn knows(&mut self, pod: Rc<DesiredPod>) {
+        match self.life {
+            Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => self.pod = Some(pod),
+            Life::Ending(Why::Unwanted) | Life::Removing => {
+                if let Some(afresh) = &mut self.afresh {
+                    *afresh = pod;
+                }
+            }
+        }
+    }
+
     /// No source wants it any more.
     pub fn unwant(&mut self) {
         self.afresh = None;

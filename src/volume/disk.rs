@@ -53,7 +53,9 @@ fn empty(path: &Path, medium: Medium, group: Option<u32>) -> io::Result<()> {
         chown(path, None, Some(group))?;
     }
     // After the chown, which may clear setgid; not through umask, as every user of the pod has to write here.
-    let mode = if group.is_some() { 0o2777 } else { 0o777 };
+    // A tmpfs is sticky from its making, which the kubelet leaves so.
+    let sticky = if matches!(medium, Medium::Memory { .. }) { 0o1000 } else { 0 };
+    let mode = sticky | if group.is_some() { 0o2777 } else { 0o777 };
     std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
@@ -199,7 +201,7 @@ mod tests {
         .concat();
         for _ in 0..2 {
             make(&steps).unwrap();
-            assert_eq!((mode(&shared), mode(&secret)), (0o2777, 0o755));
+            assert_eq!((mode(&shared), mode(&secret)), (0o3777, 0o755));
             assert_eq!(mode(secret.parent().unwrap()), 0o700, "nobody but root comes to it from outside");
             let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
             let own: Vec<&str> =

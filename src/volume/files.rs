@@ -128,6 +128,8 @@ impl Files<'_> {
             ObjectKind::Secret => ("secret", "references non-existent secret key"),
             ObjectKind::Token => ("token", "references non-existent token key"),
             ObjectKind::Services => ("service", "references non-existent service key"),
+            ObjectKind::RuntimeClass => ("runtimeclass", "references non-existent runtimeclass key"),
+            ObjectKind::Claim => ("persistentvolumeclaim", "references non-existent claim key"),
         };
         let Some(object) = found.cloned() else {
             if !optional {
@@ -220,7 +222,7 @@ mod tests {
             "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c", "resources": {"limits": {"memory": "1Ki"}}}]}});
         let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
         let mut node = NodeSettings::new("n", "/r");
-        node.memory_capacity_bytes = 5000;
+        node.memory_allocatable_bytes = 5000;
         let from = Sources { pod: &pod, node: &node, objects: &objects() };
         match of_volume(&volume, from) {
             None => "none".to_owned(),

@@ -1,4 +1,4 @@
-//! hostPath volumes that say what they are (kubelet `hostPathTypeChecker`). What [`of`] finds is PURE; checking is I/O,
+//! hostPath volumes, and claims that are such, that say what they are (kubelet `hostPathTypeChecker`). What [`of`] finds is PURE; checking is I/O,
 //! blocking, and may never end: the path may lie on a server that is away. One without a type is not looked at.
 
 use std::fs::{DirBuilder, OpenOptions};
@@ -53,9 +53,16 @@ impl Kind {
 pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
     let volumes = pod.spec().volumes.iter().flatten();
     let found = volumes.filter_map(|volume| {
-        let source = volume.host_path.as_ref()?;
-        let kind = Kind::parse(source.type_.as_deref()?)?;
-        Some(HostPath { name: volume.name.as_str().into(), path: PathBuf::from(&source.path), kind })
+        let (path, kind) = match (&volume.host_path, pod.claimed(volume)) {
+            (Some(source), _) => (&*source.path, source.type_.as_deref()?),
+            (None, Some(Ok(claimed))) => (&*claimed.path, &*claimed.kind),
+            (None, Some(Err(_)) | None) => return None,
+        };
+        Some(HostPath {
+            name: volume.name.as_str().into(),
+            path: PathBuf::from(path),
+            kind: Kind::parse(kind)?,
+        })
     });
     found.collect()
 }

@@ -1,5 +1,5 @@
-//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI and projected; an
-//! image is mounted by the runtime.
+//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI, projected, and claims of
+//! persistent volumes that are paths of the node; an image is mounted by the runtime.
 //!
 //! ```text
 //!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
@@ -120,7 +120,8 @@ pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Mi
 /// them.
 pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<VolumeError>) {
     let (mut steps, mut errors) = (Vec::new(), Vec::new());
-    let made = |volume: &&Volume| volume.host_path.is_none() && volume.empty_dir.is_none();
+    let is_own = |volume: &Volume| volume.host_path.is_none() && volume.persistent_volume_claim.is_none();
+    let made = |volume: &&Volume| is_own(volume) && volume.empty_dir.is_none();
     for volume in from.pod.spec().volumes.iter().flatten().filter(made) {
         match step(volume, from, pod_dir) {
             Some(Ok(step)) => steps.push(step),
@@ -131,10 +132,13 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for what the node or the runtime has (hostPath, image), and for a kind that is refused at the source.
+/// `None` for what the node or the runtime has (hostPath, a claim's path, image), and for a kind that is refused at the source.
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
     let content = if volume.host_path.is_some() {
         return None;
+    } else if let Some(claimed) = from.pod.claimed(volume) {
+        let why = claimed.err()?;
+        return Some(Err(not_processed(from.pod, volume, why)));
     } else if let Some(source) = &volume.empty_dir {
         medium(source, from).map(|medium| VolumeContent::Empty { medium, group: group(from.pod) })
     } else {
@@ -158,6 +162,17 @@ fn set_up_failed(volume: &str, why: &str) -> VolumeError {
     VolumeError(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
 }
 
+/// The kubelet's words (`WaitForAttachAndMount`, `processPodVolumes`).
+fn not_processed(pod: &DesiredPod, volume: &Volume, why: &str) -> VolumeError {
+    let name = &volume.name;
+    let claim = volume.persistent_volume_claim.as_ref().map_or("", |claim| &claim.claim_name);
+    VolumeError(format!(
+        "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], failed to process \
+         volumes=[{name}]: error processing PVC {}/{claim}: {why}",
+        pod.key.namespace
+    ))
+}
+
 fn group(pod: &DesiredPod) -> Option<u32> {
     let context = pod.spec().security_context.as_ref();
     context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
@@ -175,7 +190,7 @@ fn medium(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Result<Medium, St
 fn memory(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Medium {
     let own = source.size_limit.as_ref().and_then(|size| Quantity::parse(&size.0).ok());
     let of_pod = pod_cgroup(&from.pod.pod, true, from.node.cpu_cfs_period_us).memory_limit_bytes;
-    let all = [Some(from.node.memory_capacity_bytes), of_pod, own.map(Quantity::value)];
+    let all = [Some(from.node.memory_allocatable_bytes), of_pod, own.map(Quantity::value)];
     let positive = |bytes: i64| u64::try_from(bytes).ok().filter(|bytes| *bytes > 0);
     Medium::Memory { bytes_max: all.into_iter().flatten().filter_map(positive).min() }
 }
@@ -201,9 +216,13 @@ fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
 }
 
 /// Where a volume stands that is not the node's own.
+/// Directories of the pods' volumes that take room on the node's disk, by kind.
+const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
+const CONFIG_MAP: &str = "kubernetes.io~configmap";
+
 fn own_path(pod_dir: &str, volume: &Volume) -> String {
     let plugin = if volume.config_map.is_some() {
-        "kubernetes.io~configmap"
+        CONFIG_MAP
     } else if volume.secret.is_some() {
         "kubernetes.io~secret"
     } else if volume.downward_api.is_some() {
@@ -211,7 +230,7 @@ fn own_path(pod_dir: &str, volume: &Volume) -> String {
     } else if volume.projected.is_some() {
         "kubernetes.io~projected"
     } else {
-        "kubernetes.io~empty-dir"
+        EMPTY_DIR
     };
     format!("{pod_dir}/volumes/{plugin}/{}", volume.name)
 }
@@ -231,7 +250,7 @@ mod tests {
     }
 
     fn node() -> NodeSettings {
-        NodeSettings { memory_capacity_bytes: 1 << 30, ..NodeSettings::new("n", "/r") }
+        NodeSettings { memory_allocatable_bytes: 1 << 30, ..NodeSettings::new("n", "/r") }
     }
 
     fn content(volume: &Value, resources: &Value) -> String {

@@ -86,14 +86,16 @@ pub fn container_mounts(
         let volume = volume_of(pod, mount).ok_or_else(missing)?;
         let part = sub_path(mount, variables)?;
         let mut source = Mount::default();
+        let claimed = pod.claimed(volume);
         if volume.image.is_some() {
             // The runtime has an image's files, and finds a part of them itself.
             source.image = Some(images.get(&*mount.name).ok_or_else(missing)?.clone());
             source.image_sub_path = part;
         } else {
-            let volume_path = match &volume.host_path {
-                Some(of_node) => of_node.path.clone(),
-                None => own_path(pod_dir, volume),
+            let volume_path = match (&volume.host_path, claimed) {
+                (Some(of_node), _) => of_node.path.clone(),
+                (None, Some(claimed)) => claimed.map_err(|_| missing())?.path.to_string(),
+                (None, None) => own_path(pod_dir, volume),
             };
             if part.is_empty() {
                 source.host_path = volume_path;
@@ -120,13 +122,16 @@ pub fn container_mounts(
         };
         // A relative mount path counts from the root, as in the kubelet.
         let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
-        let read_only = volume.host_path.is_none() && volume.empty_dir.is_none();
+        let read_only = match claimed {
+            Some(claimed) => claimed.is_ok_and(|claimed| claimed.read_only),
+            None => volume.host_path.is_none() && volume.empty_dir.is_none(),
+        };
         found.mounts.push(Mount {
             container_path: format!("{slash}{}", mount.mount_path),
             // What is made of objects, and an image, is read only, whatever the mount says (`GetAttributes`).
             readonly: mount.read_only.unwrap_or(false) || read_only,
             // What is smolet's own gets the container's label where there is SELinux.
-            selinux_relabel: volume.host_path.is_none() && volume.image.is_none(),
+            selinux_relabel: volume.host_path.is_none() && volume.image.is_none() && claimed.is_none(),
             propagation: propagation as i32,
             ..source
         });

@@ -3,11 +3,12 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2, statat};
 
-use super::own_path;
+use super::{CONFIG_MAP, EMPTY_DIR, own_path};
 use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
 use crate::model::DesiredPod;
 use crate::mounts;
@@ -57,6 +58,19 @@ impl Limited {
 /// Bytes and inodes that a directory takes on its disk; `None` when it is not there. What is mounted in it is not of it.
 pub fn measured(path: &Path) -> Option<(u64, u64)> {
     Sum::of(path, u64::MAX).map(|sum| (sum.bytes, sum.inodes))
+}
+
+/// Bytes and inodes of what a pod's volumes take on the node's disk (`IsLocalEphemeralVolume`), and its hosts file
+/// (`getPodEtcHostsStats`).
+pub fn measured_pod(pod_dir: &Path) -> (u64, u64) {
+    let hosts = std::fs::symlink_metadata(pod_dir.join("etc-hosts"));
+    let (mut bytes, mut inodes) = hosts.map_or((0, 0), |file| (file.blocks() * 512, 1));
+    for plugin in [EMPTY_DIR, CONFIG_MAP] {
+        let (more, further) = measured(&pod_dir.join("volumes").join(plugin)).unwrap_or_default();
+        bytes += more;
+        inodes += further;
+    }
+    (bytes, inodes)
 }
 
 /// A container may put a link in a directory's place at any time.
@@ -163,6 +177,30 @@ mod tests {
         let about = (1100 << 10)..(1200 << 10);
         assert!(inodes == 6 && about.contains(&bytes), "{inodes} inodes, {bytes} bytes");
         assert_eq!(outgrown().as_deref(), Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". "));
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn of_a_pod_what_it_has_on_the_disk_is_counted() {
+        let root = std::env::temp_dir().join(format!("smolet-usage-pod-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        assert_eq!(measured_pod(&root), (0, 0));
+        for (file, kib) in [
+            ("etc-hosts", 8),
+            ("volumes/kubernetes.io~empty-dir/a/x", 100),
+            ("volumes/kubernetes.io~empty-dir/b/deep/x", 200),
+            ("volumes/kubernetes.io~configmap/c/x", 400),
+            ("volumes/kubernetes.io~secret/d/x", 1000),
+            ("containers/app/0badcafe", 2000),
+        ] {
+            let file = root.join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, vec![1; kib << 10]).unwrap();
+        }
+        // Four files, the volumes and a directory in one.
+        let (bytes, inodes) = measured_pod(&root);
+        let about = (708 << 10)..(760 << 10);
+        assert!(inodes == 8 && about.contains(&bytes), "{inodes} inodes, {bytes} bytes");
         std::fs::remove_dir_all(&root).unwrap();
     }
 

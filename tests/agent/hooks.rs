@@ -82,16 +82,13 @@ fn a_pre_stop_hook_is_part_of_the_grace_period() {
         world.remove(pod);
     }
     world.until("their end", |world| world.pods().is_empty());
-    let mut stops = stops(&world);
-    stops.sort();
-    assert_eq!(
-        stops,
-        [
-            "StopContainer exec/app#0 grace=20",
-            "StopContainer fails/app#0 grace=20",
-            "StopContainer sleep/app#0 grace=18"
-        ]
-    );
+    // Of 30 s each. On a busy machine a second or two pass between a hook's end and the word of it.
+    for (pod, left) in [("exec", 20), ("fails", 20), ("sleep", 18)] {
+        let stop = |grace: i64| format!("StopContainer {pod}/app#0 grace={grace}");
+        let stopped = (left - 2..=left).any(|grace| world.count(&stop(grace)) == 1);
+        assert!(stopped, "{pod}: {left} s are left: {}", world.trace());
+    }
+    assert_eq!(stops(&world).len(), 3);
 }
 
 #[test]

@@ -74,6 +74,10 @@ fn what_happened_is_counted_under_the_kubelets_names() {
         ("kubelet_running_containers{container_state=\"running\"}", 1),
         ("kubelet_running_containers{container_state=\"exited\"}", 1),
         ("kubelet_started_containers_total{container_type=\"init_container\"}", 1),
+        (
+            "kubelet_terminated_containers_total{container_type=\"init_container\",exit_code=\"0\",reason=\"Completed\"}",
+            1,
+        ),
         ("kubelet_pod_start_duration_seconds_count", 1),
         ("kubelet_runtime_operations_total{operation_type=\"run_podsandbox\"}", 2),
         ("kubelet_runtime_operations_total{operation_type=\"create_container\"}", 2),

@@ -1,6 +1,6 @@
 //! `/events`: what `smolet events` shows, and how it is followed.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::thread::JoinHandle;
@@ -9,7 +9,7 @@ use smolet::limits::{EVENTS_MAX, EVENTS_WAIT_MAX, EVENTS_WAITING_MAX};
 
 use crate::metrics::entries;
 use crate::runner;
-use crate::world::{World, ask};
+use crate::world::{World, answer};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";
 
@@ -28,8 +28,10 @@ fn rows(table: &str) -> Vec<Vec<&str>> {
 }
 
 fn wait_for_event(world: &World, after: u64) -> JoinHandle<(u16, String)> {
-    let stream = UnixStream::connect(world.path("sock")).unwrap();
-    std::thread::spawn(move || ask(stream, &format!("/events/next?after={after}")))
+    let mut stream = UnixStream::connect(world.path("sock")).unwrap();
+    // Here, and not on the thread, which may be late on a busy machine.
+    write!(stream, "GET /events/next?after={after} HTTP/1.0\r\n\r\n").unwrap();
+    std::thread::spawn(move || answer(stream))
 }
 
 #[test]
@@ -140,7 +142,6 @@ fn waiting_for_what_happens_has_an_end_and_a_bound() {
 
 /// Asks, and leaves when the agent has heard it.
 fn wait_and_hang_up(world: &World, after: u64) -> UnixStream {
-    use std::io::Write as _;
     let mut stream = UnixStream::connect(world.path("sock")).unwrap();
     write!(stream, "GET /events/next?after={after} HTTP/1.0\r\n\r\n").unwrap();
     world.settle();

@@ -608,8 +608,13 @@ pub fn manifest(name: &str, spec: &str) -> String {
 
 /// One GET of HTTP/1.0, whose answer ends with the connection; the code and the body.
 pub fn ask(mut stream: UnixStream, path: &str) -> (u16, String) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+    answer(stream)
+}
+
+/// The answer to what was asked.
+pub fn answer(mut stream: UnixStream) -> (u16, String) {
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer in time");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));

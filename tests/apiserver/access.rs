@@ -138,7 +138,7 @@ fn a_request_for_a_certificate_is_approved_signed_and_used() {
     let mut client = Client::connect(&bootstrap).unwrap();
     let (csr, key) = request(&[]);
     let spec = json!({"request": csr, "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
-        "usages": ["client auth"], "expirationSeconds": 3600});
+        "usages": ["digital signature", "client auth"], "expirationSeconds": 3600});
     let made = client.post(REQUESTS, json!({"metadata": {"generateName": "csr-"}, "spec": spec})).ok();
     assert_eq!((&made["spec"]["username"], &made["status"]), (&json!("system:bootstrap:abcdef"), &json!({})));
     let name = made["metadata"]["name"].as_str().unwrap();
@@ -195,7 +195,8 @@ fn a_request_that_is_not_signed_with_its_own_key_is_not_signed() {
     let at = der.windows(14).position(|part| part == b"system:node:gw").unwrap();
     der[at + 13] = b'x';
     let forged = base64(pem("CERTIFICATE REQUEST", &der).as_bytes());
-    let spec = json!({"request": forged, "signerName": "kubernetes.io/kube-apiserver-client-kubelet"});
+    let spec = json!({"request": forged, "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+        "usages": ["digital signature", "client auth"]});
     server.create("certificatesigningrequests", json!({"metadata": {"name": "forged"}, "spec": spec}));
     server.approve_request("forged");
 }
@@ -221,8 +222,6 @@ fn a_node_may_do_what_the_real_server_lets_it_do() {
             json!({"kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]});
         json!({"spec": {"boundObjectRef": reference}})
     };
-    let mut mirror = pod("static-gw", "gw");
-    mirror["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": "hash"});
     let node = |name: &str| json!({"metadata": {"name": name}});
     let lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases";
     let maps = "/api/v1/namespaces/default/configmaps";
@@ -247,7 +246,6 @@ fn a_node_may_do_what_the_real_server_lets_it_do() {
         ("PATCH", format!("{pods}/theirs/status"), json!({"status": {"phase": "Running"}}), 403),
         ("PATCH", format!("{pods}/gone/status"), json!({"status": {"phase": "Running"}}), 404),
         ("PATCH", format!("{pods}/ours"), json!({}), 403),
-        ("POST", pods.to_owned(), mirror, 201),
         ("POST", pods.to_owned(), pod("mine", "gw"), 403),
         ("GET", format!("{maps}?fieldSelector=metadata.name%3Denv"), none.clone(), 200),
         ("GET", format!("{maps}/env"), none.clone(), 200),
@@ -280,8 +278,6 @@ fn a_node_may_do_what_the_real_server_lets_it_do() {
         assert_eq!(answer.code, wanted, "{method} {path}: {}", answer.body);
     }
     // What is not the node's pods' any more is out of its reach.
-    assert_eq!(client.get(&format!("{maps}/env")).code, 200, "the mirror pod names it too");
-    server.delete("pods", "default", "static-gw", Some(0));
     let (code, reason, message) = client.get(&format!("{maps}/env")).failed();
     assert_eq!((code, &*reason), (403, "Forbidden"));
     let wanted = "configmaps \"env\" is forbidden: User \"system:node:gw\" cannot get resource \"configmaps\" in API group \"\" \
@@ -289,4 +285,43 @@ fn a_node_may_do_what_the_real_server_lets_it_do() {
     assert_eq!(message, wanted);
     assert_eq!(client.post(TOKEN, bound(&theirs)).why().0, 403);
     assert_eq!(Client::of(&server).get("/api/v1/secrets").code, 200, "others may do everything");
+}
+
+#[test]
+fn a_node_creates_pods_only_as_copies_of_its_own_static_ones() {
+    let server = ApiServer::start();
+    server.authorize_nodes();
+    let node = server.create("nodes", json!({"metadata": {"name": "gw"}}));
+    let owner = json!({"apiVersion": "v1", "kind": "Node", "name": "gw", "uid": node["metadata"]["uid"], "controller": true});
+    let mirror = json!({
+        "metadata": {"name": "static-gw", "annotations": {"kubernetes.io/config.mirror": "hash"},
+            "ownerReferences": [owner]},
+        "spec": {"nodeName": "gw", "containers": [{"name": "c", "image": "x"}]},
+    });
+    let volume = |kind: &str| json!([{"name": "v", kind: {"name": "x"}}]);
+    let rows: [(&str, Value, &str); 12] = [
+        ("/metadata/annotations", json!({}), "can only create mirror pods"),
+        ("/metadata/ownerReferences", json!([]), "a single owner reference"),
+        ("/metadata/ownerReferences", json!([owner, owner]), "a single owner reference"),
+        ("/metadata/ownerReferences/0/name", json!("other"), "an owner reference set to itself"),
+        ("/metadata/ownerReferences/0/uid", json!("other"), "UID mismatch"),
+        ("/metadata/ownerReferences/0/controller", json!(false), "a controller owner reference"),
+        ("/metadata/ownerReferences/0/blockOwnerDeletion", json!(true), "must not set blockOwnerDeletion"),
+        ("/spec/nodeName", json!("other"), "spec.nodeName set to itself"),
+        ("/spec/serviceAccountName", json!("default"), "a service account"),
+        ("/spec/volumes", volume("secret"), "secrets"),
+        ("/spec/volumes", volume("configMap"), "configmaps"),
+        ("/spec/volumes", volume("persistentVolumeClaim"), "persistentvolumeclaims"),
+    ];
+    let mut client = Client::named(&server, "system:node:gw");
+    let pods = "/api/v1/namespaces/default/pods";
+    for (at, value, why) in rows {
+        let mut other = mirror.clone();
+        let (parent, field) = at.rsplit_once('/').expect("a pointer");
+        other.pointer_mut(parent).expect(parent)[field] = value;
+        let (code, _, message) = client.post(pods, other).failed();
+        assert!(code == 403 && message.contains(why), "{at}: {message}");
+    }
+    let made = client.post(pods, mirror).ok();
+    assert_eq!(made["spec"].get("serviceAccountName"), None, "it has no account");
 }

@@ -30,12 +30,45 @@ fn what_does_not_fit_fails_in_the_kubelets_words() {
     let words = "Pod was rejected: Node didn't have enough resource: memory, requested: 1125899906842624, used: 0, capacity: ";
     assert!(message.starts_with(words), "{message}");
 
+    let disk = json!({"limits": {"ephemeral-storage": "1Pi"}, "requests": {"ephemeral-storage": "1Pi"}});
+    let large = with(|spec| spec["containers"][0]["resources"] = disk.clone());
+    let (reason, message) = refused(&world, "large", large);
+    assert_eq!(reason, "OutOfephemeral-storage");
+    let words = words.replace("memory", "ephemeral-storage");
+    assert!(message.starts_with(&words), "{message}");
+
     let choosy = with(|spec| spec["nodeSelector"] = json!({"site": "roof"}));
     let (reason, message) = refused(&world, "choosy", choosy.clone());
     assert_eq!(reason, "NodeAffinity");
     let words =
         "Pod was rejected: Predicate NodeAffinity failed: node(s) didn't match Pod's node affinity/selector";
     assert_eq!(message, words);
+
+    let unsafe_sysctl = with(|spec| {
+        spec["securityContext"] = json!({"sysctls": [{"name": "kernel.msgmax", "value": "10000"}]});
+    });
+    let (reason, message) = refused(&world, "sysctl", unsafe_sysctl);
+    assert_eq!(reason, "SysctlForbidden");
+    assert_eq!(message, "Pod was rejected: forbidden sysctl: \"kernel.msgmax\" not allowlisted");
+    for (name, reason) in [("huge", "OutOfmemory"), ("choosy", "NodeAffinity"), ("sysctl", "SysctlForbidden")]
+    {
+        let event = world.wait("its event", |world| {
+            let events = world.api.list("events", "default").into_iter();
+            let mut events = events.filter(|event| event["involvedObject"]["name"] == name);
+            let event = events.next()?;
+            assert_eq!(events.next(), None, "one for each pod");
+            Some(event)
+        });
+        assert_eq!((&event["type"], &event["reason"]), (&json!("Warning"), &json!(reason)));
+        let message = event["message"].as_str().unwrap();
+        assert!(!message.is_empty() && !message.starts_with("Pod was rejected"), "{message}");
+    }
+    for name in ["huge", "choosy", "sysctl"] {
+        let pod = world.pod(name).expect("it is there");
+        let generation = &pod["metadata"]["generation"];
+        assert!(generation.is_i64(), "{name}: the API server counts what is wanted of it");
+        assert_eq!(&pod["status"]["observedGeneration"], generation, "{name}");
+    }
 
     let port = with(|spec| spec["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 8080}]));
     world.bind("first", port.clone());
@@ -44,7 +77,7 @@ fn what_does_not_fit_fails_in_the_kubelets_words() {
 
     // Nothing of them came to the runtime, and each goes when it is deleted.
     assert_eq!(world.fake.state().running(), ["first/app#0"]);
-    for name in ["huge", "choosy", "second"] {
+    for name in ["huge", "large", "choosy", "sysctl", "second"] {
         world.api.delete("pods", "default", name, None);
     }
     world.until("they are gone", |world| world.api.list("pods", "default").len() == 1);
@@ -109,4 +142,43 @@ fn a_critical_pod_ends_others_for_its_room() {
     assert_eq!((status["phase"].as_str(), status["reason"].as_str()), (Some("Failed"), Some("Preempting")));
     assert!(world.is_ready("small"), "no more than have to");
     assert_eq!(world.fake.state().running(), ["small/app#0", "critical/app#0"]);
+}
+
+/// The scheduler binds a pod that needs a feature only to a node that declares it.
+#[test]
+fn a_pod_may_need_what_the_node_declares() {
+    let world = World::new();
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let restarts = with(|spec| {
+        spec["containers"][0]["restartPolicy"] = json!("Never");
+        spec["containers"][0]["restartPolicyRules"] = json!([rule]);
+    });
+    world.bind("restarts", restarts);
+    world.until("it runs", |world| world.is_ready("restarts"));
+    let declared =
+        world.wait("the features", |world| world.node()?["status"].get("declaredFeatures").cloned());
+    assert_eq!(declared, json!(["RestartAllContainersOnContainerExits"]));
+}
+
+/// An init container whose rule restarts all has not failed for good, though its own policy and the pod's say Never.
+#[test]
+fn an_init_container_may_restart_all() {
+    let world = World::new();
+    let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
+    let restarts = with(|spec| {
+        spec["restartPolicy"] = json!("Never");
+        spec["initContainers"] = json!([{"name": "prepare", "image": "busybox:1", "restartPolicy": "Never",
+            "restartPolicyRules": [rule]}]);
+    });
+    world.bind("again", restarts);
+    let prepares = |world: &World| {
+        let state = world.fake.state();
+        let runs = state.running().iter().any(|container| container.starts_with("again/prepare#"));
+        state.container("again/prepare").filter(|_| runs).map(|container| container.id.clone())
+    };
+    let first = world.wait("it prepares", prepares);
+    world.fake.exit("again/prepare", 42, "Error", "");
+    world.until("it prepares once more", |world| prepares(world).is_some_and(|id| id != first));
+    world.fake.exit("again/prepare", 0, "Completed", "");
+    world.until("it runs", |world| world.is_ready("again"));
 }

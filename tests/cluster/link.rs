@@ -1,6 +1,6 @@
 //! The link to the server: away, cut, behind, standing still.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
@@ -61,6 +61,25 @@ fn a_watch_that_is_cut_or_too_old_loses_nothing() {
         world.api.delete("pods", "default", &name, None);
         world.until("it is gone there", |world| world.pod(&name).is_none());
     }
+}
+
+#[test]
+fn a_server_that_is_back_is_followed_at_once_though_it_has_forgotten() {
+    let world = World::new();
+    world.run("web");
+    world.api.stop_listening();
+    // At least two failures in a row: the next wait would be one of 3 s at least.
+    std::thread::sleep(Duration::from_secs(6));
+    world.api.clear_requests();
+    world.api.compact();
+    world.api.listen_again();
+    let asks = |world: &World, verb: &str| {
+        world.api.requests().iter().any(|request| request.path == "/api/v1/pods" && request.verb == verb)
+    };
+    world.until("it goes on from where it was", |world| asks(world, "watch"));
+    let begun = Instant::now();
+    world.until("it begins afresh", |world| asks(world, "list"));
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }
 
 enum Fault {

@@ -8,8 +8,18 @@
 mod common;
 
 mod admission;
+mod api;
+mod certificates;
+mod claims;
+mod client;
+mod gates;
+mod k3s;
 mod link;
+mod mirrors;
+mod network;
 mod node;
 mod objects;
+mod offline;
 mod pods;
+mod supervisor;
 mod world;

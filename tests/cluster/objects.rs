@@ -63,6 +63,58 @@ fn every_pod_gets_its_token_and_the_root_of_trust() {
 }
 
 #[test]
+fn a_token_that_is_refused_once_delays_its_pod_and_nothing_else() {
+    let world = World::without_agent();
+    world.api.admit_accounts();
+    world.start();
+    world.until("the node is registered", |world| world.node().is_some());
+    world.api.fail_next(1, "POST", "/api/v1/namespaces/default/serviceaccounts", 403, "Forbidden");
+    world.run("web");
+    assert_eq!(world.api.count("POST", "/api/v1/namespaces/default/serviceaccounts"), 2);
+    let events = world.api.list("events", "default");
+    assert!(events.iter().all(|event| event["type"] != "Warning"), "{events:?}");
+}
+
+#[test]
+fn a_start_after_a_restart_of_the_agent_waits_for_what_the_pod_names() {
+    let world = World::new();
+    let words = json!({"metadata": {"name": "words"}, "data": {"word": "hello"}});
+    world.api.create("configmaps", words);
+    let mut spec = with_env("configMapKeyRef");
+    spec["volumes"] = json!([{"name": "words", "configMap": {"name": "words"}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "words", "mountPath": "/words"}]);
+    world.bind("web", spec);
+    world.until("it runs", |world| world.is_ready("web"));
+    world.stop();
+    world.fake.exit("web/app", 1, "Error", "");
+    world.api.fail_next(1, "GET", "/api/v1/namespaces/default/configmaps", 503, "ServiceUnavailable");
+    world.start();
+    world
+        .until("it is started again", |world| world.fake.state().running().contains(&"web/app#1".to_owned()));
+    world.until("which is told", |world| world.is_ready("web"));
+    let events = world.api.list("events", "default");
+    assert!(events.iter().all(|event| event["type"] != "Warning"), "{events:?}");
+}
+
+#[test]
+fn a_start_after_a_restart_of_the_agent_does_not_wait_for_long() {
+    let world = World::new();
+    let mut spec = app();
+    spec["volumes"] = json!([{"name": "words", "configMap": {"name": "words"}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "words", "mountPath": "/words"}]);
+    world.api.create("configmaps", json!({"metadata": {"name": "words"}, "data": {"word": "hello"}}));
+    world.bind("named", spec);
+    world.until("it runs", |world| world.is_ready("named"));
+    world.stop();
+    world.fake.exit("named/app", 1, "Error", "");
+    world.api.fail_next(1000, "GET", "/api/v1/namespaces/default/configmaps", 503, "ServiceUnavailable");
+    world.start();
+    world.until("it is started again", |world| {
+        world.fake.state().running().contains(&"named/app#1".to_owned())
+    });
+}
+
+#[test]
 fn a_changed_config_map_reaches_the_files() {
     let world = World::new();
     world.api.create("configmaps", json!({"metadata": {"name": "words"}, "data": {"word": "one"}}));
@@ -100,4 +152,44 @@ fn services_are_variables() {
     assert_eq!(value("KUBERNETES_SERVICE_HOST").as_deref(), Some("10.96.0.1"));
     assert_eq!(value("QUEUE_SERVICE_PORT_AMQP").as_deref(), Some("5672"));
     assert_eq!(value("OTHER_SERVICE_HOST"), None, "of another namespace");
+}
+
+#[test]
+fn a_runtime_class_names_the_handler_and_its_overhead_counts() {
+    let world = World::new();
+    world.fake.state().handlers = vec![(String::new(), false), ("runsc".to_owned(), false)];
+    let class = |handler: &str| json!({"metadata": {"name": "careful"}, "handler": handler});
+    let mut spec = app();
+    spec["runtimeClassName"] = "careful".into();
+    // As the server's own admission has it from the class.
+    spec["overhead"] = json!({"cpu": "250m", "memory": "64Mi"});
+    world.bind("web", spec.clone());
+    let waits = |world: &World, wanted: &str| {
+        world.until(wanted, |world| {
+            let waiting =
+                world.pod("web").unwrap()["status"]["containerStatuses"][0]["state"]["waiting"].clone();
+            waiting["reason"] == "RuntimeClassNotFound" && waiting["message"] == wanted
+        });
+    };
+    waits(&world, "RuntimeClass.node.k8s.io \"careful\" not found");
+    world.api.create("runtimeclasses", class("none"));
+    waits(&world, "RuntimeClass \"careful\": its handler \"none\" is none of the runtime's, runsc");
+    world.api.update("runtimeclasses", class("runsc"));
+    world.until("it runs", |world| world.is_ready("web"));
+    {
+        let state = world.fake.state();
+        let sandbox = state.sandboxes.values().next().expect("a sandbox");
+        assert_eq!(sandbox.handler, "runsc");
+        let overhead =
+            sandbox.config.linux.as_ref().and_then(|linux| linux.overhead.clone()).expect("overhead");
+        assert_eq!((overhead.cpu_shares, overhead.memory_limit_in_bytes), (256, 64 << 20));
+    }
+    // The next agent runs it on, and another pod has the handler at once.
+    world.kill();
+    world.start();
+    world.bind("other", spec);
+    world.until("the other one runs", |world| world.is_ready("other"));
+    let all: Vec<String> =
+        world.fake.state().sandboxes.values().map(|sandbox| sandbox.handler.clone()).collect();
+    assert_eq!(all, ["runsc", "runsc"]);
 }

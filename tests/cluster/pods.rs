@@ -24,6 +24,37 @@ fn a_bound_pod_runs_and_its_status_is_told() {
 }
 
 #[test]
+fn a_pod_that_was_not_ready_for_a_while_does_not_say_why_any_more() {
+    let world = World::new();
+    world.run("web");
+    let conditions = world.pod("web").unwrap()["status"]["conditions"].clone();
+    for condition in conditions.as_array().unwrap() {
+        assert_eq!(
+            (&condition["status"], &condition["reason"]),
+            (&json!("True"), &json!(null)),
+            "{condition}"
+        );
+        assert_eq!(condition["message"], json!(null), "{condition}");
+    }
+}
+
+#[test]
+fn a_pod_that_was_marked_with_its_node_is_ready_again() {
+    let world = World::new();
+    world.run("web");
+    // As the cluster does with all pods of a node of which nothing is heard.
+    let mut conditions = world.pod("web").unwrap()["status"]["conditions"].clone();
+    for condition in conditions.as_array_mut().unwrap() {
+        if condition["type"] == "Ready" {
+            condition["status"] = "False".into();
+        }
+    }
+    world.api.patch("pods", "default", "web", &json!({"status": {"conditions": conditions}}));
+    assert!(!world.is_ready("web"));
+    world.until("it is ready again", |world| world.is_ready("web"));
+}
+
+#[test]
 fn a_deleted_pod_ends_within_its_grace_and_goes() {
     let world = World::new();
     world.run("web");
@@ -43,6 +74,47 @@ fn a_deletions_own_grace_counts() {
     let begun = std::time::Instant::now();
     world.until("it is gone there", |world| world.pod("web").is_none());
     assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_second_deletion_with_a_shorter_grace_is_followed() {
+    let world = World::new();
+    world.fake.program("app", Program::STUBBORN);
+    let mut spec = app();
+    spec["terminationGracePeriodSeconds"] = 600.into();
+    let stops = |world: &World| {
+        world.fake.actions().into_iter().filter(|call| call.starts_with("StopContainer")).collect::<Vec<_>>()
+    };
+    for (number, (second, restarted)) in [(1, false), (0, false), (1, true)].into_iter().enumerate() {
+        world.bind("web", spec.clone());
+        world.until("it runs", |world| world.is_ready("web"));
+        let before = stops(&world).len();
+        world.api.delete("pods", "default", "web", None);
+        world.until("it is being stopped", |world| stops(world).len() > before);
+        if restarted {
+            world.kill();
+            world.start();
+            world.until("it is being stopped again", |world| stops(world).len() > before + 1);
+        }
+        // One that is longer changes nothing.
+        world.api.delete("pods", "default", "web", Some(900));
+        let begun = std::time::Instant::now();
+        world.api.delete("pods", "default", "web", Some(second));
+        world.until("it is gone there", |world| world.pod("web").is_none());
+        world.until("and here", |world| world.fake.state().running().is_empty());
+        assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{number}: {:?}", begun.elapsed());
+    }
+    // The next agent knows it from the server.
+    world.bind("web", spec);
+    world.until("it runs", |world| world.is_ready("web"));
+    let before = stops(&world).len();
+    world.kill();
+    world.api.delete("pods", "default", "web", Some(1));
+    let begun = std::time::Instant::now();
+    world.start();
+    world.until("it is gone there", |world| world.pod("web").is_none());
+    assert!(stops(&world).len() > before);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
 #[test]
@@ -122,22 +194,13 @@ fn what_this_version_does_not_do_is_told_there() {
     let message = status["message"].as_str().unwrap();
     assert!(message.contains("spec.volumes[0].iscsi"), "{message}");
     let mut gated = app();
-    gated["readinessGates"] = json!([{"conditionType": "example.com/ready"}]);
+    let gates: Vec<_> =
+        (0..100).map(|number| json!({"conditionType": format!("example.com/{number}")})).collect();
+    gated["readinessGates"] = gates.into();
     world.bind("gated", gated);
     world.until("it has failed too", |world| world.phase("gated") == "Failed");
     world.api.delete("pods", "default", "disk", None);
     world.until("it is gone there", |world| world.pod("disk").is_none());
-}
-
-#[test]
-fn a_static_pod_and_its_mirror_do_not_meet() {
-    let world = World::new();
-    let mirror = json!({"metadata": {"name": "own-gw", "namespace": "default",
-        "annotations": {"kubernetes.io/config.mirror": "x"}},
-        "spec": {"nodeName": "gw", "containers": [{"name": "app", "image": "busybox:1"}]}});
-    world.api.create("pods", mirror);
-    world.run("web");
-    assert_eq!(world.fake.state().running(), ["web/app#0"]);
 }
 
 #[test]
@@ -179,4 +242,35 @@ fn a_broken_manifest_holds_up_no_pod_of_the_cluster() {
     world.start();
     world.until("it is gone there", |world| world.pod("web").is_none());
     assert!(world.fake.state().running().is_empty(), "and here");
+}
+
+#[test]
+fn a_pod_that_takes_more_disk_than_it_may_fails_for_good() {
+    let world = World::new();
+    world.fake.state().written.insert("app".to_owned(), 10 << 20);
+    let mut spec = app();
+    spec["restartPolicy"] = "OnFailure".into();
+    spec["containers"][0]["resources"] =
+        json!({"limits": {"ephemeral-storage": "5Mi"}, "requests": {"ephemeral-storage": "5Mi"}});
+    world.bind("greedy", spec);
+    world.until("it is evicted", |world| world.phase("greedy") == "Failed");
+    world.until("its container has ended", |world| {
+        let pod = world.pod("greedy").unwrap();
+        !pod["status"]["containerStatuses"][0]["state"]["terminated"].is_null()
+    });
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let status = &world.pod("greedy").unwrap()["status"];
+    let words = "Pod ephemeral local storage usage exceeds the total limit of containers 5Mi. ";
+    assert_eq!((&status["phase"], &status["reason"]), (&json!("Failed"), &json!("Evicted")));
+    assert_eq!(status["message"], words);
+    let conditions = status["conditions"].as_array().unwrap();
+    assert!(conditions.iter().all(|condition| condition["type"] != "DisruptionTarget"), "{conditions:?}");
+    assert_eq!(world.fake.state().running(), Vec::<String>::new());
+    world.until("an event tells why", |world| {
+        world
+            .api
+            .list("events", "default")
+            .iter()
+            .any(|event| event["reason"] == "Evicted" && event["message"] == words)
+    });
 }

@@ -1,6 +1,7 @@
 //! One test's cluster: an API server, a runtime and an agent.
 
 use std::cell::RefCell;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 use smol::LocalExecutor;
 use smol::channel::Sender;
 use smolet::clock::SystemClock;
-use smolet::config::{Config, EvictionPolicy, Flags};
+use smolet::config::{Config, EvictionPolicy, Flags, NodeApi};
 use smolet::node::{self, Ending, Stop};
 
 use crate::common::apiserver::ApiServer;
@@ -75,7 +76,16 @@ impl World {
             ..Flags::default()
         };
         let config = Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid");
-        Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
+        let client_ca = self.path("clients.crt");
+        std::fs::write(&client_ca, self.api.client_ca_pem()).unwrap();
+        let node_api = NodeApi {
+            address: Ipv4Addr::LOCALHOST.into(),
+            port: 0,
+            client_ca: Some(client_ca),
+            healthz: None,
+            ..config.node_api
+        };
+        Config { image_gc: None, eviction: EvictionPolicy::NEVER, node_api, ..config }
     }
 
     pub fn start(&self) {
@@ -103,6 +113,13 @@ impl World {
         };
         let thread = std::thread::Builder::new().name("agent".into()).spawn(live).unwrap();
         assert!(self.agent.replace(Some(Life { stop, kill, thread })).is_none(), "one agent at a time");
+    }
+
+    /// Why an agent with these settings does not start.
+    pub fn refusal(&self, config: Config) -> String {
+        self.start_with(config);
+        let life = self.agent.take().expect("an agent was started");
+        life.thread.join().unwrap().expect_err("it does not start")
     }
 
     /// As `systemctl stop`.

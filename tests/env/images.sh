@@ -66,7 +66,7 @@ archive() {
     printf 'root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n' >"$fs/etc/passwd"
     printf 'root:x:0:\nnogroup:x:65534:\n' >"$fs/etc/group"
     # Reading it sleeps without a child process: opened for reading and writing, it never ends.
-    mkfifo "$fs/run/forever"
+    mkfifo -m 666 "$fs/run/forever"
     # PID 1 gets only the signals that it asked for.
     cat >"$fs/bin/forever" <<'E'
 #!/bin/sh

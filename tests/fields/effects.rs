@@ -121,6 +121,7 @@ pub fn effects(pod: &Value) -> Effects {
 fn node() -> NodeSettings {
     let mut node = NodeSettings::new("n", "/var/lib/smolet");
     node.memory_capacity_bytes = 4 << 30;
+    node.memory_allocatable_bytes = 4 << 30;
     node.cluster_domain = "cluster.local".into();
     node.resolv_conf = Some(ResolvConf::parse("nameserver 192.0.2.53\n"));
     node

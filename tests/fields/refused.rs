@@ -26,9 +26,6 @@ fn particular<'a>(path: &'a str, full: &Value) -> Option<(&'a str, Value)> {
         "spec.containers[*].resources.limits[DOMAIN/NAME]" => {
             ("spec.containers[*].resources", json!({"limits": {"example.com/gpu": "1"}}))
         }
-        "spec.containers[*].resources.limits.ephemeral-storage" => {
-            ("spec.containers[*].resources", json!({"limits": {"ephemeral-storage": "1Gi"}}))
-        }
         "spec.containers[*].securityContext.procMount" => (path, json!("Unmasked")),
         "spec.hostUsers" => (path, json!(false)),
         _ => return None,

@@ -19,10 +19,15 @@ mod events;
 mod examples;
 mod exec;
 mod finding;
+mod handover;
 mod hooks;
 mod images;
+#[path = "../common/kubelet.rs"]
+mod kubelet;
 mod life;
 mod logs;
+#[cfg(feature = "tls")]
+mod node_api;
 mod pressure;
 mod probes;
 mod promises;
@@ -47,8 +52,8 @@ use runtime::Runtime;
 type Test = (&'static str, fn(&Runtime));
 
 macro_rules! tests {
-    ($($module:ident::$name:ident),* $(,)?) => {
-        &[$((concat!(stringify!($module), "::", stringify!($name)), $module::$name)),*]
+    ($($(#[$when:meta])* $module:ident::$name:ident),* $(,)?) => {
+        &[$($(#[$when])* (concat!(stringify!($module), "::", stringify!($name)), $module::$name)),*]
     };
 }
 
@@ -68,6 +73,7 @@ const TESTS: &[Test] = tests![
     volumes::volumes_are_what_the_spec_says,
     volumes::a_sub_path_leads_nowhere_outside_its_volume,
     volumes::an_empty_dir_that_outgrows_its_limit_ends_its_pod,
+    volumes::a_pod_that_takes_more_disk_than_it_may_fails_for_good,
     images::private_images_are_pulled_with_the_right_login_only,
     images::archives_are_imported_and_their_pods_start_without_a_registry,
     images::an_image_in_two_archives_is_that_of_the_last,
@@ -97,6 +103,7 @@ const TESTS: &[Test] = tests![
     recovery::a_sandbox_stopped_from_outside_is_replaced,
     recovery::a_container_removed_from_outside_is_replaced,
     recovery::a_restart_count_survives_the_loss_of_record_and_log,
+    handover::a_node_goes_from_a_kubelet_to_smolet_and_back,
     recovery::a_process_that_the_runtime_forgot_ends_with_its_pod,
     crash::thirty_kills_during_churn_double_nothing,
     crash::a_full_or_read_only_disk_is_survived,
@@ -115,6 +122,8 @@ const TESTS: &[Test] = tests![
     exec::a_terminal_has_the_size_of_ours_and_is_given_back,
     exec::the_main_process_is_joined_and_left,
     exec::ports_of_a_pod_are_reached_by_many_at_once,
+    #[cfg(feature = "tls")]
+    node_api::logs_commands_and_ports_of_pods_are_reached_through_it,
     debug::a_container_looks_into_a_pod_that_runs,
     examples::ten_manifests_of_a_gateway_run_unchanged,
     promises::an_idle_agent_costs_no_more_than_promised,

@@ -20,7 +20,7 @@ fn config(agent: &Agent, eviction: &str) -> PathBuf {
     let file = agent.dir.join("eviction.yaml");
     let text = format!(
         "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\nimageGCHighThresholdPercent: 100\n\
-         imageMinimumGCAge: 0s\nevictionPressureTransitionPeriod: 1s\nevictionHard: {{{eviction}}}\n"
+         imageMinimumGCAge: 1ms\nevictionPressureTransitionPeriod: 1s\nevictionHard: {{{eviction}}}\n"
     );
     fs::write(&file, text).unwrap();
     file

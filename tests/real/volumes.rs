@@ -315,3 +315,38 @@ pub fn an_empty_dir_that_outgrows_its_limit_ends_its_pod(runtime: &Runtime) {
     agent.end_pods();
     agent.wait_gone("app");
 }
+
+/// What a container writes to its root is told by the runtime, and held against its limit; the one beside it keeps to its own.
+pub fn a_pod_that_takes_more_disk_than_it_may_fails_for_good(runtime: &Runtime) {
+    let agent = Agent::started(runtime, "ephemeral-storage");
+    for (name, mib) in [("modest", 5), ("greedy", 60)] {
+        let spec = format!(
+            "
+  terminationGracePeriodSeconds: 2
+  restartPolicy: OnFailure
+  containers:
+  - name: app
+    image: smolet.test/busybox:1
+    command: [sh, -c, 'dd if=/dev/zero of=/x bs=1M count={mib}; while :; do sleep 1; done']
+    resources: {{limits: {{ephemeral-storage: 20Mi}}}}
+"
+        );
+        agent.apply_pod(name, &spec);
+    }
+    agent.running("modest");
+    let pod = agent.wait_pod("greedy", "evicted", |status| {
+        status.phase.as_deref() == Some("Failed") && status.reason.as_deref() == Some("Evicted")
+    });
+    let message = pod.status.and_then(|status| status.message).expect("a message");
+    assert_eq!(message, "Pod ephemeral local storage usage exceeds the total limit of containers 20Mi. ");
+    let runs = |name: &str| {
+        let all = runtime.containers_of(&agent.full(name));
+        all.iter().any(|container| container.state == ContainerState::Running)
+    };
+    wait_for("nothing of it runs", 20, || (!runs("greedy")).then_some(()));
+    // As long as a look at what they use takes to come.
+    std::thread::sleep(std::time::Duration::from_secs(15));
+    assert!(!runs("greedy") && runs("modest"), "it is not started again, and the other one stays");
+    agent.end_pods();
+    agent.wait_gone("greedy");
+}

@@ -20,7 +20,7 @@ use std::time::Duration;
 use scenario::Scenario;
 
 /// Seeds of an ordinary run.
-const SEEDS: std::ops::Range<u64> = 0..8;
+const SEEDS: std::ops::Range<u64> = 0..6;
 /// What these come to at least.
 const HOURS_MIN: u64 = 2_000;
 const TROUBLED_HOURS_MIN: u64 = 100;
@@ -60,10 +60,7 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
 
 #[test]
 fn the_same_seed_does_the_same() {
-    let digests = [1, 6].map(|seed| {
-        let (first, second) = (Scenario::run(seed), Scenario::run(seed));
-        assert_eq!(first.digest, second.digest, "seed {seed}");
-        first.digest
-    });
-    assert_ne!(digests[0], digests[1], "another seed does something else");
+    let [first, second, other] = [1, 1, 6].map(|seed| Scenario::run(seed).digest);
+    assert_eq!(first, second);
+    assert_ne!(first, other, "another seed does something else");
 }

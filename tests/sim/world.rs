@@ -348,7 +348,9 @@ impl World {
             life.asked.try_send(Query { question, answer }).expect("the agent takes questions");
             self.settle();
             match answered.try_recv() {
-                Ok(Answer::Found(text) | Answer::NotFound(text)) => return all + &text,
+                Ok(Answer::Found(text) | Answer::NotFound(text) | Answer::Refused(_, text)) => {
+                    return all + &text;
+                }
                 Ok(Answer::Later(_)) => panic!("nothing is streamed here"),
                 Ok(Answer::Part(text, rest)) => {
                     all += &text;

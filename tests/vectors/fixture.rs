@@ -35,6 +35,9 @@ impl Fixture {
         node.cpu_cfs_quota = kubelet["cpuCFSQuota"].as_bool().expect("a bool");
         node.cpu_capacity_millis = kubelet["numCores"].as_i64().expect("a number") * 1000;
         node.memory_capacity_bytes = kubelet["memoryCapacityBytes"].as_i64().expect("a number");
+        // Nothing was reserved.
+        (node.cpu_allocatable_millis, node.memory_allocatable_bytes) =
+            (node.cpu_capacity_millis, node.memory_capacity_bytes);
         node.ephemeral_storage_bytes = 100 << 30;
         node.hugepage_sizes = texts(&kubelet["hugePageSizes"]);
         node.pod_logs_dir = text(&kubelet["podLogsDirectory"]);

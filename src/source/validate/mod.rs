@@ -66,6 +66,11 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
 pub fn bound(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();
     unsupported::pod(&mut check, pod, unsupported::Of::ApiServer);
+    let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
+    if gates.is_some_and(|gates| gates.len() > limits::READINESS_GATES_MAX) {
+        let message = format!("must have at most {} items", limits::READINESS_GATES_MAX);
+        check.at_path("spec.readinessGates", |check| check.wrong(&message));
+    }
     check.errors
 }
 

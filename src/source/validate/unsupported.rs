@@ -68,10 +68,6 @@ const CONTAINER: &[Row<Container>] = &[
         let lists = resources.map(|r| [r.limits.as_ref(), r.requests.as_ref()]);
         lists.iter().flatten().flatten().any(|list| list.keys().any(|name| name.contains('/')))
     }),
-    Row("resources.limits.ephemeral-storage", "use of disk is not limited yet", |container| {
-        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-        limits.is_some_and(|limits| limits.contains_key("ephemeral-storage"))
-    }),
     Row("securityContext.windowsOptions", "this is Linux", |container| {
         security(container, |context| context.windows_options.is_some())
     }),
@@ -153,13 +149,16 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
 
 const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected or image";
 
-/// Fields of `spec` and of a projected volume's sources that are refused for want of an API server only.
+/// Fields of `spec`, kinds of volumes and of a projected volume's sources that are refused for want of an API server only.
 const SERVED: &[&str] = &[
     "ephemeralContainers",
     "serviceAccountName",
     "serviceAccount",
     "schedulingGates",
     "schedulingGroup",
+    "readinessGates",
+    "overhead",
+    "persistentVolumeClaim",
     "serviceAccountToken",
 ];
 
@@ -183,7 +182,9 @@ pub(super) fn pod(check: &mut Check, pod: &Pod, of: Of) {
         check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), own);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
             for (field, _, _) in VOLUME_KINDS.iter().filter(|(_, supported, is)| !supported && is(volume)) {
-                refuse(check, field, KIND);
+                if !(of == Of::ApiServer && SERVED.contains(field)) {
+                    refuse(check, field, KIND);
+                }
             }
             let sources = volume.projected.iter().flat_map(|of| of.sources.iter().flatten());
             for (index, source) in sources.enumerate() {

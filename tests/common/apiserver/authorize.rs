@@ -1,5 +1,5 @@
 //! What a node may do: the rules of the real server's Node authorizer and of its NodeRestriction plugin, as far as the
-//! resources here go. Everybody else may do everything.
+//! resources here go; and what somebody with a bootstrap token may do, as kubeadm sets it up. Everybody else may do everything.
 
 use serde_json::Value;
 
@@ -30,6 +30,13 @@ pub fn authorize(store: &Store, attempt: &Attempt<'_>) -> Outcome<()> {
     let user = attempt.user;
     let node = match user.name.strip_prefix("system:node:") {
         Some(node) if user.groups.iter().any(|group| group == "system:nodes") => node,
+        // The role `system:node-bootstrapper`.
+        _ if user.groups.iter().any(|group| group == "system:bootstrappers") => {
+            let asks = attempt.route.resource.plural == "certificatesigningrequests"
+                && attempt.route.subresource.is_none()
+                && ["create", "get", "list", "watch"].contains(&attempt.verb);
+            return if asks { Ok(()) } else { Err(forbidden(attempt, "")) };
+        }
         _ => return Ok(()),
     };
     let why = refusal(store, attempt, node);
@@ -60,13 +67,7 @@ fn refusal(store: &Store, attempt: &Attempt<'_>, node: &str) -> Option<String> {
             query.selector.wants("/spec/nodeName") == Some(node),
             "can only list/watch pods with spec.nodeName field selector",
         ),
-        ("pods", None, "create") => {
-            let mirror = body.pointer("/metadata/annotations/kubernetes.io~1config.mirror").is_some();
-            unless(
-                mirror && text(body, "/spec/nodeName") == node,
-                "node can only create mirror pods bound to itself",
-            )
-        }
+        ("pods", None, "create") => mirror_refusal(store, body, node),
         ("pods", None | Some("status"), "get") => {
             unless(bound(store, namespace, name, node).is_some(), &unrelated(node))
         }
@@ -86,6 +87,22 @@ fn refusal(store: &Store, attempt: &Attempt<'_>, node: &str) -> Option<String> {
             let kind = route.resource.plural;
             let mut pods = pods_of(store, namespace, node).into_iter();
             unless(pods.any(|pod| names(&pod, kind, wanted)), &unrelated(node))
+        }
+        ("persistentvolumeclaims", None, "get") => {
+            let mut pods = pods_of(store, namespace, node).into_iter();
+            unless(pods.any(|pod| claims(&pod, name)), &unrelated(node))
+        }
+        ("persistentvolumes", None, "get") => {
+            // By the claim that the volume itself names, as the server's graph has it.
+            let volume = store.find(route.resource, "", name);
+            let claim = |field: &str| {
+                volume
+                    .as_deref()
+                    .map(|volume| text(volume, &format!("/spec/claimRef/{field}")))
+                    .unwrap_or_default()
+            };
+            let mut pods = pods_of(store, claim("namespace"), node).into_iter();
+            unless(!claim("name").is_empty() && pods.any(|pod| claims(&pod, claim("name"))), &unrelated(node))
         }
         ("serviceaccounts", None, "get") => unless(uses(store, namespace, name, node), &unrelated(node)),
         ("serviceaccounts", Some("token"), "create") => {
@@ -112,6 +129,68 @@ fn refusal(store: &Store, attempt: &Attempt<'_>, node: &str) -> Option<String> {
         ("certificatesigningrequests", None, _) if reads => None,
         ("tokenreviews" | "subjectaccessreviews", None, "create") => None,
         _ => Some(String::new()),
+    }
+}
+
+/// Why the node may not create this pod (`admitPodCreate`).
+fn mirror_refusal(store: &Store, pod: &Value, node: &str) -> Option<String> {
+    const MIRROR: &str = "kubernetes.io/config.mirror";
+    let annotation = format!("/metadata/annotations/{}", MIRROR.replace('/', "~1"));
+    if pod.pointer(&annotation).is_none() {
+        let why =
+            format!("pod does not have {MIRROR:?} annotation, node {node:?} can only create mirror pods");
+        return Some(why);
+    }
+    let only = |what: &str| Some(format!("node {node:?} can only create pods with {what}"));
+    let not = |what: &str| Some(format!("node {node:?} can not create pods that reference {what}"));
+    if text(pod, "/spec/nodeName") != node {
+        return only("spec.nodeName set to itself");
+    }
+    let Some([owner]) = pod.pointer("/metadata/ownerReferences").and_then(Value::as_array).map(Vec::as_slice)
+    else {
+        return only("a single owner reference set to itself");
+    };
+    let of = |field: &str| owner[field].as_str().unwrap_or_default();
+    if (of("apiVersion"), of("kind"), of("name")) != ("v1", "Node", node) {
+        return only("an owner reference set to itself");
+    }
+    if owner["controller"] != true {
+        return only("a controller owner reference set to itself");
+    }
+    if owner["blockOwnerDeletion"] == true {
+        return Some(format!("node {node:?} must not set blockOwnerDeletion on an owner reference"));
+    }
+    let found = store.find(known("nodes"), "", node);
+    let uid = found.as_deref().map(|node| text(node, "/metadata/uid")).unwrap_or_default();
+    if uid != of("uid") {
+        return Some(format!("node {node} UID mismatch: expected {} got {uid}", of("uid")));
+    }
+    if !text(pod, "/spec/serviceAccountName").is_empty() {
+        return not("a service account");
+    }
+    for (kinds, what) in
+        [(SECRETS, "secrets"), (CONFIG_MAPS, "configmaps"), (CLAIMS, "persistentvolumeclaims")]
+    {
+        if has_any(pod, kinds) {
+            return not(what);
+        }
+    }
+    None
+}
+
+/// Where a pod names objects of these kinds.
+const CONFIG_MAPS: &[&str] = &["configMap", "configMapRef", "configMapKeyRef"];
+const SECRETS: &[&str] = &["secret", "secretRef", "secretKeyRef", "imagePullSecrets", "nodePublishSecretRef"];
+const CLAIMS: &[&str] = &["persistentVolumeClaim"];
+
+/// Whether one of these fields stands anywhere in it.
+fn has_any(value: &Value, keys: &[&str]) -> bool {
+    match value {
+        Value::Object(fields) => {
+            fields.iter().any(|(key, value)| keys.contains(&key.as_str()) || has_any(value, keys))
+        }
+        Value::Array(items) => items.iter().any(|item| has_any(item, keys)),
+        _ => false,
     }
 }
 
@@ -142,6 +221,11 @@ fn pods_of(store: &Store, namespace: &str, node: &str) -> Vec<Object> {
     pods
 }
 
+fn claims(pod: &Value, claim: &str) -> bool {
+    let volumes = pod["spec"]["volumes"].as_array();
+    volumes.is_some_and(|all| all.iter().any(|volume| volume["persistentVolumeClaim"]["claimName"] == claim))
+}
+
 fn bound(store: &Store, namespace: &str, name: &str, node: &str) -> Option<Object> {
     let pod = store.find(known("pods"), namespace, name)?;
     (text(&pod, "/spec/nodeName") == node).then_some(pod)
@@ -154,8 +238,8 @@ fn uses(store: &Store, namespace: &str, account: &str, node: &str) -> bool {
 /// Whether a pod names this config map or secret anywhere: in volumes, environments or for pulling images.
 fn names(value: &Value, kind: &str, wanted: &str) -> bool {
     let keys: &[&str] = match kind {
-        "configmaps" => &["configMap", "configMapRef", "configMapKeyRef"],
-        _ => &["secret", "secretRef", "secretKeyRef", "imagePullSecrets", "nodePublishSecretRef"],
+        "configmaps" => CONFIG_MAPS,
+        _ => SECRETS,
     };
     let is = |value: &Value| ["name", "secretName"].iter().any(|field| value[*field] == wanted);
     match value {

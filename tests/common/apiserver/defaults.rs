@@ -13,6 +13,8 @@ const TOKEN_SECONDS: i64 = 3607;
 /// Gives a pod the defaults of `SetDefaults_Pod` that a node reads, and a status of its own.
 pub fn pod(pod: &mut Value) {
     let qos = qos(pod);
+    // A mirror pod stands for one that has no account.
+    let mirror = pod.pointer("/metadata/annotations/kubernetes.io~1config.mirror").is_some();
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
     put(
         spec,
@@ -23,11 +25,13 @@ pub fn pod(pod: &mut Value) {
             "securityContext": {},
             "schedulerName": "default-scheduler",
             "enableServiceLinks": true,
-            "serviceAccountName": "default",
         }),
     );
-    let account = spec["serviceAccountName"].clone();
-    spec.entry("serviceAccount").or_insert(account);
+    if !mirror {
+        put(spec, &json!({"serviceAccountName": "default"}));
+        let account = spec["serviceAccountName"].clone();
+        spec.entry("serviceAccount").or_insert(account);
+    }
     for container in containers(spec) {
         // A tag that may move on is looked up each time.
         let image = container.get("image").and_then(Value::as_str).unwrap_or_default();

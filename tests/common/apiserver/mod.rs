@@ -24,6 +24,7 @@ pub mod patch;
 mod pki;
 mod resource;
 mod review;
+pub mod signer;
 mod state;
 mod store;
 mod watch;
@@ -49,7 +50,7 @@ use failure::Outcome;
 use patch::PatchKind;
 use pki::Pki;
 #[allow(unused_imports, reason = "each test binary names other ones")]
-pub use pki::{Authority, Identity};
+pub use pki::{Authority, Identity, base64};
 use resource::{Resource, Selector};
 #[allow(unused_imports, reason = "each test binary names other ones")]
 pub use review::{Grant, IssuedToken};
@@ -408,8 +409,13 @@ impl ApiServer {
 
     /// Approves a CertificateSigningRequest and signs it, for a server when its signer is the kubelets'.
     pub fn approve_request(&self, name: &str) -> Value {
+        self.approve_request_for(name, None)
+    }
+
+    /// The certificate is good for so long.
+    pub fn approve_request_for(&self, name: &str, time: Option<Duration>) -> Value {
         let now = self.now();
-        let approved = review::approve(&mut self.shared.state().store, &self.shared.pki, name, now);
+        let approved = review::approve(&mut self.shared.state().store, &self.shared.pki, (name, time), now);
         Value::clone(&approved.unwrap_or_else(|why| panic!("{why}")))
     }
 

@@ -95,6 +95,57 @@ impl Authority {
         self.issue(named("kube-apiserver", &[]), names, Use { purpose, valid: None })
     }
 
+    /// A node's, for the key of its request, or with one of ours: certificate and key in PEM.
+    pub fn k3s_client(
+        &self,
+        node: &str,
+        request: Option<&[u8]>,
+        valid: Option<(Wall, Wall)>,
+    ) -> (String, String) {
+        let subject = named(&format!("system:node:{node}"), &["system:nodes"]);
+        self.k3s(subject, Vec::new(), request, Use { purpose: ExtendedKeyUsagePurpose::ClientAuth, valid })
+    }
+
+    /// The same of a node's own API.
+    pub fn k3s_server(
+        &self,
+        node: &str,
+        ips: &[IpAddr],
+        request: Option<&[u8]>,
+        valid: Option<(Wall, Wall)>,
+    ) -> (String, String) {
+        let mut names = vec![SanType::DnsName(node.try_into().expect("a name in ASCII"))];
+        names.push(SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST)));
+        names.extend(ips.iter().copied().map(SanType::IpAddress));
+        self.k3s(
+            named(node, &[]),
+            names,
+            request,
+            Use { purpose: ExtendedKeyUsagePurpose::ServerAuth, valid },
+        )
+    }
+
+    fn k3s(
+        &self,
+        subject: DistinguishedName,
+        names: Vec<SanType>,
+        request: Option<&[u8]>,
+        how: Use,
+    ) -> (String, String) {
+        let Some(request) = request else {
+            let identity = self.issue(subject, names, how);
+            return (identity.certificate_pem(), identity.key_pem());
+        };
+        let request = Request::of(request).expect("a node's request is one");
+        assert!(request.signed, "with its own key");
+        let mut params = params(subject);
+        params.subject_alt_names = names;
+        let signed = self
+            .sign(params, how, &request.key.expect("of a kind that is known"))
+            .expect("it is well-formed");
+        (pem("CERTIFICATE", signed.der()), String::new())
+    }
+
     fn issue(&self, subject: DistinguishedName, names: Vec<SanType>, how: Use) -> Identity {
         let key = KeyPair::generate().expect("ring makes keys");
         let mut params = params(subject);
@@ -224,6 +275,23 @@ impl Request {
                 .any(|verifier| verifier.verify_signature(key_bytes, info_bytes, signature).is_ok()),
         })
     }
+}
+
+/// Who a request (PEM) is of, and whether it has alternative names.
+pub fn requested(pem: &str) -> Option<(User, bool)> {
+    let bytes = pem_bytes(pem)?;
+    let mut info = Der(&bytes).sequence()?.sequence()?;
+    info.skip()?;
+    let mut user = User { name: String::new(), groups: Vec::new() };
+    for (oid, value) in info.sequence()?.name()? {
+        match *oid {
+            [2, 5, 4, 3] => user.name = value,
+            [2, 5, 4, 10] => user.groups.push(value),
+            _ => {}
+        }
+    }
+    info.skip()?;
+    Some((user, info.alternative_names().is_some()))
 }
 
 /// Takes every client in, with a certificate of anybody's or with none: who it is, is decided for each request, as the real

@@ -44,11 +44,13 @@ const EVENT_FIELDS: &[&str] = &[
 ];
 
 /// In the order of groups; each plural stands here once.
-static RESOURCES: [Resource; 14] = [
+static RESOURCES: [Resource; 16] = [
     row("", "v1", "configmaps", "ConfigMap", true, false, &[]),
     row("", "v1", "events", "Event", true, false, EVENT_FIELDS),
     row("", "v1", "namespaces", "Namespace", false, true, &["status.phase"]),
     row("", "v1", "nodes", "Node", false, true, &["spec.unschedulable"]),
+    row("", "v1", "persistentvolumeclaims", "PersistentVolumeClaim", true, true, &[]),
+    row("", "v1", "persistentvolumes", "PersistentVolume", false, true, &[]),
     row("", "v1", "pods", "Pod", true, true, POD_FIELDS),
     row("", "v1", "secrets", "Secret", true, false, &["type"]),
     row("", "v1", "serviceaccounts", "ServiceAccount", true, false, &[]),

@@ -21,6 +21,9 @@ const CERTIFICATE_SECONDS: i64 = 365 * 86_400;
 /// Signed certificates begin so long ago, as the real signer's, for nodes whose clocks are behind.
 const BACKDATED: Duration = Duration::from_mins(5);
 
+/// Those that are good for less begin at once.
+const SHORT_SECONDS: i64 = 8 * 3600;
+
 #[derive(Default)]
 pub struct Access {
     /// Bearer tokens, for requests and for TokenReviews.
@@ -198,14 +201,23 @@ fn check_bound(store: &Store, namespace: &str, account: &str, bound: &Value) -> 
 /// Approves a CertificateSigningRequest and signs it with the clients' authority.
 ///
 /// # Errors
-/// A sentence: there is none of that name, or its request cannot be signed.
-pub fn approve(store: &mut Store, pki: &Pki, name: &str, now: Wall) -> Result<Object, String> {
+/// A sentence: there is none of that name, its request cannot be signed, or it is none that the signer takes.
+pub fn approve(
+    store: &mut Store,
+    pki: &Pki,
+    (name, time): (&str, Option<Duration>),
+    now: Wall,
+) -> Result<Object, String> {
     let found = request(store, name)?;
     let pem = unbase64(text(&found, "/spec/request")).and_then(|bytes| String::from_utf8(bytes).ok());
     let pem = pem.ok_or_else(|| format!("{name}: spec.request is no base64 of PEM"))?;
     let seconds =
         found.pointer("/spec/expirationSeconds").and_then(Value::as_i64).unwrap_or(CERTIFICATE_SECONDS);
-    let back = i64::try_from(BACKDATED.as_nanos()).unwrap_or(0);
+    let seconds = time.map_or(seconds, |time| i64::try_from(time.as_secs()).unwrap_or(0));
+    let back = if seconds < SHORT_SECONDS { 0 } else { i64::try_from(BACKDATED.as_nanos()).unwrap_or(0) };
+    if text(&found, "/spec/signerName") == "kubernetes.io/kube-apiserver-client-kubelet" {
+        check_client(&found, &pem)?;
+    }
     let valid = (Wall(now.0 - back), Wall(now.0.saturating_add(seconds.saturating_mul(1_000_000_000))));
     let server = text(&found, "/spec/signerName") == "kubernetes.io/kubelet-serving";
     let certificate = pki.clients.sign_request(&pem, server, valid)?;
@@ -215,6 +227,24 @@ pub fn approve(store: &mut Store, pki: &Pki, name: &str, now: Wall) -> Result<Ob
         "certificate": base64(certificate.as_bytes()),
     });
     Ok(store.write(known("certificatesigningrequests"), object))
+}
+
+/// What the real signer of nodes' client certificates looks at, and its approver.
+fn check_client(request: &Value, pem: &str) -> Result<(), String> {
+    let subject = super::pki::requested(pem).ok_or("spec.request is no certificate signing request")?;
+    let (User { name, groups }, has_names) = subject;
+    if groups != ["system:nodes"] || !name.starts_with("system:node:") || has_names {
+        return Err(format!("the subject {name:?} of {groups:?} is no node's, or has alternative names"));
+    }
+    let usages = &request["spec"]["usages"];
+    let all = ["key encipherment", "digital signature", "client auth"];
+    if *usages != json!(all) && *usages != json!(all[1..]) {
+        return Err(format!("the usages {usages} are not those of a node's client certificate"));
+    }
+    match text(request, "/spec/username") {
+        by if by == name || !by.starts_with("system:node:") => Ok(()),
+        by => Err(format!("{by} may not ask for a certificate of {name}")),
+    }
 }
 
 /// Denies one.

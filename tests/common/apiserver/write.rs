@@ -227,6 +227,10 @@ impl Store {
             // nothing else shall slip in.
             Part::Status => with(Value::clone(old), "status", new.get("status")),
         };
+        if let Some(twice) = address_twice(&object) {
+            let why = format!("status.addresses: Duplicate value: {twice}");
+            return Err(Failure::invalid(resource, &name, &why));
+        }
         let generation = old.pointer("/metadata/generation").and_then(Value::as_i64);
         let respecified = old.get("spec") != object.get("spec");
         let metadata = fields(&mut object, "metadata")?;
@@ -446,4 +450,14 @@ fn uid() -> String {
 fn shifted(time: &str, seconds: i64) -> String {
     let Ok(at) = time.parse::<Timestamp>() else { return time.to_owned() };
     at.checked_add(SignedDuration::from_secs(seconds)).map_or_else(|_| time.to_owned(), |at| at.to_string())
+}
+
+/// A Node's addresses are merged by their type, and each may be there once.
+fn address_twice(object: &Value) -> Option<&Value> {
+    let addresses = object.pointer("/status/addresses")?.as_array()?;
+    addresses
+        .iter()
+        .enumerate()
+        .find(|(index, address)| addresses[..*index].contains(address))
+        .map(|(_, a)| a)
 }

@@ -80,6 +80,8 @@ pub struct State {
     now: Mono,
     /// A container that starts gets its log file, as in a real runtime.
     pub writes_logs: bool,
+    /// Pods have addresses on which tests can listen.
+    pub pods_on_loopback: bool,
     /// What no agent may ever do, seen after a call: see [`State::check`].
     pub violations: Vec<String>,
 }
@@ -621,6 +623,10 @@ impl State {
                 format!("{}{streams}", container(&request.container_id))
             }
             "PortForward" => pod(&decode::<cri::PortForwardRequest>(m)?.pod_sandbox_id),
+            "UpdateRuntimeConfig" => {
+                let config = decode::<cri::UpdateRuntimeConfigRequest>(m)?.runtime_config.unwrap_or_default();
+                config.network_config.unwrap_or_default().pod_cidr
+            }
             "ReopenContainerLog" => container(&decode::<cri::ReopenContainerLogRequest>(m)?.container_id),
             "ImageStatus" => decode::<cri::ImageStatusRequest>(m)?.image.unwrap_or_default().image,
             "PullImage" => {
@@ -738,6 +744,7 @@ impl State {
                     _ => Err(not_found("sandbox", &id)),
                 }
             }
+            "UpdateRuntimeConfig" => encode(&cri::UpdateRuntimeConfigResponse {}),
             "ReopenContainerLog" => {
                 let id = decode::<cri::ReopenContainerLogRequest>(m)?.container_id;
                 match self.containers.get(&id) {
@@ -855,7 +862,8 @@ impl State {
         }
         self.made += 1;
         if !sandbox.host_network() {
-            sandbox.ip = format!("10.88.{}.{}", self.made / 250, self.made % 250 + 2);
+            let network = if self.pods_on_loopback { 127 } else { 10 };
+            sandbox.ip = format!("{network}.88.{}.{}", self.made / 250, self.made % 250 + 2);
         }
         self.sandboxes.insert(id.clone(), sandbox);
         encode(&cri::RunPodSandboxResponse { pod_sandbox_id: id })

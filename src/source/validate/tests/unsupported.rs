@@ -38,11 +38,6 @@ fn what_this_version_does_not_do_is_refused() {
             "spec.containers[0].resources.limits[DOMAIN/NAME]",
         ),
         (
-            "/spec/containers/0/resources/limits/ephemeral-storage",
-            json!("1Gi"),
-            "spec.containers[0].resources.limits.ephemeral-storage",
-        ),
-        (
             "/spec/volumes/0",
             json!({"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
             "spec.volumes[0].projected.sources[0].serviceAccountToken",

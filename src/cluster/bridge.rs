@@ -1,0 +1,116 @@
+//! A network of pods for a node that has none: a CNI configuration of a bridge with the Node's addresses. PURE.
+//!
+//! | other configurations | ours | what is done |
+//! |---|---|---|
+//! | none | none, or of other addresses | it is written |
+//! | none | as it is to be | nothing |
+//! | some | there | it is removed: the pods have another network |
+//! | some | none | nothing |
+
+use std::net::IpAddr;
+
+use serde_json::{Value, json};
+
+/// The file's name: others come before it.
+pub const FILE: &str = "99-smolet-bridge.conflist";
+/// The bridge's name.
+const BRIDGE: &str = "cni0";
+
+/// What is done about the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Keep,
+    /// It is written.
+    Write,
+    /// It is removed.
+    Remove,
+}
+
+/// The row of the table. `ours` is what stands in the file, if it is there.
+pub fn step(others: bool, ours: Option<&[u8]>, wanted: &[u8]) -> Step {
+    match (others, ours) {
+        (false, Some(ours)) if ours == wanted => Step::Keep,
+        (false, Some(_) | None) => Step::Write,
+        (true, Some(_)) => Step::Remove,
+        (true, None) => Step::Keep,
+    }
+}
+
+/// The configuration: a bridge with masquerading, addresses from these ranges, and host ports.
+///
+/// # Errors
+/// A sentence: there is no range, or one is none.
+pub fn conflist(pod_cidrs: &[Box<str>]) -> Result<String, String> {
+    if pod_cidrs.is_empty() {
+        return Err("the Node has no spec.podCIDR, of which a bridge would give its pods addresses; let the cluster's \
+                    controller-manager allocate them (--allocate-node-cidrs --cluster-cidr=RANGE), or leave out \
+                    --cni-bridge"
+            .to_owned());
+    }
+    let mut ranges: Vec<Value> = Vec::new();
+    let mut routes: Vec<Value> = Vec::new();
+    for cidr in pod_cidrs {
+        let v6 =
+            family(cidr).ok_or_else(|| format!("the Node's podCIDR {cidr:?} is no range of addresses"))?;
+        ranges.push(json!([{"subnet": &**cidr}]));
+        routes.push(json!({"dst": if v6 { "::/0" } else { "0.0.0.0/0" }}));
+    }
+    let list = json!({
+        "cniVersion": "1.0.0", "name": "smolet-bridge",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": BRIDGE, "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {"type": "host-local", "ranges": ranges, "routes": routes},
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}, "snat": true},
+        ],
+    });
+    Ok(format!("{list}\n"))
+}
+
+/// Whether a range is one of IPv6.
+fn family(cidr: &str) -> Option<bool> {
+    let (address, bits) = cidr.split_once('/')?;
+    let address: IpAddr = address.parse().ok()?;
+    let bits: u8 = bits.parse().ok()?;
+    let most = if address.is_ipv6() { 128 } else { 32 };
+    (bits <= most).then_some(address.is_ipv6())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bridge_gives_way_to_others() {
+        for (others, ours, wanted) in [
+            (false, None, Step::Write),
+            (false, Some("old"), Step::Write),
+            (false, Some("new"), Step::Keep),
+            (true, None, Step::Keep),
+            (true, Some("new"), Step::Remove),
+        ] {
+            assert_eq!(step(others, ours.map(str::as_bytes), b"new"), wanted, "{others} {ours:?}");
+        }
+    }
+
+    #[test]
+    fn the_configuration_has_the_nodes_ranges_or_says_what_is_missing() {
+        let of = |cidrs: &[&str]| conflist(&cidrs.iter().map(|cidr| (*cidr).into()).collect::<Vec<_>>());
+        let text = of(&["10.42.1.0/24", "fd00:1::/64"]).expect("two ranges");
+        let list: Value = serde_json::from_str(&text).unwrap();
+        let manager = &list["plugins"][0]["ipam"];
+        assert_eq!(manager["ranges"], json!([[{"subnet": "10.42.1.0/24"}], [{"subnet": "fd00:1::/64"}]]));
+        assert_eq!(manager["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
+        assert_eq!(
+            crate::doctor::cni::plugins(&text),
+            Ok(["bridge", "host-local", "portmap"].map(str::to_owned).into())
+        );
+        assert!(crate::doctor::cni::is_configuration(FILE));
+        assert!(of(&[]).is_err_and(|why| why.contains("spec.podCIDR")));
+        for wrong in ["10.42.1.0", "10.42.1.0/33", "x/24", "10.42.1.0/24/1", "fd00::/129"] {
+            assert!(of(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! A static pod's copy in the cluster (`mirror_client.go`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`). PURE.
+//!
+//! | the static pod | the mirror pod there | what is done |
+//! |---|---|---|
+//! | is wanted | none | it is created |
+//! | is wanted | of this manifest | it stays |
+//! | is wanted | of another manifest, or being deleted | it is deleted, and created anew when it is gone |
+//! | ends, or may be wanted by a manifest that cannot be read | any | it stays as it is |
+//! | is gone, or cannot be told there | any | it is deleted |
+//!
+//! Differs from the kubelet in the hash: there it is the pod's UID too, here one of the whole manifest.
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use serde_json::Value;
+
+use crate::model::object::named_by;
+use crate::source::MirrorPod;
+use crate::source::identity::{CONFIG_HASH, CONFIG_MIRROR};
+
+/// What the node makes of a pod's name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish<'a> {
+    /// A manifest wants the pod; this is its hash.
+    Runs(&'a str),
+    /// The pod ends, or a manifest that cannot be read may want it.
+    Undecided,
+    /// Nothing here has that name, or what has it cannot be told there.
+    Gone,
+}
+
+/// What is done about a mirror pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Nothing.
+    Keep,
+    /// It is created.
+    Create,
+    /// It is deleted, at once.
+    Delete,
+}
+
+/// The row of the table.
+pub fn step(wish: Wish<'_>, there: Option<&MirrorPod>) -> Step {
+    match (wish, there) {
+        (Wish::Runs(_), None) => Step::Create,
+        (Wish::Runs(hash), Some(mirror)) if !is_of(mirror, hash) => Step::Delete,
+        (Wish::Gone, Some(_)) => Step::Delete,
+        (Wish::Runs(_), Some(_)) | (Wish::Undecided, _) | (Wish::Gone, None) => Step::Keep,
+    }
+}
+
+/// The mirror pod stays, and is that of the manifest with this hash (`IsMirrorPodOf`).
+pub fn is_of(mirror: &MirrorPod, hash: &str) -> bool {
+    !mirror.deleted && *mirror.hash == *hash
+}
+
+/// Why the server takes no mirror pod of this one: it may name no object of the API (`NodeRestriction`), as the objects of
+/// manifests are none.
+pub fn refusal(pod: &Pod) -> Option<String> {
+    let named = named_by(pod).into_iter().next()?;
+    Some(format!(
+        "is not shown in the cluster: it names {named}, and an API server takes no mirror pod that names an object"
+    ))
+}
+
+/// The object as it is created. The server gives it a UID of its own, and a status.
+pub fn object(pod: &Pod, node: &str, node_uid: &str) -> Value {
+    let mut mirror = Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status: None };
+    let metadata = &mut mirror.metadata;
+    metadata.uid = None;
+    metadata.resource_version = None;
+    metadata.managed_fields = None;
+    let annotations = metadata.annotations.get_or_insert_default();
+    let hash = annotations.get(CONFIG_HASH).cloned().unwrap_or_default();
+    annotations.insert(CONFIG_MIRROR.to_owned(), hash);
+    metadata.owner_references = Some(vec![OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.to_owned(),
+        uid: node_uid.to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }]);
+    // What is typed can be written.
+    serde_json::to_value(mirror).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::PodKey;
+    use serde_json::json;
+
+    #[test]
+    fn a_mirror_pod_follows_its_static_pod() {
+        let mirror = |hash: &str, deleted| MirrorPod {
+            key: PodKey::new("default", "web-gw", "u"),
+            hash: hash.into(),
+            deleted,
+            marked: false,
+        };
+        let (same, other, goes) = (mirror("1", false), mirror("2", false), mirror("1", true));
+        for (wish, there, wanted) in [
+            (Wish::Runs("1"), None, Step::Create),
+            (Wish::Runs("1"), Some(&same), Step::Keep),
+            (Wish::Runs("1"), Some(&other), Step::Delete),
+            (Wish::Runs("1"), Some(&goes), Step::Delete),
+            (Wish::Undecided, None, Step::Keep),
+            (Wish::Undecided, Some(&same), Step::Keep),
+            (Wish::Undecided, Some(&goes), Step::Keep),
+            (Wish::Gone, None, Step::Keep),
+            (Wish::Gone, Some(&same), Step::Delete),
+            (Wish::Gone, Some(&goes), Step::Delete),
+        ] {
+            assert_eq!(step(wish, there), wanted, "{wish:?} {there:?}");
+        }
+    }
+
+    #[test]
+    fn a_mirror_pod_says_whose_it_is() {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web-gw", "namespace": "default", "uid": "own", "resourceVersion": "7",
+                "annotations": {"kubernetes.io/config.hash": "h", "kubernetes.io/config.source": "file"}},
+            "spec": {"nodeName": "gw", "containers": [{"name": "app", "image": "x"}]},
+            "status": {"phase": "Pending"},
+        }))
+        .unwrap();
+        assert_eq!(
+            object(&pod, "gw", "n1"),
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"name": "web-gw", "namespace": "default",
+                    "annotations": {"kubernetes.io/config.hash": "h", "kubernetes.io/config.source": "file",
+                        "kubernetes.io/config.mirror": "h"},
+                    "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "gw", "uid": "n1", "controller": true}]},
+                "spec": {"nodeName": "gw", "containers": [{"name": "app", "image": "x"}]},
+            })
+        );
+        assert_eq!(refusal(&pod), None);
+        let named: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "web-gw", "namespace": "default"},
+            "spec": {"containers": [], "imagePullSecrets": [{"name": "login"}]},
+        }))
+        .unwrap();
+        assert!(refusal(&named).is_some_and(|why| why.contains("Secret default/login")));
+    }
+}

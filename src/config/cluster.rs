@@ -1,0 +1,203 @@
+//! The flags of a node that joins a cluster.
+
+use std::path::{Path, PathBuf};
+
+use super::{ConfigError, FileSettings, Flags, NodeApi, paths};
+
+/// A text that nobody reads by accident: its `Debug` shows nothing of it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The text.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Self {
+        Self(text)
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// A k3s server, and what a node joins it with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct K3s {
+    /// `https://HOST:PORT`.
+    pub server: String,
+    /// The token of its cluster.
+    pub token: TokenSource,
+    /// The file with the password by which the server tells this node from others of its name; made when it is not there.
+    pub node_password: PathBuf,
+}
+
+/// Where a token is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// Here.
+    Given(Secret),
+    /// In this file, which is read each time.
+    File(PathBuf),
+}
+
+/// The cluster's kubeconfig, when this build can join one; below `k3s` where a k3s server gives it.
+pub(super) fn kubeconfig(flags: &Flags, k3s: &Path) -> Result<Option<PathBuf>, ConfigError> {
+    let no_tls = "this build has no TLS and joins no cluster; use one made without --no-default-features";
+    let wrong = |path: &Path, why: &str| Err(ConfigError(format!("--kubeconfig: {}: {why}", path.display())));
+    match flags.kubeconfig.as_deref() {
+        Some(path) if cfg!(not(feature = "tls")) => wrong(path, no_tls),
+        Some(path) if flags.server.is_some() => {
+            wrong(path, "may not be given beside --server, by which a k3s server makes one")
+        }
+        Some(path) if !path.is_absolute() => wrong(path, "must be an absolute path"),
+        Some(path) => Ok(Some(path.to_owned())),
+        None if flags.server.is_some() && cfg!(not(feature = "tls")) => {
+            Err(ConfigError(format!("--server: {no_tls}")))
+        }
+        None => Ok(flags.server.as_ref().map(|_| k3s.join("kubelet.kubeconfig"))),
+    }
+}
+
+/// The kubeconfig by which it joins.
+pub(super) fn bootstrap(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
+    let wrong = |why: &str| Err(ConfigError(format!("--bootstrap-kubeconfig: {why}")));
+    match flags.bootstrap_kubeconfig.as_deref() {
+        Some(_) if flags.kubeconfig.is_none() => {
+            wrong("needs --kubeconfig, the file that is written when the node has joined")
+        }
+        Some(path) if !path.is_absolute() => wrong("must be an absolute path"),
+        given => Ok(given.map(Path::to_owned)),
+    }
+}
+
+/// The k3s server that it joins.
+pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
+    let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
+    let Some(server) = &flags.server else {
+        return match (&flags.token, &flags.token_file) {
+            (None, None) => Ok(None),
+            (Some(_), _) => wrong("--token", "needs --server, the k3s server that it is for"),
+            (None, Some(_)) => wrong("--token-file", "needs --server, the k3s server that it is for"),
+        };
+    };
+    #[cfg(feature = "tls")]
+    {
+        let url =
+            crate::kube::ServerUrl::parse(server).map_err(|why| ConfigError(format!("--server: {why}")))?;
+        if !url.prefix.is_empty() {
+            return wrong("--server", "must be https://HOST:PORT, without a path");
+        }
+    }
+    let token = match (&flags.token, &flags.token_file) {
+        (Some(token), None) => TokenSource::Given(token.clone()),
+        (None, Some(path)) if path.is_absolute() => TokenSource::File(path.clone()),
+        (None, Some(_)) => return wrong("--token-file", "must be an absolute path"),
+        (Some(_), Some(_)) => return wrong("--token", "may not be given beside --token-file"),
+        (None, None) => {
+            return wrong(
+                "--server",
+                "needs --token-file, a copy of the server's /var/lib/rancher/k3s/server/node-token",
+            );
+        }
+    };
+    Ok(Some(K3s { server: server.clone(), token, node_password: paths::NODE_PASSWORD.into() }))
+}
+
+/// Whether the cluster signs the certificate of the node's API.
+pub(super) fn server_tls_bootstrap(
+    flags: &Flags,
+    file: &FileSettings,
+    node_api: &NodeApi,
+) -> Result<bool, ConfigError> {
+    let wrong = |why: &str| Err(ConfigError(format!("serverTLSBootstrap: {why}")));
+    match file.server_tls_bootstrap {
+        Some(true) if node_api.certificate.is_some() => {
+            wrong("may not be true beside tlsCertFile, which is the certificate then")
+        }
+        Some(true) if flags.server.is_some() => {
+            wrong("may not be true beside --server: a k3s server gives that certificate anyway")
+        }
+        given => Ok(given.unwrap_or(false)),
+    }
+}
+
+/// Where the bridge's configuration goes.
+pub(super) fn cni_bridge(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
+    let wrong = |why: &str| Err(ConfigError(format!("--cni-bridge: {why}")));
+    match flags.cni_bridge.as_deref() {
+        Some(_) if flags.kubeconfig.is_none() && flags.server.is_none() => {
+            wrong("needs --kubeconfig or --server: its addresses are the Node's podCIDR")
+        }
+        Some(path) if !path.is_absolute() => wrong("the directory must be an absolute path"),
+        given => Ok(given.map(Path::to_owned)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bootstrap_kubeconfig_is_for_the_kubeconfig_that_is_written() {
+        let given = |bootstrap: &str, kubeconfig: Option<&str>| {
+            bootstrap_of(&Flags {
+                bootstrap_kubeconfig: Some(bootstrap.into()),
+                kubeconfig: kubeconfig.map(PathBuf::from),
+                ..Flags::default()
+            })
+        };
+        let bootstrap_path = given("/etc/b", Some("/etc/k"));
+        assert_eq!(bootstrap_path, Ok(Some(PathBuf::from("/etc/b"))));
+        assert!(given("/etc/b", None).unwrap_err().contains("needs --kubeconfig"));
+        assert!(given("b", Some("/etc/k")).unwrap_err().contains("absolute"));
+        assert_eq!(bootstrap_of(&Flags::default()), Ok(None));
+    }
+
+    #[cfg(feature = "tls")]
+    #[test]
+    fn a_k3s_server_is_joined_by_one_token() {
+        let url = || Some("https://10.0.0.1:6443".to_owned());
+        let flags = |server, token: Option<&str>, file: Option<&str>| Flags {
+            server,
+            token: token.map(|token| Secret::from(token.to_owned())),
+            token_file: file.map(PathBuf::from),
+            ..Flags::default()
+        };
+        let given = k3s(&flags(url(), Some("hunter2"), None)).unwrap().unwrap();
+        assert_eq!(given.node_password, Path::new("/etc/rancher/node/password"));
+        assert!(!format!("{given:?}").contains("hunter2"));
+        let of_file = flags(url(), None, Some("/etc/token"));
+        assert_eq!(k3s(&of_file).unwrap().unwrap().token, TokenSource::File("/etc/token".into()));
+        let path = kubeconfig(&of_file, Path::new("/k3s")).unwrap();
+        assert_eq!(path.as_deref(), Some(Path::new("/k3s/kubelet.kubeconfig")));
+        let both = Flags { kubeconfig: Some("/etc/k".into()), ..of_file };
+        assert!(kubeconfig(&both, Path::new("/k3s")).unwrap_err().0.contains("beside --server"));
+        for (flags, named) in [
+            (flags(url(), None, None), "--server: needs --token-file"),
+            (flags(url(), Some("t"), Some("/t")), "--token: may not be given beside --token-file"),
+            (flags(url(), None, Some("t")), "--token-file: must be an absolute path"),
+            (flags(None, Some("hunter2"), None), "--token: needs --server"),
+            (flags(None, None, Some("/t")), "--token-file: needs --server"),
+            (flags(Some("https://h/x".to_owned()), Some("t"), None), "without a path"),
+            (
+                flags(Some("http://h".to_owned()), Some("t"), None),
+                "--server: \"http://h\": must begin with https://",
+            ),
+        ] {
+            let why = k3s(&flags).unwrap_err().0;
+            assert!(why.contains(named) && !why.contains("hunter2"), "{why}");
+        }
+        assert_eq!(k3s(&Flags::default()), Ok(None));
+    }
+
+    fn bootstrap_of(flags: &Flags) -> Result<Option<PathBuf>, String> {
+        bootstrap(flags).map_err(|error| error.0)
+    }
+}

@@ -1,0 +1,246 @@
+//! The settings of the node's own API: where it listens, whom it knows and who may do what.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::kubelet::GoDuration;
+use super::{ConfigError, FileSettings, Flags};
+
+/// The kubelet's port.
+const PORT: u16 = 10_250;
+/// That of its health alone.
+const HEALTHZ_PORT: u16 = 10_248;
+
+/// Where a node of a cluster answers, and whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeApi {
+    /// Where it listens.
+    pub address: IpAddr,
+    /// On which port; 0, which no file can say: on one that is free.
+    pub port: u16,
+    /// Its certificate and the key, in PEM; `None`: one that signs itself, made in the state directory.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// The authorities behind clients' certificates, in PEM; `None`: nobody is known by a certificate.
+    pub client_ca: Option<PathBuf>,
+    /// Who shows nothing is `system:anonymous` instead of nobody.
+    pub anonymous: bool,
+    /// How long the API server's word on a bearer token counts; `None`: no token is looked at.
+    pub token_ttl: Option<Duration>,
+    /// Who may do what.
+    pub authorization: Authorization,
+    /// Where `/healthz` is told to anybody, without TLS.
+    pub healthz: Option<SocketAddr>,
+}
+
+/// Who may do what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Authorization {
+    /// Everybody who is known may do everything (`AlwaysAllow`).
+    Everything,
+    /// What the API server says (`Webhook`).
+    Asked {
+        /// How long its yes counts.
+        allowed_ttl: Duration,
+        /// How long its no counts.
+        denied_ttl: Duration,
+    },
+}
+
+/// `authentication`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Authentication {
+    x509: X509,
+    webhook: TokenWebhook,
+    anonymous: Anonymous,
+}
+
+/// `authentication.x509`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct X509 {
+    #[serde(rename = "clientCAFile")]
+    client_ca_file: Option<PathBuf>,
+}
+
+/// `authentication.webhook`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TokenWebhook {
+    enabled: Option<bool>,
+    #[serde(rename = "cacheTTL")]
+    cache_ttl: Option<GoDuration>,
+}
+
+/// `authentication.anonymous`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Anonymous {
+    enabled: Option<bool>,
+}
+
+/// `authorization`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct AuthorizationFile {
+    mode: Option<String>,
+    webhook: AccessWebhook,
+}
+
+/// `authorization.webhook`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct AccessWebhook {
+    #[serde(rename = "cacheAuthorizedTTL")]
+    cache_authorized_ttl: Option<GoDuration>,
+    #[serde(rename = "cacheUnauthorizedTTL")]
+    cache_unauthorized_ttl: Option<GoDuration>,
+}
+
+/// Flags over the file over the defaults (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
+pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, ConfigError> {
+    let address = |field: &str, given: Option<&str>, default: Ipv4Addr| match given {
+        None => Ok(default.into()),
+        Some(text) => text
+            .parse::<IpAddr>()
+            .map_err(|_| ConfigError(format!("{field}: {text:?}: must be an IP address such as {default}"))),
+    };
+    let port = |field: &str, given: Option<i32>, default: u16, least: u16| {
+        let Some(given) = given else { return Ok(default) };
+        let port = u16::try_from(given).ok().filter(|port| *port >= least);
+        port.ok_or_else(|| ConfigError(format!("{field}: {given}: must be between {least} and 65535")))
+    };
+    // Empty is the default that the file of the packages states.
+    let path = |flag: &Option<PathBuf>, file: &Option<PathBuf>| {
+        let given = flag.clone().or_else(|| file.clone());
+        given.filter(|path| !path.as_os_str().is_empty())
+    };
+    let certificate = match (
+        path(&flags.tls_cert_file, &file.tls_cert_file),
+        path(&flags.tls_private_key_file, &file.tls_private_key_file),
+    ) {
+        (Some(certificate), Some(key)) => {
+            absolute("tlsCertFile", &certificate)?;
+            absolute("tlsPrivateKeyFile", &key)?;
+            Some((certificate, key))
+        }
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => {
+            return Err(ConfigError(
+                "tlsCertFile and tlsPrivateKeyFile: a certificate and its key are needed both, or neither"
+                    .to_owned(),
+            ));
+        }
+    };
+    let client_ca = path(&flags.client_ca_file, &file.authentication.x509.client_ca_file);
+    if let Some(client_ca) = &client_ca {
+        absolute("authentication.x509.clientCAFile", client_ca)?;
+    }
+    let webhook = file.authentication.webhook;
+    let token_ttl =
+        webhook.enabled.unwrap_or(true).then(|| GoDuration::or(webhook.cache_ttl, Duration::from_mins(2)));
+    let access = file.authorization.webhook;
+    let authorization = match file.authorization.mode.as_deref() {
+        None | Some("Webhook") => Authorization::Asked {
+            allowed_ttl: GoDuration::or(access.cache_authorized_ttl, Duration::from_mins(5)),
+            denied_ttl: GoDuration::or(access.cache_unauthorized_ttl, Duration::from_secs(30)),
+        },
+        Some("AlwaysAllow") => Authorization::Everything,
+        Some(other) => {
+            return Err(ConfigError(format!(
+                "authorization.mode: {other:?}: must be Webhook or AlwaysAllow"
+            )));
+        }
+    };
+    let healthz_address =
+        address("healthzBindAddress", file.healthz_bind_address.as_deref(), Ipv4Addr::LOCALHOST)?;
+    let healthz_port = port("healthzPort", file.healthz_port, HEALTHZ_PORT, 0)?;
+    let given = flags.address.as_deref().or(file.address.as_deref());
+    let api = NodeApi {
+        address: address("address", given, Ipv4Addr::UNSPECIFIED)?,
+        port: port("port", flags.port.or(file.port), PORT, 1)?,
+        certificate,
+        client_ca,
+        anonymous: file.authentication.anonymous.enabled.unwrap_or(false),
+        token_ttl,
+        authorization,
+        healthz: (healthz_port > 0).then(|| SocketAddr::new(healthz_address, healthz_port)),
+    };
+    if file.read_only_port.is_some_and(|port| port != 0) {
+        return Err(ConfigError(
+            "readOnlyPort: must be 0: nothing but /healthz is told without asking who wants to know it"
+                .to_owned(),
+        ));
+    }
+    Ok(api)
+}
+
+fn absolute(field: &str, path: &Path) -> Result<(), ConfigError> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    Err(ConfigError(format!("{field}: {}: must be an absolute path", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(flags: &Flags, text: &str) -> Result<NodeApi, String> {
+        let text = format!("kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n{text}");
+        let file = FileSettings::parse(text.as_bytes())?;
+        join(flags, &file).map_err(|error| error.0)
+    }
+
+    #[test]
+    fn the_defaults_are_the_kubelets_configurations() {
+        let api = joined(&Flags::default(), "").unwrap();
+        assert_eq!((api.address.to_string().as_str(), api.port), ("0.0.0.0", 10_250));
+        assert_eq!((api.anonymous, api.token_ttl), (false, Some(Duration::from_mins(2))));
+        let (allowed_ttl, denied_ttl) = (Duration::from_mins(5), Duration::from_secs(30));
+        assert_eq!(api.authorization, Authorization::Asked { allowed_ttl, denied_ttl });
+        assert_eq!(api.healthz.map(|at| at.to_string()).as_deref(), Some("127.0.0.1:10248"));
+        assert_eq!((api.certificate, api.client_ca), (None, None));
+    }
+
+    #[test]
+    fn flags_come_before_the_file() {
+        let flags = Flags {
+            address: Some("10.0.0.2".to_owned()),
+            port: Some(10_350),
+            client_ca_file: Some("/flag.crt".into()),
+            ..Flags::default()
+        };
+        let file = "address: 10.0.0.1\nport: 1\nhealthzPort: 0\nreadOnlyPort: 0\ntlsCertFile: /a\ntlsPrivateKeyFile: /b\n\
+                    authentication: {x509: {clientCAFile: /file.crt}, webhook: {enabled: false}, anonymous: {enabled: true}}\n\
+                    authorization: {mode: AlwaysAllow}\n";
+        let api = joined(&flags, file).unwrap();
+        assert_eq!((api.address.to_string().as_str(), api.port), ("10.0.0.2", 10_350));
+        assert_eq!(api.client_ca, Some("/flag.crt".into()));
+        assert_eq!(api.certificate, Some(("/a".into(), "/b".into())));
+        assert_eq!((api.anonymous, api.token_ttl, api.healthz), (true, None, None));
+        assert_eq!(api.authorization, Authorization::Everything);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_name() {
+        for (text, why) in [
+            ("port: 0", "port: 0: must be between 1 and 65535"),
+            ("port: 65536", "port: 65536"),
+            ("healthzPort: -1", "healthzPort: -1: must be between 0 and 65535"),
+            ("address: gw", "address: \"gw\": must be an IP address such as 0.0.0.0"),
+            ("tlsCertFile: /a", "tlsCertFile and tlsPrivateKeyFile"),
+            ("tlsCertFile: a\ntlsPrivateKeyFile: b", "tlsCertFile: a: must be an absolute path"),
+            ("authentication: {x509: {clientCAFile: a}}", "clientCAFile: a: must be an absolute path"),
+            ("authentication: {x509: {other: a}}", "authentication.x509.other"),
+            ("authorization: {mode: RBAC}", "authorization.mode: \"RBAC\": must be Webhook or AlwaysAllow"),
+            ("readOnlyPort: 10255", "readOnlyPort: must be 0"),
+        ] {
+            let refused = joined(&Flags::default(), text).unwrap_err();
+            assert!(refused.contains(why), "{text}: {refused}");
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What the Node object says beside what the machine is: labels, taints, addresses and a provider's name for it, and what of
+//! the machine pods do not get (`ValidateKubeletServerFlags`, `ValidateKubeletConfiguration`).
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::kubelet::GoDuration;
+use super::{ConfigError, FileSettings, Flags};
+use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD, NODE_TAINTS_MAX};
+use crate::render::quantity::Quantity;
+use crate::source::validate::names;
+
+/// What a node is registered with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registration {
+    /// Labels that a Node gets when it is created (`--node-labels`).
+    pub labels: BTreeMap<Box<str>, Box<str>>,
+    /// Taints that it gets then (`registerWithTaints`).
+    pub taints: Vec<NodeTaint>,
+    /// `spec.providerID`; empty: none.
+    pub provider_id: String,
+    /// Its addresses, the primary one first; an unspecified one is that of the default route of its family. Empty: those of
+    /// the default routes (`--node-ip`).
+    pub addresses: Vec<IpAddr>,
+    /// What pods do not get.
+    pub reserved: Reserved,
+    /// How often it is told of.
+    pub periods: Periods,
+}
+
+/// How often the node is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Periods {
+    /// It looks whether its status has changed (`nodeStatusUpdateFrequency`).
+    pub look: Duration,
+    /// An unchanged status is told all the same (`nodeStatusReportFrequency`).
+    pub report: Duration,
+    /// How long a lease holds, in seconds (`nodeLeaseDurationSeconds`); it is renewed four times in that.
+    pub lease_seconds: u16,
+}
+
+impl Periods {
+    /// How often the lease is renewed (`nodeLeaseRenewIntervalFraction`).
+    pub const fn renewal(self) -> Duration {
+        Duration::from_millis(self.lease_seconds as u64 * 250)
+    }
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Self { look: NODE_LOOK_PERIOD, report: NODE_REPORT_PERIOD, lease_seconds: LEASE_SECONDS }
+    }
+}
+
+/// A taint.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct NodeTaint {
+    /// A qualified name.
+    pub key: String,
+    /// As a label's.
+    pub value: String,
+    /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
+    pub effect: String,
+}
+
+/// `kubeReserved` and `systemReserved` together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reserved {
+    /// Thousandths of a CPU.
+    pub milli_cpu: u64,
+    /// Bytes.
+    pub memory: u64,
+    /// Bytes of the disk of the pods' directories.
+    pub ephemeral_storage: u64,
+}
+
+/// One of the two in the file.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(super) struct ReservedFile {
+    cpu: Option<String>,
+    memory: Option<String>,
+    #[serde(rename = "ephemeral-storage")]
+    ephemeral_storage: Option<String>,
+}
+
+/// Flags over the file.
+pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, ConfigError> {
+    let mut reserved = Reserved::default();
+    reserved.add("kubeReserved", &file.kube_reserved)?;
+    reserved.add("systemReserved", &file.system_reserved)?;
+    let taints = match &flags.register_with_taints {
+        Some(text) => taints(text)?,
+        None => file.register_with_taints.clone().unwrap_or_default(),
+    };
+    for taint in &taints {
+        check_taint(taint)?;
+    }
+    if taints.len() > NODE_TAINTS_MAX {
+        return Err(ConfigError(format!("registerWithTaints: at most {NODE_TAINTS_MAX} taints")));
+    }
+    Ok(Registration {
+        labels: labels(flags.node_labels.as_deref().unwrap_or_default())?,
+        taints,
+        provider_id: flags.provider_id.clone().or_else(|| file.provider_id.clone()).unwrap_or_default(),
+        addresses: addresses(flags.node_ip.as_deref().unwrap_or_default())?,
+        reserved,
+        periods: periods(file)?,
+    })
+}
+
+/// Without a period of its own an unchanged status is told as often as is looked (`SetDefaults_KubeletConfiguration`).
+fn periods(file: &FileSettings) -> Result<Periods, ConfigError> {
+    let default = Periods::default();
+    let look = GoDuration::or(file.node_status_update_frequency, default.look);
+    let unsaid = if look == default.look { default.report } else { look };
+    let report = GoDuration::or(file.node_status_report_frequency, unsaid);
+    for (field, period) in [("nodeStatusUpdateFrequency", look), ("nodeStatusReportFrequency", report)] {
+        if !(Duration::from_secs(1)..=Duration::from_hours(1)).contains(&period) {
+            let seconds = period.as_secs_f64();
+            return Err(ConfigError(format!("{field}: {seconds} s: must be between 1 s and 3600 s")));
+        }
+    }
+    let lease_seconds = match file.node_lease_duration_seconds {
+        None | Some(0) => default.lease_seconds,
+        Some(given) => {
+            let within = u16::try_from(given).ok().filter(|seconds| (4..=3600).contains(seconds));
+            within.ok_or_else(|| {
+                ConfigError(format!("nodeLeaseDurationSeconds: {given}: must be between 4 and 3600"))
+            })?
+        }
+    };
+    Ok(Periods { look, report, lease_seconds })
+}
+
+impl Reserved {
+    fn add(&mut self, field: &str, given: &ReservedFile) -> Result<(), ConfigError> {
+        let amount = |name: &str, given: &Option<String>, of: fn(Quantity) -> i64| {
+            let Some(text) = given else { return Ok(0) };
+            let amount = Quantity::parse(text).ok().and_then(|quantity| u64::try_from(of(quantity)).ok());
+            amount.ok_or_else(|| {
+                ConfigError(format!(
+                    "{field}.{name}: {text:?}: must be a quantity such as 200m or 64Mi, or 0"
+                ))
+            })
+        };
+        let storage = amount("ephemeral-storage", &given.ephemeral_storage, Quantity::value)?;
+        self.milli_cpu = self.milli_cpu.saturating_add(amount("cpu", &given.cpu, Quantity::milli_value)?);
+        self.memory = self.memory.saturating_add(amount("memory", &given.memory, Quantity::value)?);
+        self.ephemeral_storage = self.ephemeral_storage.saturating_add(storage);
+        Ok(())
+    }
+}
+
+/// The parts of a list; an empty text has none.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty())
+}
+
+/// `key=value,…` (`--node-labels`).
+fn labels(text: &str) -> Result<BTreeMap<Box<str>, Box<str>>, ConfigError> {
+    let mut labels = BTreeMap::new();
+    for part in parts(text) {
+        let wrong = |why: &str| ConfigError(format!("--node-labels: {part:?}: {why}"));
+        let (key, value) = part.split_once('=').ok_or_else(|| wrong("must be KEY=VALUE"))?;
+        if let Some(rule) = names::qualified(key).or_else(|| names::label_value(value)) {
+            return Err(wrong(rule));
+        }
+        if !may_be_set(key) {
+            return Err(wrong(
+                "labels of kubernetes.io and k8s.io that a node may give itself begin with kubelet.kubernetes.io or \
+                 node.kubernetes.io, or name its host, zone, region, instance type, system or architecture",
+            ));
+        }
+        labels.insert(key.into(), value.into());
+    }
+    if labels.len() > NODE_LABELS_MAX {
+        return Err(ConfigError(format!("--node-labels: at most {NODE_LABELS_MAX} labels")));
+    }
+    Ok(labels)
+}
+
+/// Whether a node may give itself such a label (`IsKubernetesLabel`, `IsKubeletLabel`).
+fn may_be_set(key: &str) -> bool {
+    let Some((namespace, _)) = key.split_once('/') else { return true };
+    let is_in =
+        |of: &str| namespace == of || namespace.strip_suffix(of).is_some_and(|rest| rest.ends_with('.'));
+    let is_kubernetes = is_in("kubernetes.io") || is_in("k8s.io");
+    let known = [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+        "topology.kubernetes.io/region",
+        "failure-domain.beta.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/region",
+        "node.kubernetes.io/instance-type",
+        "beta.kubernetes.io/instance-type",
+        "kubernetes.io/os",
+        "kubernetes.io/arch",
+        "beta.kubernetes.io/os",
+        "beta.kubernetes.io/arch",
+    ];
+    !is_kubernetes || is_in("kubelet.kubernetes.io") || is_in("node.kubernetes.io") || known.contains(&key)
+}
+
+/// `key[=value]:effect,…` (`--register-with-taints`).
+fn taints(text: &str) -> Result<Vec<NodeTaint>, ConfigError> {
+    let taint = |part: &str| {
+        let (name, effect) = part.rsplit_once(':').ok_or_else(|| {
+            ConfigError(format!("--register-with-taints: {part:?}: must be KEY=VALUE:EFFECT"))
+        })?;
+        let (key, value) = name.split_once('=').unwrap_or((name, ""));
+        Ok(NodeTaint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned() })
+    };
+    parts(text).map(taint).collect()
+}
+
+fn check_taint(taint: &NodeTaint) -> Result<(), ConfigError> {
+    let NodeTaint { key, value, effect } = taint;
+    let wrong = |why: &str| Err(ConfigError(format!("registerWithTaints: {key}={value}:{effect}: {why}")));
+    if let Some(rule) = names::qualified(key).or_else(|| names::label_value(value)) {
+        return wrong(rule);
+    }
+    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
+        return wrong("the effect must be NoSchedule, PreferNoSchedule or NoExecute");
+    }
+    Ok(())
+}
+
+/// One address, or one of each family (`--node-ip`).
+fn addresses(text: &str) -> Result<Vec<IpAddr>, ConfigError> {
+    let wrong = |why: &str| Err(ConfigError(format!("--node-ip: {text:?}: {why}")));
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for part in parts(text) {
+        let Ok(address) = part.parse::<IpAddr>() else {
+            return wrong("must be an IP address, or one of IPv4 and one of IPv6 with a comma between them");
+        };
+        let is_link_local = match address {
+            IpAddr::V4(ip) => ip.is_link_local(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        if address.is_loopback() || address.is_multicast() || is_link_local {
+            return wrong("a loopback, multicast or link-local address is no node's");
+        }
+        if addresses.iter().any(|other| other.is_ipv4() == address.is_ipv4()) {
+            return wrong("at most one address of each family");
+        }
+        addresses.push(address);
+    }
+    Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(flags: &Flags, text: &str) -> Result<Registration, String> {
+        let text = format!("kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\n{text}");
+        let file = FileSettings::parse(text.as_bytes())?;
+        join(flags, &file).map_err(|error| error.0)
+    }
+
+    #[test]
+    fn labels_are_those_a_node_may_give_itself() {
+        let labels = |text: &str| {
+            joined(&Flags { node_labels: Some(text.to_owned()), ..Flags::default() }, "")
+                .map(|all| all.labels)
+        };
+        let found =
+            labels("a=b,example.com/x=,node.kubernetes.io/role=edge,topology.kubernetes.io/zone=z").unwrap();
+        assert_eq!(found.len(), 4);
+        assert_eq!(&*found["example.com/x"], "");
+        for (text, said) in [
+            ("a", "--node-labels: \"a\": must be KEY=VALUE"),
+            ("-=b", "--node-labels: \"-=b\": "),
+            ("a=b c", "--node-labels: \"a=b c\": "),
+            ("node-role.kubernetes.io/edge=", "--node-labels: \"node-role.kubernetes.io/edge=\": labels of"),
+            ("x.k8s.io/a=b", "--node-labels: \"x.k8s.io/a=b\": labels of"),
+        ] {
+            assert!(labels(text).unwrap_err().starts_with(said), "{text}");
+        }
+        assert!(labels("notkubernetes.io/a=b").is_ok(), "another domain");
+    }
+
+    #[test]
+    fn a_flags_taints_take_the_place_of_the_files() {
+        let file = "registerWithTaints: [{key: a, value: b, effect: NoExecute}]\n";
+        let taint = |key: &str, value: &str, effect: &str| NodeTaint {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            effect: effect.to_owned(),
+        };
+        assert_eq!(joined(&Flags::default(), file).unwrap().taints, [taint("a", "b", "NoExecute")]);
+        let flags = |text: &str| Flags { register_with_taints: Some(text.to_owned()), ..Flags::default() };
+        let of_flag = joined(&flags("edge=:NoSchedule,x:PreferNoSchedule"), file).unwrap().taints;
+        assert_eq!(of_flag, [taint("edge", "", "NoSchedule"), taint("x", "", "PreferNoSchedule")]);
+        for text in ["a=b", "a=b:Never", "=b:NoSchedule"] {
+            assert!(joined(&flags(text), "").is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_reserved_is_summed() {
+        let text =
+            "kubeReserved: {cpu: 200m, memory: 64Mi}\nsystemReserved: {cpu: \"1\", ephemeral-storage: 1Gi}\n";
+        let reserved = Reserved { milli_cpu: 1200, memory: 64 << 20, ephemeral_storage: 1 << 30 };
+        assert_eq!(joined(&Flags::default(), text).unwrap().reserved, reserved);
+        let wrong = joined(&Flags::default(), "kubeReserved: {memory: \"-1\"}\n").unwrap_err();
+        assert!(wrong.starts_with("kubeReserved.memory: \"-1\": must be a quantity"), "{wrong}");
+        let pid = joined(&Flags::default(), "systemReserved: {pid: \"100\"}\n").unwrap_err();
+        assert!(pid.contains("systemReserved.pid"), "{pid}");
+    }
+
+    #[test]
+    fn a_node_is_told_of_as_often_as_the_file_says() {
+        let periods = |text: &str| {
+            let periods = joined(&Flags::default(), text).map(|all| all.periods)?;
+            Ok((periods.look.as_secs(), periods.report.as_secs(), periods.renewal().as_millis()))
+        };
+        for (text, wanted) in [
+            ("", Ok((10, 300, 10_000))),
+            ("nodeStatusUpdateFrequency: 0s\nnodeStatusReportFrequency: 0s\n", Ok((10, 300, 10_000))),
+            ("nodeStatusUpdateFrequency: 30s\n", Ok((30, 30, 10_000))),
+            ("nodeStatusReportFrequency: 20m\nnodeLeaseDurationSeconds: 150\n", Ok((10, 1200, 37_500))),
+            ("nodeStatusUpdateFrequency: 2h\n", Err("nodeStatusUpdateFrequency: 7200 s: must be between")),
+            ("nodeLeaseDurationSeconds: -1\n", Err("nodeLeaseDurationSeconds: -1: must be between")),
+        ] {
+            match (periods(text), wanted) {
+                (Err::<_, String>(said), Err(wanted)) => assert!(said.starts_with(wanted), "{said}"),
+                (found, wanted) => assert_eq!(found, wanted.map_err(str::to_owned), "{text}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_nodes_addresses_are_one_of_each_family() {
+        let addresses = |text: &str| {
+            joined(&Flags { node_ip: Some(text.to_owned()), ..Flags::default() }, "").map(|all| all.addresses)
+        };
+        assert_eq!(addresses("10.0.0.2,fd00::2").unwrap().len(), 2);
+        assert_eq!(addresses("0.0.0.0").unwrap().len(), 1);
+        for text in ["10.0.0.2,10.0.0.3", "127.0.0.1", "::1", "169.254.1.1", "224.0.0.1", "eth0"] {
+            assert!(addresses(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a k3s server says of its cluster at `/v1-k3s/config` (`config.Control`). PURE.
+
+use std::net::IpAddr;
+
+use serde_json::json;
+
+use crate::kube::json as reader;
+use crate::limits::DNS_SERVERS_MAX;
+use crate::source::decode::Node;
+use crate::source::validate::names;
+
+/// As much of it as a node needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Settings {
+    /// Servers for pods with `dnsPolicy: ClusterFirst` (`ClusterDNSs`, of older servers `ClusterDNS`).
+    pub(crate) cluster_dns: Vec<Box<str>>,
+    /// Their search domain (`ClusterDomain`).
+    pub(crate) cluster_domain: Box<str>,
+    /// The port of its API server, where that is another than the one it was asked on (`HTTPSPort`).
+    pub(crate) api_port: Option<u16>,
+    /// The server reaches pods through the tunnel (`EgressSelectorMode`: `pod` or `cluster`).
+    pub(crate) reaches_pods: bool,
+}
+
+impl Settings {
+    /// Reads its JSON.
+    ///
+    /// # Errors
+    /// A sentence that names the field.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let wrong =
+            |why: String| format!("/v1-k3s/config: {why}; it is no k3s server, or one of another kind");
+        let tree = reader::read(bytes).map_err(wrong)?;
+        let listed = tree.field("ClusterDNSs").map(Node::items).unwrap_or_default();
+        let alone = tree.field("ClusterDNS");
+        let servers: Vec<&Node> =
+            if listed.is_empty() { alone.into_iter().collect() } else { listed.iter().collect() };
+        let mut cluster_dns = Vec::new();
+        for server in servers.into_iter().take(DNS_SERVERS_MAX) {
+            let address = server.text().filter(|text| text.parse::<IpAddr>().is_ok());
+            cluster_dns.push(address.ok_or_else(|| wrong("ClusterDNS is no address".to_owned()))?.into());
+        }
+        let cluster_domain = tree.field("ClusterDomain").and_then(Node::text).unwrap_or_default();
+        if !cluster_domain.is_empty() && names::subdomain(cluster_domain).is_some() {
+            return Err(wrong("ClusterDomain is no name of a domain".to_owned()));
+        }
+        let port = |field: &str| match tree.field(field) {
+            Some(Node::Int(port)) => u16::try_from(*port).ok().filter(|port| *port > 0),
+            _ => None,
+        };
+        let mode = tree.field("EgressSelectorMode").and_then(Node::text);
+        let (api, own) = (port("HTTPSPort"), port("SupervisorPort"));
+        Ok(Self {
+            cluster_dns,
+            cluster_domain: cluster_domain.into(),
+            api_port: api.filter(|api| Some(*api) != own),
+            reaches_pods: mode.is_some_and(|mode| ["pod", "cluster"].contains(&mode)),
+        })
+    }
+
+    /// The same as JSON, to be kept: the server's own has secrets that are no business of a node's disk.
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        let Self { cluster_dns, cluster_domain, api_port, reaches_pods } = self;
+        let mode = if *reaches_pods { "pod" } else { "agent" };
+        let text = json!({"ClusterDNSs": cluster_dns, "ClusterDomain": cluster_domain, "HTTPSPort": api_port,
+            "EgressSelectorMode": mode});
+        text.to_string().into_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_node_needs_is_read() {
+        let whole = br#"{"ClusterDNSs":["10.43.0.10","fd00::a"],"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local",
+            "HTTPSPort":6443,"SupervisorPort":9345,"EgressSelectorMode":"pod","ClusterIPRange":{"IP":"10.42.0.0","Mask":"//8AAA=="}}"#;
+        let read = Settings::parse(whole).unwrap();
+        assert_eq!(read.cluster_dns, ["10.43.0.10".into(), "fd00::a".into()]);
+        assert_eq!((&*read.cluster_domain, read.api_port), ("cluster.local", Some(6443)));
+        assert!(read.reaches_pods);
+        assert_eq!(Settings::parse(&read.to_json()).as_ref(), Ok(&read));
+        let older = br#"{"ClusterDNSs":null,"ClusterDNS":"10.43.0.10","ClusterDomain":"cluster.local","HTTPSPort":6443,
+            "SupervisorPort":6443}"#;
+        let read = Settings::parse(older).unwrap();
+        assert_eq!((read.cluster_dns.len(), read.api_port, read.reaches_pods), (1, None, false));
+        assert_eq!(Settings::parse(b"{}"), Ok(Settings::default()));
+        for (wrong, named) in [
+            ("404 page not found", "no k3s server"),
+            (r#"{"ClusterDNS":"x"}"#, "ClusterDNS is no address"),
+            (r#"{"ClusterDomain":"-"}"#, "ClusterDomain"),
+        ] {
+            assert!(Settings::parse(wrong.as_bytes()).unwrap_err().contains(named), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! Requests to the supervisor of a k3s server: HTTP/1.1 over TLS, a connection for each, for there are few.
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, USER_AGENT};
+use hyper::{Method, Request};
+
+use crate::clock::SharedClock;
+use crate::events::cut;
+use crate::kube::{KubeError, Loaded, Protocol, ServerUrl, tls_connect};
+use crate::limits::{
+    KUBE_CALL_TIME, KUBE_MESSAGE_BYTES_MAX, NODE_FILE_BYTES_MAX, TUNNEL_SILENCE_MAX, TUNNEL_WINDOW_BYTES,
+};
+use crate::probe::handler::Address;
+use crate::probe::run::Lookups;
+
+/// A k3s server.
+pub(crate) struct Supervisor {
+    server: ServerUrl,
+    lookups: Lookups,
+    clock: SharedClock,
+}
+
+/// What it is asked.
+#[derive(Clone, Default)]
+pub(crate) struct Ask<'a> {
+    /// By POST when there is a body, else by GET.
+    pub(crate) body: Vec<u8>,
+    pub(crate) path: &'a str,
+    /// The header of that name.
+    pub(crate) authorization: Option<&'a str>,
+    pub(crate) headers: &'a [(&'static str, &'a str)],
+}
+
+/// Why it did not do that.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// It is not there, or is another.
+    Unreachable(String),
+    /// With that HTTP status, and what it says to it.
+    Status(u16, String),
+}
+
+impl Supervisor {
+    pub(crate) fn new(server: ServerUrl, clock: SharedClock) -> Self {
+        Self { server, lookups: Lookups::default(), clock }
+    }
+
+    /// Who it is.
+    pub(crate) fn server(&self) -> &ServerUrl {
+        &self.server
+    }
+
+    /// A connection to it, by those credentials.
+    pub(crate) async fn connect(&self, with: &Loaded) -> Result<crate::stream::Stream, String> {
+        let address = Address { host: self.server.host.clone(), port: self.server.port };
+        let at = |why: String| format!("k3s server {address}: {why}");
+        let socket = self.lookups.connect(&address).await.map_err(at)?;
+        let _ = socket.get_ref().set_nodelay(true);
+        // A larger one would let more come than there is room for when the server is told to pause.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket.get_ref(), TUNNEL_WINDOW_BYTES);
+        // Of a link that is gone without a word nobody hears when what is written on it is not taken.
+        let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
+        let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
+        let connected = tls_connect(with, socket, Protocol::Http1).await;
+        connected.map_err(|error: KubeError| at(error.to_string()))
+    }
+
+    /// The answer's body, within `limits::KUBE_CALL_TIME`: the server takes its time over the node's password.
+    pub(crate) async fn ask(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
+        let late = async {
+            self.clock.sleep(KUBE_CALL_TIME).await;
+            Err(Refused::Unreachable(format!(
+                "k3s server {}: no answer within {} s",
+                self.server.host,
+                KUBE_CALL_TIME.as_secs()
+            )))
+        };
+        smol::future::or(Box::pin(self.exchange(with, ask)), late).await
+    }
+
+    async fn exchange(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
+        let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", self.server.host));
+        let socket = self.connect(with).await.map_err(Refused::Unreachable)?;
+        let handshake = hyper::client::conn::http1::handshake(socket).await;
+        let (mut sender, connection) = handshake.map_err(|error| at(error.to_string()))?;
+        let mut request = Request::new(Full::new(Bytes::from(ask.body.clone())));
+        if !ask.body.is_empty() {
+            *request.method_mut() = Method::POST;
+        }
+        *request.uri_mut() = ask.path.parse().map_err(|_| at(format!("{} cannot be asked for", ask.path)))?;
+        let headers = request.headers_mut();
+        let agent = concat!("smolet/", env!("CARGO_PKG_VERSION"));
+        headers.insert(USER_AGENT, HeaderValue::from_static(agent));
+        let host = self.server.authority();
+        let given = [(HOST, host.as_str())].into_iter();
+        let given = given.chain(ask.authorization.map(|value| (AUTHORIZATION, value)));
+        let others = ask.headers.iter().map(|(name, value)| (HeaderName::from_static(name), *value));
+        for (name, value) in given.chain(others) {
+            let mut value =
+                HeaderValue::from_str(value).map_err(|_| at(format!("no header may hold the {name}")))?;
+            value.set_sensitive(true);
+            headers.insert(name, value);
+        }
+        let exchange = async {
+            let response = sender.send_request(request).await.map_err(|error| at(error.to_string()))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), NODE_FILE_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| at(format!("{}: {error}", ask.path)))?.to_bytes();
+            if status.is_success() {
+                return Ok(body.to_vec());
+            }
+            let said = String::from_utf8_lossy(&body);
+            Err(Refused::Status(status.as_u16(), cut(said.trim(), KUBE_MESSAGE_BYTES_MAX).to_owned()))
+        };
+        // The connection moves only while it is polled; its end is known from the exchange.
+        let drive = async {
+            let _ = connection.await;
+            std::future::pending().await
+        };
+        smol::future::or(exchange, drive).await
+    }
+}

@@ -1,0 +1,97 @@
+//! Bounds of the node's own API.
+
+use std::time::Duration;
+
+use super::{KIB, MIB};
+
+/// Connections to the port at once, upgraded ones and logs that are followed included. Full: of those that nobody was let in
+/// by yet the oldest is closed; where there is none, a further one waits.
+pub const NODE_CONNECTIONS_MAX: usize = 32;
+/// Of them those that last for as long as both ends want: logs, commands, forwarded ports. Full: refused (429).
+pub const NODE_STREAMS_MAX: usize = 24;
+/// The same of the port that tells `/healthz` alone.
+pub const HEALTHZ_CONNECTIONS_MAX: usize = 4;
+/// Bytes of a request's head; a command to be run stands in it. Longer: refused (431).
+pub const NODE_HEAD_BYTES_MAX: usize = 32 * KIB;
+/// How long it may take until somebody is let in: TLS, his request, and what the API server says of him beside it. Longer:
+/// closed, unless it is the API server that is waited for.
+pub const NODE_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// How long a connection may last that is neither upgraded nor shows a log. Longer: closed.
+pub const NODE_REQUEST_TIME: Duration = Duration::from_secs(30);
+/// A connection that says nothing is asked by the kernel whether it is there still, after so long and then as often;
+/// after three times without an answer it is closed, and so is one that takes nothing for as long as that.
+pub const NODE_KEEPALIVE: Duration = Duration::from_mins(1);
+/// How often, at most, the files of certificates are looked at for new ones: when somebody connects.
+pub const NODE_FILES_PERIOD: Duration = Duration::from_mins(1);
+/// Bytes of a file of certificates or of a key. Longer: it is not used, and that is said.
+pub const NODE_FILE_BYTES_MAX: usize = 256 * KIB;
+/// Questions to the API server who somebody is and what he may do, at once: it has room for other calls beside them.
+/// Full: further ones wait.
+pub const NODE_REVIEWS_MAX: usize = 4;
+/// Users whose token is known, and as many tokens of nobody. Full: the one whose time is over first is asked for again.
+pub const NODE_USERS_MAX: usize = 64;
+/// Bytes of what is known of a user: his name, groups and what else came with a token. Longer: he is nobody, which is said.
+pub const NODE_USER_BYTES_MAX: usize = 4 * KIB;
+/// Decisions on who may do what that are known. Full: the one whose time is over first is asked for again.
+pub const NODE_DECISIONS_MAX: usize = 256;
+/// Bytes of a piece of a container's log on its way.
+pub const NODE_LOG_BYTES: usize = 16 * KIB;
+/// A log that grows is read so long after it did: what comes close together goes out together.
+pub const NODE_LOG_PAUSE: Duration = Duration::from_millis(10);
+/// Bytes on their way in one direction of an upgraded connection. Full: whoever brings more waits.
+pub const NODE_SPLICE_BYTES: usize = 16 * KIB;
+/// Bytes of the runtime's answer to an upgrade that it refuses. Longer: cut.
+pub const NODE_REFUSAL_BYTES_MAX: usize = 4 * KIB;
+/// How long the end of a connection may take. Longer: it is cut.
+pub const NODE_CLOSE_TIME: Duration = Duration::from_secs(1);
+/// Bytes that TLS keeps of a connection on their way out. Full: whoever brings more waits.
+pub const NODE_TLS_OUT_BYTES: usize = 18 * KIB;
+/// What TLS keeps of what comes in: a handshake's messages until one is whole (rustls' `MAX_HANDSHAKE_SIZE`), later a record.
+const NODE_TLS_IN_BYTES: usize = 64 * KIB;
+/// The most that a connection keeps; HTTP reads into a buffer and writes from another.
+pub const NODE_CONNECTION_BYTES: usize = NODE_TLS_IN_BYTES + NODE_TLS_OUT_BYTES + 2 * NODE_HEAD_BYTES_MAX;
+/// What is kept of a user or a decision besides his names: the digest of what was asked, and until when it counts.
+pub const NODE_KNOWN_BYTES: usize = 96;
+
+/// Connections of a k3s server through the node's tunnel, at once. Full: refused.
+pub const TUNNEL_CONNECTIONS_MAX: usize = NODE_CONNECTIONS_MAX;
+/// Bytes of a message through it. Longer: the tunnel is closed, and opened anew.
+pub const TUNNEL_MESSAGE_BYTES_MAX: usize = 128 * KIB;
+/// Bytes that wait for one of its connections' ends here. More: the server is told to pause.
+pub const TUNNEL_PAUSE_BYTES: usize = 64 * KIB;
+/// What a piece of them costs besides its bytes.
+pub const TUNNEL_PIECE_BYTES: usize = 64;
+/// It goes on when fewer are left than this.
+pub const TUNNEL_RESUME_BYTES: usize = 16 * KIB;
+/// The same of all of them. Full: nothing further is read. What is on its way when the server is told to pause has room.
+pub const TUNNEL_QUEUED_BYTES_MAX: usize = MIB;
+/// Bytes that the kernel keeps for the tunnel: the server's kernel keeps few more.
+pub const TUNNEL_WINDOW_BYTES: usize = 64 * KIB;
+/// When nothing of them is taken for so long, the connection with the most is given up: the others stand still with it.
+pub const TUNNEL_STUCK_TIME: Duration = Duration::from_secs(10);
+/// How long what is queued may take when the server has ended a connection. Longer: it is cut.
+pub const TUNNEL_DRAIN_TIME: Duration = Duration::from_secs(5);
+/// How long the server may keep a connection from sending before it is asked whether it still means it; doubles.
+pub const TUNNEL_PAUSED_TIME: Duration = Duration::from_secs(2);
+/// The longest such wait.
+pub const TUNNEL_PAUSED_MAX: Duration = Duration::from_mins(1);
+/// How long that question may stop what the server sends.
+pub const TUNNEL_NUDGE_TIME: Duration = Duration::from_secs(1);
+/// Frames that wait to be written. Full: whoever brings more waits.
+pub const TUNNEL_WRITES_MAX: usize = 4;
+/// How often the server is told that the node is there: it waits for a minute (remotedialer's `PingWaitDuration`).
+pub const TUNNEL_PING_PERIOD: Duration = Duration::from_secs(20);
+/// How long nothing may come. Longer: the tunnel is opened anew.
+pub const TUNNEL_SILENCE_MAX: Duration = Duration::from_mins(1);
+/// The most that the tunnel keeps besides what its connections have on their way: what waits for their ends, two messages that
+/// come, what waits to be written, and TLS.
+pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_MAX
+    + 3 * TUNNEL_MESSAGE_BYTES_MAX
+    + (TUNNEL_WRITES_MAX + 1) * (NODE_SPLICE_BYTES + KIB)
+    + NODE_TLS_IN_BYTES
+    + NODE_TLS_OUT_BYTES;
+
+const _: () = assert!(NODE_STREAMS_MAX < NODE_CONNECTIONS_MAX);
+const _: () = assert!(NODE_REVIEWS_MAX < super::KUBE_CALLS_MAX);
+const _: () = assert!(2 * NODE_SPLICE_BYTES <= NODE_HEAD_BYTES_MAX && NODE_LOG_BYTES <= NODE_HEAD_BYTES_MAX);
+const _: () = assert!(NODE_HANDSHAKE_TIME.as_millis() < NODE_REQUEST_TIME.as_millis());

@@ -1,0 +1,181 @@
+//! The wiring of a node of a cluster: its client, what follows the cluster's objects, and its own API.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use smol::LocalExecutor;
+use smol::channel::Sender;
+
+use super::agent::Event;
+use super::certificate_asking::Asking;
+use super::certificate_files::Wanted;
+use super::certificate_serving::ServingCertificate;
+use super::certificates::Certificates;
+use super::cluster::{Cluster, ClusterEvent, Joined, Network};
+use super::cluster_kept::{self, Keeping};
+use super::k3s::{self, Joining};
+use super::{forward, node_api};
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cluster::csr::Purpose;
+use crate::config::Config;
+use crate::cri::{RuntimeHandler, RuntimeVersion};
+use crate::facts;
+use crate::k3s::{Reach, Supervisor, Tunnel};
+use crate::kube;
+use crate::metrics::NodeApiUse;
+use crate::render::NodeSettings;
+use crate::server::{Asker, Query};
+use crate::source::NodeName;
+use crate::source::api::ApiPods;
+use crate::source::api_kept::Trees;
+use crate::source::api_node::ApiNode;
+use crate::source::api_objects::Found;
+use crate::store::keep::folder::Folder;
+
+/// Begins what goes on with the cluster.
+pub(super) fn begin(
+    joined: Joined,
+    executor: &Rc<LocalExecutor<'static>>,
+    events: &Sender<Event>,
+    clock: &SharedClock,
+) -> Cluster {
+    executor.spawn(forward(joined.pods, events.clone(), Event::Source)).detach();
+    let (news, found) = smol::channel::bounded(1);
+    let told = |()| Event::Cluster(Box::new(ClusterEvent::Found));
+    executor.spawn(forward(found, events.clone(), told)).detach();
+    let marked = |marks| Event::Cluster(Box::new(ClusterEvent::Marked(marks)));
+    executor.spawn(forward(joined.marks, events.clone(), marked)).detach();
+    let dns = |settings| Event::Cluster(Box::new(ClusterEvent::Dns(settings)));
+    executor.spawn(forward(joined.dns, events.clone(), dns)).detach();
+    let network = Network::new(joined.bridge, clock.now().mono, &joined.machine.name);
+    executor.spawn(cluster_kept::wait(joined.failed, clock.clone(), events.clone())).detach();
+    let keeping = Keeping::new(joined.folder, joined.trees, clock.now().mono);
+    Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, clock.now().mono)
+}
+
+/// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
+pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
+    if config.k3s.is_some()
+        && config.cluster_dns.is_empty()
+        && let Some(kept) = k3s::Files::new(&config.root_dir).kept_settings()
+    {
+        node.cluster_dns = kept.cluster_dns;
+        node.cluster_domain = kept.cluster_domain;
+    }
+}
+
+/// What this node asks its cluster for.
+fn asking(config: &Config, node: &NodeSettings, purpose: Purpose, clock: &SharedClock) -> Asking {
+    let names = match purpose {
+        Purpose::Client => Vec::new(),
+        Purpose::Server => node_api::names(node),
+    };
+    let folder = config.root_dir.join("pki");
+    let wanted = Wanted { purpose, folder, node: node.node_name.clone(), names };
+    Asking { wanted, clock: clock.clone(), told: RefCell::default() }
+}
+
+/// Joins the cluster of the configured kubeconfig, if there is one.
+pub(super) fn join(
+    config: &Config,
+    node: &NodeSettings,
+    (runtime, handlers): (&RuntimeVersion, &[RuntimeHandler]),
+    executor: &Rc<LocalExecutor<'static>>,
+    clock: &SharedClock,
+    listening: Option<(node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse)>,
+) -> Option<Joined> {
+    let kubeconfig = config.kubeconfig.as_deref()?;
+    let mut machine = facts::machine(config, node, runtime, handlers);
+    let bootstrap = config.bootstrap_kubeconfig.clone();
+    let access = match (&bootstrap, &config.k3s) {
+        (None, None) => kube::Access::new(kubeconfig),
+        (Some(_), _) | (_, Some(_)) => kube::Access::awaited(kubeconfig),
+    };
+    let seed = kube::seed(&node.node_name);
+    let client = kube::Client::new(access.clone(), executor, clock.clone(), seed);
+    let (settings_told, dns) = smol::channel::bounded(1);
+    let reaches_pods = Rc::new(Cell::new(false));
+    let k3s = config.k3s.as_ref().and_then(|k3s| {
+        // It was looked at with the other settings.
+        let server = kube::ServerUrl::parse(&k3s.server).ok()?;
+        let supervisor = || Supervisor::new(server.clone(), clock.clone());
+        let joining = Joining {
+            k3s: k3s.clone(),
+            supervisor: supervisor(),
+            files: k3s::Files::new(&config.root_dir),
+            kubeconfig: kubeconfig.to_owned(),
+            node: node.node_name.clone(),
+            ips: node.node_ips.iter().map(ToString::to_string).collect(),
+            client: client.clone(),
+            // What the settings say of it counts more.
+            told: config.cluster_dns.is_empty().then_some(settings_told),
+            pods: reaches_pods.clone(),
+            clock: clock.clone(),
+        };
+        executor.spawn(joining.run()).detach();
+        Some(supervisor())
+    });
+    let certificates = Certificates {
+        kubeconfig: kubeconfig.to_owned(),
+        bootstrap,
+        rotates: config.rotate_certificates,
+        asking: asking(config, node, Purpose::Client, clock),
+        client: client.clone(),
+        executor: executor.clone(),
+    };
+    if config.server_tls_bootstrap {
+        let asking = asking(config, node, Purpose::Server, clock);
+        let kubeconfig = kubeconfig.to_owned();
+        let serving = ServingCertificate { asking, kubeconfig, client: client.clone() };
+        executor.spawn(serving.run()).detach();
+    }
+    // A k3s server gives it, and renews it.
+    if k3s.is_none() {
+        executor.spawn(certificates.run()).detach();
+    }
+    let (updates, pods) = smol::channel::bounded(1);
+    let name = NodeName::new(&node.node_name);
+    let (collection, followed) = (ApiPods::collection(&name), client.clone());
+    let (unreached, failed) = smol::channel::bounded(1);
+    let trees = Trees::new(unreached);
+    let mut follower = ApiPods::new(name, clock.clone(), updates, trees.clone());
+    executor.spawn(async move { kube::follow::<()>(&followed, &collection, &mut follower).await }).detach();
+    let (told, marks) = smol::channel::bounded(1);
+    let (collection, followed) = (ApiNode::collection(&node.node_name), client.clone());
+    let mut follower = ApiNode::new(told);
+    executor.spawn(async move { kube::follow::<()>(&followed, &collection, &mut follower).await }).detach();
+    if let Some((listening, queries, blocking, held)) = listening {
+        machine.port = listening.port();
+        if let Some(supervisor) = k3s {
+            let asker = Asker::new(queries.clone());
+            let reach = Reach { node_api: listening.own_address(), asker, pods: reaches_pods };
+            let tunnel = Tunnel {
+                supervisor,
+                access,
+                reach,
+                executor: executor.clone(),
+                clock: clock.clone(),
+                seed,
+                held: held.clone(),
+            };
+            executor.spawn(tunnel.run()).detach();
+        }
+        let configz = config.configz();
+        let needs = crate::node_api::Needs {
+            settings: config.node_api.clone(),
+            node: node.node_name.clone(),
+            configz,
+            client: client.clone(),
+            queries,
+            blocking,
+            executor: executor.clone(),
+            clock: clock.clone(),
+            held,
+        };
+        executor.spawn(crate::node_api::run(listening, needs)).detach();
+    }
+    let folder = Folder::new(&config.root_dir);
+    let bridge = config.cni_bridge.clone();
+    Some(Joined { client, machine, pods, marks, trees, failed, folder, bridge, dns })
+}

@@ -1,0 +1,358 @@
+//! What the node's own API asks of the loop: where logs are, where the runtime streams, what is used. In the kubelet's words.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use k8s_openapi::api::core::v1::ContainerPort;
+use serde_json::{Value, json};
+
+use super::agent::Agent;
+use super::record::Record;
+use super::{certificate_files, k3s};
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cluster::csr::Purpose;
+use crate::config::Config;
+use crate::cri::{ContainerStats, Runtime, RuntimeError, RuntimeResult, StreamRequest};
+use crate::facts;
+use crate::filesystem::Filesystem;
+use crate::limits::STATS_CONTAINERS_MAX;
+use crate::logs::choose::container_id;
+use crate::model::{ContainerId, ContainerState, ContainerStatus, SandboxState, Wall};
+pub(super) use crate::node_api::Listening;
+use crate::node_api::stats::{ContainerUse, NodeUse, PodUse, Uses};
+use crate::node_api::{CommandStreams, Issued, NodeQuestion, Target};
+use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
+use crate::render::NodeSettings;
+use crate::server::{Answer, Later, Place};
+use crate::sync::worker::Life;
+
+/// What the node is called, in the cluster and by its addresses.
+pub(super) fn names(node: &NodeSettings) -> Vec<String> {
+    let ips = node.node_ips.iter().map(ToString::to_string);
+    std::iter::once(node.node_name.to_string()).chain(ips).collect()
+}
+
+/// Binds the ports of the API, where this node joins a cluster.
+///
+/// # Errors
+/// A sentence: a port or a certificate cannot be used.
+pub(super) fn listen(config: &Config, node: &NodeSettings) -> Result<Option<Listening>, String> {
+    if config.kubeconfig.is_none() {
+        return Ok(None);
+    }
+    let issued = match &config.k3s {
+        Some(_) => {
+            let files = k3s::Files::new(&config.root_dir);
+            Some(Issued { certificate: files.serving(), client_ca: Some(files.client_ca()) })
+        }
+        None => config.server_tls_bootstrap.then(|| {
+            let certificate = certificate_files::current(&config.root_dir.join("pki"), Purpose::Server);
+            Issued { certificate, client_ca: None }
+        }),
+    };
+    let mut names = names(node);
+    let hostname = facts::hostname();
+    if !names.contains(&hostname) {
+        names.insert(1, hostname);
+    }
+    Listening::bind(&config.node_api, &config.root_dir, names, issued).map(Some)
+}
+
+/// HTTP status and sentence.
+type Refusal = (u16, String);
+
+impl<R: Runtime + 'static> Agent<R> {
+    pub(super) fn node_question(&self, question: &NodeQuestion) -> Answer {
+        let answer = match question {
+            NodeQuestion::Log { target, container, previous } => {
+                self.locate_log(target, container, *previous).map(Answer::Found)
+            }
+            NodeQuestion::Exec { target, container, command, streams } => {
+                self.running_id(target, container).map(|id| {
+                    let CommandStreams { stdin, stdout, stderr, tty } = *streams;
+                    let container_id = id.to_string();
+                    let cmd = command.clone();
+                    self.stream_at(StreamRequest::Exec(ExecRequest {
+                        container_id,
+                        cmd,
+                        tty,
+                        stdin,
+                        stdout,
+                        stderr,
+                    }))
+                })
+            }
+            NodeQuestion::Attach { target, container, streams } => {
+                self.attach_to(target, container, *streams)
+            }
+            NodeQuestion::PortForward { target, ports } => self.forward_to(target, ports),
+            NodeQuestion::Reaches { ip, port } if self.reaches(*ip, *port) => {
+                Ok(Answer::Found(String::new()))
+            }
+            NodeQuestion::Reaches { .. } => Err((403, "no pod of this node".to_owned())),
+            NodeQuestion::Run { target, container, command } => {
+                self.running_id(target, container).map(|id| {
+                    let (runtime, command, id) = (self.ctx.runtime.clone(), command.clone(), id.clone());
+                    Answer::Later(Later(Box::pin(async move { run(&*runtime, &id, &command).await })))
+                })
+            }
+            NodeQuestion::RunningPods => Ok(Answer::Found(self.running_pods())),
+            NodeQuestion::Resources => Ok(self.measure_all(false, Uses::resources)),
+            NodeQuestion::Summary { only_cpu_and_memory } => {
+                let only = *only_cpu_and_memory;
+                Ok(self.measure_all(!only, move |uses| uses.summary(only)))
+            }
+        };
+        answer.unwrap_or_else(|(status, why)| Answer::Refused(status, why))
+    }
+
+    /// The pod of exactly that name (`GetPodByName`); one that waits for its name comes last.
+    fn record_of(&self, target: &Target) -> Option<&Record> {
+        let named = |record: &&Record| {
+            let key = record.worker.key();
+            *key.name == *target.pod && *key.namespace == *target.namespace && record.worker.pod().is_some()
+        };
+        let found = self.records.values().filter(named);
+        found.min_by_key(|record| record.worker.life() == Life::Waiting)
+    }
+
+    /// The container that runs (`findContainer`).
+    fn running_id(&self, target: &Target, container: &str) -> Result<&ContainerId, Refusal> {
+        let record = self.record_of(target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
+        let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
+        let observed = record.worker.observed().filter(|_| is_it);
+        let found = observed.and_then(|observed| observed.container(container));
+        let running = found.filter(|container| container.state == ContainerState::Running);
+        running
+            .map(|container| &container.id)
+            .ok_or_else(|| (500, format!("container not found ({container:?})")))
+    }
+
+    fn stream_at(&self, request: StreamRequest) -> Answer {
+        let runtime = self.ctx.runtime.clone();
+        Answer::Later(Later(Box::pin(async move { streaming(runtime.streaming_url(request).await) })))
+    }
+
+    /// `GetAttach`.
+    fn attach_to(
+        &self,
+        target: &Target,
+        container: &str,
+        streams: CommandStreams,
+    ) -> Result<Answer, Refusal> {
+        let container_id = self.running_id(target, container)?.to_string();
+        // As the container was made: a terminal cannot be added to a process that runs.
+        let tty = self.record_of(target).and_then(|record| spec_of(record, container)).unwrap_or_default();
+        let CommandStreams { stdin, stdout, stderr, .. } = streams;
+        let stderr = stderr && !tty;
+        Ok(self.stream_at(StreamRequest::Attach(AttachRequest { container_id, stdin, tty, stdout, stderr })))
+    }
+
+    /// Whether a pod has that address for itself, or the port on the node's network (`agentTunnel.authorized`, mode `pod`).
+    fn reaches(&self, ip: IpAddr, port: u16) -> bool {
+        let text = ip.to_string();
+        let is_node = self.ctx.node.node_ips.iter().any(|of| **of == *text);
+        self.records.values().any(|record| {
+            let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else {
+                return false;
+            };
+            let mut ready = observed.sandboxes.iter().filter(|of| of.state == SandboxState::Ready);
+            if pod.spec().host_network != Some(true) {
+                let mut networks = ready.filter_map(|of| of.network.as_ref());
+                return networks
+                    .any(|of| *of.ip == *text || of.additional_ips.iter().any(|ip| **ip == *text));
+            }
+            let mut ports = pod.containers().iter().flat_map(|of| of.ports.iter().flatten());
+            let is_it = |of: &ContainerPort| {
+                of.container_port == i32::from(port) && of.protocol.as_deref().is_none_or(|of| of == "TCP")
+            };
+            is_node && ready.next().is_some() && ports.any(is_it)
+        })
+    }
+
+    /// `GetPortForward`.
+    fn forward_to(&self, target: &Target, ports: &[u16]) -> Result<Answer, Refusal> {
+        let record = self.record_of(target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
+        let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
+        let observed = record.worker.observed().filter(|_| is_it);
+        let mut sandboxes = observed.into_iter().flat_map(|observed| &observed.sandboxes);
+        let ready = sandboxes.find(|sandbox| sandbox.state == SandboxState::Ready);
+        let Some(sandbox) = ready else {
+            return Err((500, format!("pod not found (\"{}_{}\")", target.pod, target.namespace)));
+        };
+        let port = ports.iter().map(|port| i32::from(*port)).collect();
+        let pod_sandbox_id = sandbox.id.to_string();
+        Ok(self.stream_at(StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id, port })))
+    }
+
+    /// `getContainerLogs`, `GetKubeletContainerLogs`.
+    fn locate_log(&self, target: &Target, container: &str, previous: bool) -> Result<String, Refusal> {
+        let pod = &target.pod;
+        let record = self.record_of(target).ok_or_else(|| (404, format!("pod {pod:?} does not exist")))?;
+        if spec_of(record, container).is_none() {
+            return Err((404, format!("container {container:?} not found in pod {pod:?}")));
+        }
+        let status = self.statuses.status(&record.worker.key().uid).unwrap_or_default();
+        let lists =
+            [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
+        let status = lists.into_iter().flatten().flatten().find(|status| status.name == container);
+        let status = status
+            .ok_or_else(|| (400, format!("container {container:?} in pod {pod:?} is not available")))?;
+        let id = container_id(pod, &status, previous).map_err(|why| (400, why))?;
+        let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
+        let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+        let found = observed.into_iter().find(|container| container.id.as_str() == bare);
+        let found = found.ok_or_else(|| (400, format!("unable to retrieve container logs for {id}")))?;
+        let running = found.state == ContainerState::Running;
+        Ok(json!({"path": self.log_path(record, found), "running": running}).to_string())
+    }
+
+    /// What runs, with names and images alone (`getRunningPods`).
+    fn running_pods(&self) -> String {
+        let mut items = Vec::new();
+        for record in self.sorted(None) {
+            let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+            let running: Vec<Value> = observed
+                .filter(|container| container.state == ContainerState::Running)
+                .map(|container| json!({"name": &*container.name, "image": &*container.image, "resources": {}}))
+                .collect();
+            if running.is_empty() {
+                continue;
+            }
+            let key = record.worker.key();
+            items.push(json!({
+                "metadata": {"name": &*key.name, "namespace": &*key.namespace, "uid": key.uid.as_str()},
+                "spec": {"containers": running}, "status": {},
+            }));
+        }
+        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}).to_string()
+    }
+
+    /// One look at the runtime's counters and the machine's.
+    fn measure_all(&self, with_disk: bool, show: impl FnOnce(&Uses) -> String + 'static) -> Answer {
+        let mut pods = Vec::new();
+        let mut places = BTreeMap::new();
+        for record in self.sorted(None) {
+            let Some(observed) = record.worker.observed() else { continue };
+            let Some(sandbox) = observed.sandboxes.first() else { continue };
+            let runs = |container: &&ContainerStatus| container.state == ContainerState::Running;
+            for container in observed.containers.iter().filter(runs) {
+                let room = places.len() < STATS_CONTAINERS_MAX;
+                if room {
+                    let place = (pods.len(), container.name.clone(), container.started_at);
+                    places.insert(container.id.clone(), place);
+                }
+            }
+            pods.push(PodUse {
+                key: record.worker.key().clone(),
+                started: sandbox.created_at,
+                containers: Vec::new(),
+            });
+        }
+        let looking = Looking {
+            runtime: self.ctx.runtime.clone(),
+            blocking: self.ctx.blocking.clone(),
+            clock: self.ctx.clock.clone(),
+            node: self.ctx.node.node_name.clone(),
+            root: with_disk.then(|| self.ctx.node.root_dir.to_string()),
+        };
+        Answer::Later(Later(Box::pin(async move { Answer::Found(show(&looking.look(pods, places).await)) })))
+    }
+}
+
+/// Whether the container of that name has a terminal; nothing when the pod has no such container (`GetContainerSpec`).
+fn spec_of(record: &Record, name: &str) -> Option<bool> {
+    let pod = record.worker.pod()?;
+    let apps = pod.containers().iter().map(|of| (of.name.as_str(), of.tty));
+    let init = pod.init_containers().iter().map(|of| (of.name.as_str(), of.tty));
+    let ephemeral = pod.ephemeral_containers().iter().map(|of| (of.name.as_str(), of.tty));
+    let found = apps.chain(init).chain(ephemeral).find(|(of, _)| *of == name);
+    found.map(|(_, tty)| tty.unwrap_or_default())
+}
+
+/// `streaming.WriteError`.
+fn streaming(url: RuntimeResult<String>) -> Answer {
+    match url {
+        Ok(url) => Answer::Found(url),
+        Err(error @ RuntimeError::NotFound(_)) => Answer::Refused(404, error.to_string()),
+        // gRPC's RESOURCE_EXHAUSTED: too many are on their way.
+        Err(error @ RuntimeError::Failed { code: 8, .. }) => Answer::Refused(429, error.to_string()),
+        Err(error) => Answer::Refused(500, error.to_string()),
+    }
+}
+
+/// `RunInContainer`: output and errors together.
+async fn run<R: Runtime>(runtime: &R, id: &ContainerId, command: &[String]) -> Answer {
+    match runtime.exec_sync(id, command, std::time::Duration::ZERO).await {
+        Err(error) => Answer::Refused(500, error.to_string()),
+        Ok(output) => {
+            let both = [output.stdout, output.stderr].concat();
+            let said = String::from_utf8_lossy(&both);
+            match output.exit_code {
+                0 => Answer::Found(said.into_owned()),
+                code => {
+                    let command = command.join(" ");
+                    Answer::Refused(500, format!("command '{command}' exited with {code}: {said}"))
+                }
+            }
+        }
+    }
+}
+
+/// What it takes to look at what is used.
+struct Looking<R> {
+    runtime: Rc<R>,
+    blocking: Rc<Blocking>,
+    clock: SharedClock,
+    node: Box<str>,
+    /// The directory whose disk is looked at.
+    root: Option<String>,
+}
+
+impl<R: Runtime> Looking<R> {
+    async fn look(
+        self,
+        mut pods: Vec<PodUse>,
+        mut places: BTreeMap<ContainerId, (usize, Rc<str>, Option<Wall>)>,
+    ) -> Uses {
+        let mut each = |stats: ContainerStats| {
+            // A container that is told twice counts once.
+            let Some((pod, name, started)) = places.remove(&stats.id) else { return };
+            let Some(pod) = pods.get_mut(pod) else { return };
+            pod.containers.push(ContainerUse {
+                name,
+                started,
+                cpu: stats.cpu,
+                nano_cores: stats.nano_cores,
+                memory: stats.memory_bytes,
+                written: stats.writable_layer,
+            });
+        };
+        let failed = match self.runtime.list_container_stats(&mut each).await {
+            Ok(()) => false,
+            Err(error) => {
+                log::warn!("the runtime does not tell what pods use: {error}");
+                true
+            }
+        };
+        pods.retain(|pod| !pod.containers.is_empty());
+        for pod in &mut pods {
+            pod.containers.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        pods.sort_by_key(|pod| Place::of(&pod.key));
+        let root = self.root;
+        let (disk, stat, meminfo) = self
+            .blocking
+            .run(move || {
+                let disk = root.and_then(|root| Filesystem::of(root.as_ref()).ok());
+                let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+                (disk, read("/proc/stat"), read("/proc/meminfo"))
+            })
+            .await;
+        let mut node = NodeUse { name: self.node, at: self.clock.now().wall, disk, ..NodeUse::default() };
+        node.read(&stat, &meminfo);
+        Uses { node, pods, failed }
+    }
+}

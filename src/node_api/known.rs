@@ -1,0 +1,92 @@
+//! What is remembered for a while, so that the API server is not asked with every request. PURE.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::metrics::{Entered, Gauge};
+use crate::model::Mono;
+
+/// The digest of what is asked about; no token is kept as it is.
+pub(super) type Key = [u8; 32];
+
+/// The key of these parts, in this order.
+pub(super) fn key(parts: &[&str]) -> Key {
+    let mut digest = Sha256::new();
+    for part in parts {
+        // With its length: no two lists of parts are one text.
+        digest.update((part.len() as u64).to_le_bytes());
+        digest.update(part.as_bytes());
+    }
+    digest.finalize().into()
+}
+
+/// Answers by key. Full: the one whose time is over first goes.
+pub(super) struct Known<T> {
+    entries_max: usize,
+    entries: BTreeMap<Key, (Mono, T, Entered)>,
+    held: Gauge,
+}
+
+impl<T: Clone> Known<T> {
+    /// So many at most, which `held` counts.
+    pub(super) fn new(entries_max: usize, held: Gauge) -> Self {
+        Self { entries_max, entries: BTreeMap::new(), held }
+    }
+
+    /// What is known, while its time lasts.
+    pub(super) fn get(&self, key: &Key, now: Mono) -> Option<T> {
+        self.entries.get(key).filter(|(until, ..)| now < *until).map(|(_, known, _)| known.clone())
+    }
+
+    /// Remembers it for so long; with no time at all it is not.
+    pub(super) fn put(&mut self, key: Key, known: T, now: Mono, time: Duration) {
+        if time.is_zero() {
+            return;
+        }
+        self.entries.retain(|_, (until, ..)| now < *until);
+        if self.entries.len() >= self.entries_max && !self.entries.contains_key(&key) {
+            let first = self.entries.iter().min_by_key(|(_, (until, ..))| *until).map(|(key, _)| *key);
+            first.map(|key| self.entries.remove(&key));
+        }
+        self.entries.insert(key, (now + time, known, self.held.enter()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: i64) -> Mono {
+        Mono(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn what_is_known_is_forgotten_in_time() {
+        let mut known = Known::new(2, Gauge::default());
+        known.put(key(&["a"]), 1, at(0), Duration::from_secs(10));
+        assert_eq!(known.get(&key(&["a"]), at(9)), Some(1));
+        assert_eq!(known.get(&key(&["a"]), at(10)), None);
+        known.put(key(&["none"]), 2, at(0), Duration::ZERO);
+        assert_eq!(known.get(&key(&["none"]), at(0)), None);
+    }
+
+    #[test]
+    fn the_one_whose_time_is_over_first_makes_room() {
+        let mut known = Known::new(2, Gauge::default());
+        known.put(key(&["long"]), 1, at(0), Duration::from_secs(30));
+        known.put(key(&["short"]), 2, at(1), Duration::from_secs(10));
+        known.put(key(&["new"]), 3, at(2), Duration::from_secs(20));
+        let get = |name: &str| known.get(&key(&[name]), at(3));
+        assert_eq!([get("long"), get("short"), get("new")], [Some(1), None, Some(3)]);
+        known.put(key(&["new"]), 4, at(3), Duration::from_secs(20));
+        assert_eq!(known.entries.len(), 2);
+    }
+
+    #[test]
+    fn parts_are_told_apart() {
+        assert_ne!(key(&["ab", "c"]), key(&["a", "bc"]));
+        assert_ne!(key(&["a"]), key(&["a", ""]));
+    }
+}

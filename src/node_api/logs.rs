@@ -1,0 +1,217 @@
+//! What a container wrote, piece by piece: read on a thread, one piece at a time, when the client has taken the one before.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Instant;
+
+use async_io::Async;
+use http_body_util::{Either, StreamBody};
+use hyper::Response;
+use hyper::body::{Bytes, Frame};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde_json::Value;
+use smol::stream::StreamExt as _;
+
+use super::question::NodeQuestion;
+use super::request::{LogRequest, Refusal, TEXT};
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::limits::{NODE_LOG_BYTES, NODE_LOG_PAUSE};
+use crate::logs::follow::{Follower, Turn};
+use crate::logs::line::{Sink, Stream};
+use crate::logs::read::{LogReader, Part};
+use crate::server::{Answer, Asker, Body, Question, STOPPING};
+
+/// What it takes to read logs.
+#[derive(Clone)]
+pub(super) struct Reading {
+    pub(super) asker: Asker,
+    pub(super) blocking: Rc<Blocking>,
+    pub(super) clock: SharedClock,
+}
+
+/// Where a log is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    path: PathBuf,
+    running: bool,
+}
+
+impl Reading {
+    /// The log that is asked for.
+    ///
+    /// # Errors
+    /// The kubelet's words: there is no such pod or container, it has not begun, its log cannot be read.
+    pub(super) async fn show(self, request: LogRequest) -> Result<Response<Body>, Refusal> {
+        let place = self.place(&request).await?;
+        let shown = request.shown(self.clock.now().wall);
+        let follow = request.follow && place.running;
+        let part = Part { tail: request.tail, follow };
+        let path = place.path.clone();
+        let opened = self.blocking.run(move || {
+            let mut source = if follow {
+                let mut follower = Follower::new()?;
+                follower.add(&path, || LogReader::open(&path, part, shown))?;
+                Source::Followed(follower)
+            } else {
+                Source::Read(LogReader::open(&path, part, shown)?)
+            };
+            source.readable().map(|readable| (source, readable))
+        });
+        let failed = |error: io::Error| (400, format!("failed to read the container's log: {error}"));
+        let (source, readable) = opened.await.map_err(failed)?;
+        let readable = readable.map(Async::new_nonblocking).transpose().map_err(failed)?;
+        let piece = Piece { bytes: Vec::new(), only: request.only, left: request.bytes_max };
+        let shower = Shower { reading: self, request, place, readable };
+        let pieces = smol::stream::unfold(Some((shower, source, piece)), |state| async move {
+            let (shower, source, piece) = state?;
+            match shower.next(source, piece).await {
+                Ok(None) => None,
+                Ok(Some((bytes, rest))) => Some((Ok(Frame::data(bytes)), rest)),
+                // Cut off, which the client sees.
+                Err(error) => Some((Err(error), None)),
+            }
+        });
+        let mut response = Response::new(Either::Right(StreamBody::new(pieces.boxed_local())));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
+        Ok(response)
+    }
+
+    /// In the loop's words.
+    async fn place(&self, request: &LogRequest) -> Result<Place, Refusal> {
+        let question = NodeQuestion::Log {
+            target: request.target.clone(),
+            container: request.container.clone(),
+            previous: request.previous,
+        };
+        match self.asker.ask(&Question::Node(Box::new(question))).await {
+            Some(Answer::Found(text)) => {
+                let told: Value = serde_json::from_str(&text).unwrap_or_default();
+                let path = told["path"].as_str().unwrap_or_default();
+                Ok(Place { path: path.into(), running: told["running"] == true })
+            }
+            Some(Answer::Refused(status, why)) => Err((status, why)),
+            Some(_) | None => Err((503, STOPPING.to_owned())),
+        }
+    }
+}
+
+enum Source {
+    Read(LogReader),
+    Followed(Follower),
+}
+
+impl Source {
+    /// What says that there is more, of a log that is followed.
+    fn readable(&mut self) -> io::Result<Option<OwnedFd>> {
+        match self {
+            Self::Read(_) => Ok(None),
+            Self::Followed(follower) => follower.readable(),
+        }
+    }
+
+    /// The next piece. I/O, blocking.
+    fn step(&mut self, piece: &mut Piece, runs: bool) -> io::Result<Turn> {
+        let mut chunk = [0; NODE_LOG_BYTES];
+        match self {
+            Self::Read(reader) => Ok(if reader.pump(&mut chunk, piece)? { Turn::More } else { Turn::Over }),
+            Self::Followed(follower) => follower.step(&mut chunk, piece, runs),
+        }
+    }
+}
+
+/// What was read and is to be shown.
+struct Piece {
+    bytes: Vec<u8>,
+    only: Option<Stream>,
+    /// Of `limitBytes`.
+    left: Option<u64>,
+}
+
+impl Sink for Piece {
+    fn write(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
+        if self.only.is_some_and(|only| only != stream) {
+            return Ok(());
+        }
+        let mut bytes = bytes;
+        if let Some(left) = &mut self.left {
+            bytes = &bytes[..bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX))];
+            *left -= bytes.len() as u64;
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Shower {
+    reading: Reading,
+    request: LogRequest,
+    place: Place,
+    readable: Option<Async<OwnedFd>>,
+}
+
+/// What the next piece is made of.
+type Rest = Option<(Shower, Source, Piece)>;
+
+impl Shower {
+    /// The next bytes, once there are some; nothing at the end.
+    async fn next(self, mut source: Source, mut piece: Piece) -> io::Result<Option<(Bytes, Rest)>> {
+        loop {
+            if piece.left == Some(0) {
+                return Ok(None);
+            }
+            let runs = match &source {
+                Source::Followed(follower) if follower.asks() => self.runs().await,
+                Source::Followed(_) | Source::Read(_) => true,
+            };
+            let turn;
+            (source, piece, turn) = self
+                .reading
+                .blocking
+                .run(move || {
+                    let turn = source.step(&mut piece, runs);
+                    (source, piece, turn)
+                })
+                .await;
+            let turn = turn?;
+            let bytes = Bytes::from(std::mem::take(&mut piece.bytes));
+            match turn {
+                Turn::Over if bytes.is_empty() => return Ok(None),
+                Turn::Over => return Ok(Some((bytes, None))),
+                Turn::More | Turn::Until(_) if !bytes.is_empty() => {
+                    return Ok(Some((bytes, Some((self, source, piece)))));
+                }
+                Turn::More => {}
+                Turn::Until(at) => self.wait(at).await?,
+            }
+        }
+    }
+
+    /// Until there is something to read, or that instant.
+    async fn wait(&self, at: Instant) -> io::Result<()> {
+        let timer = self.reading.clock.sleep(at.saturating_duration_since(Instant::now()));
+        let Some(readable) = &self.readable else {
+            timer.await;
+            return Ok(());
+        };
+        let late = async {
+            timer.await;
+            Ok(false)
+        };
+        if smol::future::or(async { readable.readable().await.map(|()| true) }, late).await? {
+            self.reading.clock.sleep(NODE_LOG_PAUSE).await;
+        }
+        Ok(())
+    }
+
+    /// The container runs still, as far as the loop knows.
+    async fn runs(&self) -> bool {
+        self.reading.place(&self.request).await.is_ok_and(|now| now == self.place)
+    }
+}

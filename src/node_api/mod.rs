@@ -1,0 +1,502 @@
+//! The node's own API, on port 10250: what `kubectl logs`, `exec`, `attach`, `port-forward` and `top` come to in the end, and
+//! metrics-server (kubelet `pkg/kubelet/server`).
+//!
+//! ```text
+//!     API server ─► TLS ─► who is it (certificate, TokenReview), may he (SubjectAccessReview) ─► what does he ask
+//!        /pods /runningpods/ /metrics /healthz           ─► a question for the loop
+//!        /metrics/resource /stats/summary                ─► one look at the runtime's counters, one at a time
+//!        /containerLogs/NAMESPACE/POD/CONTAINER          ─► where it is, from the loop; read on a thread, piece by piece
+//!        /exec /attach /portForward                      ─► the runtime's URL, from the loop; upgraded, then spliced
+//!        /run /configz
+//! ```
+//!
+//! A connection has one request. The loop owns the state: each request becomes questions for it (`server::Query`). Nothing is
+//! done while nobody asks.
+//!
+//! Differs from the kubelet: HTTP/1.1 alone, a connection for each request; no `/logs/`, `/debug/`, `/checkpoint`,
+//! `/metrics/cadvisor` and `/metrics/probes`; a WebSocket is passed to the runtime as it is, so that the node does not declare
+//! `ExtendWebSocketsToKubelet` and the API server translates to SPDY.
+//!
+//! `request`, `known` and `stats` are PURE.
+
+mod auth;
+mod known;
+mod logs;
+mod question;
+mod request;
+pub(crate) mod stats;
+mod tls;
+mod upgrade;
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::Async;
+use futures_rustls::TlsAcceptor;
+use futures_rustls::server::TlsStream;
+use hyper::body::Incoming;
+use hyper::http::request::Parts;
+use hyper::{Request, Response, StatusCode};
+use smol::LocalExecutor;
+use smol::channel::{Receiver, Sender};
+use smol::lock::{Semaphore, SemaphoreGuardArc};
+
+use crate::blocking::{Blocking, unblock_apart};
+use crate::clock::SharedClock;
+use crate::config::NodeApi;
+use crate::kube::Client;
+use crate::limits::{
+    HEALTHZ_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
+    NODE_HEAD_BYTES_MAX, NODE_KEEPALIVE, NODE_REQUEST_TIME, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES,
+    SERVER_BACKLOG, SERVER_BUFFER_BYTES,
+};
+use crate::metrics::NodeApiUse;
+use crate::model::Mono;
+use crate::server::{self, Answer, Asker, Body, Handler, Held, Query, Question, STOPPING};
+use crate::stream::{Duplex, stream};
+use auth::{Gate, Shown};
+use logs::Reading;
+pub use question::{CommandStreams, NodeQuestion, Target};
+use request::{JSON, Refusal, Route, TEXT, route};
+pub use tls::Issued;
+use tls::{Files, Loaded, Serving};
+use upgrade::Backend;
+pub(crate) use upgrade::answer as upgrade_answer;
+
+impl Duplex for TlsStream<Async<TcpStream>> {}
+
+/// The bound ports, and the certificates that were found.
+pub struct Listening {
+    api: Async<TcpListener>,
+    healthz: Option<Async<TcpListener>>,
+    address: SocketAddr,
+    files: Files,
+    loaded: Loaded,
+    serving: Serving,
+}
+
+impl Listening {
+    /// Binds the ports, and reads or makes the certificate, for these names and addresses; what the cluster has `issued` takes
+    /// its place as soon as it is there. I/O, blocking.
+    ///
+    /// # Errors
+    /// One sentence that names the port or the file, and the mend.
+    pub fn bind(
+        settings: &NodeApi,
+        root: &Path,
+        names: Vec<String>,
+        issued: Option<Issued>,
+    ) -> Result<Self, String> {
+        let files = Files::new(settings, root, names, issued);
+        let loaded = files.load()?;
+        let serving = loaded.serving(&files)?;
+        let address = SocketAddr::new(settings.address, settings.port);
+        let api = listen(address).map_err(|error| {
+            format!("node API {address}: {error}; is a kubelet here? choose another with --port or --address")
+        })?;
+        let address = api.get_ref().local_addr().unwrap_or(address);
+        let healthz = settings.healthz.map(|address| {
+            listen(address).map_err(|error| {
+                format!("healthz {address}: {error}; choose another with healthzPort, 0: none")
+            })
+        });
+        Ok(Self { api, healthz: healthz.transpose()?, address, files, loaded, serving })
+    }
+
+    /// The port, as the Node object says it (`status.daemonEndpoints`).
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// Where this machine itself reaches it.
+    pub(crate) fn own_address(&self) -> SocketAddr {
+        let ip = match self.address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        };
+        SocketAddr::new(ip, self.port())
+    }
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<Async<TcpListener>> {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    // An agent that begins anew need not wait for connections of the one before.
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &address)?;
+    net::listen(&socket, SERVER_BACKLOG)?;
+    Async::new(TcpListener::from(socket))
+}
+
+/// What the API is put together from.
+pub struct Needs {
+    /// The settings.
+    pub settings: NodeApi,
+    /// The node's name.
+    pub node: Box<str>,
+    /// The settings as `/configz` shows them.
+    pub configz: String,
+    /// Who is asked who somebody is.
+    pub client: Client,
+    /// Where the loop takes its questions.
+    pub queries: Sender<Query>,
+    /// Where logs are read.
+    pub blocking: Rc<Blocking>,
+    /// Runs a task for each connection.
+    pub executor: Rc<LocalExecutor<'static>>,
+    /// The machine's clock.
+    pub clock: SharedClock,
+    /// Counts what it holds.
+    pub held: NodeApiUse,
+}
+
+/// Serves the ports; ends with the executor.
+pub async fn run(listening: Listening, needs: Needs) {
+    let Listening { api, healthz, files, loaded, serving, .. } = listening;
+    let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
+    let asker = Asker::new(queries);
+    let shared = Rc::new(Api {
+        gate: Gate::new(client, clock.clone(), settings, node, &held),
+        reading: Reading { asker: asker.clone(), blocking, clock: clock.clone() },
+        configz,
+        tls: Tls {
+            files,
+            loaded: RefCell::new(loaded),
+            serving: RefCell::new(serving),
+            looked: Cell::new(clock.now().mono),
+            looking: Arc::new(Semaphore::new(1)),
+        },
+        streams: Arc::new(Semaphore::new(NODE_STREAMS_MAX)),
+        clock: clock.clone(),
+    });
+    let of_api = accept(&api, NODE_CONNECTIONS_MAX, &executor, &clock, |socket, stranger| {
+        let (shared, open) = (shared.clone(), held.connections.enter());
+        async move {
+            let _open = open;
+            shared.serve(socket, stranger).await;
+        }
+    });
+    let of_healthz = async {
+        match &healthz {
+            Some(listener) => {
+                let serve = |socket, stranger: Stranger| {
+                    let served = serve_healthz(socket, asker.clone(), clock.clone());
+                    async move { smol::future::or(served, stranger.in_the_way()).await }
+                };
+                accept(listener, HEALTHZ_CONNECTIONS_MAX, &executor, &clock, serve).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    smol::future::or(of_api, of_healthz).await;
+}
+
+/// A connection that nobody was let in by yet, and that makes room for others.
+struct Stranger {
+    told: Receiver<Infallible>,
+    let_in: Cell<bool>,
+}
+
+impl Stranger {
+    /// Ends when its place is wanted, which it never is once somebody was let in.
+    async fn in_the_way(&self) {
+        // Nothing is ever sent: this ends when the sender goes.
+        let _ = self.told.recv().await;
+        if self.let_in.get() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    fn is_let_in(&self) {
+        self.let_in.set(true);
+        self.told.close();
+    }
+}
+
+/// Accepts connections, so many at once, and has each served by a task of its own.
+async fn accept<F: Future<Output = ()> + 'static>(
+    listener: &Async<TcpListener>,
+    connections_max: usize,
+    executor: &LocalExecutor<'static>,
+    clock: &SharedClock,
+    serve: impl Fn(Async<TcpStream>, Stranger) -> F,
+) {
+    let slots = Arc::new(Semaphore::new(connections_max));
+    let mut strangers: VecDeque<Sender<Infallible>> = VecDeque::with_capacity(connections_max);
+    let mut told = None;
+    loop {
+        let socket = match listener.accept().await {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
+                if told.replace(error.kind()) != Some(error.kind()) {
+                    log::warn!("node API: {error}; trying again every second");
+                }
+                clock.sleep(Duration::from_secs(1)).await;
+                continue;
+            }
+        };
+        watch_over(socket.get_ref());
+        // Closed: it is gone, or somebody was let in.
+        strangers.retain(|stranger| !stranger.is_closed());
+        let slot: SemaphoreGuardArc = if let Some(slot) = slots.try_acquire_arc() {
+            slot
+        } else {
+            strangers.pop_front();
+            slots.acquire_arc().await
+        };
+        let (stranger, told) = smol::channel::bounded(1);
+        strangers.push_back(stranger);
+        let served = serve(socket, Stranger { told, let_in: Cell::new(false) });
+        executor
+            .spawn(async move {
+                served.await;
+                drop(slot);
+            })
+            .detach();
+    }
+}
+
+/// Has the kernel find out when the other end is gone without a word. What it refuses is not missed before that.
+fn watch_over(socket: &TcpStream) {
+    use rustix::net::sockopt;
+    let _ = socket.set_nodelay(true);
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, NODE_KEEPALIVE);
+    let _ = sockopt::set_tcp_keepintvl(socket, NODE_KEEPALIVE);
+    let _ = sockopt::set_tcp_keepcnt(socket, 3);
+    // Of one that data is on its way to nothing is asked.
+    let _ = sockopt::set_tcp_user_timeout(socket, 3 * millis(NODE_KEEPALIVE));
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
+}
+
+/// `/healthz`, without TLS, for whoever asks there.
+async fn serve_healthz(socket: Async<TcpStream>, asker: Asker, clock: SharedClock) {
+    let handler: Handler = Box::new(move |request| {
+        let asker = asker.clone();
+        Box::pin(async move {
+            match route(request.method().as_str(), request.uri().path(), "") {
+                Ok(Route::Ask(question @ Question::Health, kind)) => {
+                    let answer = asker.ask(&question).await;
+                    asker.response(answer, kind, Held::default())
+                }
+                Err(refusal @ (405, _)) => refused(refusal),
+                Ok(_) | Err(_) => refused((404, "404 page not found\n".to_owned())),
+            }
+        })
+    });
+    let served = async {
+        server::serve(stream(socket).into_inner(), SERVER_BUFFER_BYTES, handler).await;
+    };
+    smol::future::or(served, clock.sleep(NODE_REQUEST_TIME)).await;
+}
+
+/// What all connections share.
+struct Api {
+    gate: Gate,
+    reading: Reading,
+    configz: String,
+    tls: Tls,
+    /// The right to last.
+    streams: Arc<Semaphore>,
+    clock: SharedClock,
+}
+
+/// The certificates, which are followed when their files change.
+struct Tls {
+    files: Files,
+    loaded: RefCell<Loaded>,
+    serving: RefCell<Serving>,
+    looked: Cell<Mono>,
+    /// The turn to look: files may lie on a disk that hangs.
+    looking: Arc<Semaphore>,
+}
+
+impl Tls {
+    /// Those of the files, as they were `NODE_FILES_PERIOD` ago or later.
+    async fn now(&self, clock: &SharedClock) -> Serving {
+        let now = clock.now().mono;
+        // What the cluster issues is there for the first that connects after it.
+        let period =
+            if self.loaded.borrow().makeshift().is_some() { Duration::ZERO } else { NODE_FILES_PERIOD };
+        if now.since(self.looked.get()) >= period
+            && let Some(turn) = self.looking.try_acquire_arc()
+        {
+            self.looked.set(now);
+            let files = self.files.clone();
+            let load = unblock_apart(move || {
+                let _turn = turn;
+                files.load()
+            });
+            let late = async {
+                clock.sleep(NODE_HANDSHAKE_TIME).await;
+                Err(std::io::ErrorKind::TimedOut.into())
+            };
+            let loaded = smol::future::or(load, late).await;
+            let loaded = loaded.map_err(|error| error.to_string()).and_then(|loaded| loaded);
+            let renewed = loaded.and_then(|loaded| {
+                if *self.loaded.borrow() == loaded {
+                    return Ok(());
+                }
+                if let Some(why) = loaded.makeshift()
+                    && self.loaded.borrow().makeshift().is_none()
+                {
+                    return Err(why.to_owned());
+                }
+                self.serving.replace(loaded.serving(&self.files)?);
+                self.loaded.replace(loaded);
+                log::info!("node API: the certificates in its files are others now");
+                Ok(())
+            });
+            if let Err(why) = renewed {
+                log::warn!("node API: {why}; it goes on with the certificates that it has");
+            }
+        }
+        self.serving.borrow().clone()
+    }
+}
+
+/// What one connection has.
+struct Own {
+    shown: Shown,
+    stranger: Stranger,
+    /// It lasts for as long as both ends want.
+    unhurried: RefCell<Option<SemaphoreGuardArc>>,
+    /// What it was upgraded to.
+    backend: RefCell<Option<Backend>>,
+    held: Held,
+}
+
+impl Api {
+    /// Serves one connection to its end.
+    async fn serve(self: Rc<Self>, socket: Async<TcpStream>, stranger: Stranger) {
+        let serving = self.tls.now(&self.clock).await;
+        let late = async {
+            self.clock.sleep(NODE_HANDSHAKE_TIME).await;
+            Err(std::io::ErrorKind::TimedOut.into())
+        };
+        let accepted = TlsAcceptor::from(serving.config).accept(socket);
+        let in_the_way = async {
+            stranger.in_the_way().await;
+            Err(std::io::ErrorKind::ConnectionAborted.into())
+        };
+        let tls = match smol::future::or(smol::future::or(accepted, late), in_the_way).await {
+            Ok(mut tls) => {
+                tls.get_mut().1.set_buffer_limit(Some(NODE_TLS_OUT_BYTES));
+                tls
+            }
+            Err(error) => {
+                log::debug!("node API: TLS: {error}");
+                return;
+            }
+        };
+        let own = Rc::new(Own {
+            shown: Shown::of(serving.clients.as_deref(), tls.get_ref().1.peer_certificates()),
+            stranger,
+            unhurried: RefCell::default(),
+            backend: RefCell::default(),
+            held: Held::default(),
+        });
+        let (api, of_handler) = (self.clone(), own.clone());
+        let handler: Handler = Box::new(move |request| {
+            let (api, own) = (api.clone(), of_handler.clone());
+            Box::pin(async move { api.respond(&own, request).await.unwrap_or_else(refused) })
+        });
+        let served =
+            async { Some(server::serve(stream(tls).into_inner(), NODE_HEAD_BYTES_MAX, handler).await) };
+        let late = async {
+            self.clock.sleep(NODE_REQUEST_TIME).await;
+            if own.unhurried.borrow().is_some() {
+                std::future::pending::<()>().await;
+            }
+            None
+        };
+        let in_the_way = async {
+            own.stranger.in_the_way().await;
+            None
+        };
+        let served = smol::future::or(smol::future::or(served, late), in_the_way).await;
+        let backend = own.backend.take();
+        match (served, backend) {
+            (Some((client, already)), Some(backend)) => upgrade::splice(client, already, backend).await,
+            // hyper leaves open what was to be upgraded, and was not.
+            (Some((mut client, _)), None) => upgrade::close(&mut client).await,
+            (None, _) => {}
+        }
+    }
+
+    async fn respond(&self, own: &Own, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+        let (head, _) = request.into_parts();
+        let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
+        self.gate.admit(&own.shown, &head.method, path, &head.headers).await?;
+        own.stranger.is_let_in();
+        let asker = self.reading.asker.clone();
+        match route(head.method.as_str(), path, query)? {
+            Route::Ask(question, kind) => {
+                let answer = asker.ask_in_turn(&question, &own.held).await;
+                Ok(asker.response(answer, kind, own.held.clone()))
+            }
+            Route::Measure(question, kind) => {
+                let question = Question::Node(Box::new(question));
+                let answer = asker.ask_alone(&question, &own.held).await;
+                Ok(asker.response(answer, kind, own.held.clone()))
+            }
+            Route::Config => Ok(server::text(StatusCode::OK, JSON, self.configz.clone())),
+            Route::Log(request) => {
+                self.lasts(own)?;
+                self.reading.clone().show(request).await
+            }
+            Route::Run(question) => {
+                self.lasts(own)?;
+                let answer = asker.ask(&Question::Node(Box::new(question))).await;
+                Ok(asker.response(answer, TEXT, own.held.clone()))
+            }
+            Route::Stream(question) => self.upgrade(own, question, &head).await,
+        }
+    }
+
+    /// The connection may last, if there is room for one more.
+    fn lasts(&self, own: &Own) -> Result<(), Refusal> {
+        let full = || (429, "too many logs, commands and forwarded ports at once; try again\n".to_owned());
+        own.unhurried.replace(Some(self.streams.try_acquire_arc().ok_or_else(full)?));
+        Ok(())
+    }
+
+    async fn upgrade(
+        &self,
+        own: &Own,
+        question: NodeQuestion,
+        head: &Parts,
+    ) -> Result<Response<Body>, Refusal> {
+        if !upgrade::is_wanted(&head.headers) {
+            return Err((400, "Upgrade request required".to_owned()));
+        }
+        // The runtime and its streaming server have times of their own.
+        self.lasts(own)?;
+        match self.reading.asker.ask(&Question::Node(Box::new(question))).await {
+            Some(Answer::Found(url)) => {
+                let (response, backend) = upgrade::open(&url, head).await?;
+                own.backend.replace(backend);
+                Ok(response)
+            }
+            Some(Answer::Refused(status, why)) => Err((status, why)),
+            Some(_) | None => Err((503, STOPPING.to_owned())),
+        }
+    }
+}
+
+fn refused((status, why): Refusal) -> Response<Body> {
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    server::text(status, TEXT, why)
+}

@@ -1,0 +1,311 @@
+//! TLS of the node's own API: its certificate, its key, and the authorities behind clients' certificates.
+//!
+//! A client is let in with any certificate or none, as the kubelet lets it (`tls.RequestClientCert`): that it has the key is
+//! proven in the handshake, whose certificate it is is looked at with its request, which then has an answer.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use futures_rustls::pki_types::pem::PemObject as _;
+use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use futures_rustls::rustls::client::danger::HandshakeSignatureValid;
+use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use futures_rustls::rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
+use futures_rustls::rustls::{
+    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+};
+use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
+
+use crate::config::NodeApi;
+use crate::limits::NODE_FILE_BYTES_MAX;
+use crate::store::file::replace;
+use crate::tls::certificates;
+use crate::x509::pem;
+
+/// Where the files are.
+#[derive(Clone, Debug)]
+pub(super) struct Files {
+    /// Certificate and key, which may be ours to make.
+    certificate: PathBuf,
+    key: PathBuf,
+    /// Whose the certificate is when we sign it ourselves.
+    own: Option<Vec<String>>,
+    client_ca: Option<PathBuf>,
+    /// Those that take the place of these as soon as they are there.
+    issued: Option<Box<Files>>,
+}
+
+/// What a cluster gives a node for its API.
+pub struct Issued {
+    /// Certificate and key, in one file.
+    pub certificate: PathBuf,
+    /// The authorities behind clients' certificates, where it gives them.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// What stands in them.
+#[derive(PartialEq, Eq)]
+pub(super) struct Loaded {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    client_ca: Option<Vec<u8>>,
+    /// Others are waited for, because of this.
+    makeshift: Option<String>,
+}
+
+/// What a connection is accepted with.
+#[derive(Clone)]
+pub(super) struct Serving {
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) clients: Option<Arc<Clients>>,
+}
+
+impl Files {
+    /// Those of the settings, of the cluster, or ours below the state directory for these names and addresses.
+    pub(super) fn new(settings: &NodeApi, root: &Path, names: Vec<String>, issued: Option<Issued>) -> Self {
+        let client_ca = settings.client_ca.clone();
+        let issued = issued.map(|issued| {
+            let Issued { certificate, client_ca: authority } = issued;
+            let client_ca = client_ca.clone().or(authority);
+            let given = settings.certificate.clone();
+            let (certificate, key) = given.unwrap_or_else(|| (certificate.clone(), certificate));
+            Box::new(Self { certificate, key, own: None, client_ca, issued: None })
+        });
+        match settings.certificate.clone() {
+            Some((certificate, key)) => Self { certificate, key, own: None, client_ca, issued },
+            // Not by the kubelet's names: those of a node that is taken over stay as they are.
+            None => Self {
+                certificate: root.join("pki/smolet.crt"),
+                key: root.join("pki/smolet.key"),
+                own: Some(names),
+                client_ca,
+                issued,
+            },
+        }
+    }
+
+    /// Reads them, and makes those that are ours to make. I/O, blocking.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub(super) fn load(&self) -> Result<Loaded, String> {
+        let mut makeshift = None;
+        if let Some(issued) = self.issued.as_deref() {
+            match issued.load().and_then(|loaded| loaded.serving(issued).map(|_| loaded)) {
+                Ok(loaded) => return Ok(loaded),
+                Err(why) => makeshift = Some(why),
+            }
+        }
+        if let Some(names) = &self.own {
+            self.make(names)?;
+        }
+        let client_ca = self.client_ca.as_deref().map(read).transpose()?;
+        Ok(Loaded { certificate: read(&self.certificate)?, key: read(&self.key)?, client_ca, makeshift })
+    }
+
+    /// Makes certificate and key unless there are some for these names. The key stays when only the names are others.
+    ///
+    /// The certificate never ends (the kubelet's: after a year): many a gateway does not know the time when it begins.
+    fn make(&self, names: &[String]) -> Result<(), String> {
+        let mark = format!("# {}\n", names.join(" "));
+        let fail =
+            |path: &Path, why: String| format!("the node's own certificate: {}: {why}", path.display());
+        let found = read(&self.key).ok().and_then(|pem| PrivateKeyDer::from_pem_slice(&pem).ok());
+        if found.is_some() && read(&self.certificate).is_ok_and(|pem| pem.starts_with(mark.as_bytes())) {
+            return Ok(());
+        }
+        let key = match found {
+            Some(key) => KeyPair::try_from(&key),
+            None => KeyPair::generate(),
+        };
+        let key = key.map_err(|error| fail(&self.key, error.to_string()))?;
+        let signed = CertificateParams::new(names.to_vec()).and_then(|mut params| {
+            if let Some(name) = names.first() {
+                params.distinguished_name.push(DnType::CommonName, name.as_str());
+            }
+            params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            params.self_signed(&key)
+        });
+        let signed = signed.map_err(|error| fail(&self.certificate, error.to_string()))?;
+        if let Some(directory) = self.key.parent() {
+            std::fs::create_dir_all(directory).map_err(|error| fail(directory, error.to_string()))?;
+        }
+        for (path, label, head, der) in [
+            (&self.key, "PRIVATE KEY", "", key.serialized_der()),
+            (&self.certificate, "CERTIFICATE", mark.as_str(), &**signed.der()),
+        ] {
+            let text = format!("{head}{}", pem(label, der));
+            replace(path, &path.with_extension("new"), text.as_bytes())
+                .map_err(|error| fail(path, error.to_string()))?;
+        }
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(path).and_then(|file| {
+        let read = file.take(NODE_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
+        if read > NODE_FILE_BYTES_MAX {
+            return Err(io::Error::other(format!("is longer than {NODE_FILE_BYTES_MAX} bytes")));
+        }
+        Ok(())
+    });
+    read.map(|()| bytes).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+impl Loaded {
+    /// Why these are not the ones that are waited for; nothing when they are.
+    pub(super) fn makeshift(&self) -> Option<&str> {
+        self.makeshift.as_deref()
+    }
+
+    /// TLS 1.2 and 1.3 with these, for HTTP/1.1 alone. Nothing of a connection is kept for the next.
+    ///
+    /// # Errors
+    /// A sentence, without a word of the key.
+    pub(super) fn serving(&self, files: &Files) -> Result<Serving, String> {
+        let files = files.issued.as_deref().filter(|_| self.makeshift.is_none()).unwrap_or(files);
+        let at = |path: &Path, why: &str| format!("{}: {why}", path.display());
+        let chain = certificates(&self.certificate)
+            .ok_or_else(|| at(&files.certificate, "holds no certificate in PEM"))?;
+        let key = PrivateKeyDer::from_pem_slice(&self.key)
+            .map_err(|_| at(&files.key, "holds no private key in PEM"))?;
+        let clients = match (&self.client_ca, &files.client_ca) {
+            (Some(pem), Some(path)) => {
+                let clients = Clients::new(pem).map_err(|why| at(path, &why))?;
+                Some(Arc::new(clients))
+            }
+            (None, _) | (_, None) => None,
+        };
+        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("TLS: {error}"))?;
+        let builder = match &clients {
+            Some(clients) => builder.with_client_cert_verifier(clients.clone()),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_single_cert(chain, key).map_err(|error| {
+            at(&files.certificate, &format!("does not go with {}: {error}", files.key.display()))
+        })?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(Serving { config: Arc::new(config), clients })
+    }
+}
+
+/// The authorities behind clients' certificates.
+#[derive(Debug)]
+pub(super) struct Clients(Arc<dyn ClientCertVerifier>);
+
+impl Clients {
+    fn new(pem: &[u8]) -> Result<Self, String> {
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(pem).ok_or("holds no certificate in PEM")? {
+            roots.add(certificate).map_err(|error| error.to_string())?;
+        }
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+        Ok(Self(verifier.build().map_err(|error| error.to_string())?))
+    }
+
+    /// One of them has signed it for a client, and it is valid now.
+    pub(super) fn verify(&self, own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> bool {
+        // A clock before 1970 is one that nobody has set: nothing is valid yet.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let verified = self.0.verify_client_cert(own, others, UnixTime::since_unix_epoch(now));
+        if let Err(error) = &verified {
+            log::debug!("node API: a client's certificate proves nothing: {error}");
+        }
+        verified.is_ok()
+    }
+}
+
+impl ClientCertVerifier for Clients {
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.0.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        Ok(ClientCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
+    use super::*;
+
+    #[test]
+    fn a_certificate_of_its_own_is_made_once_and_for_other_names_anew_with_the_same_key() {
+        let root = std::env::temp_dir().join(format!("smolet-node-api-{}", std::process::id()));
+        let files = |names: &[&str]| Files {
+            certificate: root.join("pki/smolet.crt"),
+            key: root.join("pki/smolet.key"),
+            own: Some(names.iter().map(|&name| name.to_owned()).collect()),
+            client_ca: None,
+            issued: None,
+        };
+        let first = files(&["gw", "10.0.0.2"]).load().unwrap();
+        assert!(first.serving(&files(&[])).is_ok());
+        let mode = std::fs::metadata(root.join("pki/smolet.key")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert!(files(&["gw", "10.0.0.2"]).load().unwrap() == first, "as it was");
+        let second = files(&["gw", "10.0.0.3"]).load().unwrap();
+        assert!(second.certificate != first.certificate && second.key == first.key);
+        std::fs::write(root.join("pki/smolet.key"), "damaged").unwrap();
+        let third = files(&["gw", "10.0.0.3"]).load().unwrap();
+        assert!(third.key != second.key && third.serving(&files(&[])).is_ok(), "a damaged one is replaced");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_named() {
+        let path = PathBuf::from("/nowhere/at.crt");
+        let (certificate, key) = (path.clone(), path.clone());
+        let files = Files { certificate, key, own: None, client_ca: Some(path), issued: None };
+        assert!(files.load().err().unwrap().starts_with("/nowhere/at.crt: "));
+        let (certificate, key) = (b"x".to_vec(), b"secret".to_vec());
+        let loaded = Loaded { certificate, key, client_ca: None, makeshift: None };
+        let why = loaded.serving(&files).err().unwrap();
+        assert_eq!(why, "/nowhere/at.crt: holds no certificate in PEM");
+        assert!(Clients::new(b"").is_err());
+    }
+}

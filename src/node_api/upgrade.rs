@@ -1,0 +1,245 @@
+//! Upgraded connections: what the client asks for (SPDY/3.1, WebSocket) is asked of the runtime's streaming server, whose
+//! answer is passed on; from then on bytes go both ways (`proxyStream`).
+
+use std::io;
+use std::net::TcpStream;
+
+use async_io::{Async, Timer};
+
+use hyper::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use hyper::http::request::Parts;
+use hyper::{Response, StatusCode};
+use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+
+use super::request::{Refusal, TEXT};
+use crate::limits::{
+    NODE_CLOSE_TIME, NODE_REFUSAL_BYTES_MAX, NODE_SPLICE_BYTES, STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME,
+};
+use crate::server::{Body, text};
+use crate::stream::Duplex;
+use crate::streaming::upgrade::Target;
+
+/// What of the client's head is passed on. Nothing else: no token of his is the runtime's business.
+const PASSED: [HeaderName; 9] = [
+    HeaderName::from_static("connection"),
+    HeaderName::from_static("upgrade"),
+    HeaderName::from_static("x-stream-protocol-version"),
+    HeaderName::from_static("sec-websocket-key"),
+    HeaderName::from_static("sec-websocket-version"),
+    HeaderName::from_static("sec-websocket-protocol"),
+    HeaderName::from_static("sec-websocket-extensions"),
+    HeaderName::from_static("origin"),
+    HeaderName::from_static("user-agent"),
+];
+
+/// The other end, and what it said behind its answer.
+pub(super) struct Backend {
+    socket: Async<TcpStream>,
+    said: Vec<u8>,
+}
+
+/// Whether the client asks for an upgrade (`httpstream.IsUpgradeRequest`). PURE.
+pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
+    let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    connection.any(|value| value.to_ascii_lowercase().contains("upgrade")) && headers.contains_key(UPGRADE)
+}
+
+/// Asks the streaming server at `url` for what the client asks; its answer, and the connection when that is an upgrade.
+///
+/// # Errors
+/// It cannot be reached, or does not answer within `STREAM_OPEN_TIME`.
+pub(super) async fn open(url: &str, request: &Parts) -> Result<(Response<Body>, Option<Backend>), Refusal> {
+    let failed = |why: String| (502, format!("the runtime's streaming server: {why}\n"));
+    let target = Target::parse(url).map_err(|why| (502, format!("{why}\n")))?;
+    let late = async {
+        Timer::after(STREAM_OPEN_TIME).await;
+        Err(format!("no answer within {} s", STREAM_OPEN_TIME.as_secs()))
+    };
+    smol::future::or(ask(&target, request), late).await.map_err(failed)
+}
+
+async fn ask(target: &Target<'_>, request: &Parts) -> Result<(Response<Body>, Option<Backend>), String> {
+    let words = |error: io::Error| error.to_string();
+    let mut socket = Async::<TcpStream>::connect(target.address).await.map_err(words)?;
+    // A keystroke goes out at once.
+    socket.get_ref().set_nodelay(true).map_err(words)?;
+    socket.write_all(&head(target, request)).await.map_err(words)?;
+    let mut bytes = vec![0; STREAM_HEAD_BYTES_MAX];
+    let mut filled = 0;
+    let (status, headers, end) = loop {
+        let read = socket.read(&mut bytes[filled..]).await.map_err(words)?;
+        filled += read;
+        if let Some(answer) = answer(&bytes[..filled])? {
+            break answer;
+        }
+        if read == 0 {
+            return Err("it closed the connection".to_owned());
+        }
+    };
+    bytes.truncate(filled);
+    let mut said = bytes.split_off(end);
+    if status == StatusCode::SWITCHING_PROTOCOLS {
+        let mut response = text(status, TEXT, String::new());
+        *response.headers_mut() = headers;
+        return Ok((response, Some(Backend { socket, said })));
+    }
+    let length = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
+    let wanted = length.unwrap_or(NODE_REFUSAL_BYTES_MAX).min(NODE_REFUSAL_BYTES_MAX);
+    let mut piece = [0; 512];
+    while said.len() < wanted {
+        match socket.read(&mut piece).await {
+            Ok(0) | Err(_) => break,
+            Ok(read) => said.extend_from_slice(&piece[..read]),
+        }
+    }
+    said.truncate(wanted);
+    Ok((text(status, TEXT, String::from_utf8_lossy(&said).into_owned()), None))
+}
+
+/// The head that the streaming server gets. PURE.
+fn head(target: &Target<'_>, request: &Parts) -> Vec<u8> {
+    let mut head =
+        format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, target.path, target.host).into_bytes();
+    for name in &PASSED {
+        for value in request.headers.get_all(name) {
+            head.extend_from_slice(name.as_str().as_bytes());
+            head.extend_from_slice(b": ");
+            head.extend_from_slice(value.as_bytes());
+            head.extend_from_slice(b"\r\n");
+        }
+    }
+    head.extend_from_slice(b"Content-Length: 0\r\n\r\n");
+    head
+}
+
+/// Status and headers of an answer, and where its head ends; nothing as long as it is not all there. PURE.
+pub(crate) fn answer(bytes: &[u8]) -> Result<Option<(StatusCode, HeaderMap, usize)>, String> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
+        return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };
+    };
+    let no_http = || "it does not speak HTTP".to_owned();
+    let head = std::str::from_utf8(&bytes[..end]).map_err(|_| no_http())?;
+    let mut lines = head.split("\r\n");
+    let first = lines.next().unwrap_or_default();
+    let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5));
+    let status =
+        status.and_then(|status| StatusCode::from_bytes(status.as_bytes()).ok()).ok_or_else(no_http)?;
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let (name, value) = line.split_once(':').ok_or_else(no_http)?;
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| no_http())?;
+        let value = HeaderValue::from_str(value.trim()).map_err(|_| no_http())?;
+        headers.append(name, value);
+    }
+    Ok(Some((status, headers, end + 4)))
+}
+
+/// Moves bytes both ways until one side has no more, as the kubelet's does. `already`: what the client has sent by now.
+pub(super) async fn splice(client: Box<dyn Duplex>, already: Vec<u8>, backend: Backend) {
+    let (mut client_in, mut client_out) = smol::io::split(client);
+    let Backend { socket, said } = backend;
+    let there = async {
+        let mut socket = &socket;
+        let _ = copy(&already, &mut client_in, &mut socket).await;
+    };
+    let back = async {
+        let mut socket = &socket;
+        let _ = copy(&said, &mut socket, &mut client_out).await;
+    };
+    // Whichever has ended first ends it: a side that sends no more reads no more either, in what is spoken here.
+    smol::future::or(back, there).await;
+    close(&mut client_out).await;
+}
+
+/// TLS says good-bye; nobody waits long for a client that does not read.
+pub(super) async fn close(client: &mut (impl AsyncWrite + Unpin)) {
+    let close = async {
+        let _ = client.close().await;
+    };
+    let late = async {
+        Timer::after(NODE_CLOSE_TIME).await;
+    };
+    smol::future::or(close, late).await;
+}
+
+async fn copy(
+    already: &[u8],
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    to.write_all(already).await?;
+    let mut buffer = vec![0; NODE_SPLICE_BYTES];
+    loop {
+        to.flush().await?;
+        let read = from.read(&mut buffer).await?;
+        if read == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..read]).await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::Request;
+
+    use super::*;
+
+    fn parts(headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::post("/exec/default/web/app?command=ls");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn the_runtime_gets_the_upgrade_and_no_token() {
+        let parts = parts(&[
+            ("Authorization", "Bearer secret"),
+            ("Connection", "Upgrade"),
+            ("Upgrade", "SPDY/3.1"),
+            ("X-Stream-Protocol-Version", "v4.channel.k8s.io"),
+            ("X-Stream-Protocol-Version", "channel.k8s.io"),
+            ("X-Other", "y"),
+        ]);
+        assert!(is_wanted(&parts.headers));
+        let target = Target::parse("http://127.0.0.1:1/exec/t").unwrap();
+        assert_eq!(
+            String::from_utf8(head(&target, &parts)).unwrap(),
+            "POST /exec/t HTTP/1.1\r\nHost: 127.0.0.1:1\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\
+             x-stream-protocol-version: v4.channel.k8s.io\r\nx-stream-protocol-version: channel.k8s.io\r\n\
+             Content-Length: 0\r\n\r\n"
+        );
+    }
+
+    #[test]
+    fn an_upgrade_is_wanted_with_both_headers() {
+        for (headers, wanted) in [
+            (&[("Connection", "keep-alive, Upgrade"), ("Upgrade", "websocket")][..], true),
+            (&[("Connection", "Upgrade")], false),
+            (&[("Upgrade", "SPDY/3.1")], false),
+            (&[], false),
+        ] {
+            assert_eq!(is_wanted(&parts(headers).headers), wanted, "{headers:?}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_read_once_it_is_all_there() {
+        let whole = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\nX-A: b\r\nX-A:c\r\n\r\nrest";
+        for cut in 0..whole.len() - 4 {
+            assert_eq!(answer(&whole[..cut]), Ok(None), "cut at {cut}");
+        }
+        let (status, headers, end) = answer(whole).unwrap().unwrap();
+        assert_eq!((status.as_u16(), &whole[end..]), (101, &b"rest"[..]));
+        assert_eq!(headers.get_all("x-a").iter().collect::<Vec<_>>(), ["b", "c"]);
+        for wrong in
+            ["SSH-2.0\r\n\r\n", "HTTP/1.1\r\n\r\n", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\nx\r\n\r\n"]
+        {
+            assert!(answer(wrong.as_bytes()).is_err(), "{wrong:?}");
+        }
+        assert!(answer(&vec![b'x'; STREAM_HEAD_BYTES_MAX]).is_err());
+    }
+}

@@ -1,0 +1,89 @@
+//! The API server's pods on their way to the disk, and back from there when the server is away at the start.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use smol::channel::Sender;
+
+use super::api::ApiPods;
+use super::decode::Node;
+use super::identity::NodeName;
+use super::{API, SourceUpdate};
+use crate::clock::SharedClock;
+use crate::kube::Follower as _;
+use crate::limits::KEPT_TREES_BYTES_MAX;
+use crate::model::PodUid;
+use crate::store::keep::tree;
+
+/// The objects of pods that are new or changed, as they are kept. They wait here until the loop has taken the pods of them
+/// over; nothing of them is held afterwards.
+#[derive(Clone)]
+pub struct Trees {
+    trees: Rc<RefCell<BTreeMap<PodUid, Vec<u8>>>>,
+    /// Bounded by one: the server was not reached.
+    failed: Sender<()>,
+}
+
+impl Trees {
+    /// `failed`, which holds one, is told when the server cannot be followed.
+    pub fn new(failed: Sender<()>) -> Self {
+        Self { trees: Rc::default(), failed }
+    }
+
+    pub(super) fn put(&self, uid: &PodUid, object: &Node) {
+        let bytes = tree::encode(object);
+        let mut trees = self.trees.borrow_mut();
+        trees.remove(uid);
+        let waiting: usize = trees.values().map(Vec::len).sum();
+        if waiting + bytes.len() <= KEPT_TREES_BYTES_MAX {
+            trees.insert(uid.clone(), bytes);
+        } else {
+            log::warn!("pod {uid}: there is no room to keep it; after a restart it waits for the server");
+        }
+    }
+
+    pub(super) fn remove(&self, uid: &PodUid) {
+        self.trees.borrow_mut().remove(uid);
+    }
+
+    /// How many wait, and their bytes.
+    pub fn held(&self) -> (usize, usize) {
+        let trees = self.trees.borrow();
+        (trees.len(), trees.values().map(Vec::len).sum())
+    }
+
+    /// The pod's object, if it is new.
+    pub fn take(&self, uid: &PodUid) -> Option<Vec<u8>> {
+        self.trees.borrow_mut().remove(uid)
+    }
+
+    pub(super) fn failed(&self) {
+        // Full: it is known.
+        let _ = self.failed.try_send(());
+    }
+}
+
+/// The pods that were kept, as an update that is not complete: nothing ends for what is not in it.
+pub fn update(node: &NodeName, clock: SharedClock, pods: Vec<Vec<u8>>) -> SourceUpdate {
+    let (updates, told) = smol::channel::bounded(1);
+    let (failed, _) = smol::channel::bounded(1);
+    let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed));
+    // One at a time: a tree takes ten times what its bytes do.
+    for bytes in pods {
+        if let Ok(object) = tree::decode(&bytes) {
+            source.is_there(object);
+        }
+    }
+    source.settled();
+    let update = told.try_recv().unwrap_or_else(|_| SourceUpdate {
+        source: API,
+        pods: Vec::new(),
+        objects: Vec::new(),
+        problems: Vec::new(),
+        complete: false,
+        held: super::Held::default(),
+        server: super::ServerPods::default(),
+    });
+    SourceUpdate { complete: false, ..update }
+}

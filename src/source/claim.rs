@@ -1,0 +1,156 @@
+//! What a claim of a persistent volume, and that volume, have for a pod of this node, in the words of the kubelet where they have
+//! nothing (`getPVCExtractPV`, `getPVSpec`). PURE.
+//!
+//! Read by hand: the whole types would cost the binary their code.
+
+use super::decode::{Node, Path, typed};
+use crate::limits::CLAIM_PATH_BYTES_MAX;
+use crate::model::object::ClaimedVolume;
+
+/// A claim that has its volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The claim's UID.
+    pub uid: Box<str>,
+    /// The name of its volume.
+    pub volume: Box<str>,
+}
+
+fn text<'a>(object: &'a Node, path: &[&str]) -> &'a str {
+    let found = path.iter().try_fold(object, |at, field| at.field(field));
+    found.and_then(Node::text).unwrap_or_default()
+}
+
+/// The volume that the claim is bound to.
+///
+/// # Errors
+/// Why a pod cannot have it yet.
+pub fn bound(claim: &Node) -> Result<Bound, String> {
+    if !text(claim, &["metadata", "deletionTimestamp"]).is_empty() {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let volume = text(claim, &["spec", "volumeName"]);
+    if text(claim, &["status", "phase"]) != "Bound" || volume.is_empty() {
+        return Err("PVC is not bound".to_owned());
+    }
+    Ok(Bound { uid: text(claim, &["metadata", "uid"]).into(), volume: volume.into() })
+}
+
+/// The volume of that claim, as a path of the node.
+///
+/// # Errors
+/// Why it is not the claim's, or none that this version mounts.
+pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
+    let name = &claim.volume;
+    let Some(reference) = volume.field("spec").and_then(|spec| spec.field("claimRef")) else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    let uid = text(reference, &["uid"]);
+    if uid != &*claim.uid {
+        return Err(format!(
+            "found PV object {name} but its pv.Spec.ClaimRef.UID {uid} does not point to claim.UID {}",
+            claim.uid
+        ));
+    }
+    if text(volume, &["spec", "volumeMode"]) == "Block" {
+        return Err(format!("volume {name} has volumeMode Block, but is specified in volumeMounts"));
+    }
+    let of = |kind: &str| volume.field("spec").and_then(|spec| spec.field(kind));
+    let (path, kind) = match (of("hostPath"), of("local")) {
+        (Some(host), _) => (text(host, &["path"]), text(host, &["type"])),
+        // A local volume is a directory that is there; a device would have to be formatted.
+        (None, Some(local)) => (text(local, &["path"]), "Directory"),
+        (None, None) => {
+            return Err(format!(
+                "failed to get Plugin from volumeSpec for volume {name:?} err=no volume plugin matched"
+            ));
+        }
+    };
+    let parts = || path.split('/').any(|part| part == "..");
+    if !path.starts_with('/') || parts() || path.len() > CLAIM_PATH_BYTES_MAX {
+        return Err(format!(
+            "volume {name} has a path that is none of a node: it must be absolute, without .."
+        ));
+    }
+    let nodes = of("nodeAffinity").and_then(|affinity| affinity.field("required"));
+    let nodes = match nodes.map(|nodes| typed::read_known(nodes, Path::default())) {
+        None => None,
+        Some(Ok(nodes)) => Some(nodes),
+        // The server has checked it: what cannot be read is of a later version.
+        Some(Err(_)) => return Err(format!("volume {name} has a nodeAffinity that cannot be read")),
+    };
+    Ok(ClaimedVolume { name: name.clone(), path: path.into(), kind: kind.into(), nodes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn tree(value: &Value) -> Node {
+        crate::kube::json::read(value.to_string().as_bytes()).expect("JSON")
+    }
+
+    #[test]
+    fn only_a_bound_claim_has_a_volume() {
+        let claim = |change: &dyn Fn(&mut Value)| {
+            let mut claim =
+                json!({"metadata": {"uid": "u"}, "spec": {"volumeName": "pv"}, "status": {"phase": "Bound"}});
+            change(&mut claim);
+            bound(&tree(&claim)).map(|bound| bound.volume.to_string())
+        };
+        assert_eq!(claim(&|_| {}), Ok("pv".to_owned()));
+        assert_eq!(claim(&|of| of["status"]["phase"] = "Pending".into()), Err("PVC is not bound".to_owned()));
+        assert_eq!(claim(&|of| of["spec"]["volumeName"] = "".into()), Err("PVC is not bound".to_owned()));
+        let deleted = claim(&|of| of["metadata"]["deletionTimestamp"] = "x".into());
+        assert_eq!(deleted, Err("PVC is being deleted".to_owned()));
+    }
+
+    #[test]
+    fn a_volume_is_a_path_of_the_node_or_says_why_not() {
+        let shown = |spec: Value| {
+            let mut spec = spec;
+            if spec.get("claimRef").is_none() {
+                spec["claimRef"] = json!({"uid": "u"});
+            }
+            let claim = Bound { uid: "u".into(), volume: "pv".into() };
+            match volume(&tree(&json!({"spec": spec})), &claim) {
+                Ok(found) => {
+                    let terms = found.nodes.map_or(0, |nodes| nodes.node_selector_terms.len());
+                    format!("{} {:?} {terms}", found.path, found.kind)
+                }
+                Err(why) => why,
+            }
+        };
+        let affinity = json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [
+            {"key": "kubernetes.io/hostname", "operator": "In", "values": ["gw"]}]}]}});
+        for (spec, wanted) in [
+            (
+                json!({"hostPath": {"path": "/data", "type": "DirectoryOrCreate"}}),
+                "/data \"DirectoryOrCreate\" 0",
+            ),
+            (json!({"hostPath": {"path": "/data"}}), "/data \"\" 0"),
+            (json!({"local": {"path": "/disk"}, "nodeAffinity": affinity}), "/disk \"Directory\" 1"),
+            (
+                json!({"csi": {"driver": "x"}}),
+                "failed to get Plugin from volumeSpec for volume \"pv\" err=no volume plugin matched",
+            ),
+            (
+                json!({"local": {"path": "/disk"}, "volumeMode": "Block"}),
+                "volume pv has volumeMode Block, but is specified in volumeMounts",
+            ),
+            (
+                json!({"local": {"path": "/disk"}, "claimRef": {"uid": "other"}}),
+                "found PV object pv but its pv.Spec.ClaimRef.UID other does not point to claim.UID u",
+            ),
+            (
+                json!({"hostPath": {"path": "/a/../b"}}),
+                "volume pv has a path that is none of a node: it must be absolute, without ..",
+            ),
+        ] {
+            assert_eq!(shown(spec), wanted);
+        }
+    }
+}

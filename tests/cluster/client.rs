@@ -1,0 +1,139 @@
+//! A client of the node's API: HTTP/1.1 over TLS, as bytes.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_io::{Async, Timer};
+use futures_rustls::TlsConnector;
+use futures_rustls::client::TlsStream;
+use futures_rustls::pki_types::pem::PemObject as _;
+use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::{ClientConfig, RootCertStore};
+use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use crate::common::apiserver::Identity;
+use crate::world::{NODE, World};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// An answer.
+#[derive(Debug)]
+pub struct Said {
+    pub status: u16,
+    pub body: String,
+}
+
+/// One connection.
+pub struct Client(TlsStream<Async<TcpStream>>);
+
+impl World {
+    /// The port that the Node object tells.
+    pub fn node_port(&self) -> u16 {
+        let port = self.wait("the node's port", |world| {
+            let node = world.node()?;
+            node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"].as_u64().filter(|port| *port > 0)
+        });
+        port.try_into().unwrap()
+    }
+
+    /// A connection that trusts the node's own certificate, for its name.
+    pub fn connect(&self, identity: Option<&Identity>) -> io::Result<Client> {
+        let port = self.node_port();
+        let pem = std::fs::read_to_string(self.path("root/pki/smolet.crt"))?;
+        Client::connect(port, &pem, identity)
+    }
+
+    /// One request with its whole answer.
+    pub fn request(&self, identity: Option<&Identity>, method: &str, path: &str, headers: &str) -> Said {
+        let mut client = self.connect(identity).expect("the node answers");
+        client.send(format!("{method} {path} HTTP/1.1\r\nHost: gw\r\n{headers}\r\n").as_bytes());
+        client.rest()
+    }
+}
+
+impl Client {
+    /// The same on that port, with an authority (PEM) to trust.
+    pub fn connect(port: u16, authority: &str, identity: Option<&Identity>) -> io::Result<Self> {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match identity {
+            Some(identity) => {
+                let key = PrivateKeyDer::Pkcs8(identity.key.clone().into());
+                config.with_client_auth_cert(vec![identity.certificate.clone()], key).unwrap()
+            }
+            None => config.with_no_client_auth(),
+        };
+        let address = ([127, 0, 0, 1], port);
+        within(async {
+            let socket = Async::<TcpStream>::connect(address).await?;
+            let name = NODE.try_into().unwrap();
+            TlsConnector::from(Arc::new(config)).connect(name, socket).await.map(Self)
+        })
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        within(async {
+            self.0.write_all(bytes).await?;
+            self.0.flush().await
+        })
+        .expect("the node takes it");
+    }
+
+    /// What comes until there are so many bytes, or the text is at their end.
+    pub fn until(&mut self, ends: impl Fn(&str) -> bool) -> String {
+        let mut bytes = Vec::new();
+        within(async {
+            let mut piece = [0; 4096];
+            while !ends(&String::from_utf8_lossy(&bytes)) {
+                let read = self.0.read(&mut piece).await?;
+                if read == 0 {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                bytes.extend_from_slice(&piece[..read]);
+            }
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)));
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// The answer to its end, out of its chunks.
+    pub fn rest(mut self) -> Said {
+        let mut bytes = Vec::new();
+        let read = within(async { self.0.read_to_end(&mut bytes).await });
+        read.unwrap_or_else(|error| panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)));
+        let text = String::from_utf8(bytes).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").expect("a head");
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
+        let body = if head.contains("transfer-encoding: chunked") { whole(body) } else { body.to_owned() };
+        Said { status, body }
+    }
+}
+
+fn whole(mut chunks: &str) -> String {
+    let mut body = String::new();
+    while let Some((length, rest)) = chunks.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).expect("a chunk's length");
+        body.push_str(&rest[..length]);
+        chunks = &rest[length + 2..];
+        if length == 0 {
+            break;
+        }
+    }
+    body
+}
+
+fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    smol::block_on(smol::future::or(work, async {
+        Timer::after(PATIENCE).await;
+        Err(io::ErrorKind::TimedOut.into())
+    }))
+}

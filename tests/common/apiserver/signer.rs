@@ -1,0 +1,59 @@
+//! The server's authorities for another server beside it, as k3s' supervisor has them.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use futures_rustls::pki_types::CertificateDer;
+use futures_rustls::rustls::server::ServerConfig;
+use smolet::model::Wall;
+
+use super::{ApiServer, Shared, User};
+
+impl ApiServer {
+    /// Signs as the server does.
+    pub fn signer(&self) -> Signer {
+        Signer(self.shared.clone())
+    }
+
+    /// TLS with a certificate of the server's authority, for that protocol.
+    pub fn tls(&self, protocol: &[u8]) -> ServerConfig {
+        let mut config = self.shared.pki.server_config(&self.shared.clock);
+        config.alpn_protocols = vec![protocol.to_vec()];
+        config
+    }
+}
+
+/// Knows and signs nodes.
+pub struct Signer(Arc<Shared>);
+
+impl Signer {
+    /// Whose certificate that is.
+    pub fn user(&self, chain: &[CertificateDer<'_>]) -> Option<User> {
+        let chain: Vec<_> = chain.iter().map(|of| of.clone().into_owned()).collect();
+        self.0.pki.verifier.user(&chain, self.0.clock.now().wall)
+    }
+
+    /// A node's certificate as a client, or with addresses as a server: for the key of its request (DER), else with a new key
+    /// behind it. Valid for a year, or so many seconds.
+    pub fn node(
+        &self,
+        node: &str,
+        ips: Option<&str>,
+        request: Option<&[u8]>,
+        seconds: Option<i64>,
+    ) -> String {
+        let now = self.0.clock.now().wall.0;
+        let until = now + seconds.unwrap_or(365 * 24 * 3600) * 1_000_000_000;
+        let valid = Some((Wall(now - 1_000_000_000), Wall(until)));
+        let pki = &self.0.pki;
+        let (issued, authority) = match ips {
+            None => (pki.clients.k3s_client(node, request, valid), &pki.clients),
+            Some(ips) => {
+                let ips: Vec<IpAddr> = ips.split(',').map(|ip| ip.parse().expect("an address")).collect();
+                (pki.cluster.k3s_server(node, &ips, request, valid), &pki.cluster)
+            }
+        };
+        let (certificate, key) = issued;
+        format!("{certificate}{}{key}", authority.pem())
+    }
+}
