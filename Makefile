@@ -44,7 +44,7 @@ else
 build-release = @$(CARGO) build --release --locked --quiet
 endif
 
-step = @printf '\n== %s\n' '$(1)'
+step = @printf '\n== %s  %(%H:%M:%S)T\n' '$(1)' -1
 
 # How long `make fuzz` runs each target.
 FUZZ_SECONDS ?= 600
