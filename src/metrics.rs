@@ -135,9 +135,9 @@ pub struct NodeApiUse {
     pub users: Gauge,
     /// Decisions that are known.
     pub decisions: Gauge,
-    /// Tunnels that are open: one, or none.
+    /// Tunnels to servers that are open.
     pub tunnels: Gauge,
-    /// Connections through it.
+    /// Connections through them.
     pub tunnel_connections: Gauge,
 }
 
@@ -269,6 +269,8 @@ pub struct Shown {
     pub foreign_sandboxes: usize,
     /// What became of statuses for want of room, and how often.
     pub statuses_short: [(&'static str, u64); 4],
+    /// How often the node went to another of its cluster's API servers; `None`: it is alone.
+    pub server_moves: Option<u64>,
     /// One for each of `limits::BOUNDS`, in that order, the status store's, and those of a node of a cluster.
     pub usage: Vec<Usage>,
     /// When the agent started.
@@ -382,6 +384,14 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     page.value("", metrics.runtime_events.get());
     page.family("smolet_runtime_events_missed_total", "counter", "Changes that no event told of");
     page.value("", shown.missed_events);
+    if let Some(moves) = shown.server_moves {
+        page.family(
+            "smolet_api_server_moves_total",
+            "counter",
+            "Moves to another of the cluster's API servers",
+        );
+        page.value("", moves);
+    }
     page.family("smolet_loop_turns_total", "counter", "Turns of the loop: events and timers");
     page.value("", metrics.turns.get());
     page.family("smolet_state_writes_total", "counter", "Writes of files in the state directory");
@@ -501,6 +511,7 @@ mod tests {
             missed_events: 6,
             foreign_sandboxes: 4,
             statuses_short: [("messages_cut", 1), ("bared", 2), ("evicted", 0), ("refused", 0)],
+            server_moves: Some(8),
             usage,
             started: Wall(2_208_988_800_500_000_000),
             process: Process::parse(status, Duration::from_millis(1500)),
@@ -536,6 +547,7 @@ mod tests {
             "process_cpu_seconds_total 1.500000000",
             "process_resident_memory_bytes 3072000",
             "smolet_process_sleeps_total 77",
+            "smolet_api_server_moves_total 8",
             "smolet_bounded_bytes{structure=\"events\"} 1025",
         ] {
             assert!(page.lines().any(|l| l == line), "{line} in\n{page}");

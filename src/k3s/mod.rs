@@ -4,27 +4,34 @@
 //!     token ─► /cacerts, compared with the token's hash ─► whom to trust
 //!                     │
 //!     supervisor ─────┴─► certificates, settings ─► STATE/k3s ─► the API client and the node's own API
-//!     tunnel: a WebSocket that the node opens; through it the server connects to the node's port 10250, and to its pods
+//!     tunnels: a WebSocket to each server, which the node opens; through it that one connects to the node's port 10250, and to
+//!     its pods
 //! ```
 //!
-//! `token`, `authority`, `settings`, `frame` and `message` are PURE; `supervisor` and `tunnel` do the I/O.
+//! `token`, `authority`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `tunnel` and `tunnels` do the I/O.
 //!
-//! Other than `k3s agent` does: no load balancer over several servers (name one address for them all), nothing of flannel,
-//! kube-proxy and the network policy controller, which run as pods.
+//! Other than `k3s agent` does: which servers there are a node asks one of them, for it may not watch the endpoints of
+//! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of them, each
+//! client here goes from one to the next by itself; and nothing of flannel, kube-proxy and the network policy controller, which
+//! run as pods.
 
 mod authority;
 mod frame;
 mod message;
+mod servers;
 mod settings;
 mod supervisor;
 mod token;
 mod tunnel;
+mod tunnels;
 
 pub(crate) use authority::pinned;
+pub(crate) use servers::List;
 pub(crate) use settings::Settings;
 pub(crate) use supervisor::{Ask, Refused, Supervisor};
 pub(crate) use token::Token;
-pub(crate) use tunnel::{Reach, Tunnel};
+pub(crate) use tunnel::{Common, Reach};
+pub(crate) use tunnels::{Servers, Tunnels};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 

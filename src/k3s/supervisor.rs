@@ -1,4 +1,4 @@
-//! Requests to the supervisor of a k3s server: HTTP/1.1 over TLS, a connection for each, for there are few.
+//! Requests to the supervisors of k3s servers: HTTP/1.1 over TLS, a connection for each, for there are few.
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
@@ -7,16 +7,16 @@ use hyper::{Method, Request};
 
 use crate::clock::SharedClock;
 use crate::events::cut;
-use crate::kube::{KubeError, Loaded, Protocol, ServerUrl, tls_connect};
+use crate::kube::{KubeError, Loaded, Protocol, tls_connect};
 use crate::limits::{
     KUBE_CALL_TIME, KUBE_MESSAGE_BYTES_MAX, NODE_FILE_BYTES_MAX, TUNNEL_SILENCE_MAX, TUNNEL_WINDOW_BYTES,
 };
 use crate::probe::handler::Address;
 use crate::probe::run::Lookups;
 
-/// A k3s server.
+/// Asks the supervisor that is named with the credentials. Clones share the lookups of names.
+#[derive(Clone)]
 pub(crate) struct Supervisor {
-    server: ServerUrl,
     lookups: Lookups,
     clock: SharedClock,
 }
@@ -42,20 +42,14 @@ pub(crate) enum Refused {
 }
 
 impl Supervisor {
-    pub(crate) fn new(server: ServerUrl, clock: SharedClock) -> Self {
-        Self { server, lookups: Lookups::default(), clock }
-    }
-
-    /// Who it is.
-    pub(crate) fn server(&self) -> &ServerUrl {
-        &self.server
+    pub(crate) fn new(clock: SharedClock) -> Self {
+        Self { lookups: Lookups::default(), clock }
     }
 
     /// A connection to it, by those credentials.
     pub(crate) async fn connect(&self, with: &Loaded) -> Result<crate::stream::Stream, String> {
-        let address = Address { host: self.server.host.clone(), port: self.server.port };
-        let at = |why: String| format!("k3s server {address}: {why}");
-        let socket = self.lookups.connect(&address).await.map_err(at)?;
+        let address = Address { host: with.server.host.clone(), port: with.server.port };
+        let socket = self.lookups.connect(&address).await?;
         let _ = socket.get_ref().set_nodelay(true);
         // A larger one would let more come than there is room for when the server is told to pause.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket.get_ref(), TUNNEL_WINDOW_BYTES);
@@ -63,7 +57,7 @@ impl Supervisor {
         let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
         let connected = tls_connect(with, socket, Protocol::Http1).await;
-        connected.map_err(|error: KubeError| at(error.to_string()))
+        connected.map_err(|error: KubeError| error.to_string())
     }
 
     /// The answer's body, within `limits::KUBE_CALL_TIME`: the server takes its time over the node's password.
@@ -72,7 +66,7 @@ impl Supervisor {
             self.clock.sleep(KUBE_CALL_TIME).await;
             Err(Refused::Unreachable(format!(
                 "k3s server {}: no answer within {} s",
-                self.server.host,
+                with.server.authority(),
                 KUBE_CALL_TIME.as_secs()
             )))
         };
@@ -80,8 +74,8 @@ impl Supervisor {
     }
 
     async fn exchange(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
-        let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", self.server.host));
-        let socket = self.connect(with).await.map_err(Refused::Unreachable)?;
+        let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", with.server.authority()));
+        let socket = self.connect(with).await.map_err(at)?;
         let handshake = hyper::client::conn::http1::handshake(socket).await;
         let (mut sender, connection) = handshake.map_err(|error| at(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(ask.body.clone())));
@@ -92,7 +86,7 @@ impl Supervisor {
         let headers = request.headers_mut();
         let agent = concat!("smolet/", env!("CARGO_PKG_VERSION"));
         headers.insert(USER_AGENT, HeaderValue::from_static(agent));
-        let host = self.server.authority();
+        let host = with.server.authority();
         let given = [(HOST, host.as_str())].into_iter();
         let given = given.chain(ask.authorization.map(|value| (AUTHORIZATION, value)));
         let others = ask.headers.iter().map(|(name, value)| (HeaderName::from_static(name), *value));

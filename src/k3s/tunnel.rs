@@ -1,4 +1,4 @@
-//! The tunnel: a WebSocket that the node opens to its k3s server, through which that one connects to the node's API and to its
+//! A tunnel: a WebSocket that the node opens to a k3s server, through which that one connects to the node's API and to its
 //! pods (rancher/remotedialer's client, k3s' `agentTunnel`).
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!     the socket ─► Data 7                           not while the server says Pause
 //! ```
 //!
-//! Its memory is bounded: when all queues together are full, nothing further is read, as TCP has it. A connection whose end
-//! here reads nothing meanwhile is given up, for the others stand still with it.
+//! Its memory is bounded: when all queues together are full, those of the other tunnels included, nothing further is read, as TCP
+//! has it. A connection whose end here reads nothing meanwhile is given up, for the others stand still with it.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -29,11 +29,11 @@ use super::frame::{self, Kind};
 use super::message::{self, END, Message};
 use super::{Supervisor, random};
 use crate::clock::SharedClock;
-use crate::kube::{Access, KubeError, Loaded, RetryWait};
+use crate::kube::{Access, KubeError, Loaded, RetryWait, ServerUrl, seed};
 use crate::limits::{
-    KUBE_CONNECT_TIME, NODE_SPLICE_BYTES, TUNNEL_CONNECTIONS_MAX, TUNNEL_DRAIN_TIME,
-    TUNNEL_MESSAGE_BYTES_MAX, TUNNEL_NUDGE_TIME, TUNNEL_PAUSE_BYTES, TUNNEL_PAUSED_MAX, TUNNEL_PAUSED_TIME,
-    TUNNEL_PIECE_BYTES, TUNNEL_PING_PERIOD, TUNNEL_QUEUED_BYTES_MAX, TUNNEL_RESUME_BYTES, TUNNEL_SILENCE_MAX,
+    KUBE_CONNECT_TIME, NODE_SPLICE_BYTES, TUNNEL_DRAIN_TIME, TUNNEL_MESSAGE_BYTES_MAX, TUNNEL_NUDGE_TIME,
+    TUNNEL_PAUSE_BYTES, TUNNEL_PAUSED_MAX, TUNNEL_PAUSED_TIME, TUNNEL_PIECE_BYTES, TUNNEL_PING_PERIOD,
+    TUNNEL_QUEUED_BYTES_MAX, TUNNEL_QUEUED_BYTES_SHARE, TUNNEL_RESUME_BYTES, TUNNEL_SILENCE_MAX,
     TUNNEL_STUCK_TIME, TUNNEL_WRITES_MAX,
 };
 use crate::metrics::{Gauge, NodeApiUse};
@@ -59,8 +59,9 @@ pub(crate) struct Reach {
     pub(crate) pods: Rc<Cell<bool>>,
 }
 
-/// The tunnel of a node.
-pub(crate) struct Tunnel {
+/// What all tunnels of a node have in common.
+#[derive(Clone)]
+pub(crate) struct Common {
     pub(crate) supervisor: Supervisor,
     /// The node's kubeconfig: who it is, and whom it trusts.
     pub(crate) access: Access,
@@ -69,33 +70,58 @@ pub(crate) struct Tunnel {
     pub(crate) clock: SharedClock,
     /// Tells nodes apart: they do not come back at the same instant.
     pub(crate) seed: u64,
-    /// Counts what it holds.
+    /// Counts what they hold.
     pub(crate) held: NodeApiUse,
+    /// Room for `limits::TUNNEL_CONNECTIONS_MAX` connections.
+    pub(crate) places: Arc<Semaphore>,
+    /// Bytes that wait for sockets here.
+    pub(crate) queued: Rc<Cell<usize>>,
+}
+
+/// Where a tunnel stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It was not opened yet.
+    Tried,
+    Open,
+    /// It could not be opened, or was lost.
+    Lost,
+}
+
+/// A tunnel to one server.
+pub(super) struct Tunnel {
+    pub(super) server: ServerUrl,
+    pub(super) common: Common,
+    pub(super) standing: Rc<Cell<Standing>>,
+    /// Whom that is told when it becomes another.
+    pub(super) told: Sender<()>,
 }
 
 impl Tunnel {
     /// Keeps it open, for ever.
-    pub(crate) async fn run(self) {
-        let mut wait = RetryWait::new(self.seed);
+    pub(super) async fn run(self) {
+        let server = self.server.authority();
+        let mut wait = RetryWait::new(self.common.seed ^ seed(&server));
         let mut said = String::new();
         let mut is_said_open = false;
         loop {
-            let why = match self.access.load().await {
+            let why = match self.common.access.load().await {
                 // The certificate is on its way, and whoever waits for it has said so.
                 Err(KubeError::Config(why)) => {
                     log::debug!("tunnel: {why}");
                     String::new()
                 }
                 Err(error) => error.to_string(),
-                Ok(with) => match self.open(&with).await {
+                Ok(with) => match self.open(Loaded { server: self.server.clone(), ..with }).await {
                     Ok((incoming, outgoing)) => {
                         if !std::mem::replace(&mut is_said_open, true) {
-                            log::info!("tunnel: open to k3s server {}", self.supervisor.server().host);
+                            log::info!("tunnel: open to k3s server {server}");
                         }
-                        let opened = self.clock.now().mono;
+                        self.stands(Standing::Open);
+                        let opened = self.common.clock.now().mono;
                         let why = self.serve(incoming, outgoing).await;
                         // One that is opened and closed in turn is as good as none.
-                        if self.clock.now().mono.since(opened) > TUNNEL_SILENCE_MAX {
+                        if self.common.clock.now().mono.since(opened) > TUNNEL_SILENCE_MAX {
                             wait.succeeded();
                             said.clear();
                         }
@@ -104,41 +130,51 @@ impl Tunnel {
                     Err(why) => why,
                 },
             };
-            if !why.is_empty() && why != said {
-                log::warn!("tunnel: {why}; the server does not reach this node meanwhile; trying again");
-                said = why;
-                is_said_open = false;
+            if !why.is_empty() {
+                self.stands(Standing::Lost);
+                if why != said {
+                    log::warn!(
+                        "tunnel to k3s server {server}: {why}; it does not reach this node meanwhile; trying again"
+                    );
+                    said = why;
+                    is_said_open = false;
+                }
             }
-            self.clock.sleep(wait.failed()).await;
+            self.common.clock.sleep(wait.failed()).await;
         }
     }
 
-    async fn open(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
+    fn stands(&self, standing: Standing) {
+        if self.standing.replace(standing) != standing {
+            // Full: somebody comes and looks anyway.
+            let _ = self.told.try_send(());
+        }
+    }
+
+    async fn open(&self, with: Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
         let late = async {
-            self.clock.sleep(KUBE_CONNECT_TIME).await;
+            self.common.clock.sleep(KUBE_CONNECT_TIME).await;
             Err(format!("nothing came back within {} s", KUBE_CONNECT_TIME.as_secs()))
         };
-        smol::future::or(Box::pin(self.upgrade(with)), late).await
+        smol::future::or(Box::pin(self.upgrade(&with)), late).await
     }
 
     /// The WebSocket's handshake.
     async fn upgrade(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
-        let stream = self.supervisor.connect(with).await?.into_inner();
+        let stream = self.common.supervisor.connect(with).await?.into_inner();
         let (incoming, mut outgoing) = smol::io::split(stream);
         let mut incoming = Incoming { stream: incoming, bytes: Vec::new(), taken: 0 };
         let key = base64(&random::<16>()?);
-        let host = self.supervisor.server().authority();
+        let host = self.server.authority();
         let head = format!(
             "GET {PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
              Sec-WebSocket-Key: {key}\r\nUser-Agent: smolet\r\n\r\n"
         );
-        let broken = |error: std::io::Error| format!("k3s server {host}: {error}");
+        let broken = |error: std::io::Error| error.to_string();
         outgoing.write_all(head.as_bytes()).await.map_err(broken)?;
         outgoing.flush().await.map_err(broken)?;
         let (status, headers, end) = loop {
-            if let Some(answer) =
-                upgrade_answer(&incoming.bytes).map_err(|why| format!("k3s server {host}: {why}"))?
-            {
+            if let Some(answer) = upgrade_answer(&incoming.bytes)? {
                 break answer;
             }
             incoming.more().await.map_err(broken)?;
@@ -147,20 +183,21 @@ impl Tunnel {
         match status.as_u16() {
             101 => {}
             401 | 403 => {
-                return Err(format!("k3s server {host} does not take the node's certificate ({status})"));
+                return Err(format!("it does not take the node's certificate ({status})"));
             }
-            _ => return Err(format!("k3s server {host} has no tunnel at {PATH} ({status})")),
+            _ => return Err(format!("it has no tunnel at {PATH} ({status})")),
         }
         let wanted = base64(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{ACCEPT}").as_bytes()).as_ref());
         if headers.get("sec-websocket-accept").is_none_or(|accept| accept.as_bytes() != wanted.as_bytes()) {
-            return Err(format!("k3s server {host}: its answer at {PATH} is no WebSocket's"));
+            return Err(format!("its answer at {PATH} is no WebSocket's"));
         }
         Ok((incoming, outgoing))
     }
 
     /// Serves it to its end; why it ended.
     async fn serve(&self, mut incoming: Incoming, mut outgoing: WriteHalf<Box<dyn Duplex>>) -> String {
-        let _held = self.held.tunnels.enter();
+        let common = &self.common;
+        let _held = common.held.tunnels.enter();
         let (frames, written) = smol::channel::bounded::<Vec<u8>>(TUNNEL_WRITES_MAX);
         // In a queue of its own, and before the others: the server counts no data as a sign of life.
         let (pings, pinging) = smol::channel::bounded::<Vec<u8>>(1);
@@ -170,13 +207,14 @@ impl Tunnel {
             frames,
             sent: Cell::new(0),
             connections: RefCell::default(),
-            places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
+            places: common.places.clone(),
             queued: Cell::new(0),
+            of_all: common.queued.clone(),
             drained,
-            heard: Cell::new(self.clock.now().mono),
-            held: self.held.tunnel_connections.clone(),
-            reach: self.reach.clone(),
-            clock: self.clock.clone(),
+            heard: Cell::new(common.clock.now().mono),
+            held: common.held.tunnel_connections.clone(),
+            reach: common.reach.clone(),
+            clock: common.clock.clone(),
         });
         // One writes, whole frames: a task that is given up leaves none cut off.
         let write = async {
@@ -186,7 +224,7 @@ impl Tunnel {
                     outgoing.flush().await
                 };
                 if let Err(error) = done.await {
-                    return format!("the connection to the k3s server was lost: {error}");
+                    return format!("the connection was lost: {error}");
                 }
             }
             String::new()
@@ -197,21 +235,18 @@ impl Tunnel {
                 if let Err(why) = incoming.message(&session, &mut message).await {
                     return why;
                 }
-                if let Err(why) = session.take(&message, &self.executor, &closed, &draining).await {
+                if let Err(why) = session.take(&message, &common.executor, &closed, &draining).await {
                     return why;
                 }
             }
         };
         let keep = async {
             loop {
-                self.clock.sleep(TUNNEL_PING_PERIOD).await;
+                common.clock.sleep(until_ping(common.clock.now().mono)).await;
                 // While nothing is read for want of room nothing can be heard.
-                let full = session.queued.get() > TUNNEL_QUEUED_BYTES_MAX;
-                if !full && self.clock.now().mono.since(session.heard.get()) > TUNNEL_SILENCE_MAX {
-                    return format!(
-                        "nothing came from the k3s server for {} s",
-                        TUNNEL_SILENCE_MAX.as_secs()
-                    );
+                let silence = common.clock.now().mono.since(session.heard.get());
+                if !session.is_full() && silence > TUNNEL_SILENCE_MAX {
+                    return format!("nothing came for {} s", TUNNEL_SILENCE_MAX.as_secs());
                 }
                 // This must not wait for a link that is dead.
                 let _ = pings.try_send(framed(Kind::Ping, &[]));
@@ -247,7 +282,7 @@ impl Incoming {
             self.bytes.drain(..self.taken);
             self.taken = 0;
             let read = self.more().await;
-            read.map_err(|error| format!("the connection to the k3s server was lost: {error}"))?;
+            read.map_err(|error| format!("the connection was lost: {error}"))?;
         }
         let from = self.taken;
         self.taken += count;
@@ -267,8 +302,8 @@ impl Incoming {
             match head.kind {
                 Kind::Ping => session.frame(Kind::Pong, &[payload]).await,
                 Kind::Pong => {}
-                Kind::Close => return Err("the k3s server has closed it".to_owned()),
-                Kind::Text => return Err("the k3s server sends text, which no tunnel has".to_owned()),
+                Kind::Close => return Err("the server has closed it".to_owned()),
+                Kind::Text => return Err("the server sends text, which no tunnel has".to_owned()),
                 Kind::Binary | Kind::Continuation => {
                     if message.len() + payload.len() > TUNNEL_MESSAGE_BYTES_MAX {
                         return Err(format!("a message of more than {TUNNEL_MESSAGE_BYTES_MAX} bytes"));
@@ -292,6 +327,8 @@ struct Session {
     places: Arc<Semaphore>,
     /// Bytes that wait for sockets here.
     queued: Cell<usize>,
+    /// The same of all tunnels.
+    of_all: Rc<Cell<usize>>,
     /// Some were taken.
     drained: Sender<()>,
     heard: Cell<Mono>,
@@ -313,7 +350,26 @@ struct Connection {
     resumed: Sender<()>,
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What connections have queued goes with them.
+        self.unqueued(self.queued.get());
+    }
+}
+
 impl Session {
+    /// Nothing further is read.
+    fn is_full(&self) -> bool {
+        self.queued.get() > TUNNEL_QUEUED_BYTES_SHARE && self.of_all.get() > TUNNEL_QUEUED_BYTES_MAX
+    }
+
+    /// So many bytes do not wait any more.
+    fn unqueued(&self, count: usize) {
+        let count = count.min(self.queued.get());
+        self.queued.set(self.queued.get() - count);
+        self.of_all.set(self.of_all.get().saturating_sub(count));
+    }
+
     async fn frame(&self, kind: Kind, payload: &[&[u8]]) {
         // The writer goes with the session, and whoever sends with it.
         let _ = self.frames.send(framed(kind, payload)).await;
@@ -393,7 +449,7 @@ impl Session {
                 }
                 Err(why) => why,
             };
-            session.queued.set(session.queued.get().saturating_sub(connection.queued.get()));
+            session.unqueued(connection.queued.get());
             let _ = session.drained.try_send(());
             // The server may have given its number to another meanwhile.
             let is_it = session.connection(id).is_some_and(|of| Rc::ptr_eq(&of, &connection));
@@ -418,6 +474,7 @@ impl Session {
         let cost = bytes.len() + TUNNEL_PIECE_BYTES;
         connection.queued.set(connection.queued.get() + cost);
         self.queued.set(self.queued.get() + cost);
+        self.of_all.set(self.of_all.get() + cost);
         // Its task has ended, and takes what is queued off with it.
         let _ = connection.data.try_send(bytes.to_vec());
         if connection.queued.get() > connection.pauses_at.get() {
@@ -425,13 +482,14 @@ impl Session {
             connection.pauses_at.set(connection.queued.get() + TUNNEL_PAUSE_BYTES);
             self.tell(id, Message::Pause).await;
         }
-        while self.queued.get() > TUNNEL_QUEUED_BYTES_MAX {
+        while self.is_full() {
             let drained = async { draining.recv().await.is_ok() };
             let late = async {
                 self.clock.sleep(TUNNEL_STUCK_TIME).await;
                 false
             };
-            if smol::future::or(drained, late).await {
+            // Of what the other tunnels have taken meanwhile nobody has told.
+            if smol::future::or(drained, late).await || !self.is_full() {
                 continue;
             }
             let most = |of: &(&i64, &Rc<Connection>)| of.1.queued.get();
@@ -452,7 +510,7 @@ impl Session {
     /// Its end here has taken what cost so much.
     async fn taken(&self, id: i64, connection: &Connection, count: usize) {
         connection.queued.set(connection.queued.get().saturating_sub(count));
-        self.queued.set(self.queued.get().saturating_sub(count));
+        self.unqueued(count);
         let _ = self.drained.try_send(());
         let is_short = connection.queued.get() < TUNNEL_RESUME_BYTES && !connection.data.is_closed();
         if is_short && connection.pauses_at.replace(TUNNEL_PAUSE_BYTES) > TUNNEL_PAUSE_BYTES {
@@ -562,6 +620,13 @@ impl Session {
         let _ = socket.get_ref().set_nodelay(true);
         Ok(socket)
     }
+}
+
+/// How long until the next ping: all tunnels wake the node at the same instant.
+fn until_ping(now: Mono) -> Duration {
+    let period = TUNNEL_PING_PERIOD.as_nanos();
+    let past = u128::from(now.0.unsigned_abs()) % period;
+    TUNNEL_PING_PERIOD.saturating_sub(Duration::from_nanos(u64::try_from(past).unwrap_or(0)))
 }
 
 /// A frame as it goes out.

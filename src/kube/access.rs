@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use futures_rustls::pki_types::CertificateDer;
 use futures_rustls::pki_types::pem::PemObject as _;
 
-use super::KubeError;
 use super::kubeconfig::{Kubeconfig, Material, ServerUrl, Trust};
+use super::{KubeError, Others};
 use crate::blocking::unblock_apart;
 use crate::limits::KUBECONFIG_BYTES_MAX;
 use crate::x509::{self, Validity};
@@ -20,6 +20,8 @@ pub struct Access {
     path: PathBuf,
     /// It is made once the node has joined.
     awaited: bool,
+    /// Where else the server's cluster is.
+    others: Others,
 }
 
 /// Everything a connection is made with. Holds secrets, and is dropped when the connection stands.
@@ -36,12 +38,17 @@ pub(crate) struct Loaded {
 impl Access {
     /// The kubeconfig at `path`, which need not be there yet.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), awaited: false }
+        Self { path: path.to_owned(), awaited: false, others: Others::default() }
     }
 
     /// The same, where it is to be made here.
     pub fn awaited(path: &Path) -> Self {
-        Self { path: path.to_owned(), awaited: true }
+        Self { path: path.to_owned(), awaited: true, others: Others::default() }
+    }
+
+    /// Further addresses of the same cluster's API: none, until they are set.
+    pub(crate) fn others(&self) -> &Others {
+        &self.others
     }
 
     /// Reads all that there is to read, on a thread of its own.

@@ -72,6 +72,21 @@ impl Client {
         self.0.link.afresh();
     }
 
+    /// How often the connection went to another server of the cluster.
+    pub(crate) fn moves(&self) -> u64 {
+        self.0.link.moves()
+    }
+
+    /// How many servers there are besides the kubeconfig's.
+    pub(crate) fn others(&self) -> usize {
+        self.0.link.access().others().len()
+    }
+
+    /// There are other servers than before, besides the kubeconfig's.
+    pub(crate) fn servers_changed(&self) {
+        self.0.link.servers_changed();
+    }
+
     /// Requests that are under way, or wait for their turn: each holds the semaphore.
     pub fn calls_under_way(&self) -> usize {
         (Arc::strong_count(&self.0.calls) - 1).min(KUBE_CALLS_MAX)
@@ -130,9 +145,10 @@ impl Client {
     ) -> Result<T, KubeError> {
         let late = async {
             self.0.clock.sleep(time).await;
+            let why = format!("gave no answer within {} s", time.as_secs());
             // It began on this one, or on one that is gone by now.
-            self.0.link.give_up(self.0.link.made());
-            Err(KubeError::Unreachable(format!("the API server gave no answer within {} s", time.as_secs())))
+            self.0.link.silent(self.0.link.made(), &why);
+            Err(KubeError::Unreachable(format!("the API server {why}")))
         };
         smol::future::or(work, late).await
     }
@@ -157,9 +173,11 @@ impl Client {
             return Ok((response, turn));
         }
         let body = whole(response.into_body(), KUBE_ERROR_BYTES_MAX).await.unwrap_or_default();
-        if status.as_u16() == 401 {
+        match status.as_u16() {
             // The token or the certificate in the files may be another one meanwhile: they are read with the connection.
-            self.0.link.give_up(number);
+            401 => self.0.link.give_up(number),
+            503 => self.0.link.unready(number),
+            _ => {}
         }
         Err(refusal(status.as_u16(), &json::read(&body).unwrap_or(Node::Null)))
     }

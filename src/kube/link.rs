@@ -1,4 +1,7 @@
 //! The one connection to the API server: made when a request needs it, replaced when it is gone or stands still.
+//!
+//! Where a cluster has several servers, it goes to another one when the one in use cannot be reached, says nothing any more or
+//! is not ready, and stays there. Only when each has failed is there a wait.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -11,13 +14,14 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::Mutex;
 
 use super::access::{Access, Loaded};
-use super::{KubeError, RetryWait, tls};
+use super::{KubeError, RetryWait, ServerUrl, Turn, tls};
 use crate::clock::SharedClock;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
-    KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX, KUBE_WINDOW_CONNECTION_BYTES,
-    KUBE_WINDOW_STREAM_BYTES,
+    K3S_UNREADY_WAIT, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX,
+    KUBE_WINDOW_CONNECTION_BYTES, KUBE_WINDOW_STREAM_BYTES,
 };
+use crate::metrics::Counter;
 use crate::model::Mono;
 use crate::probe::handler::Address;
 use crate::probe::run::Lookups;
@@ -45,6 +49,8 @@ pub(super) struct Link {
     made: Cell<u64>,
     /// Those up to this number are given up.
     given_up: Cell<u64>,
+    /// How often it went to another server.
+    moves: Counter,
 }
 
 struct State {
@@ -52,17 +58,36 @@ struct State {
     wait: RetryWait,
     /// No try before this instant, because of this; requests fail at once until then.
     blocked: Option<(Mono, KubeError)>,
+    turn: Turn,
+    /// The kubeconfig's server.
+    first: Option<ServerUrl>,
+    /// The server that was reached last.
+    used: Option<ServerUrl>,
+    /// Why it is that no more, as a sentence that names it; empty while it is.
+    left: String,
+    /// When one was left that was not ready.
+    unready: Option<Mono>,
 }
 
 struct Up {
     connected: Connected,
+    server: ServerUrl,
     /// Dropping it ends the connection with all that is on it.
     _open: Sender<Infallible>,
 }
 
 impl Link {
     pub(super) fn new(access: Access, clock: SharedClock, spawner: Spawner, seed: u64) -> Self {
-        let state = State { up: None, wait: RetryWait::new(seed), blocked: None };
+        let state = State {
+            up: None,
+            wait: RetryWait::new(seed),
+            blocked: None,
+            turn: Turn::default(),
+            first: None,
+            used: None,
+            left: String::new(),
+            unready: None,
+        };
         Self {
             access,
             clock,
@@ -71,6 +96,7 @@ impl Link {
             state: Mutex::new(state),
             made: Cell::new(0),
             given_up: Cell::new(0),
+            moves: Counter::default(),
         }
     }
 
@@ -84,10 +110,15 @@ impl Link {
         self.made.get()
     }
 
-    /// The connection, made now when there is none.
+    /// How often it went to another server.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.get()
+    }
+
+    /// The connection, made now when there is none: to the server in use, else to the next that can be reached.
     ///
     /// # Errors
-    /// Why there is none; at once while the wait after a failure lasts.
+    /// Why there is none; at once while the wait lasts that follows when each server has failed.
     pub(super) async fn connected(&self) -> Result<Connected, KubeError> {
         let mut state = self.state.lock().await;
         let given_up = self.given_up.get();
@@ -100,12 +131,8 @@ impl Link {
         {
             return Err(why.clone());
         }
-        let late = async {
-            self.clock.sleep(KUBE_CONNECT_TIME).await;
-            Err(KubeError::Unreachable(format!("nothing came back within {} s", KUBE_CONNECT_TIME.as_secs())))
-        };
         let number = self.made.get() + 1;
-        match smol::future::or(Box::pin(self.connect(number)), late).await {
+        match self.reach(&mut state, number).await {
             Ok(up) => {
                 self.made.set(number);
                 state.wait.succeeded();
@@ -117,6 +144,86 @@ impl Link {
                 state.blocked = Some((until, why.clone()));
                 Err(why)
             }
+        }
+    }
+
+    /// A connection to the server whose turn it is, or to one behind it. Whoever gives up waiting for it leaves the next one the
+    /// turn of the servers that have failed.
+    async fn reach(&self, state: &mut State, number: u64) -> Result<Up, KubeError> {
+        let mut with = self.access.load().await?;
+        let all = self.access.others().behind(&with.server);
+        state.first = Some(with.server.clone());
+        let mut whys = String::new();
+        loop {
+            with.server = state.turn.aim(&all).clone();
+            let late = async {
+                self.clock.sleep(KUBE_CONNECT_TIME).await;
+                let (server, time) = (with.server.authority(), KUBE_CONNECT_TIME.as_secs());
+                Err(KubeError::Unreachable(format!("API server {server}: nothing came back within {time} s")))
+            };
+            let why = match smol::future::or(Box::pin(self.connect(number, &with)), late).await {
+                Ok(up) => {
+                    state.turn.reached(&with.server);
+                    let left = std::mem::take(&mut state.left);
+                    let before = state.used.replace(with.server.clone());
+                    if *before.as_ref().unwrap_or(&all[0]) != with.server {
+                        self.moves.inc();
+                        log::warn!("{left}; the node goes on with API server {}", with.server.authority());
+                    }
+                    return Ok(up);
+                }
+                Err(why) => why,
+            };
+            let said = why.to_string();
+            if state.left.is_empty() {
+                state.left.clone_from(&said);
+            }
+            let all_failed = state.turn.failed(&with.server, all.len());
+            if all_failed && whys.is_empty() {
+                return Err(why);
+            }
+            if !whys.is_empty() {
+                whys.push_str("; ");
+            }
+            whys.push_str(&said);
+            if all_failed {
+                return Err(KubeError::Unreachable(whys));
+            }
+        }
+    }
+
+    /// The server of that connection says nothing any more: the next connection goes to another, where there is one.
+    pub(super) fn silent(&self, number: u64, why: &str) {
+        if let Some(mut state) = self.state.try_lock() {
+            state.pass(number, why);
+        }
+        self.give_up(number);
+    }
+
+    /// The server of that connection is there, and not ready: the same, but seldom.
+    pub(super) fn unready(&self, number: u64) {
+        let now = self.clock.now().mono;
+        if let Some(mut state) = self.state.try_lock()
+            && self.all(&state).len() > 1
+            && state.unready.is_none_or(|left| now.since(left) >= K3S_UNREADY_WAIT)
+            && state.pass(number, "is not ready")
+        {
+            state.unready = Some(now);
+            drop(state);
+            self.give_up(number);
+        }
+    }
+
+    /// There are other servers than before: the connection ends when it goes to one that is none of them any more.
+    pub(super) fn servers_changed(&self) {
+        let Some(mut state) = self.state.try_lock() else { return };
+        let all = self.all(&state);
+        let gone = state.up.as_ref().filter(|up| !all.contains(&up.server)).map(|up| up.connected.number);
+        if let Some(number) = gone
+            && state.pass(number, "is none of its cluster's any more")
+        {
+            drop(state);
+            self.give_up(number);
         }
     }
 
@@ -138,18 +245,21 @@ impl Link {
         }
     }
 
-    async fn connect(&self, number: u64) -> Result<Up, KubeError> {
-        let with = self.access.load().await?;
+    /// The servers there are now.
+    fn all(&self, state: &State) -> Vec<ServerUrl> {
+        state.first.as_ref().map(|first| self.access.others().behind(first)).unwrap_or_default()
+    }
+
+    async fn connect(&self, number: u64, with: &Loaded) -> Result<Up, KubeError> {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
         let at = |why: String| KubeError::Unreachable(format!("API server {address}: {why}"));
         let socket = self.lookups.connect(&address).await.map_err(at)?;
         // A request is small and waits for its answer: nothing is gained by holding it back.
         let _ = socket.get_ref().set_nodelay(true);
-        let socket =
-            tls::connect(&with, socket, tls::Protocol::Http2).await.map_err(|error| match error {
-                KubeError::Unreachable(why) => at(why),
-                error => error,
-            })?;
+        let socket = tls::connect(with, socket, tls::Protocol::Http2).await.map_err(|error| match error {
+            KubeError::Unreachable(why) => at(why),
+            error => error,
+        })?;
         let (requests, connection) = Builder::new(self.spawner.clone())
             .initial_stream_window_size(KUBE_WINDOW_STREAM_BYTES)
             .initial_connection_window_size(KUBE_WINDOW_CONNECTION_BYTES)
@@ -166,10 +276,22 @@ impl Link {
             requests,
             authority: authority(&address)?,
             prefix: with.server.prefix.as_str().into(),
-            token: token(&with)?,
+            token: token(with)?,
             number,
         };
-        Ok(Up { connected, _open: open })
+        Ok(Up { connected, server: with.server.clone(), _open: open })
+    }
+}
+
+impl State {
+    /// The next connection goes to another server than that one does, because of this; whether it is the one that there is.
+    fn pass(&mut self, number: u64, why: &str) -> bool {
+        let Some(up) = self.up.as_ref().filter(|up| up.connected.number == number) else { return false };
+        if self.left.is_empty() {
+            self.left = format!("API server {} {why}", up.server.authority());
+        }
+        self.turn.pass();
+        true
     }
 }
 

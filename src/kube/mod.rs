@@ -10,7 +10,7 @@
 //!
 //! Requests are built here and not by kube-core: what a node asks are a dozen paths, and the crate would cost 0.4 MB.
 //!
-//! `kubeconfig`, `json`, `split`, `path` and `backoff` are PURE; `access`, `tls`, `link`, `client` and `follow` do the I/O.
+//! `kubeconfig`, `json`, `split`, `path`, `backoff` and `servers` are PURE; `access`, `tls`, `link`, `client` and `follow` do the I/O.
 
 mod access;
 mod backoff;
@@ -21,6 +21,7 @@ pub mod json;
 mod kubeconfig;
 mod link;
 mod path;
+mod servers;
 pub mod split;
 mod tls;
 
@@ -32,4 +33,5 @@ pub use error::KubeError;
 pub use follow::{Collection, Follower, follow};
 pub(crate) use kubeconfig::ServerUrl;
 pub use path::{Resource, object_path, subresource_path};
+pub(crate) use servers::{Others, Turn};
 pub(crate) use tls::{Protocol, connect as tls_connect};

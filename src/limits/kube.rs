@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use super::{
-    Bound, KEPT_RECORDS_MAX, KEPT_TREES_BYTES_MAX, KIB, MIB, NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX,
-    NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
-    PODS_BYTES_MAX, PODS_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
+    Bound, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KEPT_RECORDS_MAX, KEPT_TREES_BYTES_MAX, KIB, MIB,
+    NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
+    NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
+    TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
 };
 
 /// Bytes of one object as JSON. Longer: it is passed over with a message; the server itself takes 1.5 MiB.
@@ -119,7 +120,7 @@ pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
 /// What a node of a cluster keeps beside what each keeps; `node::cluster_show` measures it in this order.
 pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// How many there are.
-pub const CLUSTER_BOUNDED: usize = 11;
+pub const CLUSTER_BOUNDED: usize = 12;
 const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     Bound { name: "cluster_pods", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
     Bound { name: "cluster_objects", entries_max: KUBE_OBJECTS_MAX, bytes_max: KUBE_OBJECTS_BYTES_MAX },
@@ -136,7 +137,13 @@ const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     // As many tokens of nobody, of which the digest is kept.
     Bound::of("node_api_users", 2 * NODE_USERS_MAX, NODE_USER_BYTES_MAX / 2 + NODE_KNOWN_BYTES),
     Bound::of("node_api_decisions", NODE_DECISIONS_MAX, NODE_KNOWN_BYTES),
-    Bound::of("tunnels", 1, TUNNEL_BYTES),
+    // As the API's addresses, and as those that are told and kept.
+    Bound::of("api_servers", K3S_SERVERS_MAX, 4 * (K3S_SERVER_BYTES_MAX + 64)),
+    Bound {
+        name: "tunnels",
+        entries_max: TUNNELS_MAX,
+        bytes_max: TUNNELS_MAX * TUNNEL_BYTES + TUNNEL_QUEUED_BYTES_MAX,
+    },
     Bound::of("tunnel_connections", TUNNEL_CONNECTIONS_MAX, NODE_SPLICE_BYTES + KIB),
 ];
 /// The sum of them.

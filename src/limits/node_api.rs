@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{KIB, MIB};
+use super::{K3S_SERVERS_MAX, KIB, MIB};
 
 /// Connections to the port at once, upgraded ones and logs that are followed included. Full: of those that nobody was let in
 /// by yet the oldest is closed; where there is none, a further one waits.
@@ -53,18 +53,23 @@ pub const NODE_CONNECTION_BYTES: usize = NODE_TLS_IN_BYTES + NODE_TLS_OUT_BYTES 
 /// What is kept of a user or a decision besides his names: the digest of what was asked, and until when it counts.
 pub const NODE_KNOWN_BYTES: usize = 96;
 
-/// Connections of a k3s server through the node's tunnel, at once. Full: refused.
+/// Tunnels to k3s servers at once: one to each that is listed, and perhaps one to that which the user names.
+pub const TUNNELS_MAX: usize = K3S_SERVERS_MAX + 1;
+/// Connections of k3s servers through all of them, at once. Full: refused.
 pub const TUNNEL_CONNECTIONS_MAX: usize = NODE_CONNECTIONS_MAX;
 /// Bytes of a message through it. Longer: the tunnel is closed, and opened anew.
 pub const TUNNEL_MESSAGE_BYTES_MAX: usize = 128 * KIB;
-/// Bytes that wait for one of its connections' ends here. More: the server is told to pause.
+/// Bytes that wait for one of their connections' ends here. More: the server is told to pause.
 pub const TUNNEL_PAUSE_BYTES: usize = 64 * KIB;
 /// What a piece of them costs besides its bytes.
 pub const TUNNEL_PIECE_BYTES: usize = 64;
 /// It goes on when fewer are left than this.
 pub const TUNNEL_RESUME_BYTES: usize = 16 * KIB;
-/// The same of all of them. Full: nothing further is read. What is on its way when the server is told to pause has room.
+/// The same of all of them, of all tunnels together. Full: nothing further is read from a tunnel that has its share. What is on
+/// its way when a server is told to pause has room.
 pub const TUNNEL_QUEUED_BYTES_MAX: usize = MIB;
+/// That share, which a tunnel has however many bytes wait for the others.
+pub const TUNNEL_QUEUED_BYTES_SHARE: usize = 128 * KIB;
 /// Bytes that the kernel keeps for the tunnel: the server's kernel keeps few more.
 pub const TUNNEL_WINDOW_BYTES: usize = 64 * KIB;
 /// When nothing of them is taken for so long, the connection with the most is given up: the others stand still with it.
@@ -79,13 +84,14 @@ pub const TUNNEL_PAUSED_MAX: Duration = Duration::from_mins(1);
 pub const TUNNEL_NUDGE_TIME: Duration = Duration::from_secs(1);
 /// Frames that wait to be written. Full: whoever brings more waits.
 pub const TUNNEL_WRITES_MAX: usize = 4;
-/// How often the server is told that the node is there: it waits for a minute (remotedialer's `PingWaitDuration`).
+/// How often a server is told that the node is there: it waits for a minute (remotedialer's `PingWaitDuration`). All of them
+/// at the same instant, so that several wake the node as often as one.
 pub const TUNNEL_PING_PERIOD: Duration = Duration::from_secs(20);
 /// How long nothing may come. Longer: the tunnel is opened anew.
 pub const TUNNEL_SILENCE_MAX: Duration = Duration::from_mins(1);
-/// The most that the tunnel keeps besides what its connections have on their way: what waits for their ends, two messages that
-/// come, what waits to be written, and TLS.
-pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_MAX
+/// The most that a tunnel keeps besides what its connections have on their way, and what waits for their ends beyond its share:
+/// that share, two messages that come, what waits to be written, and TLS.
+pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_SHARE
     + 3 * TUNNEL_MESSAGE_BYTES_MAX
     + (TUNNEL_WRITES_MAX + 1) * (NODE_SPLICE_BYTES + KIB)
     + NODE_TLS_IN_BYTES

@@ -2,9 +2,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use smol::LocalExecutor;
 use smol::channel::Sender;
+use smol::lock::Semaphore;
 
 use super::agent::Event;
 use super::certificate_asking::Asking;
@@ -21,8 +23,9 @@ use crate::cluster::csr::Purpose;
 use crate::config::Config;
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::facts;
-use crate::k3s::{Reach, Supervisor, Tunnel};
+use crate::k3s::{Common, Reach, Servers, Supervisor, Tunnels};
 use crate::kube;
+use crate::limits::TUNNEL_CONNECTIONS_MAX;
 use crate::metrics::NodeApiUse;
 use crate::render::NodeSettings;
 use crate::server::{Asker, Query};
@@ -99,10 +102,17 @@ pub(super) fn join(
     let k3s = config.k3s.as_ref().and_then(|k3s| {
         // It was looked at with the other settings.
         let server = kube::ServerUrl::parse(&k3s.server).ok()?;
-        let supervisor = || Supervisor::new(server.clone(), clock.clone());
+        let supervisor = Supervisor::new(clock.clone());
+        let (told, news) = smol::channel::bounded(1);
+        let (lost, tunnel_lost) = smol::channel::bounded(1);
+        let servers = Rc::new(Servers::new(server, access.others().clone(), told.clone()));
         let joining = Joining {
             k3s: k3s.clone(),
-            supervisor: supervisor(),
+            supervisor: supervisor.clone(),
+            servers: servers.clone(),
+            turn: RefCell::default(),
+            access: access.clone(),
+            lost: tunnel_lost,
             files: k3s::Files::new(&config.root_dir),
             kubeconfig: kubeconfig.to_owned(),
             node: node.node_name.clone(),
@@ -114,7 +124,7 @@ pub(super) fn join(
             clock: clock.clone(),
         };
         executor.spawn(joining.run()).detach();
-        Some(supervisor())
+        Some((supervisor, servers, told, news, lost))
     });
     let certificates = Certificates {
         kubeconfig: kubeconfig.to_owned(),
@@ -147,10 +157,10 @@ pub(super) fn join(
     executor.spawn(async move { kube::follow::<()>(&followed, &collection, &mut follower).await }).detach();
     if let Some((listening, queries, blocking, held)) = listening {
         machine.port = listening.port();
-        if let Some(supervisor) = k3s {
+        if let Some((supervisor, servers, told, news, lost)) = k3s {
             let asker = Asker::new(queries.clone());
             let reach = Reach { node_api: listening.own_address(), asker, pods: reaches_pods };
-            let tunnel = Tunnel {
+            let common = Common {
                 supervisor,
                 access,
                 reach,
@@ -158,8 +168,10 @@ pub(super) fn join(
                 clock: clock.clone(),
                 seed,
                 held: held.clone(),
+                places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
+                queued: Rc::default(),
             };
-            executor.spawn(tunnel.run()).detach();
+            executor.spawn(Tunnels { servers, common, news, told, lost }.run()).detach();
         }
         let configz = config.configz();
         let needs = crate::node_api::Needs {

@@ -1,7 +1,8 @@
 //! Joins a k3s server: what it gives a node is fetched when there is none, and anew before it ends; the settings of its cluster
-//! once at each start. A task of its own: pods of manifests run meanwhile, and those of the cluster that were kept.
+//! once at each start; which servers that has every ten minutes, when the certificates are looked at anyway, and after a tunnel
+//! was lost. A task of its own: pods of manifests run meanwhile, and those of the cluster that were kept.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,16 +10,16 @@ use std::time::Duration;
 use futures_rustls::pki_types::PrivateKeyDer;
 use futures_rustls::pki_types::pem::PemObject as _;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
-use smol::channel::Sender;
+use smol::channel::{Receiver, Sender};
 
 use super::certificate_asking::apart;
 use super::certificate_files::{is_for, usable};
 use crate::clock::SharedClock;
 use crate::cluster::csr::{self, Due};
 use crate::config::{K3s, TokenSource};
-use crate::k3s::{Ask, Refused, Settings, Supervisor, Token, pinned};
-use crate::kube::{self, Client, Credential, Loaded, RetryWait};
-use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN};
+use crate::k3s::{Ask, List, Refused, Servers, Settings, Supervisor, Token, pinned};
+use crate::kube::{self, Access, Client, Credential, Loaded, RetryWait, Turn};
+use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN};
 use crate::model::Mono;
 use crate::store::file::replace;
 use crate::tls::certificates;
@@ -62,6 +63,11 @@ impl Files {
         self.at("config.json")
     }
 
+    /// The servers of its cluster.
+    fn servers(&self) -> PathBuf {
+        self.at("servers.json")
+    }
+
     /// The settings that were kept, if there are any. I/O, blocking.
     pub(super) fn kept_settings(&self) -> Option<Settings> {
         Settings::parse(&read(&self.settings()).ok()?).ok()
@@ -82,6 +88,14 @@ impl Files {
 pub(super) struct Joining {
     pub(super) k3s: K3s,
     pub(super) supervisor: Supervisor,
+    /// Whom it asks.
+    pub(super) servers: Rc<Servers>,
+    /// Which of them.
+    pub(super) turn: RefCell<Turn>,
+    /// By what, once it has joined.
+    pub(super) access: Access,
+    /// A tunnel was lost.
+    pub(super) lost: Receiver<()>,
     pub(super) files: Files,
     pub(super) kubeconfig: PathBuf,
     pub(super) node: Box<str>,
@@ -112,6 +126,12 @@ struct State {
     warned: bool,
     /// A new certificate is not renewed before this instant, whatever the clock says.
     kept: Mono,
+    /// When the servers are asked for.
+    list_due: Mono,
+    /// How long the next try waits after one that failed.
+    list_wait: Duration,
+    /// What was wrong with their list.
+    list_said: String,
 }
 
 impl Joining {
@@ -119,8 +139,17 @@ impl Joining {
     pub(super) async fn run(self) {
         let mut said = String::new();
         let mut wait = RetryWait::new(kube::seed(&self.node));
-        let kept = self.clock.now().mono;
-        let mut state = State { greeted: false, is_known: false, warned: false, kept };
+        let now = self.clock.now().mono;
+        let mut state = State {
+            greeted: false,
+            is_known: false,
+            warned: false,
+            kept: now,
+            list_due: now,
+            list_wait: KUBE_RETRY_MIN,
+            list_said: String::new(),
+        };
+        self.remember().await;
         loop {
             let pause = match self.turn(&mut state).await {
                 Ok(pause) => {
@@ -137,7 +166,110 @@ impl Joining {
                     if state.is_known { CERTIFICATE_LOOK } else { wait.failed() }
                 }
             };
-            self.clock.sleep(pause).await;
+            if state.greeted && state.list_due <= self.clock.now().mono {
+                self.list(&mut state).await;
+            }
+            let until_list = state.list_due.since(self.clock.now().mono);
+            let late = async {
+                self.clock.sleep(if state.greeted { pause.min(until_list) } else { pause }).await;
+                false
+            };
+            let lost = async { self.lost.recv().await.is_ok() || std::future::pending().await };
+            if smol::future::or(late, lost).await {
+                state.list_due = state.list_due.min(self.clock.now().mono + K3S_LOST_WAIT);
+            }
+        }
+    }
+
+    /// The servers that were kept are known from the start: one of them may be the only one that is there.
+    async fn remember(&self) {
+        let (files, named) = (self.files.clone(), self.servers.named().clone());
+        let kept = apart(move || {
+            let servers = read(&files.servers()).ok().and_then(|bytes| List::kept(&bytes, &named));
+            Ok((servers, files.kept_settings()))
+        });
+        let Ok((servers, settings)) = kept.await else { return };
+        self.servers.set_api_port(settings.and_then(|settings| settings.api_port));
+        if let Some(servers) = servers {
+            self.servers.set(&List { servers, passed_over: None }, kube::seed(&self.node));
+        }
+    }
+
+    /// Asks which servers the cluster has. The longer nobody knows, the more seldom.
+    async fn list(&self, state: &mut State) {
+        let now = self.clock.now().mono;
+        state.list_due = now + state.list_wait;
+        state.list_wait = (2 * state.list_wait).min(K3S_LIST_PERIOD);
+        let wrong = match self.listed().await {
+            Ok(Some(wrong)) => {
+                state.list_due = now + K3S_LIST_PERIOD;
+                state.list_wait = KUBE_RETRY_MIN;
+                wrong
+            }
+            Ok(None) => return,
+            Err(why) => why,
+        };
+        if !wrong.is_empty() && wrong != state.list_said {
+            log::warn!("joining: the servers at /v1-k3s/apiservers: {wrong}");
+        }
+        state.list_said = wrong;
+    }
+
+    /// After what is listed counts and is kept: what was wrong with some of it. `None`: nobody knows at the moment. Those that are
+    /// known stay then, and whatever is wrong.
+    async fn listed(&self) -> Result<Option<String>, String> {
+        let mut with = self.access.load().await.map_err(|error| error.to_string())?;
+        let ask = Ask { path: "/v1-k3s/apiservers", ..Ask::default() };
+        let list = match self.reach(&mut with, &ask).await {
+            Ok(bytes) => List::parse(&bytes)?,
+            // An older server knows no such list.
+            Err(Refused::Status(404, _)) => return Ok(Some(String::new())),
+            // Who is not there was said of the connection and the tunnels.
+            Err(Refused::Unreachable(_)) => return Ok(None),
+            Err(refused) => return Err(self.refused(&with, &refused)),
+        };
+        if list.servers.is_empty() {
+            return list.passed_over.map_or(Ok(None), Err);
+        }
+        if self.servers.set(&list, kube::seed(&self.node)) {
+            let names: Vec<String> = list.servers.iter().map(kube::ServerUrl::authority).collect();
+            log::info!("node {}: the cluster's servers are {}", self.node, names.join(", "));
+            self.client.servers_changed();
+        }
+        let (files, bytes) = (self.files.clone(), list.to_json(self.servers.named()));
+        apart(move || files.keep(&files.servers(), &bytes)).await?;
+        Ok(Some(list.passed_over.unwrap_or_default()))
+    }
+
+    /// Asks the server whose turn it is, or one behind it. Of one that answers that it is not ready there is nothing to be had.
+    async fn reach(&self, with: &mut Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
+        let all = self.servers.supervisors();
+        let mut first = String::new();
+        loop {
+            with.server = self.turn.borrow().aim(&all).clone();
+            let refused = match self.supervisor.ask(with, ask).await {
+                Err(refused @ (Refused::Unreachable(_) | Refused::Status(500.., _))) => refused,
+                answer => {
+                    self.turn.borrow_mut().reached(&with.server);
+                    if !first.is_empty() {
+                        log::warn!("joining: {first}; the node asks {} instead", with.server.authority());
+                    }
+                    return answer;
+                }
+            };
+            let all_failed = self.turn.borrow_mut().failed(&with.server, all.len());
+            let why = self.refused(with, &refused);
+            if all_failed {
+                return Err(match refused {
+                    Refused::Unreachable(_) if !first.is_empty() => {
+                        Refused::Unreachable(format!("{first}; {why}"))
+                    }
+                    refused => refused,
+                });
+            }
+            if first.is_empty() {
+                first = why;
+            }
         }
     }
 
@@ -174,18 +306,18 @@ impl Joining {
         if let (true, true, Some(pause)) = (state.greeted, is_whole, pause) {
             return Ok(pause);
         }
-        let with = self.greet(state).await?;
-        let settings = Settings::parse(&self.get(&with, "/v1-k3s/config", &[]).await?)?;
-        let client_ca = self.get(&with, "/v1-k3s/client-ca.crt", &[]).await?;
-        let server_ca = self.get(&with, "/v1-k3s/server-ca.crt", &[]).await?;
+        let mut with = self.greet(state).await?;
+        let with = &mut with;
+        let settings = Settings::parse(&self.get(with, "/v1-k3s/config", &[]).await?)?;
+        let client_ca = self.get(with, "/v1-k3s/client-ca.crt", &[]).await?;
+        let server_ca = self.get(with, "/v1-k3s/server-ca.crt", &[]).await?;
         for (path, pem) in [("client-ca.crt", &client_ca), ("server-ca.crt", &server_ca)] {
             if certificates(pem).is_none() {
                 return Err(format!("/v1-k3s/{path} holds no certificate in PEM"));
             }
         }
-        let mut server = self.supervisor.server().clone();
-        server.port = settings.api_port.unwrap_or(server.port);
-        let text = kube::kubeconfig_of(server, &self.files.server_ca(), &self.files.client());
+        self.servers.set_api_port(settings.api_port);
+        let text = kube::kubeconfig_of(self.servers.api(), &self.files.server_ca(), &self.files.client());
         let (files, client, server) = (self.files.clone(), client_ca.clone(), server_ca.clone());
         let same_cluster = apart(move || {
             let is = |path: &Path, pem: &[u8]| read(path).is_ok_and(|found| found == pem);
@@ -193,7 +325,7 @@ impl Joining {
         });
         let issued = match pause {
             Some(_) if same_cluster.await? => None,
-            Some(_) | None => Some(self.issue(&with).await?),
+            Some(_) | None => Some(self.issue(with).await?),
         };
         let (files, kubeconfig, known) = (self.files.clone(), self.kubeconfig.clone(), settings.clone());
         let renewed = issued.as_ref().map(|(_, _, validity)| *validity);
@@ -243,11 +375,11 @@ impl Joining {
         let authorities = match (hash, trusted) {
             (None, Some(trusted)) => trusted,
             (hash, _) => {
-                let anybody = self.loaded(None, None);
+                let mut anybody = self.loaded(None, None);
                 let ask = Ask { path: "/cacerts", ..Ask::default() };
-                let pem =
-                    self.supervisor.ask(&anybody, &ask).await.map_err(|refused| self.refused(&refused))?;
-                let server = &self.supervisor.server().host;
+                let answer = self.reach(&mut anybody, &ask).await;
+                let pem = answer.map_err(|refused| self.refused(&anybody, &refused))?;
+                let server = &anybody.server.host;
                 if let Some(hash) = hash {
                     pinned(&pem, hash).map_err(|why| format!("k3s server {server}: {why}"))?
                 } else {
@@ -266,12 +398,13 @@ impl Joining {
     }
 
     fn loaded(&self, authorities: Option<Vec<u8>>, certificate: Option<(Vec<u8>, Vec<u8>)>) -> Loaded {
-        let server = self.supervisor.server().clone();
+        // The one whose turn it is takes its place.
+        let server = self.servers.named().clone();
         Loaded { server, server_name: None, authorities, certificate, token: None }
     }
 
     /// Certificates for the node's API and for itself, with keys that nobody else has; and from when until when they hold.
-    async fn issue(&self, with: &With) -> Result<(Vec<u8>, Vec<u8>, x509::Validity), String> {
+    async fn issue(&self, with: &mut With) -> Result<(Vec<u8>, Vec<u8>, x509::Validity), String> {
         let path = self.k3s.node_password.clone();
         let password = apart(move || node_password(&path)).await?;
         let ips = self.ips.join(",");
@@ -293,7 +426,7 @@ impl Joining {
     /// One certificate, with its key in PEM behind it.
     async fn certificate(
         &self,
-        with: &With,
+        with: &mut With,
         path: &str,
         headers: &[(&'static str, &str)],
     ) -> Result<(Vec<u8>, x509::Validity), String> {
@@ -306,7 +439,7 @@ impl Joining {
         let mut pem = match posted {
             // Servers before 1.27 know no requests of nodes, and send a key.
             Err(Refused::Status(404 | 405, _)) => self.get(with, path, headers).await?,
-            answer => answer.map_err(|refused| self.refused(&refused))?,
+            answer => answer.map_err(|refused| self.refused(&with.loaded, &refused))?,
         };
         if !pem.ends_with(b"\n") {
             pem.push(b'\n');
@@ -320,35 +453,38 @@ impl Joining {
 
     async fn get(
         &self,
-        with: &With,
+        with: &mut With,
         path: &str,
         headers: &[(&'static str, &str)],
     ) -> Result<Vec<u8>, String> {
-        self.ask(with, path, headers, &[]).await.map_err(|refused| self.refused(&refused))
+        let answer = self.ask(with, path, headers, &[]).await;
+        answer.map_err(|refused| self.refused(&with.loaded, &refused))
     }
 
     /// By certificate and token; by the token alone when the certificate is nobody's any more (as k3s).
     async fn ask(
         &self,
-        with: &With,
+        with: &mut With,
         path: &str,
         headers: &[(&'static str, &str)],
         body: &[u8],
     ) -> Result<Vec<u8>, Refused> {
         let ask = Ask { body: body.to_vec(), path, authorization: with.authorization.as_deref(), headers };
-        let answer = self.supervisor.ask(&with.loaded, &ask).await;
+        let answer = self.reach(&mut with.loaded, &ask).await;
         match answer {
             Err(Refused::Status(401, _) | Refused::Unreachable(_)) if with.loaded.certificate.is_some() => {
-                let unknown = self.loaded(with.loaded.authorities.clone(), None);
-                self.supervisor.ask(&unknown, &ask).await
+                let mut unknown = self.loaded(with.loaded.authorities.clone(), None);
+                let answer = self.reach(&mut unknown, &ask).await;
+                with.loaded.server = unknown.server;
+                answer
             }
             answer => answer,
         }
     }
 
-    /// A refusal as a sentence with its mend.
-    fn refused(&self, refused: &Refused) -> String {
-        let host = &self.supervisor.server().host;
+    /// The refusal of that server as a sentence with its mend.
+    fn refused(&self, with: &Loaded, refused: &Refused) -> String {
+        let host = &with.server.host;
         let node = &self.node;
         match refused {
             Refused::Unreachable(why) => why.clone(),

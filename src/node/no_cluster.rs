@@ -79,6 +79,11 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn server_moves(&self) -> Option<u64> {
+        None
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
     pub(super) fn cluster_usage(&self) -> Vec<Usage> {
         Vec::new()
     }

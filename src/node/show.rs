@@ -82,6 +82,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 ("evicted", statuses.evicted),
                 ("refused", statuses.refused),
             ],
+            server_moves: self.server_moves(),
             usage: self.usage(),
             started: self.started,
             process: Process::here(),

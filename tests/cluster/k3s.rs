@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use smolet::config::{Config, K3s as Joins, NodeApi, Registration, TokenSource};
-use smolet::limits::{TUNNEL_CONNECTIONS_MAX, TUNNEL_PING_PERIOD};
+use smolet::limits::{TUNNEL_CONNECTIONS_MAX, TUNNEL_PING_PERIOD, TUNNELS_MAX};
 
 use crate::client::Client;
 use crate::common::apiserver::ApiServer;
@@ -16,7 +16,7 @@ use crate::supervisor::{K3s, SECRET};
 use crate::world::{NODE, World, app};
 
 /// The settings of a node that has a token, and nothing else.
-fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
+pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
     let config = world.config();
     std::fs::write(world.path("token"), format!("{token}\n")).unwrap();
     Config {
@@ -31,7 +31,7 @@ fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
     }
 }
 
-fn is_ready(world: &World) -> bool {
+pub fn is_ready(world: &World) -> bool {
     let node = world.node().unwrap_or_default();
     let conditions = node["status"]["conditions"].as_array().cloned().unwrap_or_default();
     conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
@@ -224,7 +224,7 @@ fn the_server_reaches_the_nodes_api_through_the_tunnel_and_nothing_else() {
     assert_eq!(pods["items"][0]["metadata"]["name"], "web");
     // What it holds is told.
     let page = get("/metrics").body;
-    for (structure, limit) in [("tunnels", 1), ("tunnel_connections", TUNNEL_CONNECTIONS_MAX)] {
+    for (structure, limit) in [("tunnels", TUNNELS_MAX), ("tunnel_connections", TUNNEL_CONNECTIONS_MAX)] {
         for line in [
             format!("smolet_bounded_entries{{structure=\"{structure}\"}} 1\n"),
             format!("smolet_bounded_entries_limit{{structure=\"{structure}\"}} {limit}\n"),

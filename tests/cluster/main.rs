@@ -21,5 +21,6 @@ mod node;
 mod objects;
 mod offline;
 mod pods;
+mod servers;
 mod supervisor;
 mod world;

@@ -13,7 +13,7 @@ use async_io::Async;
 use futures_rustls::TlsAcceptor;
 use futures_rustls::server::TlsStream;
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, SHA256, digest};
-use serde_json::json;
+use serde_json::{Value, json};
 use smol::LocalExecutor;
 use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -44,6 +44,10 @@ pub struct State {
     pub token_ended: bool,
     /// It wants to reach pods, too.
     pub reaches_pods: bool,
+    /// What it lists as the cluster's servers; none: it knows no such list.
+    pub apiservers: Option<Value>,
+    /// Connections since the start, those of whoever does not trust it included.
+    pub connections: usize,
     /// Certificates hold for so many seconds.
     pub seconds: Option<i64>,
     /// Its tunnels, by node.
@@ -71,17 +75,16 @@ struct Shared {
 
 impl K3s {
     pub fn start(api: &ApiServer) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::start_on(TcpListener::bind("127.0.0.1:0").unwrap(), api, api.address().port())
+    }
+
+    /// On that socket, with its API on that port of the same host.
+    pub fn start_on(listener: TcpListener, api: &ApiServer, api_port: u16) -> Self {
         let address = listener.local_addr().unwrap();
         let state = Arc::new(Mutex::new(State::default()));
         let (ca, client_ca) = (api.ca_pem(), api.client_ca_pem());
-        let shared = Shared {
-            state: state.clone(),
-            signer: api.signer(),
-            ca: ca.clone(),
-            client_ca,
-            api_port: api.address().port(),
-        };
+        let shared =
+            Shared { state: state.clone(), signer: api.signer(), ca: ca.clone(), client_ca, api_port };
         let acceptor = TlsAcceptor::from(Arc::new(api.tls(b"http/1.1")));
         let (ports, wanted) = smol::channel::unbounded();
         let run = move || {
@@ -169,6 +172,7 @@ async fn serve(
         loop {
             let (socket, _) = listener.accept().await.unwrap();
             let (acceptor, shared) = (acceptor.clone(), shared.clone());
+            shared.state.lock().unwrap().connections += 1;
             let served = async move {
                 // Whoever trusts another authority goes away in the middle of it.
                 if let Ok(tls) = acceptor.accept(socket).await {
@@ -247,6 +251,9 @@ fn respond(shared: &Shared, asked: &Asked, body: &[u8]) -> (u16, String) {
             let config = json!({"ClusterDNS": "10.43.0.10", "ClusterDNSs": ["10.43.0.10"], "ClusterDomain": "k3s.test",
                 "HTTPSPort": shared.api_port, "SupervisorPort": 1, "EgressSelectorMode": if state.reaches_pods { "pod" } else { "agent" }});
             (200, config.to_string())
+        }
+        "/v1-k3s/apiservers" if state.apiservers.is_some() => {
+            (200, state.apiservers.clone().unwrap_or_default().to_string())
         }
         path @ ("/v1-k3s/serving-kubelet.crt" | "/v1-k3s/client-kubelet.crt") => {
             let (node, password) = (header("k3s-node-name"), header("k3s-node-password"));

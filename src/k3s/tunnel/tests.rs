@@ -8,6 +8,7 @@ use smol::io::{AsyncRead, AsyncWrite};
 
 use super::*;
 use crate::clock::{Clock as _, VirtualClock};
+use crate::limits::TUNNEL_CONNECTIONS_MAX;
 
 /// A session whose frames are read here, and the node's API behind it.
 struct World {
@@ -35,6 +36,7 @@ impl World {
             connections: RefCell::default(),
             places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
             queued: Cell::new(0),
+            of_all: Rc::default(),
             drained,
             heard: Cell::new(clock.now().mono),
             held: Gauge::default(),
@@ -91,15 +93,23 @@ impl World {
 
     fn tunnel(&self) -> Tunnel {
         let clock: SharedClock = Rc::new(self.clock.clone());
-        let server = crate::kube::ServerUrl::parse("https://127.0.0.1:1").unwrap();
-        Tunnel {
-            supervisor: Supervisor::new(server, clock.clone()),
+        let common = Common {
+            supervisor: Supervisor::new(clock.clone()),
             access: Access::new(std::path::Path::new("/nowhere")),
             reach: self.session.reach.clone(),
             executor: self.executor.clone(),
             clock,
             seed: 1,
             held: NodeApiUse::default(),
+            places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
+            queued: Rc::default(),
+        };
+        let (told, _) = smol::channel::bounded(1);
+        Tunnel {
+            server: ServerUrl::parse("https://127.0.0.1:1").unwrap(),
+            common,
+            standing: Rc::new(Cell::new(Standing::Tried)),
+            told,
         }
     }
 
@@ -191,6 +201,50 @@ fn who_reads_nothing_is_given_up_when_the_others_stand_still_with_it() {
         (&other).read_exact(&mut bytes).await.unwrap();
         assert_eq!(&bytes, b"hello");
     });
+}
+
+#[test]
+fn a_tunnel_has_its_share_when_the_others_have_filled_the_rest() {
+    let world = World::new();
+    world.session.of_all.set(TUNNEL_QUEUED_BYTES_MAX);
+    world.run(async {
+        world.dial(1).await;
+        let _stuck = world.accept().await;
+        let fill = async {
+            loop {
+                world.say(1, Message::Data(&[0; PIECE])).await;
+                async_io::Timer::after(Duration::from_micros(200)).await;
+            }
+        };
+        let time = async {
+            while world.session.queued.get() <= TUNNEL_QUEUED_BYTES_SHARE {
+                async_io::Timer::after(Duration::from_millis(1)).await;
+            }
+            async_io::Timer::after(Duration::from_millis(20)).await;
+            assert!(world.session.queued.get() <= TUNNEL_QUEUED_BYTES_SHARE + 2 * PIECE);
+            assert!(world.session.is_full());
+            // The others have taken theirs, of which nobody tells.
+            world.session.of_all.set(world.session.queued.get());
+            world.clock.advance(TUNNEL_STUCK_TIME);
+            while world.session.queued.get() <= 2 * TUNNEL_QUEUED_BYTES_SHARE {
+                async_io::Timer::after(Duration::from_millis(1)).await;
+            }
+            assert!(world.session.connection(1).is_some(), "it is not given up for the others' sake");
+        };
+        smol::future::or(fill, time).await;
+    });
+    let (of_all, queued) = (world.session.of_all.clone(), world.session.queued.get());
+    assert_eq!(of_all.get(), queued);
+    drop(world);
+    assert_eq!(of_all.get(), 0, "what was queued goes with the tunnel");
+}
+
+#[test]
+fn tunnels_say_their_words_at_the_same_instant() {
+    let period = i64::try_from(TUNNEL_PING_PERIOD.as_nanos()).unwrap();
+    for (now, next) in [(0, period), (1, period), (period - 1, period), (period, 2 * period)] {
+        assert_eq!(Mono(now) + until_ping(Mono(now)), Mono(next), "{now}");
+    }
 }
 
 #[test]
@@ -333,8 +387,8 @@ fn a_link_that_is_gone_without_a_word_is_given_up_while_much_waits_to_be_written
         }
     };
     let why = smol::block_on(world.executor.run(smol::future::or(served, time)));
-    assert_eq!(why, "nothing came from the k3s server for 60 s");
-    assert_eq!(tunnel.held.tunnels.get(), 0);
+    assert_eq!(why, "nothing came for 60 s");
+    assert_eq!(tunnel.common.held.tunnels.get(), 0);
 }
 
 /// A link on which a frame goes every ten seconds, to a server that answers pings and says nothing else.

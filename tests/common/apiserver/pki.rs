@@ -86,12 +86,12 @@ impl Authority {
         self.issue(named(user, groups), Vec::new(), Use { purpose, valid })
     }
 
-    /// A server's on loopback.
+    /// A server's on loopback: on several addresses of it, for a cluster of several.
     pub fn server(&self) -> Identity {
         let localhost = "localhost".try_into().expect("a name in ASCII");
-        let loopback = SanType::IpAddress(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let purpose = ExtendedKeyUsagePurpose::ServerAuth;
-        let names = vec![SanType::DnsName(localhost), loopback];
+        let mut names = vec![SanType::DnsName(localhost)];
+        names.extend((1..=4).map(|host| SanType::IpAddress(IpAddr::V4(Ipv4Addr::new(127, 0, 0, host)))));
         self.issue(named("kube-apiserver", &[]), names, Use { purpose, valid: None })
     }
 

@@ -1,0 +1,217 @@
+//! The servers of a node's cluster as all who ask them know them, and a tunnel to each (`agentTunnel.watchEndpoints`).
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use smol::Task;
+use smol::channel::{Receiver, Sender};
+
+use super::servers::{List, supervisor};
+use super::tunnel::{Common, Standing, Tunnel};
+use crate::kube::{Others, ServerUrl};
+
+/// The servers that are known.
+pub(crate) struct Servers {
+    /// The one that the user names, by its supervisor.
+    named: ServerUrl,
+    /// The port of the API, where that is another than the supervisor's.
+    api_port: Cell<Option<u16>>,
+    /// The others by their API.
+    others: Others,
+    /// They became others.
+    told: Sender<()>,
+}
+
+impl Servers {
+    /// The one that the user names, and `others` as soon as they are set here; of each change `told` is told.
+    pub(crate) fn new(named: ServerUrl, others: Others, told: Sender<()>) -> Self {
+        Self { named, api_port: Cell::new(None), others, told }
+    }
+
+    /// The one that the user names.
+    pub(crate) fn named(&self) -> &ServerUrl {
+        &self.named
+    }
+
+    /// Its API, as far as is known.
+    pub(crate) fn api(&self) -> ServerUrl {
+        ServerUrl { port: self.api_port.get().unwrap_or(self.named.port), ..self.named.clone() }
+    }
+
+    /// What the settings say of its port.
+    pub(crate) fn set_api_port(&self, port: Option<u16>) {
+        if self.api_port.replace(port) != port {
+            // Full: somebody comes and looks anyway.
+            let _ = self.told.try_send(());
+        }
+    }
+
+    /// Puts these in the place of the others. Whether they are not the same. Nodes begin with different ones, by their `seed`:
+    /// those that lose the same server do not all go to the same.
+    pub(crate) fn set(&self, list: &List, seed: u64) -> bool {
+        let mut servers = list.servers.clone();
+        let count = servers.len().max(1) as u64;
+        servers.rotate_left(usize::try_from(seed % count).unwrap_or(0));
+        let changed = self.others.all() != servers;
+        if changed {
+            self.others.set(servers);
+            let _ = self.told.try_send(());
+        }
+        changed
+    }
+
+    /// The supervisors of those that are listed.
+    fn listed(&self) -> Vec<ServerUrl> {
+        let mut found = Vec::new();
+        for api in self.others.all() {
+            let server = supervisor(&api, &self.named, self.api_port.get());
+            // A host may be there with two ports.
+            if !found.contains(&server) {
+                found.push(server);
+            }
+        }
+        found
+    }
+
+    /// All supervisors, the one that the user names first.
+    pub(crate) fn supervisors(&self) -> Vec<ServerUrl> {
+        let listed = Others::default();
+        listed.set(self.listed());
+        listed.behind(&self.named)
+    }
+}
+
+/// Keeps the tunnels.
+pub(crate) struct Tunnels {
+    pub(crate) servers: Rc<Servers>,
+    pub(crate) common: Common,
+    /// The servers or the tunnels became others.
+    pub(crate) news: Receiver<()>,
+    /// Who tells of it.
+    pub(crate) told: Sender<()>,
+    /// Whom it is told that a tunnel is not open any more.
+    pub(crate) lost: Sender<()>,
+}
+
+/// A tunnel whose task ends when this is dropped.
+struct Kept {
+    _task: Task<()>,
+    standing: Rc<Cell<Standing>>,
+    was_open: bool,
+}
+
+impl Tunnels {
+    /// One to each server, for ever.
+    pub(crate) async fn run(self) {
+        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        loop {
+            let listed = self.servers.listed();
+            let named = self.servers.named();
+            kept.retain(|of, _| {
+                let stays = *of == named.authority() || listed.iter().any(|server| server.authority() == *of);
+                if !stays {
+                    log::info!("tunnel to k3s server {of}: ended, it is none of the cluster's any more");
+                }
+                stays
+            });
+            for server in &listed {
+                self.keep(&mut kept, server);
+            }
+            if !listed.contains(named) {
+                let standings: Vec<Standing> = listed
+                    .iter()
+                    .filter_map(|server| kept.get(&server.authority()).map(|kept| kept.standing.get()))
+                    .collect();
+                match is_named_kept(&standings) {
+                    Some(true) => self.keep(&mut kept, named),
+                    Some(false) => drop(kept.remove(&named.authority())),
+                    None => {}
+                }
+            }
+            for of in kept.values_mut() {
+                let is_open = of.standing.get() == Standing::Open;
+                if std::mem::replace(&mut of.was_open, is_open) && !is_open {
+                    let _ = self.lost.try_send(());
+                }
+            }
+            if self.news.recv().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// At most `limits::TUNNELS_MAX`: one to each that is listed, and to the one that the user names.
+    fn keep(&self, kept: &mut BTreeMap<String, Kept>, server: &ServerUrl) {
+        kept.entry(server.authority()).or_insert_with(|| {
+            let standing = Rc::new(Cell::new(Standing::Tried));
+            let tunnel = Tunnel {
+                server: server.clone(),
+                common: self.common.clone(),
+                standing: standing.clone(),
+                told: self.told.clone(),
+            };
+            Kept { _task: self.common.executor.spawn(tunnel.run()), standing, was_open: false }
+        });
+    }
+}
+
+/// Whether there is a tunnel to the server that the user names, when it is not listed by that name; `None`: as it is.
+///
+/// k3s has none as soon as there is a list. But a node outside the cluster's network may reach no server by the address by which
+/// the others know it.
+///
+/// | those that are listed   | there is one |
+/// |-------------------------|--------------|
+/// | one is open             | no           |
+/// | all lost, or there none | yes          |
+/// | otherwise               | as it is     |
+fn is_named_kept(listed: &[Standing]) -> Option<bool> {
+    if listed.contains(&Standing::Open) {
+        return Some(false);
+    }
+    listed.iter().all(|standing| *standing == Standing::Lost).then_some(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_not_listed_has_a_tunnel_while_no_listed_one_can_be_reached() {
+        use Standing::{Lost, Open, Tried};
+        for (listed, wanted) in [
+            (&[][..], Some(true)),
+            (&[Lost], Some(true)),
+            (&[Lost, Lost], Some(true)),
+            (&[Tried], None),
+            (&[Tried, Lost], None),
+            (&[Open], Some(false)),
+            (&[Lost, Open], Some(false)),
+            (&[Tried, Open], Some(false)),
+        ] {
+            assert_eq!(is_named_kept(listed), wanted, "{listed:?}");
+        }
+    }
+
+    #[test]
+    fn servers_are_told_of_once_and_begin_with_another_for_each_node() {
+        let (told, news) = smol::channel::bounded(1);
+        let named = ServerUrl::parse("https://vip:6443").unwrap();
+        let others = Others::default();
+        let servers = Servers::new(named, others.clone(), told);
+        assert_eq!(servers.supervisors(), [servers.api()]);
+        let list = List::parse(br#"["10.0.0.1:6443","10.0.0.2:6443"]"#).unwrap();
+        assert!(servers.set(&list, 1) && news.try_recv().is_ok());
+        assert!(!servers.set(&list, 1) && news.try_recv().is_err());
+        let hosts = |all: Vec<ServerUrl>| all.into_iter().map(|server| server.host).collect::<Vec<_>>();
+        assert_eq!(hosts(others.all()), ["10.0.0.2", "10.0.0.1"]);
+        assert_eq!(hosts(servers.supervisors()), ["vip", "10.0.0.2", "10.0.0.1"]);
+        // Where the API has a port of its own.
+        servers.set_api_port(Some(7443));
+        assert!(news.try_recv().is_ok());
+        assert_eq!(servers.api().authority(), "vip:7443");
+        assert!(servers.set(&List::parse(br#"["10.0.0.1:7443"]"#).unwrap(), 1));
+        assert_eq!(servers.supervisors()[1].authority(), "10.0.0.1:6443");
+    }
+}
