@@ -1,14 +1,22 @@
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use smol::io::{AsyncRead, AsyncWrite};
 
+use async_io::Async;
+use smol::channel::Receiver;
+
 use super::*;
 use crate::clock::{Clock as _, VirtualClock};
-use crate::limits::TUNNEL_CONNECTIONS_MAX;
+use crate::k3s::message::{self, END, Message};
+use crate::limits::{
+    TUNNEL_CONNECTIONS_MAX, TUNNEL_NUDGE_TIME, TUNNEL_PAUSE_BYTES, TUNNEL_PAUSED_TIME,
+    TUNNEL_QUEUED_BYTES_MAX, TUNNEL_QUEUED_BYTES_SHARE, TUNNEL_STUCK_TIME,
+};
+use crate::metrics::Gauge;
 
 /// A session whose frames are read here, and the node's API behind it.
 struct World {
