@@ -34,13 +34,19 @@ impl List {
     }
 
     fn of(entries: &[Node]) -> Self {
-        let mut servers: Vec<ServerUrl> =
-            entries.iter().filter_map(|of| of.text().and_then(address)).collect();
-        let wrong = entries.iter().find(|of| of.text().and_then(address).is_none());
-        let count = entries.len() - servers.len();
-        // The server's order is another one each time.
-        servers.sort_by_cached_key(ServerUrl::authority);
-        servers.dedup();
+        let (mut servers, mut wrong, mut count) = (Vec::<ServerUrl>::new(), None, 0);
+        for entry in entries {
+            let Some(server) = entry.text().and_then(address) else {
+                wrong = wrong.or(Some(entry));
+                count += 1;
+                continue;
+            };
+            // The server's order is another one each time.
+            let place = servers.binary_search_by(|other| other.authority().cmp(&server.authority()));
+            if let Err(place) = place {
+                servers.insert(place, server);
+            }
+        }
         let passed_over = match wrong {
             Some(first) => {
                 let first = first.text().map_or_else(|| first.to_string(), quoted);

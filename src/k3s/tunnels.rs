@@ -1,7 +1,6 @@
 //! The servers of a node's cluster as all who ask them know them, and a tunnel to each (`agentTunnel.watchEndpoints`).
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use smol::Task;
@@ -50,9 +49,9 @@ impl Servers {
     /// Puts these in the place of the others. Whether they are not the same. Nodes begin with different ones, by their `seed`:
     /// those that lose the same server do not all go to the same.
     pub(crate) fn set(&self, list: &List, seed: u64) -> bool {
-        let mut servers = list.servers.clone();
-        let count = servers.len().max(1) as u64;
-        servers.rotate_left(usize::try_from(seed % count).unwrap_or(0));
+        let first = usize::try_from(seed % list.servers.len().max(1) as u64).unwrap_or(0);
+        let (front, rear) = list.servers.split_at(first);
+        let servers = [rear, front].concat();
         let changed = self.others.all() != servers;
         if changed {
             self.others.set(servers);
@@ -96,6 +95,7 @@ pub(crate) struct Tunnels {
 
 /// A tunnel whose task ends when this is dropped.
 struct Kept {
+    server: ServerUrl,
     _task: Task<()>,
     standing: Rc<Cell<Standing>>,
     was_open: bool,
@@ -104,14 +104,15 @@ struct Kept {
 impl Tunnels {
     /// One to each server, for ever.
     pub(crate) async fn run(self) {
-        let mut kept: BTreeMap<String, Kept> = BTreeMap::new();
+        let mut kept: Vec<Kept> = Vec::new();
         loop {
             let listed = self.servers.listed();
             let named = self.servers.named();
-            kept.retain(|of, _| {
-                let stays = *of == named.authority() || listed.iter().any(|server| server.authority() == *of);
+            kept.retain(|of| {
+                let stays = of.server == *named || listed.contains(&of.server);
                 if !stays {
-                    log::info!("tunnel to k3s server {of}: ended, it is none of the cluster's any more");
+                    let server = of.server.authority();
+                    log::info!("tunnel to k3s server {server}: ended, it is none of the cluster's any more");
                 }
                 stays
             });
@@ -119,17 +120,15 @@ impl Tunnels {
                 self.keep(&mut kept, server);
             }
             if !listed.contains(named) {
-                let standings: Vec<Standing> = listed
-                    .iter()
-                    .filter_map(|server| kept.get(&server.authority()).map(|kept| kept.standing.get()))
-                    .collect();
+                let of_listed = kept.iter().filter(|of| of.server != *named);
+                let standings: Vec<Standing> = of_listed.map(|of| of.standing.get()).collect();
                 match is_named_kept(&standings) {
                     Some(true) => self.keep(&mut kept, named),
-                    Some(false) => drop(kept.remove(&named.authority())),
+                    Some(false) => kept.retain(|of| of.server != *named),
                     None => {}
                 }
             }
-            for of in kept.values_mut() {
+            for of in &mut kept {
                 let is_open = of.standing.get() == Standing::Open;
                 if std::mem::replace(&mut of.was_open, is_open) && !is_open {
                     let _ = self.lost.try_send(());
@@ -142,17 +141,19 @@ impl Tunnels {
     }
 
     /// At most `limits::TUNNELS_MAX`: one to each that is listed, and to the one that the user names.
-    fn keep(&self, kept: &mut BTreeMap<String, Kept>, server: &ServerUrl) {
-        kept.entry(server.authority()).or_insert_with(|| {
-            let standing = Rc::new(Cell::new(Standing::Tried));
-            let tunnel = Tunnel {
-                server: server.clone(),
-                common: self.common.clone(),
-                standing: standing.clone(),
-                told: self.told.clone(),
-            };
-            Kept { _task: self.common.executor.spawn(tunnel.run()), standing, was_open: false }
-        });
+    fn keep(&self, kept: &mut Vec<Kept>, server: &ServerUrl) {
+        if kept.iter().any(|of| of.server == *server) {
+            return;
+        }
+        let standing = Rc::new(Cell::new(Standing::Tried));
+        let tunnel = Tunnel {
+            server: server.clone(),
+            common: self.common.clone(),
+            standing: standing.clone(),
+            told: self.told.clone(),
+        };
+        let task = self.common.executor.spawn(tunnel.run());
+        kept.push(Kept { server: server.clone(), _task: task, standing, was_open: false });
     }
 }
 

@@ -178,6 +178,7 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "refusals_said",
             "server_calls",
             "node_api_users",
+            "api_servers",
             "tunnels",
             "tunnel_connections",
         ]
