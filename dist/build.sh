@@ -118,6 +118,7 @@ Architecture: $arch
 Maintainer: smolet maintainers <maintainers@smolet.invalid>
 Installed-Size: $(du -k --apparent-size -s --exclude=DEBIAN "$root" | cut -f1)
 Recommends: containerd | containerd.io | cri-o, containernetworking-plugins, iptables
+Suggests: nfs-common
 Section: admin
 Priority: optional
 Description: Kubernetes node agent for ARM gateways

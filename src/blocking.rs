@@ -3,13 +3,14 @@
 //! ```text
 //!     run, run_for            smolet's own paths    few turns, no deadline: it is done when it is done
 //!     run_outside, …_for      any other path        turns of their own, and a deadline: the path may never answer
+//!     run_with_server         an NFS server         the same turns, and the deadline that its programs have
 //!     run_alone               one job at a time     no turn: it may hang, and holds up nothing but itself
 //! ```
 //!
 //! A path that is not smolet's own (a hostPath, what a link in a volume leads to) may lie on a server that is away: then
 //! the system call ends when that is back, days later or never, and nothing can end it before. So its thread is left to
-//! itself: whoever waited gets an error, and until it ends nobody begins anything more on that file system, or in that pod's
-//! volumes. On the file systems of the agent itself, which answer, each path is apart.
+//! itself: whoever waited gets an error, and until it ends nobody begins anything more on that file system, with that server, or in
+//! that pod's volumes. On the file systems of the agent itself, which answer, each path is apart.
 //!
 //! Not the pool of the `blocking` crate: its threads stay once they were needed (1.7) and wake twice a second each, for
 //! nothing, for as long as the agent lives.
@@ -22,6 +23,7 @@ use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use smol::channel::Receiver;
 use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardArc};
@@ -31,6 +33,7 @@ use crate::limits::{BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_JOBS_MAX, OUTSI
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::store::poison;
+use crate::volume::NFS;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -58,6 +61,10 @@ enum Lies {
     InPod(PathBuf),
     /// On that device.
     On(Box<str>),
+    /// With that server: all it exports is away with it.
+    With(Box<str>),
+    /// What is asked of that server by a program.
+    Asked(Server, Box<str>),
     /// On a device of the agent's own, which answers; a link in it may not.
     At(PathBuf),
 }
@@ -67,18 +74,36 @@ impl Lies {
     fn of(path: &Path, root: &Path) -> Self {
         let at = || Self::At(path.to_owned());
         let Ok(mounts) = mounts::read() else { return at() };
-        let Some(system) = mounts::device_of(&mounts, Path::new("/"), &[]) else { return at() };
-        let Some(own) = mounts::device_of(&mounts, root, &[&system]) else { return at() };
-        let own = [&*system, &*own];
-        let device = mounts::device_of(&mounts, path, &own).filter(|device| !own.contains(&&**device));
-        device.map_or_else(at, Self::On)
+        let Some(system) = mounts::mount_of(&mounts, Path::new("/"), &[]) else { return at() };
+        let Some(own) = mounts::mount_of(&mounts, root, &[&system.device]) else { return at() };
+        let own = [&*system.device, &*own.device];
+        match mounts::mount_of(&mounts, path, &own).filter(|mount| !own.contains(&&*mount.device)) {
+            None => at(),
+            Some(mount) => mount
+                .server()
+                .map_or_else(|| Self::On(mount.device.clone()), |server| Self::With(server.into())),
+        }
     }
 
+    /// `None` for a server's volume too: of the pods that have one there, not each is to wait for it.
     fn in_pod(path: &Path, root: &Path) -> Option<Self> {
         let pods = root.join("pods");
-        let pod = path.strip_prefix(&pods).ok()?.iter().next()?;
-        Some(Self::InPod(pods.join(pod)))
+        let mut below = path.strip_prefix(&pods).ok()?.iter();
+        let pod = below.next()?;
+        let is_of_server = below.next().is_some_and(|part| part == "volumes")
+            && below.next().is_some_and(|part| part == NFS);
+        (!is_of_server).then(|| Self::InPod(pods.join(pod)))
     }
+}
+
+/// What is asked of a server. One does not wait for the other, nor for who looks at a path there: unmounting by force ends what
+/// hangs, and that server's mounts may take long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Server {
+    /// To mount what it exports.
+    Mount,
+    /// To unmount it.
+    Unmount,
 }
 
 enum Place {
@@ -252,6 +277,40 @@ impl Blocking {
         done
     }
 
+    /// Work with that server, which ends by itself in such a time, one job of its kind after the other, and after all other work
+    /// for the pod; `path` is what is shown.
+    ///
+    /// # Errors
+    /// Its turn does not come within `limits::OUTSIDE_PATIENCE`, or the work does not end; as with [`Blocking::run_outside`].
+    pub async fn run_with_server<T: Send + 'static>(
+        &self,
+        pod: &PodUid,
+        (kind, server): (Server, &str),
+        path: &Path,
+        time: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let mine = self.turn_of(pod).await?;
+        let (job, done) = kept(move || {
+            let _mine = mine;
+            work()
+        });
+        let over = self.with(Lies::Asked(kind, server.into()), path, time, job).await;
+        self.forget_idle();
+        over.map(|()| done.take())
+    }
+
+    async fn with(&self, lies: Lies, path: &Path, time: Duration, job: Job) -> Result<(), Stuck> {
+        let Place::OwnThread(clock) = &self.place else {
+            here(job).await;
+            return Ok(());
+        };
+        let for_turn = Cell::new(false);
+        let stay = or_late(clock, OUTSIDE_PATIENCE, self.enter(path, Some(lies), clock, &for_turn)).await;
+        let ended = begin(path, stay.unwrap_or_else(|| Err(self.late(path, &for_turn)))?, job)?;
+        or_late(clock, time, over(&ended)).await.ok_or_else(|| Stuck::Hangs(path.to_owned()))
+    }
+
     /// Work that takes no turn: it may hang, and its caller has no more than one at a time.
     ///
     /// # Errors
@@ -288,42 +347,54 @@ impl Blocking {
             return Ok(());
         };
         let for_turn = Cell::new(false);
-        let done = or_late(clock, async {
-            let in_pod = Lies::in_pod(path, &self.root);
-            let is_in_pod = in_pod.is_some();
-            let lies = if let Some(lies) = in_pod {
-                lies
-            } else {
-                let (path, root) = (path.to_owned(), self.root.clone());
-                self.run(move || Lies::of(&path, &root)).await
-            };
-            let at = self.paths.borrow_mut().entry(lies).or_default().clone();
-            // Known to hang: whoever waits here may hold up others meanwhile.
-            if at.hangs(clock.now().mono) {
-                return Err(Stuck::Hangs(path.to_owned()));
-            }
-            let of_path = at.turn.lock_arc().await;
-            let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
-            let turn = match kept.or_else(|| self.outside.try_acquire_arc()) {
-                None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
-                None => {
-                    for_turn.set(true);
-                    self.outside.acquire_arc().await
-                }
-                Some(turn) => turn,
-            };
-            for_turn.set(false);
-            *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
-            let stay = Stay { at, _path: of_path, _turn: turn };
-            // Never here and now: the agent would hang with it.
-            let ended = spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))));
-            over(&ended.map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))?).await;
+        let done = or_late(clock, OUTSIDE_PATIENCE, async {
+            let stay = self.enter(path, None, clock, &for_turn).await?;
+            over(&begin(path, stay, job)?).await;
             Ok(())
         });
-        let late = || if for_turn.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) };
-        let done = done.await.unwrap_or_else(|| Err(late()));
+        let done = done.await.unwrap_or_else(|| Err(self.late(path, &for_turn)));
         self.forget_idle();
         done
+    }
+
+    fn late(&self, path: &Path, for_turn: &Cell<bool>) -> Stuck {
+        if for_turn.get() { self.full(path) } else { Stuck::Hangs(path.to_owned()) }
+    }
+
+    /// Waits for the turn of a path, whose place is looked for unless it is known. `for_turn` tells whether it waits for a thread.
+    async fn enter(
+        &self,
+        path: &Path,
+        lies: Option<Lies>,
+        clock: &SharedClock,
+        for_turn: &Cell<bool>,
+    ) -> Result<Stay, Stuck> {
+        let lies = lies.or_else(|| Lies::in_pod(path, &self.root));
+        let lies = if let Some(lies) = lies {
+            lies
+        } else {
+            let (path, root) = (path.to_owned(), self.root.clone());
+            self.run(move || Lies::of(&path, &root)).await
+        };
+        let is_in_pod = matches!(lies, Lies::InPod(_) | Lies::Asked(Server::Unmount, _));
+        let at = self.paths.borrow_mut().entry(lies).or_default().clone();
+        // Known to hang: whoever waits here may hold up others meanwhile.
+        if at.hangs(clock.now().mono) {
+            return Err(Stuck::Hangs(path.to_owned()));
+        }
+        let of_path = at.turn.lock_arc().await;
+        let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
+        let turn = match kept.or_else(|| self.outside.try_acquire_arc()) {
+            None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
+            None => {
+                for_turn.set(true);
+                self.outside.acquire_arc().await
+            }
+            Some(turn) => turn,
+        };
+        for_turn.set(false);
+        *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
+        Ok(Stay { at, _path: of_path, _turn: turn })
     }
 
     /// Every thread is at a path that does not answer.
@@ -344,7 +415,9 @@ impl Blocking {
         match (turn.try_lock_arc(), &self.place) {
             (Some(mine), _) => Ok(mine),
             (None, Place::Here) => Ok(turn.lock_arc().await),
-            (None, Place::OwnThread(clock)) => or_late(clock, turn.lock_arc()).await.ok_or(Stuck::PodBusy),
+            (None, Place::OwnThread(clock)) => {
+                or_late(clock, OUTSIDE_PATIENCE, turn.lock_arc()).await.ok_or(Stuck::PodBusy)
+            }
         }
     }
 
@@ -355,12 +428,18 @@ impl Blocking {
 }
 
 /// What comes in time.
-async fn or_late<T>(clock: &SharedClock, awaited: impl Future<Output = T>) -> Option<T> {
+async fn or_late<T>(clock: &SharedClock, time: Duration, awaited: impl Future<Output = T>) -> Option<T> {
     let late = async {
-        clock.sleep(OUTSIDE_PATIENCE).await;
+        clock.sleep(time).await;
         None
     };
     smol::future::or(async { Some(awaited.await) }, late).await
+}
+
+/// Starts the work at a path, whose end closes what is returned. Never here and now: the agent would hang with it.
+fn begin(path: &Path, stay: Stay, job: Job) -> Result<Receiver<Infallible>, Stuck> {
+    spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))))
+        .map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))
 }
 
 /// The work as a job, and where its result is afterwards.

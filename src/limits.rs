@@ -11,6 +11,7 @@ mod keep;
 mod kube;
 mod logs;
 mod metrics;
+mod nfs;
 mod node_api;
 mod probe;
 mod service;
@@ -28,6 +29,7 @@ pub use keep::*;
 pub use kube::*;
 pub use logs::*;
 pub use metrics::*;
+pub use nfs::*;
 pub use node_api::*;
 pub use probe::*;
 pub use service::*;
@@ -378,10 +380,11 @@ pub const STARTS_AT_ONCE_MAX: usize = 8;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
 /// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at: one of each
-/// pod's volumes, one of each file system else. A thread stays for as long as the kernel does not answer. Full: further ones
-/// wait; when all hang, whoever wants one more gets an error at once, and tries again.
+/// pod's volumes, one of each file system or server else, and of each server one that mounts and one that unmounts. A thread
+/// stays for as long as the kernel does not answer. Full: further ones wait; when all hang, whoever wants one more gets an
+/// error at once, and tries again.
 pub const OUTSIDE_JOBS_MAX: usize = 16;
-/// Of those, kept for what is in the pods' directories.
+/// Of those, kept for what is in the pods' directories, and for unmounting it.
 pub const IN_PODS_JOBS_MIN: usize = 4;
 const _: () = assert!(IN_PODS_JOBS_MIN < OUTSIDE_JOBS_MAX);
 /// How long such a path may take, and a pod's earlier work. Longer: the pod waits with a message and is tried again; at a

@@ -15,8 +15,18 @@ pub struct Mount {
     pub device: Box<str>,
     /// The file system's type.
     pub kind: Box<str>,
+    /// What is mounted there; of a server `SERVER:PATH`.
+    pub source: Box<str>,
     /// What is mounted in it is mounted elsewhere too.
     pub is_shared: bool,
+}
+
+impl Mount {
+    /// The server that it lies on, when its source has one.
+    pub fn server(&self) -> Option<&str> {
+        let (server, _) = self.source.split_once(":/")?;
+        (!server.is_empty() && !server.contains('/')).then_some(server)
+    }
 }
 
 /// All of them, in the order of their mounting.
@@ -59,8 +69,8 @@ fn real(path: &Path) -> io::Result<PathBuf> {
     Ok(parent.canonicalize()?.join(name))
 }
 
-/// The device that a path lies on. Links are followed as long as they lie on the devices `own`: those answer.
-pub fn device_of(mounts: &[Mount], path: &Path, own: &[&str]) -> Option<Box<str>> {
+/// The mount that a path lies on. Links are followed as long as they lie on the devices `own`: those answer.
+pub fn mount_of<'a>(mounts: &'a [Mount], path: &Path, own: &[&str]) -> Option<&'a Mount> {
     let (mut real, mut links) = (PathBuf::from("/"), 0);
     let parts = |path: &Path| path.iter().rev().map(OsStr::to_owned).collect::<Vec<OsString>>();
     let mut left = parts(path);
@@ -71,7 +81,7 @@ pub fn device_of(mounts: &[Mount], path: &Path, own: &[&str]) -> Option<Box<str>
             // Where it is absolute, the first part is the root.
             real.push(part);
         }
-        if !own.contains(&under(mounts, &real)?) {
+        if !own.contains(&&*under(mounts, &real)?.device) {
             break;
         }
         if links < LINKS_FOLLOWED_MAX
@@ -83,25 +93,27 @@ pub fn device_of(mounts: &[Mount], path: &Path, own: &[&str]) -> Option<Box<str>
         }
     }
     real.extend(left.into_iter().rev());
-    under(mounts, &real).map(Box::from)
+    under(mounts, &real)
 }
 
-/// The device below a real path.
-fn under<'a>(mounts: &'a [Mount], real: &Path) -> Option<&'a str> {
+/// The mount below a real path.
+fn under<'a>(mounts: &'a [Mount], real: &Path) -> Option<&'a Mount> {
     let above = mounts.iter().filter(|mount| real.starts_with(&mount.point));
     // Of two at one point the last one hides the other.
-    above.max_by_key(|mount| mount.point.len()).map(|mount| &*mount.device)
+    above.max_by_key(|mount| mount.point.len())
 }
 
 /// PURE.
 pub(crate) fn parse(table: &str) -> Vec<Mount> {
-    // Field 3 is the device, 5 the mount point, from 7 on stands how it is propagated; the type stands behind " - ".
+    // Field 3 is the device, 5 the mount point, from 7 on stands how it is propagated; type and source stand behind " - ".
     let mounts = table.lines().filter_map(|line| {
         let (before, after) = line.split_once(" - ")?;
         let mut fields = before.split(' ').skip(2);
         let (device, point) = (fields.next()?.into(), plain(fields.nth(1)?));
         let is_shared = fields.skip(1).any(|field| field.starts_with("shared:"));
-        Some(Mount { point, device, kind: after.split(' ').next()?.into(), is_shared })
+        let mut after = after.split(' ');
+        let kind = after.next()?.into();
+        Some(Mount { point, device, kind, source: plain(after.next().unwrap_or_default()).into(), is_shared })
     });
     mounts.collect()
 }
@@ -181,7 +193,7 @@ mod tests {
              2 1 0:40 / {shown}/hidden rw - tmpfs none rw\n\
              3 1 0:41 / {shown}/hidden rw - nfs4 server:/x rw\n\
              4 1 0:42 / {shown}/away rw master:2 - fuse none rw\n\
-             5 4 0:43 / {shown}/away/deep/er rw - nfs4 server:/y rw\n\
+             5 4 0:43 / {shown}/away/deep/er rw - nfs4 [fd00::7]:/y rw\n\
              6 1 0:42 / {shown}/bound rw - fuse none rw\n"
         ));
         assert!(mounts[0].is_shared && !mounts[3].is_shared && &*mounts[3].kind == "fuse");
@@ -198,13 +210,13 @@ mod tests {
             ("here/again/er", "0:43"),
             ("here/../away", "0:42"),
         ] {
-            assert_eq!(device_of(&mounts, &root.join(path), &["8:1"]).as_deref(), Some(device), "{path}");
+            let found = mount_of(&mounts, &root.join(path), &["8:1"]).map(|mount| &*mount.device);
+            assert_eq!(found, Some(device), "{path}");
         }
-        assert_eq!(
-            device_of(&mounts, &root.join("link"), &[]).as_deref(),
-            Some("8:1"),
-            "no link is looked at"
-        );
+        let found = mount_of(&mounts, &root.join("link"), &[]).map(|mount| &*mount.device);
+        assert_eq!(found, Some("8:1"), "no link is looked at");
+        let servers: Vec<Option<&str>> = mounts.iter().map(Mount::server).collect();
+        assert_eq!(servers, [None, None, Some("server"), None, Some("[fd00::7]"), None]);
         std::fs::remove_dir_all(&root).unwrap();
     }
 }

@@ -119,6 +119,11 @@ fn when_every_turn_hangs_the_next_path_is_told_at_once() {
             assert_eq!(*other, paths[0], "the one that hangs for the longest time");
             let in_pod = blocking.run_outside(Path::new("/own/pods/u/volumes/v"), || ()).await;
             assert_eq!(in_pod.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
+            let (pod, at) = (PodUid::from("u"), Path::new("/own/pods/u/volumes/v"));
+            for (kind, has_turn) in [(Server::Mount, false), (Server::Unmount, n + 1 < OUTSIDE_JOBS_MAX)] {
+                let done = blocking.run_with_server(&pod, (kind, "nas"), at, OUTSIDE_PATIENCE, || ()).await;
+                assert_eq!(done.is_ok(), has_turn, "{kind:?}");
+            }
             let same = blocking.run_outside(Path::new("/own/pods/15/volumes/w"), || ()).await;
             assert_eq!(same.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
         }
@@ -128,6 +133,77 @@ fn when_every_turn_hangs_the_next_path_is_told_at_once() {
         }
         assert_eq!(blocking.run_outside(Path::new("/no/further"), || ()).await, Ok(()));
     });
+}
+
+/// One thread for all of it, whosever it is and wherever it is mounted; others have theirs, and the path's own deadline is another.
+#[test]
+fn a_server_that_hangs_takes_one_turn() {
+    let (blocking, clock) = on_threads();
+    let (pod, other) = (PodUid::from("u"), PodUid::from("v"));
+    let (one, two) = (Path::new("nas:/one"), Path::new("nas:/two"));
+    let (long, nas) = (OUTSIDE_PATIENCE * 12, (Server::Mount, "nas"));
+    let (go, work) = hang();
+    smol::block_on(async {
+        let mut first = std::pin::pin!(blocking.run_with_server(&pod, nas, one, long, work));
+        let begun = async {
+            while blocking.held().0 < 1 {
+                smol::future::yield_now().await;
+            }
+            None
+        };
+        let first_ends = async { Some(first.as_mut().await) };
+        assert_eq!(smol::future::or(first_ends, begun).await, None);
+        clock.advance(OUTSIDE_PATIENCE);
+        // No second thread, and no wait: it is known to hang.
+        let second = blocking.run_with_server(&other, nas, two, long, || ()).await;
+        assert_eq!(second, Err(Stuck::Hangs(two.to_owned())));
+        assert_eq!(blocking.held(), (1, one.as_os_str().len()));
+        assert_eq!(blocking.run_with_server(&other, (Server::Mount, "nas2"), two, long, || 7).await, Ok(7));
+        // An unmount by force may end what hangs: it does not wait for it.
+        let unmounted = blocking.run_with_server(&other, (Server::Unmount, "nas"), two, long, || 7).await;
+        assert_eq!(unmounted, Ok(7));
+        drop(go);
+        assert_eq!(first.await, Ok(()), "it had its own time");
+        assert_eq!(blocking.run_with_server(&other, nas, two, long, || 8).await, Ok(8));
+    });
+}
+
+#[test]
+fn work_with_a_server_has_an_end_for_who_waits() {
+    let (blocking, clock) = on_threads();
+    let (pod, path) = (PodUid::from("u"), Path::new("nas:/x"));
+    let (_go, work) = hang();
+    smol::block_on(async {
+        let late = given_up(
+            &blocking,
+            &clock,
+            1,
+            blocking.run_with_server(&pod, (Server::Mount, "nas"), path, OUTSIDE_PATIENCE, work),
+        );
+        assert_eq!(late.await, Err(Stuck::Hangs(path.to_owned())));
+    });
+}
+
+#[test]
+fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
+    let root = std::env::temp_dir().join(format!("smolet-lies-{}", std::process::id()));
+    let pod = root.join("pods/u");
+    let (volume, own) =
+        (pod.join("volumes").join(NFS).join("v"), pod.join("volumes/kubernetes.io~empty-dir/d"));
+    let _ = rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH);
+    std::fs::create_dir_all(&volume).unwrap();
+    let lies = |path: &Path| Lies::in_pod(path, &root).unwrap_or_else(|| Lies::of(path, &root));
+    assert_eq!(lies(&own), Lies::InPod(pod.clone()));
+    assert_eq!(lies(&volume), Lies::At(volume.clone()), "nothing is mounted there");
+    let flags = rustix::mount::MountFlags::NODEV;
+    rustix::mount::mount("[fd00::7]:/x", &volume, "tmpfs", flags, None::<&std::ffi::CStr>)
+        .expect("mounting needs root");
+    let link = root.join("link");
+    std::os::unix::fs::symlink(&volume, &link).unwrap();
+    let found = [lies(&volume), lies(&volume.join("deep")), lies(&link)];
+    rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH).unwrap();
+    std::fs::remove_dir_all(&root).unwrap();
+    assert_eq!(found, [(); 3].map(|()| Lies::With("[fd00::7]".into())));
 }
 
 #[test]

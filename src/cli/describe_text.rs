@@ -547,6 +547,11 @@ fn volumes(page: &mut Page, list: &[Volume]) {
             field("Type", "HostPath (bare host directory volume)");
             field("Path", &host.path);
             field("HostPathType", host.type_.as_deref().unwrap_or(""));
+        } else if let Some(nfs) = &volume.nfs {
+            field("Type", "NFS (an NFS mount that lasts the lifetime of a pod)");
+            field("Server", &nfs.server);
+            field("Path", &nfs.path);
+            field("ReadOnly", if nfs.read_only == Some(true) { "true" } else { "false" });
         } else if let Some(map) = &volume.config_map {
             field("Type", "ConfigMap (a volume populated by a ConfigMap)");
             field("Name", &map.name);

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::hash::container_hash;
 use super::ids::PodKey;
+use super::object::ClaimedVolume;
 
 /// Which list of the pod's spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -87,20 +88,18 @@ pub struct DesiredPod {
     pub claims: Vec<(Box<str>, Claimed)>,
 }
 
-/// What a volume that is a claim has for its pod: a path of the node, or why there is none.
-pub type Claimed = Result<ClaimedPath, Arc<str>>;
+/// What a volume that is a claim has for its pod: a persistent volume, or why there is none.
+pub type Claimed = Result<ClaimedSource, Arc<str>>;
 
 /// Why a claim has no volume that is not known yet.
 pub const UNTOLD: &str = "the API server has not told of it yet";
 
-/// A path of the node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClaimedPath {
-    /// The path.
-    pub path: Arc<str>,
-    /// What it must be, as `hostPath.type` has it; empty: it is not looked at.
-    pub kind: Arc<str>,
-    /// No container of the pod may write there.
+/// A claim's persistent volume.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClaimedSource {
+    /// The volume.
+    pub volume: Arc<ClaimedVolume>,
+    /// The claim's `readOnly`: no container of the pod may write there.
     pub read_only: bool,
 }
 
@@ -145,11 +144,11 @@ impl DesiredPod {
     }
 
     /// What the volume has, when it is a claim.
-    pub fn claimed(&self, volume: &Volume) -> Option<Result<&ClaimedPath, &str>> {
+    pub fn claimed(&self, volume: &Volume) -> Option<Result<&ClaimedSource, &str>> {
         volume.persistent_volume_claim.as_ref()?;
         let known = self.claims.iter().find(|(name, _)| **name == *volume.name);
         Some(match known {
-            Some((_, Ok(path))) => Ok(path),
+            Some((_, Ok(source))) => Ok(source),
             Some((_, Err(why))) => Err(why),
             None => Err(UNTOLD),
         })

@@ -1,11 +1,12 @@
 //! The vocabulary every other module shares: ids, time, the desired pod and the observed pod.
 //!
-//! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module.
+//! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module but the limits.
 
 pub mod debugger;
 pub mod desired;
 pub mod hash;
 pub mod ids;
+pub mod nfs;
 pub mod object;
 pub mod observed;
 pub mod time;
@@ -14,6 +15,7 @@ pub use debugger::Debugger;
 pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
+pub use nfs::NfsExport;
 pub use object::{Object, ObjectKey, ObjectKind, Objects};
 pub use observed::{
     ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,

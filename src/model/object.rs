@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
+use super::NfsExport;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, NodeSelector, Pod, Secret, Service, ServiceAccountTokenProjection,
 };
@@ -89,21 +90,33 @@ pub struct Claim {
     pub namespace: Box<str>,
     /// `metadata.name`.
     pub name: Box<str>,
-    /// The volume, or why there is none for a pod of this node.
-    pub volume: Result<ClaimedVolume, Arc<str>>,
+    /// The volume, shared with the pods that have it; or why there is none for a pod of this node.
+    pub volume: Result<Arc<ClaimedVolume>, Arc<str>>,
 }
 
-/// A persistent volume that is a path of the node.
+/// A persistent volume that a node has by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimedVolume {
     /// The `PersistentVolume`'s name.
     pub name: Box<str>,
-    /// The path on the node; shared with the pods that have it.
-    pub path: Arc<str>,
-    /// What the path must be, as `hostPath.type` has it; empty: it is not looked at.
-    pub kind: Arc<str>,
+    /// What it is.
+    pub source: VolumeSource,
     /// `spec.nodeAffinity.required`.
     pub nodes: Option<NodeSelector>,
+}
+
+/// What a persistent volume is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VolumeSource {
+    /// A path of the node.
+    Path {
+        /// The path.
+        path: Box<str>,
+        /// What it must be, as `hostPath.type` has it; empty: it is not looked at.
+        kind: Box<str>,
+    },
+    /// A server's directory.
+    Nfs(NfsExport),
 }
 
 /// What a runtime class means here. Its overhead and its scheduling stand in the pods already.

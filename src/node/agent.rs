@@ -81,8 +81,8 @@ pub(super) enum Event {
     Shown { uid: PodUid, id: Box<str>, until: Until },
     /// A pod's job ended; the number tells whose.
     Job { uid: PodUid, job: u64, result: JobResult },
-    /// The disk was cleared of pods that are gone.
-    Swept,
+    /// The disk was cleared of pods that are gone, but for these.
+    Swept(Vec<PodUid>),
     /// A write of the identity file ended.
     IdentityWritten(std::io::Result<()>),
     /// A write of the checkpoint ended.
@@ -296,7 +296,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::Observed(seen) => self.observed(*seen),
             Event::PodsMeasured(measures) => self.pods_measured(*measures),
             Event::Probed(number, answer) => self.probed(number, answer),
-            Event::Swept => self.sweep_ended(),
+            Event::Swept(slow) => self.sweep_ended(slow),
             Event::Cluster(event) => self.cluster_event(*event),
             Event::Stop(_) => {}
         }

@@ -193,17 +193,27 @@ impl NodeCgroups {
         Ok(())
     }
 
-    /// Removes the pod's cgroups from the hierarchies, then its directory, by which an agent that was killed meanwhile finds
-    /// it again.
+    /// Removes the pod's cgroups from the hierarchies, what of servers is mounted for it, then its directory, by which an agent that
+    /// was killed meanwhile finds it again.
     pub(super) async fn remove<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
         let (hierarchies, node, of) =
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
+        let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
+        let theirs = pod_dir.clone();
         let removed = ctx.blocking.run_for(uid, move || {
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
             tell_killed(&of, &removed.killed);
-            volume::remove_pod_dir(&Path::new(&*node.root_dir).join("pods").join(of)).map_err(|error| error.0)
+            if volume::nfs::has_volumes(&theirs) {
+                return Ok(false);
+            }
+            volume::remove_pod_dir(&theirs).map(|()| true).map_err(|error| error.0)
         });
-        removed.await?
+        if removed.await?? {
+            return Ok(());
+        }
+        super::jobs::unmount(ctx, uid).await?;
+        let removed = ctx.blocking.run_for(uid, move || volume::remove_pod_dir(&pod_dir));
+        removed.await?.map_err(|error| error.0)
     }
 }
 

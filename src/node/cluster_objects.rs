@@ -12,7 +12,7 @@ use super::agent::Agent;
 use crate::admit::chooses;
 use crate::cri::Runtime;
 use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX, KUBE_WATCHES_MAX};
-use crate::model::desired::{Claimed, ClaimedPath, ClassHandler, UNTOLD};
+use crate::model::desired::{Claimed, ClaimedSource, ClassHandler, UNTOLD};
 use crate::model::object::{ClaimedVolume, TokenWish, claim_of, class_of, named_by, services_of, tokens_of};
 use crate::model::{Object, ObjectKey, ObjectKind, PodUid};
 use crate::source::api_claims::keep_claim;
@@ -130,7 +130,7 @@ impl Following {
                     return Err(why.into());
                 }
                 let read_only = source.read_only == Some(true);
-                Ok(ClaimedPath { path: of.path, kind: of.kind, read_only })
+                Ok(ClaimedSource { volume: of, read_only })
             });
             Some((volume.name.as_str().into(), path))
         });

@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use super::agent::{Agent, Event};
 use super::jobs;
+use super::record::Record;
 use crate::cri::Runtime;
 use crate::limits::SYNC_RETRY;
-use crate::model::{Mono, PodUid};
+use crate::model::{Mono, PodKey, PodUid};
+use crate::sync::worker::Worker;
 
 /// How far the writes and the sweep are.
 #[derive(Default)]
@@ -83,7 +85,8 @@ impl<R: Runtime + 'static> Agent<R> {
         self.write_identity();
         let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
         let task = async move {
-            match jobs::sweep(&ctx, &cgroups, spared).await {
+            let (swept, slow) = jobs::sweep(&ctx, &cgroups, spared).await;
+            match swept {
                 Ok(0) => {}
                 Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
                 Err(error) => {
@@ -91,15 +94,25 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
             }
             // The loop is gone only when the process ends.
-            let _ = events.send(Event::Swept).await;
+            let _ = events.send(Event::Swept(slow)).await;
         };
         self.executor.spawn(task).detach();
     }
 
-    /// The directories of pods that come now may be made.
-    pub(super) fn sweep_ended(&mut self) {
+    /// The directories of pods that come now may be made. Of those pods that are gone something may be mounted still, of a server
+    /// that is away: they end as others do, each tried until nothing is left, with events of the node.
+    pub(super) fn sweep_ended(&mut self, slow: Vec<PodUid>) {
         self.disk.spared = None;
         let mut touched = BTreeSet::new();
+        for uid in slow {
+            if !self.records.contains_key(&uid) {
+                let key = PodKey::new("", self.identity.node_name(), uid.as_str());
+                let mut record = Record::new(Worker::orphan(key), None);
+                record.unwanted_at = Some(self.ctx.clock.now().wall);
+                self.records.insert(uid.clone(), record);
+                touched.insert(uid);
+            }
+        }
         self.free_names(&mut touched);
         for uid in touched {
             self.drive(&uid);

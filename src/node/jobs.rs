@@ -6,10 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::cgroups::{NodeCgroups, SliceError};
-use crate::blocking::{Blocking, Stuck};
+use crate::blocking::{Blocking, Server, Stuck};
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::limits::ORPHAN_DIRS_MAX;
+use crate::limits::{NFS_LEFTOVERS_MAX, NFS_MOUNT_TIME, NFS_UNMOUNT_TIME, ORPHAN_DIRS_MAX, OUTSIDE_PATIENCE};
 use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::{Environment, NodeSettings, paths};
@@ -18,8 +18,9 @@ use crate::sync::kill::{remove_dead_links, remove_pod_logs};
 use crate::sync::outcome::Outcome;
 use crate::sync::plan::Plan;
 use crate::sync::start::{EnvFiles, VolumeFuture, VolumeMounts};
+use crate::volume::nfs::{has_volumes, mounted_below};
 use crate::volume::subpath::{self, SubPath};
-use crate::volume::{self, VolumeError, VolumeImages, files::Sources};
+use crate::volume::{self, Nfs, VolumeError, VolumeImages, Wanted, files::Sources};
 
 /// The volumes of pods, below the agent's root.
 pub(super) struct DiskVolumes {
@@ -138,12 +139,68 @@ async fn make_volumes<R: Runtime>(
         let made = ctx.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await;
         kept = made.map_err(|stuck| VolumeError(stuck.into()))??;
     }
+    for volume in volume::nfs_volumes(pod, &paths::pod_dir(&ctx.node, &pod.key)) {
+        mount(ctx, pod, Arc::new(volume?)).await?;
+    }
     for volume in volume::host_paths(pod) {
         let theirs = volume.clone();
         let checked = ctx.blocking.run_outside(&volume.path, move || theirs.check()).await;
         checked.map_err(|stuck| volume.failed(&stuck.to_string()))??;
     }
     Ok(kept)
+}
+
+/// Mounts a server's volume, unless it is mounted: then the server is not asked, which may be away. Whoever waits for one that does
+/// not answer is told so long before the end of the try.
+async fn mount<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    volume: Arc<Nfs>,
+) -> Result<(), VolumeError> {
+    let (uid, theirs) = (&pod.key.uid, volume.clone());
+    let stuck = |stuck: Stuck| volume.failed(&stuck.to_string());
+    if ctx.blocking.run_for(uid, move || theirs.is_mounted()).await.map_err(stuck)?? {
+        return Ok(());
+    }
+    let (wanted, theirs, source) = (Wanted::default(), volume.clone(), Path::new(&volume.source));
+    let dropped = wanted.dropped();
+    let time = NFS_MOUNT_TIME + OUTSIDE_PATIENCE;
+    let server = (Server::Mount, &*volume.server);
+    let mounted = ctx.blocking.run_with_server(uid, server, source, time, move || theirs.mount(&dropped));
+    let told = async {
+        ctx.clock.sleep(OUTSIDE_PATIENCE).await;
+        let note = stuck(Stuck::Hangs(source.to_owned()));
+        (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &note.0);
+        std::future::pending().await
+    };
+    smol::future::or(mounted, told).await.map_err(stuck)?
+}
+
+/// Unmounts what of servers is mounted for a pod that has ended. A server that is away keeps no other's volume mounted.
+///
+/// # Errors
+/// The first that stayed, in a sentence.
+pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
+    let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
+    let found = ctx.blocking.run_for(uid, move || mounted_below(&pod_dir)).await?;
+    let (mut first, mut failed) = (Ok(()), BTreeSet::new());
+    for mounted in found.map_err(|error| error.0)? {
+        if failed.contains(&mounted.server) {
+            continue;
+        }
+        let (wanted, theirs) = (Wanted::default(), mounted.clone());
+        let dropped = wanted.dropped();
+        let time = NFS_UNMOUNT_TIME * 2 + OUTSIDE_PATIENCE;
+        let server = (Server::Unmount, &*mounted.server);
+        let unmount = move || theirs.unmount(&dropped);
+        let done = ctx.blocking.run_with_server(uid, server, &mounted.point, time, unmount);
+        let done = done.await.unwrap_or_else(|stuck| Err(mounted.failed(&stuck.to_string())));
+        if let Err(error) = done {
+            failed.insert(mounted.server);
+            first = first.and(Err(error.0));
+        }
+    }
+    first
 }
 
 /// Removes everything of a stopped pod: its objects in the runtime, its logs, its cgroups, its directory. The
@@ -163,7 +220,7 @@ pub(super) async fn remove<R: Runtime>(
 
 /// Removes what is left on disk of pods that are neither wanted nor known to the runtime: an agent was killed while
 /// it removed them. Only what has a directory below our root is taken for ours, and links to logs that are gone. Returns how
-/// many pods went.
+/// many pods went, and those whose volumes lie on servers: the sweep, for which others wait, does not wait for these.
 ///
 /// # Errors
 /// The first thing that stayed; the others are tried all the same.
@@ -171,18 +228,19 @@ pub(super) async fn sweep<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
     mut known: BTreeSet<String>,
-) -> Result<usize, String> {
+) -> (Result<usize, String>, Vec<PodUid>) {
     // Another agent's pods may have their directories here too: whatever the runtime has stays.
     let mut note = |sandbox: SandboxItem| {
         known.insert(sandbox.pod.uid.to_string());
     };
-    ctx.runtime.list_pod_sandboxes(None, &mut note).await.map_err(|error| error.to_string())?;
+    if let Err(error) = ctx.runtime.list_pod_sandboxes(None, &mut note).await {
+        return (Err(error.to_string()), Vec::new());
+    }
     let node = NodeSettings::clone(&ctx.node);
     let looked = ctx.blocking.run(move || {
-        let left: Vec<String> = names(&Path::new(&*node.root_dir).join("pods"))
-            .filter(|uid| !known.contains(uid.as_str()))
-            .take(ORPHAN_DIRS_MAX)
-            .collect();
+        let pods = Path::new(&*node.root_dir).join("pods");
+        let left: Vec<String> =
+            names(&pods).filter(|uid| !known.contains(uid.as_str())).take(ORPHAN_DIRS_MAX).collect();
         let (logs, links) = (Path::new(&*node.pod_logs_dir), Path::new(&*node.container_logs_dir));
         let mut first = Ok(());
         for name in names(logs).filter(|name| left.iter().any(|uid| uid == paths::uid_of_logs_dir(name))) {
@@ -190,22 +248,24 @@ pub(super) async fn sweep<R: Runtime>(
             first = first.and(remove_pod_logs(links, &path));
         }
         first = first.and(remove_dead_links(links, logs));
-        (left, first)
+        let (slow, left): (Vec<_>, Vec<_>) = left.into_iter().partition(|uid| has_volumes(&pods.join(uid)));
+        (left, slow, first)
     });
-    let (left, mut first) = looked.await;
+    let (left, slow, mut first) = looked.await;
+    let slow = slow.iter().take(NFS_LEFTOVERS_MAX).map(|uid| PodUid::from(uid.as_str())).collect();
     for uid in &left {
         let uid = PodUid::from(uid.as_str());
         let removed = match cgroups.stop(ctx, &uid).await {
             Ok(()) => cgroups.remove(ctx, &uid).await,
             // Not waited for once for each pod.
             Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
-                return first.and(Err(error.to_string()));
+                return (first.and(Err(error.to_string())), slow);
             }
             Err(error) => Err(error.to_string()),
         };
         first = first.and(removed);
     }
-    first.map(|()| left.len())
+    (first.map(|()| left.len()), slow)
 }
 
 /// The names in a directory that are text; none when it cannot be read.

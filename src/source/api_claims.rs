@@ -42,7 +42,7 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
     }
 }
 
-type Claimed = Result<ClaimedVolume, Arc<str>>;
+type Claimed = Result<Arc<ClaimedVolume>, Arc<str>>;
 
 /// What is as it was told is not told again.
 fn put(found: &Found, key: &ObjectKey, told: &mut Option<Claimed>, volume: Claimed) {
@@ -65,7 +65,7 @@ async fn ask(client: &Client, key: &ObjectKey) -> Result<Claimed, KubeError> {
     };
     let path = object_path(Resource::VOLUMES, "", &claim.volume);
     match client.call(Method::GET, &path, None).await {
-        Ok(found) => Ok(volume(&found, &claim).map_err(Arc::from)),
+        Ok(found) => Ok(volume(&found, &claim).map(Arc::new).map_err(Arc::from)),
         Err(why) if why.is(403) || why.is_not_found() => {
             Ok(Err(format!("failed to fetch PV {} from API server: {why}", claim.volume).into()))
         }

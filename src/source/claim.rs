@@ -5,7 +5,8 @@
 
 use super::decode::{Node, Path, typed};
 use crate::limits::CLAIM_PATH_BYTES_MAX;
-use crate::model::object::ClaimedVolume;
+use crate::model::NfsExport;
+use crate::model::object::{ClaimedVolume, VolumeSource};
 
 /// A claim that has its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub fn bound(claim: &Node) -> Result<Bound, String> {
     Ok(Bound { uid: text(claim, &["metadata", "uid"]).into(), volume: volume.into() })
 }
 
-/// The volume of that claim, as a path of the node.
+/// The volume of that claim.
 ///
 /// # Errors
 /// Why it is not the claim's, or none that this version mounts.
@@ -58,22 +59,17 @@ pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
         return Err(format!("volume {name} has volumeMode Block, but is specified in volumeMounts"));
     }
     let of = |kind: &str| volume.field("spec").and_then(|spec| spec.field(kind));
-    let (path, kind) = match (of("hostPath"), of("local")) {
-        (Some(host), _) => (text(host, &["path"]), text(host, &["type"])),
+    let source = match (of("hostPath"), of("local"), of("nfs")) {
+        (Some(host), ..) => path(name, text(host, &["path"]), text(host, &["type"]))?,
         // A local volume is a directory that is there; a device would have to be formatted.
-        (None, Some(local)) => (text(local, &["path"]), "Directory"),
-        (None, None) => {
+        (None, Some(local), _) => path(name, text(local, &["path"]), "Directory")?,
+        (None, None, Some(nfs)) => VolumeSource::Nfs(export(volume, name, nfs)?),
+        (None, None, None) => {
             return Err(format!(
                 "failed to get Plugin from volumeSpec for volume {name:?} err=no volume plugin matched"
             ));
         }
     };
-    let parts = || path.split('/').any(|part| part == "..");
-    if !path.starts_with('/') || parts() || path.len() > CLAIM_PATH_BYTES_MAX {
-        return Err(format!(
-            "volume {name} has a path that is none of a node: it must be absolute, without .."
-        ));
-    }
     let nodes = of("nodeAffinity").and_then(|affinity| affinity.field("required"));
     let nodes = match nodes.map(|nodes| typed::read_known(nodes, Path::default())) {
         None => None,
@@ -81,8 +77,40 @@ pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
         // The server has checked it: what cannot be read is of a later version.
         Some(Err(_)) => return Err(format!("volume {name} has a nodeAffinity that cannot be read")),
     };
-    Ok(ClaimedVolume { name: name.clone(), path: path.into(), kind: kind.into(), nodes })
+    Ok(ClaimedVolume { name: name.clone(), source, nodes })
 }
+
+fn path(name: &str, path: &str, kind: &str) -> Result<VolumeSource, String> {
+    let parts = || path.split('/').any(|part| part == "..");
+    if !path.starts_with('/') || parts() || path.len() > CLAIM_PATH_BYTES_MAX {
+        return Err(format!(
+            "volume {name} has a path that is none of a node: it must be absolute, without .."
+        ));
+    }
+    Ok(VolumeSource::Path { path: path.into(), kind: kind.into() })
+}
+
+/// Its `readOnly` is not heeded, as in the kubelet (`getVolumeSource`): the claim's is.
+fn export(volume: &Node, name: &str, nfs: &Node) -> Result<NfsExport, String> {
+    // A directory of the pod's has its name.
+    if name.contains('/') || matches!(name, "." | "..") {
+        return Err(format!("volume {name:?} has a name that no directory can have"));
+    }
+    // `MountOptionFromSpec`: the annotation instead of the field.
+    let metadata = volume.field("metadata").and_then(|metadata| metadata.field("annotations"));
+    let annotation = metadata.and_then(|annotations| annotations.field(OPTIONS)).and_then(Node::text);
+    let field = volume.field("spec").and_then(|spec| spec.field("mountOptions"));
+    let of_field = field.map(Node::items).unwrap_or_default().iter().filter_map(Node::text);
+    let options: Vec<&str> = match annotation {
+        Some(options) => options.split(',').collect(),
+        None => of_field.collect(),
+    };
+    NfsExport::new(text(nfs, &["server"]), text(nfs, &["path"]), options.into_iter())
+        .map_err(|refused| format!("volume {name}: {refused}"))
+}
+
+/// `MountOptionAnnotation`.
+const OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 
 #[cfg(test)]
 mod tests {
@@ -119,7 +147,10 @@ mod tests {
             match volume(&tree(&json!({"spec": spec})), &claim) {
                 Ok(found) => {
                     let terms = found.nodes.map_or(0, |nodes| nodes.node_selector_terms.len());
-                    format!("{} {:?} {terms}", found.path, found.kind)
+                    match found.source {
+                        VolumeSource::Path { path, kind } => format!("{path} {kind:?} {terms}"),
+                        VolumeSource::Nfs(of) => format!("{} {} {terms}", of.source(), of.options.join(",")),
+                    }
                 }
                 Err(why) => why,
             }
@@ -133,6 +164,19 @@ mod tests {
             ),
             (json!({"hostPath": {"path": "/data"}}), "/data \"\" 0"),
             (json!({"local": {"path": "/disk"}, "nodeAffinity": affinity}), "/disk \"Directory\" 1"),
+            (
+                json!({"nfs": {"server": "fd00::7", "path": "/data", "readOnly": true}, "mountOptions": ["hard", "nfsvers=4.1"]}),
+                "[fd00::7]:/data hard,nfsvers=4.1 0",
+            ),
+            (
+                json!({"nfs": {"server": "nas", "path": "/data"}, "mountOptions": ["hard,ro"]}),
+                "volume pv: mountOptions \"hard,ro\": must be one option: no ',', blank, quote, backslash, '..', or '-' at \
+                 its beginning; give each of several its own item",
+            ),
+            (
+                json!({"nfs": {"server": "-o", "path": "/data"}}),
+                "volume pv: nfs.server \"-o\": must be a host's name or an address: letters, digits, '-', '_' and '.', or IPv6",
+            ),
             (
                 json!({"csi": {"driver": "x"}}),
                 "failed to get Plugin from volumeSpec for volume \"pv\" err=no volume plugin matched",
@@ -152,5 +196,15 @@ mod tests {
         ] {
             assert_eq!(shown(spec), wanted);
         }
+        let spec = json!({"nfs": {"server": "nas", "path": "/"}, "mountOptions": ["hard"], "claimRef": {"uid": "u"}});
+        let mut pv = json!({"metadata": {"annotations": {OPTIONS: "soft,,ro"}}, "spec": spec});
+        let claim = |name: &str| Bound { uid: "u".into(), volume: name.into() };
+        let found = volume(&tree(&pv), &claim("pv")).expect("a volume");
+        let VolumeSource::Nfs(of) = found.source else { panic!("{found:?}") };
+        assert_eq!(of.options.join(","), "soft,ro", "the annotation instead of the field");
+        pv["spec"]["nfs"]["path"] = "/a/../b".into();
+        let why = volume(&tree(&pv), &claim("pv")).expect_err("refused");
+        assert!(why.starts_with("volume pv: nfs.path \"/a/../b\": must be an absolute path"), "{why}");
+        assert!(volume(&tree(&pv), &claim("..")).expect_err("refused").contains("no directory can have"));
     }
 }

@@ -15,8 +15,8 @@ use super::identity;
 use super::validate::{self, names};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
-use crate::model::object::RuntimeClass;
-use crate::model::{Object, ObjectKind};
+use crate::model::object::{RuntimeClass, VolumeSource};
+use crate::model::{NfsExport, Object, ObjectKind};
 use crate::text::base64;
 
 type Texts = BTreeMap<String, String>;
@@ -126,7 +126,16 @@ pub(crate) fn cost(object: &Object) -> usize {
         Object::Services(services) => services.list.len() * SERVICE,
         Object::RuntimeClass(class) => class.name.len() + class.handler.len(),
         Object::Claim(claim) => match &claim.volume {
-            Ok(volume) => volume.path.len() + volume.nodes.as_ref().map_or(0, selector_cost),
+            Ok(volume) => {
+                let source = match &volume.source {
+                    VolumeSource::Path { path, kind } => path.len() + kind.len(),
+                    VolumeSource::Nfs(NfsExport { server, path, options }) => {
+                        let options = options.iter().map(|option| ENTRY + option.len());
+                        server.len() + path.len() + options.sum::<usize>()
+                    }
+                };
+                source + volume.nodes.as_ref().map_or(0, selector_cost)
+            }
             Err(why) => why.len(),
         },
     };

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use super::{VolumeError, set_up_failed};
 use crate::model::DesiredPod;
+use crate::model::object::VolumeSource;
 
 /// One such volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +56,10 @@ pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
     let found = volumes.filter_map(|volume| {
         let (path, kind) = match (&volume.host_path, pod.claimed(volume)) {
             (Some(source), _) => (&*source.path, source.type_.as_deref()?),
-            (None, Some(Ok(claimed))) => (&*claimed.path, &*claimed.kind),
+            (None, Some(Ok(claimed))) => match &claimed.volume.source {
+                VolumeSource::Path { path, kind } => (&**path, &**kind),
+                VolumeSource::Nfs(_) => return None,
+            },
             (None, Some(Err(_)) | None) => return None,
         };
         Some(HostPath {

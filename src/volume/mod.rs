@@ -1,12 +1,14 @@
-//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI, projected, and claims of
-//! persistent volumes that are paths of the node; an image is mounted by the runtime.
+//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs, and claims of
+//! persistent volumes that are paths of the node or a server's; an image is mounted by the runtime.
 //!
 //! ```text
 //!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
 //!     host_paths ───► check                         as above
+//!     nfs_volumes ──► mount                         as above
 //!     object_volumes ─► steps ─► disk::make         when an object or the pod's metadata changed
 //!     mounts ──► subpath::find ──► bind             before each container is made
-//!     remove::pod_dir                               after the pod
+//!     nfs::mounted_below ─► unmount                 after the pod
+//!     remove::pod_dir                               after that
 //! ```
 //!
 //! This file, `files` and `mounts` are PURE; the others touch the disk and belong on a thread of its own. The layout below
@@ -18,6 +20,8 @@ mod env_file;
 pub mod files;
 mod host_path;
 mod mounts;
+pub mod nfs;
+mod program;
 mod remove;
 pub mod subpath;
 pub mod usage;
@@ -36,6 +40,8 @@ pub use disk::{make, make_or_keep};
 pub use env_file::{EnvFile, of as env_files};
 pub use host_path::{HostPath, of as host_paths};
 pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
+pub use nfs::{Nfs, of as nfs_volumes};
+pub use program::Wanted;
 pub use remove::pod_dir as remove_pod_dir;
 
 /// Why a volume is not there. Shown in the pod's status and its events.
@@ -120,7 +126,9 @@ pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Mi
 /// them.
 pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<VolumeError>) {
     let (mut steps, mut errors) = (Vec::new(), Vec::new());
-    let is_own = |volume: &Volume| volume.host_path.is_none() && volume.persistent_volume_claim.is_none();
+    let is_own = |volume: &Volume| {
+        volume.host_path.is_none() && volume.nfs.is_none() && volume.persistent_volume_claim.is_none()
+    };
     let made = |volume: &&Volume| is_own(volume) && volume.empty_dir.is_none();
     for volume in from.pod.spec().volumes.iter().flatten().filter(made) {
         match step(volume, from, pod_dir) {
@@ -132,9 +140,10 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for what the node or the runtime has (hostPath, a claim's path, image), and for a kind that is refused at the source.
+/// `None` for what the node, a server or the runtime has (hostPath, nfs, a claim's volume, image), and for a kind that is refused at
+/// the source.
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
-    let content = if volume.host_path.is_some() {
+    let content = if volume.host_path.is_some() || volume.nfs.is_some() {
         return None;
     } else if let Some(claimed) = from.pod.claimed(volume) {
         let why = claimed.err()?;
@@ -215,11 +224,20 @@ fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
     })
 }
 
-/// Where a volume stands that is not the node's own.
 /// Directories of the pods' volumes that take room on the node's disk, by kind.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 const CONFIG_MAP: &str = "kubernetes.io~configmap";
+/// That of those which lie on servers.
+pub(crate) const NFS: &str = "kubernetes.io~nfs";
+/// Where parts of volumes are bound: VOLUME/CONTAINER/INDEX.
+const SUBPATHS: &str = "volume-subpaths";
 
+/// Where a server's volume is mounted; the name is the persistent volume's, or else the pod's own (`spec.Name`).
+fn nfs_path(pod_dir: &str, name: &str) -> String {
+    format!("{pod_dir}/volumes/{NFS}/{name}")
+}
+
+/// Where a volume stands that is not the node's own.
 fn own_path(pod_dir: &str, volume: &Volume) -> String {
     let plugin = if volume.config_map.is_some() {
         CONFIG_MAP
@@ -229,6 +247,8 @@ fn own_path(pod_dir: &str, volume: &Volume) -> String {
         "kubernetes.io~downward-api"
     } else if volume.projected.is_some() {
         "kubernetes.io~projected"
+    } else if volume.nfs.is_some() {
+        NFS
     } else {
         EMPTY_DIR
     };
@@ -316,7 +336,7 @@ mod tests {
     fn only_what_is_made_of_other_things_is_made_anew() {
         let volumes = json!([
             {"name": "conf", "configMap": {"name": "m"}}, {"name": "data", "emptyDir": {}},
-            {"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "key", "secret": {"secretName": "s"}}]);
+            {"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "net", "nfs": {"server": "nas", "path": "/"}}, {"name": "key", "secret": {"secretName": "s"}}]);
         let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"a": "1"}});
         let map = Object::ConfigMap(std::sync::Arc::new(serde_json::from_value(map).unwrap()));
         let objects = Objects::from([(map.key(), map)]);

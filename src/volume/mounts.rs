@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Volume, VolumeMount};
 
-use super::own_path;
 use super::subpath::{Propagation, SubPath};
+use super::{nfs_path, own_path};
 use crate::model::DesiredPod;
+use crate::model::object::{ClaimedVolume, VolumeSource};
 use crate::proto::runtime::v1::{ImageSpec, Mount, MountPropagation};
 use crate::render::{Environment, expand};
 
@@ -94,7 +95,10 @@ pub fn container_mounts(
         } else {
             let volume_path = match (&volume.host_path, claimed) {
                 (Some(of_node), _) => of_node.path.clone(),
-                (None, Some(claimed)) => claimed.map_err(|_| missing())?.path.to_string(),
+                (None, Some(claimed)) => match claimed.map_err(|_| missing())?.volume.as_ref() {
+                    ClaimedVolume { source: VolumeSource::Path { path, .. }, .. } => path.to_string(),
+                    ClaimedVolume { source: VolumeSource::Nfs(_), name, .. } => nfs_path(pod_dir, name),
+                },
                 (None, None) => own_path(pod_dir, volume),
             };
             if part.is_empty() {
@@ -122,16 +126,20 @@ pub fn container_mounts(
         };
         // A relative mount path counts from the root, as in the kubelet.
         let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
-        let read_only = match claimed {
-            Some(claimed) => claimed.is_ok_and(|claimed| claimed.read_only),
-            None => volume.host_path.is_none() && volume.empty_dir.is_none(),
+        let read_only = match (claimed, &volume.nfs) {
+            (Some(claimed), _) => claimed.is_ok_and(|claimed| claimed.read_only),
+            (None, Some(of)) => of.read_only.unwrap_or(false),
+            (None, None) => volume.host_path.is_none() && volume.empty_dir.is_none(),
         };
         found.mounts.push(Mount {
             container_path: format!("{slash}{}", mount.mount_path),
             // What is made of objects, and an image, is read only, whatever the mount says (`GetAttributes`).
             readonly: mount.read_only.unwrap_or(false) || read_only,
             // What is smolet's own gets the container's label where there is SELinux.
-            selinux_relabel: volume.host_path.is_none() && volume.image.is_none() && claimed.is_none(),
+            selinux_relabel: volume.host_path.is_none()
+                && volume.image.is_none()
+                && volume.nfs.is_none()
+                && claimed.is_none(),
             propagation: propagation as i32,
             ..source
         });
@@ -192,8 +200,15 @@ mod tests {
             {"name": "data", "emptyDir": {}}, {"name": "dev", "hostPath": {"path": "/dev/null"}},
             {"name": "conf", "configMap": {"name": "m"}}, {"name": "key", "secret": {"secretName": "s"}},
             {"name": "me", "downwardAPI": {}}, {"name": "all", "projected": {}},
-            {"name": "model", "image": {"reference": "model:1", "pullPolicy": "Never"}}, {"name": "gone", "image": {}}]}});
-        DesiredPod::new(serde_json::from_value(pod).unwrap())
+            {"name": "model", "image": {"reference": "model:1", "pullPolicy": "Never"}}, {"name": "gone", "image": {}},
+            {"name": "net", "nfs": {"server": "nas", "path": "/"}}, {"name": "claim", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "nets", "nfs": {"server": "nas", "path": "/", "readOnly": true}}]}});
+        let mut pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let export = crate::model::NfsExport::new("nas", "/", std::iter::empty()).unwrap();
+        let volume = ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(export), nodes: None };
+        let claimed = crate::model::desired::ClaimedSource { volume: volume.into(), read_only: true };
+        pod.claims = vec![("claim".into(), Ok(claimed))];
+        pod
     }
 
     fn parsed(wanted: &Value) -> Vec<VolumeMount> {
@@ -217,7 +232,9 @@ mod tests {
             {"name": "conf", "mountPath": "/c"}, {"name": "key", "mountPath": "/k"},
             {"name": "me", "mountPath": "/m"}, {"name": "all", "mountPath": "/a"},
             {"name": "data", "mountPath": "/d", "subPath": "x/./y"},
-            {"name": "dev", "mountPath": "/e", "subPathExpr": "$(A)/$$(A)"}]));
+            {"name": "dev", "mountPath": "/e", "subPathExpr": "$(A)/$$(A)"},
+            {"name": "net", "mountPath": "/n"}, {"name": "nets", "mountPath": "/s"}, {"name": "claim", "mountPath": "/p"},
+            {"name": "claim", "mountPath": "/q", "subPath": "x"}]));
         let found = found.unwrap();
         let seen: Vec<String> = found
             .mounts
@@ -240,6 +257,10 @@ mod tests {
                 "/a /r/volumes/kubernetes.io~projected/all true 0 true",
                 "/d /r/volume-subpaths/data/c/6 false 0 true",
                 "/e /r/volume-subpaths/dev/c/7 false 0 false",
+                "/n /r/volumes/kubernetes.io~nfs/net false 0 false",
+                "/s /r/volumes/kubernetes.io~nfs/nets true 0 false",
+                "/p /r/volumes/kubernetes.io~nfs/pv true 0 false",
+                "/q /r/volume-subpaths/claim/c/11 true 0 false",
             ]
         );
         let parts: Vec<String> = found
@@ -251,7 +272,8 @@ mod tests {
             parts,
             [
                 "/r/volumes/kubernetes.io~empty-dir/data x/./y /r/volume-subpaths/data/c/6",
-                "/dev/null a/b/$(A) /r/volume-subpaths/dev/c/7"
+                "/dev/null a/b/$(A) /r/volume-subpaths/dev/c/7",
+                "/r/volumes/kubernetes.io~nfs/pv x /r/volume-subpaths/claim/c/11"
             ]
         );
     }

@@ -1,4 +1,5 @@
-//! Takes a pod's directory away: what smolet mounted in it first, then all that is in it. I/O, blocking.
+//! Takes a pod's directory away: what smolet mounted in it first, then all that is in it. What lies on servers was unmounted before
+//! (`nfs`). I/O, blocking.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,7 +7,7 @@ use std::path::{Component, Path};
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-use super::VolumeError;
+use super::{NFS, SUBPATHS, VolumeError};
 use crate::mounts::{self, Mount};
 
 /// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
@@ -32,7 +33,9 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
     for own in mounts.iter().rev() {
         unmounted(own, unmount(own.point.as_str(), UnmountFlags::NOFOLLOW))?;
     }
-    match parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| one_file_system(pod_dir)) {
+    let emptied =
+        parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| parts(&pod_dir.join("volumes").join(NFS), 1));
+    match emptied.and_then(|()| one_file_system(pod_dir)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(fail(format!("cannot be removed: {error}")))
         }
@@ -40,10 +43,8 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
     }
 }
 
-/// Where parts of volumes are bound: VOLUME/CONTAINER/INDEX.
-const SUBPATHS: &str = "volume-subpaths";
-
-/// Removes what parts of volumes were bound to, never what is in it: should one be mounted all the same, the kernel refuses.
+/// Removes what parts of volumes were bound to, and servers' volumes mounted on, never what is in it: should one be mounted all
+/// the same, the kernel refuses. A program that an agent began which was killed since may mount one at any moment.
 fn parts(directory: &Path, depth: usize) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -125,6 +126,42 @@ fn name(part: Component<'_>) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What lies on a server is unmounted elsewhere, with a deadline. Until it is, nothing is removed, and whatever comes in
+    /// between, nothing through it.
+    #[test]
+    fn nothing_is_removed_through_a_servers_volume() {
+        use rustix::mount::{MountFlags, mount};
+        let root = std::env::temp_dir().join(format!("smolet-remove-nfs-{}", std::process::id()));
+        let (own, volume) =
+            (root.join("volumes/kubernetes.io~empty-dir/own"), root.join("volumes").join(NFS).join("v"));
+        let _ = unmount(&volume, UnmountFlags::DETACH);
+        let _ = std::fs::remove_dir_all(&root);
+        for directory in [&own, &volume] {
+            std::fs::create_dir_all(directory).unwrap();
+        }
+        std::fs::write(own.join("file"), "x").unwrap();
+        mount("nas:/data", &volume, "tmpfs", MountFlags::NODEV, None::<&std::ffi::CStr>)
+            .expect("mounting needs root");
+        std::fs::write(volume.join("kept"), "x").unwrap();
+        let error = pod_dir(&root).expect_err("mounted").0;
+        assert!(error.ends_with("kubernetes.io~nfs/v is still mounted; unmount it"), "{error}");
+        // It was mounted behind the look.
+        let error = parts(&root.join("volumes").join(NFS), 1).expect_err("mounted");
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert!(volume.join("kept").exists() && own.join("file").exists(), "nothing is touched");
+        unmount(&volume, UnmountFlags::NOFOLLOW).unwrap();
+        // Somebody wrote there what was for the server.
+        std::fs::write(volume.join("local"), "x").unwrap();
+        let error = pod_dir(&root).expect_err("not empty").0;
+        assert!(
+            error.contains("cannot be removed: Directory not empty") && volume.join("local").exists(),
+            "{error}"
+        );
+        std::fs::remove_file(volume.join("local")).unwrap();
+        pod_dir(&root).unwrap();
+        assert!(!root.exists());
+    }
 
     #[test]
     fn only_what_smolet_mounts_is_its_own() {

@@ -17,6 +17,7 @@ mod k3s;
 mod link;
 mod mirrors;
 mod network;
+mod nfs;
 mod node;
 mod objects;
 mod offline;

@@ -38,7 +38,8 @@ use smolet::sync::rules::should_all_containers_restart;
 use smolet::sync::{KillReason, Probes};
 use smolet::volume::usage::limited;
 use smolet::volume::{
-    EnvFile, Mounts, VolumeImages, container_mounts, env_files, files, host_paths, image_volumes, pod_volumes,
+    EnvFile, Mounts, VolumeImages, container_mounts, env_files, files, host_paths, image_volumes,
+    nfs_volumes, pod_volumes,
 };
 
 /// Who acts on a field.
@@ -173,7 +174,7 @@ impl Effects {
             Owner::Volumes => {
                 let steps =
                     (pod_volumes(files::Sources { pod, node: &node, objects }, "/pod"), host_paths(pod));
-                format!("{steps:#?}\n{:#?}", limited(pod, "/pod"))
+                format!("{steps:#?}\n{:#?}\n{:#?}", nfs_volumes(pod, "/pod"), limited(pod, "/pod"))
             }
             Owner::Hosts => hosts_file(&node, pod, &["10.0.0.9".into()], "of the node").unwrap(),
             Owner::Pull => {

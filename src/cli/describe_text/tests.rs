@@ -58,6 +58,7 @@ fn rich_pod() -> Pod {
                 {"name": "all", "projected": {"sources": [{"configMap": {"name": "settings"}}, {"secret": {"name": "keys"}}]}},
                 {"name": "model", "image": {"reference": "model:1", "pullPolicy": "IfNotPresent"}},
                 {"name": "net", "nfs": {"server": "s", "path": "/"}},
+                {"name": "ceph", "cephfs": {"monitors": ["m"]}},
             ],
         },
         "status": {

@@ -106,7 +106,7 @@ const VOLUME_KINDS: &[Kind] = &[
     ("ephemeral", false, |volume| volume.ephemeral.is_some()),
     ("csi", false, |volume| volume.csi.is_some()),
     ("image", true, |volume| volume.image.is_some()),
-    ("nfs", false, |volume| volume.nfs.is_some()),
+    ("nfs", true, |volume| volume.nfs.is_some()),
     ("iscsi", false, |volume| volume.iscsi.is_some()),
     ("fc", false, |volume| volume.fc.is_some()),
     ("flexVolume", false, |volume| volume.flex_volume.is_some()),
@@ -147,7 +147,7 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
         .collect()
 }
 
-const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected or image";
+const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs or image";
 
 /// Fields of `spec`, kinds of volumes and of a projected volume's sources that are refused for want of an API server only.
 const SERVED: &[&str] = &[

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::container::pull_policy;
 use super::{Check, env, names};
+use crate::model::nfs;
 use crate::render::quantity::Quantity;
 
 /// All volumes.
@@ -79,6 +80,18 @@ fn source(check: &mut Check, volume: &Volume) {
                     "BlockDevice",
                 ];
                 check.one_of(host.type_.as_deref().unwrap_or_default(), &types);
+            });
+        });
+    }
+    if let Some(of) = &volume.nfs {
+        check.at("nfs", |check| {
+            check.at("path", |check| match &*of.path {
+                "" => check.required("the directory that the server exports"),
+                path => check.text(path, nfs::path),
+            });
+            check.at("server", |check| match &*of.server {
+                "" => check.required("the server's name or address"),
+                server => check.text(server, nfs::server),
             });
         });
     }

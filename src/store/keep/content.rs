@@ -16,8 +16,8 @@ use minicbor::{Decode, Encode};
 
 use super::record::{Kind, Name};
 use crate::limits::{KEPT_LABELS_MAX, KUBE_SERVICES_MAX, LIST_ITEMS_MAX, POD_CIDRS_MAX};
-use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token};
-use crate::model::{Object, ObjectKey, ObjectKind};
+use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
+use crate::model::{NfsExport, Object, ObjectKey, ObjectKind};
 
 /// Why bytes are no content.
 pub type DecodeError = minicbor::decode::Error;
@@ -77,12 +77,26 @@ struct KeptPort<'a> {
 struct KeptVolume<'a> {
     #[b(0)]
     name: &'a str,
+    /// Of a path of the node. An agent that knows no other volumes cannot read one without, and asks the server again.
+    #[b(1)]
+    path: Option<&'a str>,
+    #[b(2)]
+    kind: Option<&'a str>,
+    #[b(3)]
+    nodes: Option<Vec<Term<'a>>>,
+    #[b(4)]
+    nfs: Option<KeptExport<'a>>,
+}
+
+#[derive(Encode, Decode)]
+#[cbor(map)]
+struct KeptExport<'a> {
+    #[b(0)]
+    server: &'a str,
     #[b(1)]
     path: &'a str,
     #[b(2)]
-    kind: &'a str,
-    #[b(3)]
-    nodes: Option<Vec<Term<'a>>>,
+    options: Vec<&'a str>,
 }
 
 #[derive(Encode, Decode)]
@@ -239,7 +253,14 @@ fn kept_volume(volume: &ClaimedVolume) -> KeptVolume<'_> {
             })
             .collect()
     });
-    KeptVolume { name: &volume.name, path: &volume.path, kind: &volume.kind, nodes }
+    let (path, kind, nfs) = match &volume.source {
+        VolumeSource::Path { path, kind } => (Some(&**path), Some(&**kind), None),
+        VolumeSource::Nfs(NfsExport { server, path, options }) => {
+            let options = options.iter().map(|option| &**option).collect();
+            (None, None, Some(KeptExport { server, path, options }))
+        }
+    };
+    KeptVolume { name: &volume.name, path, kind, nodes, nfs }
 }
 
 fn whole<'b, T: Decode<'b, ()>>(bytes: &'b [u8]) -> Result<T, DecodeError> {
@@ -306,8 +327,8 @@ pub fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Option<Object>, DecodeErr
             Object::RuntimeClass(Arc::new(RuntimeClass { name, handler: handler.into() }))
         }
         ObjectKind::Claim => {
-            let volume = Ok(volume(whole(bytes)?));
-            Object::Claim(Arc::new(Claim { namespace, name, volume }))
+            let volume = Arc::new(volume(whole(bytes)?)?);
+            Object::Claim(Arc::new(Claim { namespace, name, volume: Ok(volume) }))
         }
     }))
 }
@@ -332,7 +353,7 @@ fn service(of: KeptService<'_>) -> Result<Service, DecodeError> {
     })
 }
 
-fn volume(of: KeptVolume<'_>) -> ClaimedVolume {
+fn volume(of: KeptVolume<'_>) -> Result<ClaimedVolume, DecodeError> {
     let requirement = |of: Requirement<'_>| NodeSelectorRequirement {
         key: of.key.to_owned(),
         operator: of.operator.to_owned(),
@@ -345,7 +366,15 @@ fn volume(of: KeptVolume<'_>) -> ClaimedVolume {
     };
     let nodes =
         of.nodes.map(|terms| NodeSelector { node_selector_terms: terms.into_iter().map(term).collect() });
-    ClaimedVolume { name: of.name.into(), path: of.path.into(), kind: of.kind.into(), nodes }
+    let source = match (of.path, of.kind, of.nfs) {
+        (Some(path), Some(kind), None) => VolumeSource::Path { path: path.into(), kind: kind.into() },
+        (None, None, Some(KeptExport { server, path, options })) => {
+            let export = NfsExport::new(server, path, options.into_iter());
+            VolumeSource::Nfs(export.map_err(|refused| DecodeError::message(refused.field))?)
+        }
+        _ => return Err(DecodeError::message("a volume of no one kind")),
+    };
+    Ok(ClaimedVolume { name: of.name.into(), source, nodes })
 }
 
 /// The marks' content.

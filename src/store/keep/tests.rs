@@ -19,7 +19,8 @@ use super::folder::{Content, FileName, Folder, Kept, Owner, Put, Written};
 use super::record::{Kind, Name, Record, from_bytes, to_bytes};
 use super::tree;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, PODS_BYTES_MAX};
-use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token};
+use crate::model::NfsExport;
+use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
 use crate::model::{Object, ObjectKey, ObjectKind};
 use crate::source::decode::Node;
 
@@ -105,14 +106,17 @@ fn object(kind: ObjectKind) -> Object {
                 {"matchFields": [{"key": "metadata.name", "operator": "Exists"}]}, {}]}));
             let volume = ClaimedVolume {
                 name: "pv".into(),
-                path: "/data".into(),
-                kind: "Directory".into(),
+                source: VolumeSource::Path { path: "/data".into(), kind: "Directory".into() },
                 nodes: Some(nodes.unwrap()),
             };
-            let (namespace, name) = ("default".into(), "data/uid".into());
-            Object::Claim(Arc::new(Claim { namespace, name, volume: Ok(volume) }))
+            claim(volume)
         }
     }
+}
+
+fn claim(volume: ClaimedVolume) -> Object {
+    let (namespace, name) = ("default".into(), "data/uid".into());
+    Object::Claim(Arc::new(Claim { namespace, name, volume: Ok(Arc::new(volume)) }))
 }
 
 const KINDS: [ObjectKind; 6] = [
@@ -185,6 +189,21 @@ fn every_kind_of_object_reads_back_equal() {
         assert!(decode(&object.key(), &nothing).is_ok_and(|read| read.is_none()));
     }
     assert_eq!(decode_marks(&encode_marks(&marks())).ok(), Some(marks()));
+    let export = NfsExport::new("fd00::7", "/data", ["hard", "nfsvers=4.1"].into_iter()).unwrap();
+    let nfs =
+        claim(ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(export.clone()), nodes: None });
+    let bytes = encode(Some(&nfs)).expect("kept");
+    assert!(decode(&nfs.key(), &bytes).is_ok_and(|read| read == Some(nfs.clone())));
+    for end in 0..bytes.len() {
+        assert!(decode(&nfs.key(), &bytes[..end]).is_err(), "cut at {end}");
+    }
+    let changed = NfsExport { server: "-o".into(), ..export };
+    let changed = claim(ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(changed), nodes: None });
+    let refused = decode(&changed.key(), &encode(Some(&changed)).expect("kept"));
+    assert!(
+        refused.is_err_and(|error| error.to_string().contains("nfs.server")),
+        "what is kept is checked too"
+    );
     let waiting = Claim { namespace: "".into(), name: "".into(), volume: Err("PVC is not bound".into()) };
     assert_eq!(content::encode(Some(&Object::Claim(Arc::new(waiting)))), None, "it is asked for again");
 }

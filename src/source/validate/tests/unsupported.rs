@@ -42,7 +42,7 @@ fn what_this_version_does_not_do_is_refused() {
             json!({"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}),
             "spec.volumes[0].projected.sources[0].serviceAccountToken",
         ),
-        ("/spec/volumes/0", json!({"name": "v", "nfs": {"server": "x", "path": "/"}}), "spec.volumes[0].nfs"),
+        ("/spec/volumes/0", json!({"name": "v", "cephfs": {"monitors": ["x"]}}), "spec.volumes[0].cephfs"),
     ] {
         let mut pod = good();
         change(&mut pod, pointer, to);

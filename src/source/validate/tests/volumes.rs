@@ -41,6 +41,27 @@ fn volumes_and_mounts() {
             json!({"reference": "model:1"}),
             "spec.volumes[0]: must be of one kind, not of 2 (emptyDir, image)",
         ),
+        ("/spec/volumes/0".into(), json!({"name": "v", "nfs": {"server": "fd00::7", "path": "/data"}}), ""),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "nfs": {"server": "nas", "path": ""}}),
+            "spec.volumes[0].nfs.path: is required: the directory",
+        ),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "nfs": {"server": "nas", "path": "/a/../b"}}),
+            "spec.volumes[0].nfs.path: \"/a/../b\": must be an absolute path on the server",
+        ),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "nfs": {"server": "", "path": "/"}}),
+            "spec.volumes[0].nfs.server: is required: the server's name",
+        ),
+        (
+            "/spec/volumes/0".into(),
+            json!({"name": "v", "nfs": {"server": "-osuid", "path": "/"}}),
+            "spec.volumes[0].nfs.server: \"-osuid\": must be a host's name or an address",
+        ),
         (
             c("/volumeMounts/0/name"),
             json!("w"),

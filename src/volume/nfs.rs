@@ -1,0 +1,365 @@
+//! Directories of NFS servers (kubelet `pkg/volume/nfs`): mounted and unmounted by the machine's own programs, which may hang, and
+//! are ended then. What [`of`] finds is PURE; the rest is I/O, blocking.
+//!
+//! A server that is away answers nobody: what is mounted is never looked at, only the kernel's table is, and only programs
+//! touch it, which can be killed.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::program::{self, Ended};
+use super::{NFS, VolumeError, nfs_path, set_up_failed};
+use crate::limits::{NFS_MOUNT_TIME, NFS_UNMOUNT_TIME};
+use crate::model::object::VolumeSource;
+use crate::model::{DesiredPod, NfsExport};
+use crate::mounts::{self, Mount};
+
+/// One such volume of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nfs {
+    /// The volume's name, for messages: the persistent volume's, or else the pod's own.
+    name: Box<str>,
+    /// Whose directory it is.
+    pub server: Box<str>,
+    /// `SERVER:PATH`.
+    pub source: String,
+    /// Where it is mounted.
+    pub directory: PathBuf,
+    /// What `mount` gets.
+    arguments: Vec<String>,
+}
+
+/// The pod's, in spec order; an error for one whose fields are refused, which a pod of an API server may have.
+pub fn of(pod: &DesiredPod, pod_dir: &str) -> Vec<Result<Nfs, VolumeError>> {
+    let volumes = pod.spec().volumes.iter().flatten();
+    let found = volumes.filter_map(|volume| {
+        if let Some(of) = &volume.nfs {
+            let export = NfsExport::new(&of.server, &of.path, std::iter::empty());
+            let export = export.map_err(|refused| set_up_failed(&volume.name, &refused.to_string()));
+            let read_only = of.read_only.unwrap_or(false);
+            return Some(export.map(|export| Nfs::new(&volume.name, &export, read_only, pod_dir)));
+        }
+        let claimed = pod.claimed(volume)?.ok()?;
+        let VolumeSource::Nfs(export) = &claimed.volume.source else { return None };
+        Some(Ok(Nfs::new(&claimed.volume.name, export, claimed.read_only, pod_dir)))
+    });
+    found.collect()
+}
+
+impl Nfs {
+    fn new(name: &str, export: &NfsExport, read_only: bool, pod_dir: &str) -> Self {
+        let directory = nfs_path(pod_dir, name);
+        let source = export.source();
+        // `JoinMountOptions`: each once, sorted.
+        let mut options: BTreeSet<&str> = export.options.iter().map(|option| &**option).collect();
+        if read_only {
+            options.insert("ro");
+        }
+        let mut arguments = vec!["-t".to_owned(), "nfs".to_owned()];
+        if !options.is_empty() {
+            arguments.push("-o".to_owned());
+            arguments.push(options.into_iter().collect::<Vec<_>>().join(","));
+        }
+        arguments.extend([source.clone(), directory.clone()]);
+        Self {
+            name: name.into(),
+            server: export.server.clone(),
+            source,
+            directory: directory.into(),
+            arguments,
+        }
+    }
+
+    /// Why it could not be mounted.
+    pub fn failed(&self, why: &str) -> VolumeError {
+        set_up_failed(&self.name, why)
+    }
+
+    /// Something is mounted there: as in the kubelet that is the volume, whoever mounted it.
+    ///
+    /// # Errors
+    /// The table of mounts cannot be read.
+    pub fn is_mounted(&self) -> Result<bool, VolumeError> {
+        match mounts::is_mounted(&self.directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            found => found.map_err(|error| self.failed(&format!("{}: {error}", self.directory.display()))),
+        }
+    }
+
+    /// Mounts it, unless it is mounted (`SetUpAt`).
+    ///
+    /// # Errors
+    /// The kubelet's words, with what the program said.
+    pub fn mount(&self, dropped: &AtomicBool) -> Result<(), VolumeError> {
+        if self.is_mounted()? {
+            return Ok(());
+        }
+        if !CLIENTS.iter().any(|client| Path::new(client).exists()) {
+            return Err(self.failed(
+                "this machine has no NFS client, there is no /sbin/mount.nfs: install nfs-common (Debian) or nfs-utils",
+            ));
+        }
+        let made = DirBuilder::new().recursive(true).mode(0o750).create(&self.directory);
+        made.map_err(|error| self.failed(&format!("{}: {error}", self.directory.display())))?;
+        let ended = program::run("mount", &self.arguments, NFS_MOUNT_TIME, dropped);
+        // The kubelet goes by what the program says, unmounts what it mounted all the same and begins anew. A program that
+        // says that all is well may have left the mount to another one.
+        if self.is_mounted()? {
+            return Ok(());
+        }
+        // Empty, for nothing is mounted there; if there is something by now, the kernel refuses.
+        let _ = std::fs::remove_dir(&self.directory);
+        let mut why = format!("mount failed: {}", outcome(&ended, NFS_MOUNT_TIME.as_secs()));
+        let _ = write!(why, "\nMounting command: mount\nMounting arguments: {}", self.arguments.join(" "));
+        said(&mut why, &ended);
+        Err(self.failed(&why))
+    }
+}
+
+/// Where `mount` looks for the program that knows NFS (libmount's `FS_SEARCH_PATH`), and other systems have it.
+const CLIENTS: [&str; 4] =
+    ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/sbin/fs.d/mount.nfs", "/sbin/fs/mount.nfs"];
+
+/// How it ended, as Go has it.
+fn outcome(ended: &io::Result<Ended>, seconds: u64) -> String {
+    match ended.as_ref().map(|ended| ended.status) {
+        Err(error) => error.to_string(),
+        Ok(None) => format!("not over after {seconds} s, and killed"),
+        Ok(Some(status)) => match (status.code(), status.signal()) {
+            (Some(0), _) => "it says that it went well, and nothing is mounted".to_owned(),
+            (Some(code), _) => format!("exit status {code}"),
+            (None, signal) => format!("signal: {}", signal.unwrap_or_default()),
+        },
+    }
+}
+
+fn said(why: &mut String, ended: &io::Result<Ended>) {
+    if let Ok(Ended { output, .. }) = ended
+        && !output.trim().is_empty()
+    {
+        let _ = write!(why, "\nOutput: {}", output.trim_end());
+    }
+}
+
+/// What is mounted of a server for a pod: a volume, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Whose it is, as the kernel's table has it.
+    pub server: Box<str>,
+    /// Where.
+    pub point: PathBuf,
+}
+
+/// What of servers is mounted below a pod's directory, what was mounted last first. Nothing where the pod never had such a
+/// volume, which takes one look at its directory.
+///
+/// # Errors
+/// The table cannot be read; or somebody mounted something else in such a volume, which is not touched.
+pub fn mounted_below(pod_dir: &Path) -> Result<Vec<Mounted>, VolumeError> {
+    let failed = |why: &str| VolumeError(format!("pod directory {}: {why}", pod_dir.display()));
+    if !has_volumes(pod_dir) {
+        return Ok(Vec::new());
+    }
+    let read = || Ok((mounts::read()?, pod_dir.canonicalize()?));
+    let (mounts, real) = read().map_err(|error: io::Error| failed(&format!("cannot be checked: {error}")))?;
+    ours(&mounts, &real).map_err(|point| failed(&format!("{point} is still mounted; unmount it")))
+}
+
+/// The pod with that directory has, or had, such a volume. Of the directory the agent's own part is looked at.
+pub fn has_volumes(pod_dir: &Path) -> bool {
+    pod_dir.join("volumes").join(NFS).symlink_metadata().is_ok()
+}
+
+/// The error is what is mounted there and no server's.
+fn ours(mounts: &[Mount], pod_dir: &Path) -> Result<Vec<Mounted>, String> {
+    let (volumes, parts) = (pod_dir.join("volumes").join(NFS), pod_dir.join(super::SUBPATHS));
+    let in_volumes = |mount: &&Mount| Path::new(&mount.point).starts_with(&volumes);
+    let mut devices = BTreeSet::new();
+    for mount in mounts.iter().filter(in_volumes) {
+        // What the server has mounted there itself is mounted by the kernel when somebody goes there.
+        let is_volume = Path::new(&mount.point).parent() == Some(&*volumes);
+        if !is_volume && !mount.kind.starts_with("nfs") {
+            return Err(mount.point.clone());
+        }
+        devices.insert(&*mount.device);
+    }
+    let is_part =
+        |mount: &&Mount| Path::new(&mount.point).starts_with(&parts) && devices.contains(&*mount.device);
+    let all = mounts.iter().rev().filter(|mount| in_volumes(mount) || is_part(mount));
+    let mounted = |mount: &Mount| Mounted {
+        server: mount.server().unwrap_or_default().into(),
+        point: PathBuf::from(&mount.point),
+    };
+    Ok(all.map(mounted).collect())
+}
+
+impl Mounted {
+    /// Why it was not unmounted.
+    pub fn failed(&self, why: &str) -> VolumeError {
+        let name = self.point.file_name().unwrap_or_default().to_string_lossy();
+        VolumeError(format!("UnmountVolume.TearDown failed for volume {name:?} : {why}"))
+    }
+
+    /// Unmounts it; by force when that takes too long (`CleanupMountWithForce`).
+    ///
+    /// # Errors
+    /// The kubelet's words; it is mounted still.
+    pub fn unmount(&self, dropped: &AtomicBool) -> Result<(), VolumeError> {
+        let times = || -> Result<usize, VolumeError> {
+            let mounts = mounts::read().map_err(|error| self.failed(&error.to_string()))?;
+            Ok(mounts.iter().filter(|mount| Path::new(&mount.point) == self.point).count())
+        };
+        let before = times()?;
+        if before == 0 {
+            return Ok(());
+        }
+        let point = self.point.display().to_string();
+        let run = |arguments: &[String]| program::run("umount", arguments, NFS_UNMOUNT_TIME, dropped);
+        let mut ended = run(std::slice::from_ref(&point));
+        let mut arguments = point.clone();
+        let is_late = ended.as_ref().is_ok_and(|ended| ended.status.is_none());
+        if is_late && times()? >= before && !dropped.load(Ordering::Relaxed) {
+            ended = run(&["-f".to_owned(), point]);
+            arguments.insert_str(0, "-f ");
+        }
+        // Of one that was killed the kernel may have gone through with it.
+        if times()? < before {
+            return Ok(());
+        }
+        let mut why = format!("unmount failed: {}", outcome(&ended, NFS_UNMOUNT_TIME.as_secs()));
+        let _ = write!(why, "\nUnmounting arguments: {arguments}");
+        said(&mut why, &ended);
+        if ended.is_ok_and(|ended| ended.status.is_none()) {
+            let _ = write!(
+                why,
+                "\nBring back the server {}, or give up what is not written: umount -l",
+                self.server
+            );
+        }
+        Err(self.failed(&why))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::model::desired::ClaimedSource;
+    use crate::model::object::ClaimedVolume;
+    use serde_json::{Value, json};
+
+    fn pod(volumes: &Value) -> DesiredPod {
+        let pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [], "volumes": volumes}});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn shown(found: Vec<Result<Nfs, VolumeError>>) -> Vec<String> {
+        let one = |volume: Nfs| format!("{} {} {}", volume.name, volume.server, volume.arguments.join(" "));
+        found.into_iter().map(|found| found.map_or_else(|error| error.0, one)).collect()
+    }
+
+    #[test]
+    fn volumes_become_the_arguments_of_mount() {
+        let mut pod = pod(&json!([
+            {"name": "own", "emptyDir": {}},
+            {"name": "v", "nfs": {"server": "nas.lan", "path": "/data"}},
+            {"name": "r", "nfs": {"server": "fd00::7", "path": "/data", "readOnly": true}},
+            {"name": "bad", "nfs": {"server": "nas", "path": "/data -o suid"}},
+            {"name": "c", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "ro", "persistentVolumeClaim": {"claimName": "data", "readOnly": true}},
+            {"name": "host", "persistentVolumeClaim": {"claimName": "host"}},
+            {"name": "untold", "persistentVolumeClaim": {"claimName": "untold"}}]));
+        let export = NfsExport::new("nas", "/x", ["nfsvers=4.1", "hard", "", "hard"].into_iter()).unwrap();
+        let claimed = |source: VolumeSource, read_only| {
+            Ok(ClaimedSource {
+                volume: Arc::new(ClaimedVolume { name: "pv".into(), source, nodes: None }),
+                read_only,
+            })
+        };
+        let path = VolumeSource::Path { path: "/x".into(), kind: "".into() };
+        pod.claims = vec![
+            ("c".into(), claimed(VolumeSource::Nfs(export.clone()), false)),
+            ("ro".into(), claimed(VolumeSource::Nfs(export), true)),
+            ("host".into(), claimed(path, false)),
+        ];
+        assert_eq!(
+            shown(of(&pod, "/r/pods/u")),
+            [
+                "v nas.lan -t nfs nas.lan:/data /r/pods/u/volumes/kubernetes.io~nfs/v",
+                "r [fd00::7] -t nfs -o ro [fd00::7]:/data /r/pods/u/volumes/kubernetes.io~nfs/r",
+                "MountVolume.SetUp failed for volume \"bad\" : nfs.path \"/data -o suid\": must be an absolute path on the \
+                 server, without '..', ',', blanks and control characters",
+                "pv nas -t nfs -o hard,nfsvers=4.1 nas:/x /r/pods/u/volumes/kubernetes.io~nfs/pv",
+                "pv nas -t nfs -o hard,nfsvers=4.1,ro nas:/x /r/pods/u/volumes/kubernetes.io~nfs/pv",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_lies_on_servers_is_unmounted_and_nothing_else() {
+        let ours = |lines: &[&str]| {
+            let table = format!("9 1 {}\n", lines.join("\n9 1 "));
+            let found = ours(&mounts::parse(&table), Path::new("/r x/u"))?;
+            let shown = |of: &Mounted| {
+                let below = of.point.strip_prefix("/r x/u").unwrap();
+                format!("{} {}", of.server, below.display())
+            };
+            Ok::<Vec<String>, String>(found.iter().map(shown).collect())
+        };
+        const OTHERS: [&str; 4] = [
+            "0:9 / /r\\040x/other/volumes/kubernetes.io~nfs/v rw - nfs4 nas:/a rw",
+            "0:4 / /r\\040x/u/volumes/kubernetes.io~secret/s rw - tmpfs none rw",
+            "8:1 / /r\\040x/u/volume-subpaths/host/c/0 rw - ext4 /dev/sda1 rw",
+            "0:9 / /r\\040x/u/volumes/kubernetes.io~empty-dir/v rw - nfs4 nas:/a rw",
+        ];
+        assert_eq!(ours(&OTHERS), Ok(Vec::new()));
+        let own = [
+            "0:5 / /r\\040x/u/volumes/kubernetes.io~nfs/v rw - nfs4 [fd00::7]:/a rw",
+            "0:6 / /r\\040x/u/volumes/kubernetes.io~nfs/w rw - nfs nas:/b rw",
+            "0:7 / /r\\040x/u/volumes/kubernetes.io~nfs/v/disk rw - nfs4 [fd00::7]:/a/disk rw",
+            "0:5 /part /r\\040x/u/volume-subpaths/v/c/0 rw - nfs4 [fd00::7]:/a rw",
+            // Once more on the same: by an agent that was killed, and by the next one.
+            "0:6 / /r\\040x/u/volumes/kubernetes.io~nfs/w rw - nfs nas:/b rw",
+        ];
+        let wanted = [
+            "nas volumes/kubernetes.io~nfs/w",
+            "[fd00::7] volume-subpaths/v/c/0",
+            "[fd00::7] volumes/kubernetes.io~nfs/v/disk",
+            "nas volumes/kubernetes.io~nfs/w",
+            "[fd00::7] volumes/kubernetes.io~nfs/v",
+        ];
+        assert_eq!(ours(&[&OTHERS[..], &own].concat()).unwrap(), wanted);
+        // A container mounted that there.
+        let foreign = "8:2 / /r\\040x/u/volumes/kubernetes.io~nfs/v/usb rw - vfat /dev/sdb1 rw";
+        let said = ours(&[&own[..], &[foreign]].concat());
+        assert_eq!(said, Err("/r x/u/volumes/kubernetes.io~nfs/v/usb".to_owned()));
+    }
+
+    #[test]
+    fn how_programs_fail_is_said_in_the_kubelets_words() {
+        use std::os::unix::process::ExitStatusExt as _;
+        use std::process::ExitStatus;
+        let ended = |status, output: &str| Ok(Ended { status, output: output.to_owned() });
+        for (of, wanted) in [
+            (
+                ended(Some(ExitStatus::from_raw(32 << 8)), "mount.nfs: Connection refused\n"),
+                "exit status 32\nOutput: mount.nfs: Connection refused",
+            ),
+            (ended(Some(ExitStatus::from_raw(9)), " \n"), "signal: 9"),
+            (ended(None, ""), "not over after 120 s, and killed"),
+            (ended(Some(ExitStatus::from_raw(0)), ""), "it says that it went well, and nothing is mounted"),
+            (Err(io::Error::from(io::ErrorKind::NotFound)), "entity not found"),
+        ] {
+            let mut why = outcome(&of, 120);
+            said(&mut why, &of);
+            assert_eq!(why, wanted);
+        }
+    }
+}

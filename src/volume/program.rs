@@ -1,0 +1,172 @@
+//! Runs a program of the machine's to its end, or to its deadline. I/O, blocking.
+
+use std::io::{self, PipeReader, Read as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::limits::{PROGRAM_LOOK, PROGRAM_OUTPUT_BYTES_MAX};
+
+/// Ends what runs for the sake of it when it is dropped: whoever waited does so no more.
+#[derive(Debug, Default)]
+pub struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    /// For the thread that runs the program: true when nobody waits for it any more.
+    pub fn dropped(&self) -> Arc<AtomicBool> {
+        self.0.clone()
+    }
+}
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// How it ended.
+pub(super) struct Ended {
+    /// `None`: it took too long, or nobody waited any more, and it was killed.
+    pub(super) status: Option<ExitStatus>,
+    /// The beginning of what it printed, at most `limits::PROGRAM_OUTPUT_BYTES_MAX`.
+    pub(super) output: String,
+}
+
+/// Runs it with what it starts as a group of its own, so that all of it can be ended.
+///
+/// # Errors
+/// It cannot be started.
+pub(super) fn run(
+    program: &str,
+    arguments: &[String],
+    patience: Duration,
+    dropped: &AtomicBool,
+) -> io::Result<Ended> {
+    let until = Instant::now() + patience;
+    let (mut reader, writer) = io::pipe()?;
+    fcntl_setfl(&reader, OFlags::NONBLOCK)?;
+    let mut child = {
+        let mut command = Command::new(program);
+        command.args(arguments).env("LC_ALL", "C").process_group(0).stdin(Stdio::null());
+        // The ends that are ours go with the command: the pipe closes when its last process ends.
+        command.stdout(writer.try_clone()?).stderr(writer).spawn()?
+    };
+    let (mut output, mut is_open) = (Vec::new(), true);
+    // What the program leaves running (rpc.statd) may keep the pipe open: its own end counts.
+    let mut pause = Duration::from_millis(1);
+    let status = loop {
+        is_open = is_open && keep(&mut reader, &mut output);
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status),
+            Ok(None) if Instant::now() < until && !dropped.load(Ordering::Relaxed) => {}
+            Ok(None) | Err(_) => {
+                kill(&mut child);
+                break None;
+            }
+        }
+        if is_open {
+            let wait = Timespec::try_from(PROGRAM_LOOK).ok();
+            // Whatever comes of it, the next round looks.
+            let _ = poll(&mut [PollFd::new(&reader, PollFlags::IN)], wait.as_ref());
+        } else {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(PROGRAM_LOOK);
+        }
+    };
+    if is_open {
+        keep(&mut reader, &mut output);
+    }
+    Ok(Ended { status, output: String::from_utf8_lossy(&output).into_owned() })
+}
+
+/// Reads what is there; false when nothing will come any more.
+fn keep(reader: &mut PipeReader, output: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 512];
+    // A pipe's worth at a time: a program that prints without end is ended all the same.
+    for _ in 0..128 {
+        match reader.read(&mut buffer) {
+            Ok(0) => return false,
+            Ok(read) => {
+                let room = PROGRAM_OUTPUT_BYTES_MAX - output.len();
+                output.extend_from_slice(&buffer[..read.min(room)]);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+        }
+    }
+    true
+}
+
+fn kill(child: &mut Child) {
+    // It may have ended by itself meanwhile.
+    let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
+    let _ = child.wait();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_mins(2);
+
+    fn sh(line: &str, patience: Duration) -> Ended {
+        run("sh", &["-c".to_owned(), line.to_owned()], patience, &AtomicBool::new(false)).unwrap()
+    }
+
+    #[test]
+    fn what_a_program_says_and_how_it_ends_is_told() {
+        let ended = sh("echo out; echo err >&2; cat; exit 32", LONG);
+        assert_eq!((ended.status.unwrap().code(), &*ended.output), (Some(32), "out\nerr\n"));
+        let went_well = |ended: &Ended| ended.status.is_some_and(|status| status.success());
+        assert!(went_well(&sh("true", LONG)));
+        let much = sh("head -c 5000000 /dev/zero | tr '\\0' x", LONG);
+        assert!(went_well(&much) && much.output == "x".repeat(PROGRAM_OUTPUT_BYTES_MAX));
+        let none = run("/nonexistent/mount", &[], LONG, &AtomicBool::new(false));
+        assert_eq!(none.err().map(|error| error.kind()), Some(io::ErrorKind::NotFound));
+    }
+
+    #[test]
+    fn what_it_leaves_running_is_not_waited_for() {
+        let begun = Instant::now();
+        let ended = sh("sleep 60 & echo $!", LONG);
+        assert!(ended.status.is_some() && begun.elapsed() < Duration::from_secs(30));
+        let left: i32 = ended.output.trim().parse().unwrap();
+        rustix::process::kill_process(Pid::from_raw(left).unwrap(), Signal::KILL).unwrap();
+    }
+
+    #[test]
+    fn one_that_hangs_is_ended_with_all_that_it_began() {
+        let gone = |ended: &Ended| {
+            let pid = ended.output.trim().to_owned();
+            let begun = Instant::now();
+            // Its parent is gone, so that somebody else waits for it.
+            while std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|stat| !stat.contains(") Z "))
+            {
+                assert!(begun.elapsed() < Duration::from_secs(30), "{pid} runs on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let ended = sh("sleep 600 & echo $!; wait", Duration::from_millis(300));
+        assert!(ended.status.is_none());
+        gone(&ended);
+        assert!(sh("exec >&- 2>&-; sleep 600", Duration::from_millis(300)).status.is_none());
+        let wanted = Wanted::default();
+        let dropped = wanted.dropped();
+        std::thread::scope(|scope| {
+            let line = ["-c".to_owned(), "sleep 600 & echo $!; wait".to_owned()];
+            let run = scope.spawn(move || run("sh", &line, LONG, &dropped).unwrap());
+            std::thread::sleep(Duration::from_millis(300));
+            drop(wanted);
+            let ended = run.join().unwrap();
+            assert!(ended.status.is_none());
+            gone(&ended);
+        });
+    }
+}
