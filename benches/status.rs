@@ -80,6 +80,7 @@ fn input<'a>(pod: &'a Pod, observed: &'a ObservedPod) -> StatusInput<'a> {
         previous: None,
         facts: &NoFacts,
         is_terminal: false,
+        resizes: &[],
         active_for: None,
         pod_cgroup: None,
         agent_start: NOW,

@@ -336,6 +336,9 @@ pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
 /// Pods in the checkpoint: those that are wanted, those that end, and those that nobody knows any more. Full: the
 /// rest is left out; the runtime still knows them.
 pub const CHECKPOINT_PODS_MAX: usize = 4 * PODS_MAX;
+/// CPU and memory of containers in the checkpoint, of all pods that were resized while they ran: what each was granted, and what
+/// it runs with. Full: of a further pod nothing is kept; after a restart of the agent it is resized once more, to the same.
+pub const KEPT_SIZES_MAX: usize = 1024;
 /// Bytes of an id, a name or an image in the checkpoint. Longer: left out.
 pub const CHECKPOINT_TEXT_BYTES_MAX: usize = KIB;
 /// Bytes of the checkpoint. Larger: damaged.
@@ -348,6 +351,7 @@ const _: () = assert!(
         + DEBUGGERS_MAX * (DEBUGGER_BYTES_MAX + 4 * DEBUGGER_WORDS_MAX + KIB)
         + 2 * BACKOFF_ENTRIES_MAX * 40
         + IMAGES_SEEN_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 40)
+        + KEPT_SIZES_MAX * (CHECKPOINT_TEXT_BYTES_MAX + 48)
         + KIB
         <= CHECKPOINT_BYTES_MAX
 );

@@ -193,7 +193,7 @@ struct Operation {
 }
 
 /// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 23] = [
+const OPERATIONS: [(&str, &str); 25] = [
     ("Version", "version"),
     ("Status", "status"),
     ("RunPodSandbox", "run_podsandbox"),
@@ -205,6 +205,8 @@ const OPERATIONS: [(&str, &str); 23] = [
     ("StartContainer", "start_container"),
     ("StopContainer", "stop_container"),
     ("RemoveContainer", "remove_container"),
+    ("UpdateContainerResources", "update_container"),
+    ("UpdatePodSandboxResources", "update_podsandbox_resources"),
     ("ContainerStatus", "container_status"),
     ("ListContainers", "list_containers"),
     ("ListContainerStats", "list_container_stats"),

@@ -60,6 +60,7 @@ mod pressure;
 mod probes;
 mod record;
 mod relist;
+mod resizes;
 mod ring;
 mod show;
 mod shutdown;
@@ -102,12 +103,12 @@ use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
-use crate::sync::act::{ActContext, GiveUp, LeastCounts};
+use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
 use agent::{Agent, Event};
-use cgroups::NodeCgroups;
+use cgroups::{NodeCgroups, PodsCgroups};
 pub use cluster::Joined;
 #[cfg(not(feature = "tls"))]
 use cluster::{begin, join, remember};
@@ -478,13 +479,18 @@ impl Parts<'_> {
         executor.spawn(forward(stopped, events.clone(), Event::Stop)).detach();
 
         let ring = Rc::new(Ring::default());
-        let ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
+        let mut ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let systemd = match ctx.node.cgroup_driver {
             CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
             CgroupDriver::Cgroupfs => None,
         };
         let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd);
+        ctx.cgroups = Rc::new(PodsCgroups {
+            cgroups: cgroups.clone(),
+            node: ctx.node.clone(),
+            blocking: ctx.blocking.clone(),
+        });
         let cluster = joined.map(|joined| begin(joined, &executor, &events, &clock));
         let mut agent = Agent::new(
             ctx,
@@ -612,6 +618,7 @@ fn context<R: Runtime + 'static>(
         images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls)),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
+        cgroups: Rc::new(NoCgroups),
         hooks: Rc::new(HookRunner::new(tools, &node.node_ips)),
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),

@@ -70,6 +70,7 @@ impl World {
             images: Rc::new(ImagePuller::new(shared.clone(), PULLS_AT_ONCE)),
             env: Rc::new(ManifestObjects::default()),
             volumes: Rc::new(NoVolumes),
+            cgroups: Rc::new(smolet::sync::act::NoCgroups),
             hooks: Rc::new(HookRunner::new(tools, &[])),
             notes: Rc::new(note),
             container_logs_dir: Rc::from(dir.path().join("containers")),

@@ -9,10 +9,13 @@ const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
 /// Users of its own on the node's network.
 const USERS_ON_HOST_NETWORK: &str = "UserNamespacesHostNetworkSupport";
 
+/// An init container that is no sidecar is resized while it runs, as all others are on any node.
+const RESIZES_INIT: &str = "InPlacePodVerticalScalingInitContainers";
+
 /// What this node declares (`status.declaredFeatures`, sorted). Of the five features that a node of 1.36 may declare: the API server
-/// has to translate `WebSockets` for the runtime (`ExtendWebSocketsToKubelet`), nothing is resized in place, and users of a pod's own
-/// end with the node's network.
-pub const DECLARED_FEATURES: &[&str] = &[RESTART_ALL];
+/// has to translate `WebSockets` for the runtime (`ExtendWebSocketsToKubelet`), a pod's own resources are not changed while it runs
+/// (`InPlacePodLevelResourcesVerticalScaling`), and users of a pod's own end with the node's network.
+pub const DECLARED_FEATURES: &[&str] = &[RESIZES_INIT, RESTART_ALL];
 
 /// The node declares what the pod needs. Of the five features that a node of 1.36 may declare these two are asked for by a pod
 /// that is new (`InferForScheduling`); in the order of their names.

@@ -36,6 +36,7 @@ mod affinity;
 mod features;
 mod ports;
 pub mod preempt;
+pub mod resize;
 mod resources;
 mod taints;
 

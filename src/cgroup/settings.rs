@@ -12,12 +12,15 @@ use std::path::{Path, PathBuf};
 use super::Cgroups;
 use crate::limits::CGROUP_FILE_BYTES_MAX;
 use crate::render::CgroupVersion;
-use crate::render::cgroup_settings::{CgroupFile, CgroupSettings, Controller};
+use crate::render::cgroup_settings::{CgroupFile, CgroupSettings, Controller, PodLimits, weight_to_shares};
 use crate::render::slice::{Slice, slices};
 
 /// Controllers that are handed down on version 2 where the kernel has them (`supportedControllers`); the runtime wants
 /// them for its containers too.
 const HANDED_DOWN: [&str; 5] = ["cpu", "cpuset", "memory", "hugetlb", "pids"];
+
+/// Version 1 says "no limit" as the largest number of whole pages; nobody has as much as this.
+const NO_LIMIT_BYTES: i64 = 1 << 60;
 
 /// A cgroup that could not be made as wanted.
 #[derive(Debug)]
@@ -82,6 +85,44 @@ impl Cgroups {
             }
         }
         Ok(written)
+    }
+
+    /// What the cgroup of that name has now (`GetCgroupConfig`, `MemoryUsage`). A file that is not there says nothing.
+    ///
+    /// # Errors
+    /// Of a file that is there and cannot be read, or holds something else.
+    pub fn limits(&self, name: &str) -> Result<PodLimits, SettingError> {
+        let value = |controller: Controller, file: &str| -> Result<Option<i64>, SettingError> {
+            let root = match &self.unified {
+                Some(root) => Some(root),
+                None => self.controllers.iter().find(|(of, _)| *of == controller).map(|(_, root)| root),
+            };
+            let Some(root) = root else { return Ok(None) };
+            let path = root.join(name.trim_start_matches('/')).join(file);
+            let text = match read(&path) {
+                Ok(text) => text,
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(SettingError::Io(path, error)),
+            };
+            // `max 100000`; -1 and what is as much as a number can say mean the same.
+            let word = words(&text).next().unwrap_or_default();
+            match word.parse::<i64>() {
+                Ok(number) => Ok(Some(number).filter(|number| (0..=NO_LIMIT_BYTES).contains(number))),
+                Err(_) if word == "max" => Ok(None),
+                Err(_) => Err(SettingError::Io(path, ErrorKind::InvalidData.into())),
+            }
+        };
+        let [shares, quota, memory, usage] = match self.unified {
+            Some(_) => ["cpu.weight", "cpu.max", "memory.max", "memory.current"],
+            None => ["cpu.shares", "cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.usage_in_bytes"],
+        };
+        let shares = value(Controller::Cpu, shares)?;
+        Ok(PodLimits {
+            cpu_shares: if self.unified.is_some() { shares.map(weight_to_shares) } else { shares },
+            cpu_quota_us: value(Controller::Cpu, quota)?,
+            memory_limit_bytes: value(Controller::Memory, memory)?,
+            memory_usage_bytes: value(Controller::Memory, usage)?.and_then(|bytes| u64::try_from(bytes).ok()),
+        })
     }
 
     /// What systemd has to be asked for so that the slice is as wanted, the outermost first: the slices around it that are not
@@ -300,6 +341,53 @@ mod tests {
         scratch.file(&format!("{POD}/cgroup.controllers"), "cpu pids\n");
         let error = cgroups.set(&wanted, Missing::Make).unwrap_err().to_string();
         assert!(error.contains("cgroup_enable=memory"), "{error}");
+    }
+
+    #[test]
+    fn what_a_cgroup_has_is_read_on_both_versions() {
+        let scratch = Scratch::new();
+        let root = scratch.0.display();
+        let v1 = format!("cgroup {root}/cpu cgroup rw,cpu 0 0\ncgroup {root}/memory cgroup rw,memory 0 0\n");
+        let v1 = Cgroups::from_mounts(&v1, &scratch.0);
+        assert_eq!(v1.limits("/kubepods/podu1").unwrap(), PodLimits::default(), "it is not there");
+        for (file, text) in [
+            ("cpu/kubepods/podu1/cpu.shares", "512\n"),
+            ("cpu/kubepods/podu1/cpu.cfs_quota_us", "-1\n"),
+            ("memory/kubepods/podu1/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("memory/kubepods/podu1/memory.usage_in_bytes", "4096\n"),
+        ] {
+            scratch.file(file, text);
+        }
+        let mut limits =
+            PodLimits { cpu_shares: Some(512), memory_usage_bytes: Some(4096), ..PodLimits::default() };
+        assert_eq!(v1.limits("/kubepods/podu1").unwrap(), limits);
+        scratch.file("cpu/kubepods/podu1/cpu.cfs_quota_us", "20000\n");
+        scratch.file("memory/kubepods/podu1/memory.limit_in_bytes", "8192\n");
+        (limits.cpu_quota_us, limits.memory_limit_bytes) = (Some(20_000), Some(8192));
+        assert_eq!(v1.limits("/kubepods/podu1").unwrap(), limits);
+        scratch.file("memory/kubepods/podu1/memory.limit_in_bytes", "lots\n");
+        assert!(v1.limits("/kubepods/podu1").unwrap_err().to_string().contains("memory.limit_in_bytes"));
+
+        let scratch = Scratch::new();
+        let v2 =
+            Cgroups::from_mounts(&format!("cgroup2 {} cgroup2 rw 0 0\n", scratch.0.display()), &scratch.0);
+        for (file, text) in [("cpu.weight", "20\n"), ("cpu.max", "max 100000\n"), ("memory.max", "max\n")] {
+            scratch.file(&format!("{POD}/{file}"), text);
+        }
+        let mut limits = PodLimits { cpu_shares: Some(500), ..PodLimits::default() };
+        assert_eq!(v2.limits(POD).unwrap(), limits);
+        for (file, text) in
+            [("cpu.max", "5000 100000\n"), ("memory.max", "8192\n"), ("memory.current", "1\n")]
+        {
+            scratch.file(&format!("{POD}/{file}"), text);
+        }
+        limits = PodLimits {
+            cpu_quota_us: Some(5000),
+            memory_limit_bytes: Some(8192),
+            memory_usage_bytes: Some(1),
+            ..limits
+        };
+        assert_eq!(v2.limits(POD).unwrap(), limits);
     }
 
     #[test]

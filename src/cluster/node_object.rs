@@ -316,7 +316,7 @@ mod tests {
         );
         let Value::Object(fields) = &patch["status"] else { panic!("an object") };
         assert_eq!(fields.get("volumesInUse"), Some(&Value::Null), "what a kubelet left goes");
-        assert_eq!(fields["declaredFeatures"], json!(["RestartAllContainersOnContainerExits"]));
+        assert_eq!(fields["declaredFeatures"], json!(DECLARED_FEATURES));
     }
 
     #[test]

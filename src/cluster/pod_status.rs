@@ -23,9 +23,18 @@ const REPLACED: &[&str] = &["hostIPs", "podIPs"];
 /// stay beside its being ready.
 const OF_CONDITION: &[&str] = &["message", "reason"];
 
+/// Conditions of ours that are there or not.
+const OF_A_MOMENT: [&str; 2] = ["PodResizeInProgress", "PodResizePending"];
+
+/// The status tells of a resize.
+pub fn tells_of_resize(status: &PodStatus) -> bool {
+    status.conditions.iter().flatten().any(|condition| OF_A_MOMENT.contains(&&*condition.type_))
+}
+
 /// The strategic merge patch that gives the pod of that UID this status. Conditions of others stay: lists of conditions are
-/// merged by their type. On another pod of the same name it fails with a conflict.
-pub fn patch(uid: &str, status: &PodStatus) -> Value {
+/// merged by their type. With `resized` what was told of a resize there is taken away. On another pod of the same name it fails
+/// with a conflict.
+pub fn patch(uid: &str, status: &PodStatus, resized: bool) -> Value {
     let mut fields = match serde_json::to_value(status) {
         Ok(Value::Object(fields)) => fields,
         Ok(_) | Err(_) => Map::new(),
@@ -42,6 +51,13 @@ pub fn patch(uid: &str, status: &PodStatus) -> Value {
     for condition in conditions.into_iter().flatten().filter_map(Value::as_object_mut) {
         for field in OF_CONDITION {
             condition.entry(*field).or_insert(Value::Null);
+        }
+    }
+    if let Some(Value::Array(conditions)) = fields.get_mut("conditions").filter(|_| resized) {
+        for kind in OF_A_MOMENT {
+            if !conditions.iter().any(|condition| condition["type"] == kind) {
+                conditions.push(json!({"type": kind, "$patch": "delete"}));
+            }
         }
     }
     json!({"metadata": {"uid": uid}, "status": fields})
@@ -67,7 +83,7 @@ mod tests {
             pod_ips: Some(vec![PodIP { ip: "10.0.0.1".to_owned() }]),
             ..PodStatus::default()
         };
-        let patch = patch("u", &status);
+        let patch = patch("u", &status, false);
         assert_eq!(patch["metadata"], json!({"uid": "u"}));
         assert_eq!(patch["status"]["phase"], "Running");
         assert_eq!(patch["status"]["podIPs"], json!([{"$patch": "replace"}, {"ip": "10.0.0.1"}]));
@@ -81,10 +97,29 @@ mod tests {
         let ready =
             PodCondition { type_: "Ready".to_owned(), status: "True".to_owned(), ..PodCondition::default() };
         let status = PodStatus { conditions: Some(vec![ready]), ..PodStatus::default() };
-        let patch = patch("u", &status);
+        let patch = patch("u", &status, false);
         assert_eq!(
             patch["status"]["conditions"],
             json!([{"type": "Ready", "status": "True", "message": null, "reason": null}])
         );
+    }
+
+    #[test]
+    fn what_was_told_of_a_resize_is_taken_away() {
+        let condition = |kind: &str| PodCondition { type_: kind.to_owned(), ..PodCondition::default() };
+        let of = |kinds: &[&str]| PodStatus {
+            conditions: Some(kinds.iter().map(|kind| condition(kind)).collect()),
+            ..PodStatus::default()
+        };
+        let pending = of(&["Ready", "PodResizePending"]);
+        assert!(tells_of_resize(&pending) && !tells_of_resize(&of(&["Ready"])));
+        let kinds = |resized| {
+            let patch = patch("u", &pending, resized);
+            let all = patch["status"]["conditions"].as_array().unwrap().clone();
+            all.into_iter().map(|one| (one["type"].clone(), one["$patch"] == "delete")).collect::<Vec<_>>()
+        };
+        let kept = vec![(json!("Ready"), false), (json!("PodResizePending"), false)];
+        assert_eq!(kinds(false), kept);
+        assert_eq!(kinds(true), [kept, vec![(json!("PodResizeInProgress"), true)]].concat());
     }
 }

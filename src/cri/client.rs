@@ -368,6 +368,32 @@ impl Runtime for GrpcRuntime {
         Ok(status)
     }
 
+    async fn update_container_resources(
+        &self,
+        id: &ContainerId,
+        resources: cri::LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        let request =
+            cri::UpdateContainerResourcesRequest { container_id: id.to_string(), linux: Some(resources) };
+        const METHOD: &str = method!("Runtime", "UpdateContainerResources");
+        self.call::<cri::UpdateContainerResourcesResponse>(METHOD, request).await.map(drop)
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        id: &SandboxId,
+        resources: cri::LinuxContainerResources,
+        overhead: cri::LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        let request = cri::UpdatePodSandboxResourcesRequest {
+            pod_sandbox_id: id.to_string(),
+            overhead: Some(overhead),
+            resources: Some(resources),
+        };
+        const METHOD: &str = method!("Runtime", "UpdatePodSandboxResources");
+        self.call::<cri::UpdatePodSandboxResourcesResponse>(METHOD, request).await.map(drop)
+    }
+
     async fn list_containers(
         &self,
         pod: Option<&PodUid>,

@@ -177,7 +177,9 @@ pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
     let attributes = stats.attributes?;
     let cpu = stats.cpu.as_ref();
     let nanos = cpu.and_then(|cpu| Some((cpu.timestamp, cpu.usage_core_nano_seconds?.value)));
-    let memory = stats.memory.and_then(|memory| memory.working_set_bytes.or(memory.usage_bytes));
+    let memory = stats.memory.unwrap_or_default();
+    let (working_set, usage) = (memory.working_set_bytes, memory.usage_bytes);
+    let bytes = |bytes: Option<cri::UInt64Value>| bytes.map(|bytes| bytes.value);
     let layer = stats.writable_layer;
     let inodes = |layer: &cri::FilesystemUsage| layer.inodes_used.map_or(0, |inodes| inodes.value);
     Some(ContainerStats {
@@ -185,7 +187,8 @@ pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
         pod: pod_key(&attributes.labels),
         cpu: nanos.map(|(at, nanos)| CpuSample { at: Wall(at), nanos }),
         nano_cores: cpu.and_then(|cpu| Some(cpu.usage_nano_cores?.value)),
-        memory_bytes: memory.map(|bytes| bytes.value),
+        memory_bytes: bytes(working_set.or(usage)),
+        memory_usage_bytes: bytes(usage.or(working_set)),
         writable_layer: layer.and_then(|layer| Some((layer.used_bytes?.value, inodes(&layer)))),
     })
 }

@@ -18,7 +18,8 @@ use crate::model::{
     Seconds, Wall,
 };
 use crate::proto::runtime::v1::{
-    AttachRequest, AuthConfig, ContainerConfig, ExecRequest, PodSandboxConfig, PortForwardRequest,
+    AttachRequest, AuthConfig, ContainerConfig, ExecRequest, LinuxContainerResources, PodSandboxConfig,
+    PortForwardRequest,
 };
 
 pub use client::GrpcRuntime;
@@ -157,6 +158,8 @@ pub struct ContainerStats {
     pub nano_cores: Option<u64>,
     /// Memory that cannot be taken back without writing (`working_set_bytes`), else all of it.
     pub memory_bytes: Option<u64>,
+    /// All of it (`usage_bytes`), else what stands in the field before.
+    pub memory_usage_bytes: Option<u64>,
     /// Bytes and inodes of what it has written to its root.
     pub writable_layer: Option<(u64, u64)>,
 }
@@ -279,6 +282,22 @@ pub trait Runtime {
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()>;
     /// `ContainerStatus`; `NotFound` when it is gone.
     async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus>;
+    /// `UpdateContainerResources`: gives a running container other resources; what is 0 in there stays as it is.
+    async fn update_container_resources(
+        &self,
+        id: &ContainerId,
+        resources: LinuxContainerResources,
+    ) -> RuntimeResult<()>;
+    /// `UpdatePodSandboxResources`: tells what a sandbox is about to get, which the runtime may refuse. What has no use for it
+    /// takes it all the same.
+    async fn update_pod_sandbox_resources(
+        &self,
+        _id: &SandboxId,
+        _resources: LinuxContainerResources,
+        _overhead: LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        Ok(())
+    }
     /// `ListContainers`, of one pod or of all.
     async fn list_containers(
         &self,

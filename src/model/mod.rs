@@ -9,6 +9,7 @@ pub mod ids;
 pub mod nfs;
 pub mod object;
 pub mod observed;
+pub mod sizes;
 pub mod time;
 
 pub use debugger::Debugger;
@@ -21,4 +22,5 @@ pub use observed::{
     ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
+pub use sizes::{Resource, Sizes};
 pub use time::{Mono, NanoFixed, Now, Seconds, Wall};

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use super::ids::{ContainerId, PodKey, SandboxId};
+use super::sizes::Sizes;
 use super::time::{Mono, Wall};
 
 /// Everything the runtime knows of one pod at one moment.
@@ -109,6 +110,9 @@ pub struct ContainerMeta {
     pub pre_stop_handler: Option<Box<str>>,
     /// `io.kubernetes.container.ports`: `[]ContainerPort` as JSON (for a preStop hook's named port).
     pub ports: Option<Box<str>>,
+    /// What CPU and memory the container runs with (the kubelet's `actuated_pods_state`): what it was made with
+    /// (`smolet.io/resources`), or what it was resized to since; `None` on one that another agent made.
+    pub sizes: Option<Sizes>,
 }
 
 /// CRI `ContainerStatus`, what the core needs of it.

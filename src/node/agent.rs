@@ -32,6 +32,7 @@ use super::pressure::{Measures, Watching};
 use super::probes::Probing;
 use super::record::Record;
 use super::relist::Relisting;
+use super::resizes::Resizes;
 use super::ring::Ring;
 use super::shutdown::Shutdown;
 use super::usage::{HeldToLimits, Measuring};
@@ -151,6 +152,7 @@ pub(super) struct Agent<R> {
     pub(super) watching: Watching,
     pub(super) garbage: Garbage,
     pub(super) probing: Probing<R>,
+    pub(super) resizes: Resizes,
     pub(super) metrics: Rc<Metrics>,
     /// What each source holds.
     pub(super) held: BTreeMap<&'static str, Held>,
@@ -218,6 +220,7 @@ impl<R: Runtime + 'static> Agent<R> {
             watching: Watching::new(config, now.mono),
             garbage: Garbage::new(config.dead_containers),
             probing,
+            resizes: Resizes::default(),
             metrics,
             held: BTreeMap::new(),
             cluster,
@@ -273,6 +276,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in due {
             self.drive(&uid);
         }
+        self.settle_resizes(now);
         self.turn_cluster(now);
         self.save_when_due(now.mono);
     }
@@ -419,6 +423,7 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn want(&mut self, pod: DesiredPod) {
         let uid = pod.key.uid.clone();
         let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
+        self.look_for_resize(&pod);
         if let Some(record) = self.records.get_mut(&uid) {
             record.want(pod);
             self.statuses.set_wanted(&uid, true);
@@ -458,6 +463,12 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = self.ctx.clock.now();
         let restored = self.claim(&pod);
         let is_restored = restored.is_some();
+        let mut restored = restored;
+        let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
+        let pod = match &resizing {
+            Some(resizing) => Rc::new(resizing.hold((*pod).clone())),
+            None => pod,
+        };
         let (active_since, pod) = match restored {
             Some(Restored { active_since, debuggers, .. })
                 if !debuggers.is_empty() && !is_of_api_server(&pod.pod) =>
@@ -468,6 +479,8 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         let mut record = Record::new(Worker::wanted(pod, waits), file);
         record.restored = is_restored;
+        self.resizes.look |= resizing.is_some();
+        record.resizing = resizing;
         record.active_since = active_since;
         record.wanted_since = Some(now.mono);
         let _handling = poison::handling(Some(record.mark.clone()));

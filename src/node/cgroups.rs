@@ -9,15 +9,15 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::blocking::Stuck;
+use crate::blocking::{Blocking, Stuck};
 use crate::cgroup::{Cgroups, Missing, SettingError};
 use crate::cri::Runtime;
 use crate::model::{DesiredPod, PodUid};
 use crate::render::cgroup_name::pod_cgroup_candidates;
-use crate::render::cgroup_settings::{CgroupSettings, class_settings, pod_settings};
+use crate::render::cgroup_settings::{CgroupSettings, PodLimits, PodPart, class_settings, pod_settings};
 use crate::render::slice::unit_of;
 use crate::render::{NodeSettings, paths};
-use crate::sync::act::ActContext;
+use crate::sync::act::{ActContext, CgroupFuture, PodCgroups};
 use crate::sync::start::create_dir;
 use crate::systemd::{Systemd, SystemdError, Turn};
 use crate::volume;
@@ -108,7 +108,7 @@ impl NodeCgroups {
         let set = async {
             let mut turn = systemd.turn().await?;
             self.weigh_slices(ctx, uid, &mut turn, Missing::Make).await?;
-            self.set_slice(ctx, uid, &mut turn, settings, Missing::Make).await
+            self.set_slice(&ctx.blocking, node, uid, Some(&mut turn), settings, Missing::Make).await
         };
         set.await.map_err(|error: SliceError| error.to_string())
     }
@@ -142,7 +142,7 @@ impl NodeCgroups {
         missing: Missing,
     ) -> Result<(), SystemdError> {
         for settings in self.classes.settings(&ctx.node) {
-            match self.set_slice(ctx, uid, turn, settings, missing).await {
+            match self.set_slice(&ctx.blocking, &ctx.node, uid, Some(turn), settings, missing).await {
                 Ok(()) => {}
                 Err(SliceError::Systemd(error)) if !error.is_of_unit() => return Err(error),
                 Err(error) => log::warn!("weight of a class of pods: {error}"),
@@ -151,22 +151,26 @@ impl NodeCgroups {
         Ok(())
     }
 
-    async fn set_slice<R: Runtime>(
+    /// Through systemd where there is its turn.
+    async fn set_slice(
         &self,
-        ctx: &ActContext<R>,
+        blocking: &Blocking,
+        node: &NodeSettings,
         uid: &PodUid,
-        turn: &mut Turn<'_>,
+        turn: Option<&mut Turn<'_>>,
         settings: CgroupSettings,
         missing: Missing,
     ) -> Result<(), SliceError> {
         let (hierarchies, version, settings) =
-            (self.hierarchies.clone(), ctx.node.cgroup_version, Arc::new(settings));
-        let (files, wanted) = (hierarchies.clone(), settings.clone());
-        let lacking = ctx.blocking.run_for(uid, move || files.lacking(version, &wanted, missing)).await?;
-        for slice in &lacking {
-            turn.start(slice).await?;
+            (self.hierarchies.clone(), node.cgroup_version, Arc::new(settings));
+        if let Some(turn) = turn {
+            let (files, wanted) = (hierarchies.clone(), settings.clone());
+            let lacking = blocking.run_for(uid, move || files.lacking(version, &wanted, missing)).await?;
+            for slice in &lacking {
+                turn.start(slice).await?;
+            }
         }
-        let set = ctx.blocking.run_for(uid, move || hierarchies.set(&settings, missing));
+        let set = blocking.run_for(uid, move || hierarchies.set(&settings, missing));
         set.await?.map(drop).map_err(SliceError::Files)
     }
 
@@ -214,6 +218,36 @@ impl NodeCgroups {
         super::jobs::unmount(ctx, uid).await?;
         let removed = ctx.blocking.run_for(uid, move || volume::remove_pod_dir(&pod_dir));
         removed.await?.map_err(|error| error.0)
+    }
+}
+
+/// [`NodeCgroups`] for acts, which change those of pods that run.
+pub(super) struct PodsCgroups {
+    pub(super) cgroups: NodeCgroups,
+    pub(super) node: Rc<NodeSettings>,
+    pub(super) blocking: Rc<Blocking>,
+}
+
+impl PodCgroups for PodsCgroups {
+    fn read<'a>(&'a self, pod: &'a DesiredPod) -> CgroupFuture<'a, PodLimits> {
+        let (hierarchies, name) = (self.cgroups.hierarchies.clone(), pod_settings(&self.node, pod).name);
+        let look = move || hierarchies.limits(&name).map_err(|error| error.to_string());
+        Box::pin(async move { self.blocking.run_for(&pod.key.uid, look).await? })
+    }
+
+    fn set<'a>(&'a self, pod: &'a DesiredPod, part: PodPart) -> CgroupFuture<'a, ()> {
+        let settings = pod_settings(&self.node, pod).part(part);
+        Box::pin(async move {
+            let set = async {
+                let mut turn = match &self.cgroups.systemd {
+                    Some(systemd) => Some(systemd.turn().await?),
+                    None => None,
+                };
+                let (blocking, node, uid) = (&self.blocking, &self.node, &pod.key.uid);
+                self.cgroups.set_slice(blocking, node, uid, turn.as_mut(), settings, Missing::Make).await
+            };
+            set.await.map_err(|error: SliceError| error.to_string())
+        })
     }
 }
 

@@ -15,12 +15,13 @@ use k8s_openapi::api::core::v1::EphemeralContainer;
 
 use super::agent::{Agent, Event};
 use super::pod::Work;
+use super::resizes::Resizing;
 use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{
     CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
-    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, SYNC_RETRY,
+    CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, KEPT_SIZES_MAX, SYNC_RETRY,
 };
 use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
 use crate::source::identity::is_of_api_server;
@@ -64,6 +65,7 @@ struct Mark {
     pulls: u64,
     images: u64,
     debuggers: u64,
+    resizes: u64,
 }
 
 /// A pod of the checkpoint, but for its status, which is in the store.
@@ -72,6 +74,8 @@ pub(super) struct Restored {
     pub(super) active_since: Option<Mono>,
     /// What `smolet debug` added to it.
     pub(super) debuggers: Vec<EphemeralContainer>,
+    /// What it was resized to.
+    pub(super) resizing: Option<Box<Resizing>>,
 }
 
 impl Saving {
@@ -124,14 +128,16 @@ impl<R: Runtime + 'static> Agent<R> {
             if pod.shut_down == Some(true) {
                 revive(&mut status);
             }
+            let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
+            let resizing = sizes.map(|sizes| Box::new(Resizing::restored(sizes, &status)));
             let key = PodKey::new(pod.namespace, pod.name, pod.uid);
             let uid = key.uid.clone();
             self.statuses.put(&uid, status);
             self.statuses.set_wanted(&uid, false);
             // What another boot ended is not started again.
             let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
-            let restored =
-                Restored { key, active_since: pod.active_ms.map(ago), debuggers: debuggers.collect() };
+            let (active_since, debuggers) = (pod.active_ms.map(ago), debuggers.collect());
+            let restored = Restored { key, active_since, debuggers, resizing };
             self.saving.restored.insert(uid, restored);
         }
         for wait in &kept.crashes {
@@ -279,6 +285,14 @@ impl<R: Runtime + 'static> Agent<R> {
             self.saving.waiting.insert(uid.clone());
             return true;
         }
+        let granted = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
+        if work.resizes()
+            && granted > self.saving.saved.map_or(0, |mark| mark.resizes)
+            && !self.saving.failing
+        {
+            self.saving.waiting.insert(uid.clone());
+            return true;
+        }
         let loses = record.worker.observed().is_some_and(|observed| work.loses_counts(observed));
         let saved = self.saving.saved.map_or(0, |mark| mark.statuses);
         if !loses || self.statuses.revision_of(uid) <= saved {
@@ -328,26 +342,31 @@ impl<R: Runtime + 'static> Agent<R> {
             pulls: self.ctx.images.changes(),
             images: self.images_seen.changes(),
             debuggers: self.saving.debuggers,
+            resizes: self.resizes.number,
         }
     }
 
     fn kept(&self, now: Mono) -> Checkpoint<'_> {
+        let mut room = KEPT_SIZES_MAX;
         let pods = self.statuses.records().filter_map(|(uid, status)| {
             let nothing = [].as_slice();
-            let (key, active_since, added, shut_down) =
+            let (key, active_since, added, shut_down, resizing) =
                 match (self.records.get(uid), self.saving.restored.get(uid)) {
                     (Some(record), _) => {
                         // One of an API server has its own, and what ended it with the node has ended it for good.
                         let pod = record.worker.pod().filter(|pod| !is_of_api_server(&pod.pod));
                         let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
                         let shut_down = record.shutdown_grace.is_some() && pod.is_some();
-                        (record.worker.key(), record.active_since, added, shut_down)
+                        (record.worker.key(), record.active_since, added, shut_down, &record.resizing)
                     }
                     (None, Some(restored)) => {
-                        (&restored.key, restored.active_since, &*restored.debuggers, false)
+                        let added = &*restored.debuggers;
+                        (&restored.key, restored.active_since, added, false, &restored.resizing)
                     }
                     (None, None) => return None,
                 };
+            let sizes = resizing.as_ref().map(|resizing| resizing.kept()).filter(|kept| kept.len() <= room);
+            room -= sizes.as_ref().map_or(0, Vec::len);
             let pod = KeptPod {
                 uid: uid.as_str(),
                 namespace: &key.namespace,
@@ -356,6 +375,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 active_ms: active_since.map(|since| millis(now.since(since))),
                 shut_down: shut_down.then_some(true),
                 debuggers: (!added.is_empty()).then(|| added.iter().map(Debugger::of).collect()),
+                sizes,
             };
             // A pod of no such name is started by no source; its record would make the file unreadable.
             let fits = |text: &str| text.len() <= CHECKPOINT_TEXT_BYTES_MAX;

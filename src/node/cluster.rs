@@ -30,6 +30,7 @@ use super::cluster_objects::Following;
 use super::cluster_said::Said;
 use crate::cluster::node_images::NodeImage;
 use crate::cluster::node_object::Machine;
+use crate::cluster::pod_status::tells_of_resize;
 use crate::cri::Runtime;
 use crate::k3s::Settings;
 use crate::kube::{Client, KubeError, RetryWait, seed};
@@ -133,6 +134,8 @@ pub(super) struct Told {
     pub(super) is_mirror: bool,
     /// Of the status that it has; 0 = none of this process.
     revision: u64,
+    /// Something of a resize may stand in it.
+    resized: bool,
     /// Another has marked it as not ready there.
     marked: bool,
     /// It was marked while its status was on its way: which of the two came first is not known.
@@ -154,6 +157,7 @@ impl Told {
             key,
             is_mirror: false,
             revision: 0,
+            resized: false,
             marked: false,
             again: false,
             ending: None,
@@ -424,14 +428,19 @@ impl<R: Runtime + 'static> Agent<R> {
             });
             (self.statuses.revision_of(uid), status)
         };
+        // Before this process one may have told anything of what runs.
+        let observed = self.records.get(uid).and_then(|record| record.worker.observed());
+        let ran = observed.is_some_and(|observed| !observed.containers.is_empty());
         let Some(cluster) = &mut self.cluster else { return };
         let Some(told) = cluster.pods.get_mut(uid) else { return };
+        let tells = status.as_ref().is_some_and(tells_of_resize);
+        let resized = std::mem::replace(&mut told.resized, tells) || told.revision == 0 && ran;
         told.task.in_flight = true;
         cluster.telling += 1;
         let (client, key, events) = (cluster.client.clone(), told.key.clone(), self.events.clone());
         let uid = uid.clone();
         let task = async move {
-            let result = tell(&client, &key, status, deleted).await;
+            let result = tell(&client, &key, status, resized, deleted).await;
             let event = ClusterEvent::Told { uid, key, revision, deleted, result };
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
@@ -516,6 +525,7 @@ impl<R: Runtime + 'static> Agent<R> {
                         told.task.at = now;
                     }
                     Err(why) => {
+                        told.resized = true;
                         if why.is_final() && !deleted {
                             // The same once more would be refused once more.
                             told.revision = revision;

@@ -12,8 +12,10 @@ use std::rc::Rc;
 use k8s_openapi::api::core::v1::Pod;
 
 use super::agent::Agent;
+use super::resizes::as_it_counts;
 use super::shutdown::disrupt;
 use crate::admit::preempt::{self, victims};
+use crate::admit::resize::Pending;
 use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, admit, first_come};
 use crate::cluster::node_object::Machine;
 use crate::cri::Runtime;
@@ -149,7 +151,8 @@ impl<R: Runtime + 'static> Agent<R> {
             self.statuses.has_ended(uid) && !ends
         };
         let others = others.filter(|pod| !has_ended(&pod.key.uid));
-        let mut others: Vec<Rc<Pod>> = others.map(|pod| pod.pod.clone()).collect();
+        let as_it_counts = |pod| as_it_counts(&self.records, &self.statuses, pod);
+        let mut others: Vec<Rc<Pod>> = others.map(as_it_counts).collect();
 
         let new = update.pods.iter().map(|sourced| &sourced.pod).filter(|pod| !is_here(&pod.key.uid));
         let mut new: Vec<(PodUid, Rc<Pod>)> = new.map(|pod| (pod.key.uid.clone(), pod.pod.clone())).collect();
@@ -227,6 +230,43 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in preempted {
             self.preempt(&uid);
         }
+    }
+
+    /// Whether a pod that is here may have the CPU and memory that it is wanted with (`canAdmitPod`): a critical one others end for.
+    /// `None` = that is not known yet.
+    pub(super) fn asks_for_room(&mut self, uid: &PodUid, wanted: &DesiredPod) -> Option<Result<(), Pending>> {
+        let Some(cluster) = &self.cluster else { return Some(Ok(())) };
+        let admission = &cluster.admission;
+        let marks = admission.marks.as_ref()?;
+        let ends = |of: &PodUid| {
+            self.records.get(of).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)))
+        };
+        let takes = |of: &PodUid| of != uid && (!self.statuses.has_ended(of) || ends(of));
+        let here = self.records.values().filter_map(|record| record.worker.pod());
+        let waiting = self.desired.entries().map(|entry| &entry.wanted.pod);
+        let waiting = waiting.filter(|pod| !self.records.contains_key(&pod.key.uid));
+        let others = here.map(|pod| &**pod).chain(waiting).filter(|pod| takes(&pod.key.uid));
+        let others: Vec<Rc<Pod>> =
+            others.map(|pod| as_it_counts(&self.records, &self.statuses, pod)).collect();
+        let view = NodeView {
+            name: &admission.name,
+            labels: &marks.labels,
+            taints: &marks.taints,
+            allocatable: &admission.allocatable,
+            declared_features: DECLARED_FEATURES,
+        };
+        let Err(rejection) = admit(&wanted.pod, &view, &mut others.iter().map(|pod| &**pod)) else {
+            return Some(Ok(()));
+        };
+        if let Remedy::Preemption(shortages) = &rejection.remedy {
+            let all: Vec<&Pod> = others.iter().map(|pod| &**pod).collect();
+            let places = victims(&wanted.pod, &all, shortages).unwrap_or_default().into_iter();
+            let uids = places.filter_map(|place| all.get(place)?.metadata.uid.as_deref().map(PodUid::from));
+            for uid in uids.collect::<Vec<_>>() {
+                self.preempt(&uid);
+            }
+        }
+        Some(Err(Pending::of(rejection)))
     }
 
     /// The pod ends for a critical one, for good (`evictPodsToFreeRequests`).

@@ -150,12 +150,13 @@ pub(super) async fn tell(
     client: &Client,
     key: &PodKey,
     status: Option<PodStatus>,
+    resized: bool,
     deleted: bool,
 ) -> Result<(), KubeError> {
     let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
     if let Some(status) = status {
         let path = subresource_path(Resource::PODS, &key.namespace, &key.name, "status");
-        let patch = pod_status::patch(key.uid.as_str(), &status);
+        let patch = pod_status::patch(key.uid.as_str(), &status, resized);
         match client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await {
             Err(error) if !is_past(&error) => return Err(error),
             Ok(_) | Err(_) => {}

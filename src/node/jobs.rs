@@ -122,7 +122,11 @@ pub(super) async fn sync<R: Runtime>(
             }
         }
     }
-    act(ctx, pod, observed, plan).await
+    let outcome = act(ctx, pod, observed, plan).await;
+    if !plan.resizes.is_empty() {
+        cgroups.weigh(ctx, &pod.key.uid).await;
+    }
+    outcome
 }
 
 /// Makes what is to be made of the pod's volumes, then checks those of the node. Returns what was kept although something it

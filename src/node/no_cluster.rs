@@ -7,12 +7,13 @@ use smol::channel::Sender;
 
 use super::agent::{Agent, Event};
 use super::node_api;
+use crate::admit::resize::Pending;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeHandler, RuntimeVersion};
 use crate::metrics::{NodeApiUse, Usage};
-use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
+use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid, Seconds};
 use crate::render::NodeSettings;
 use crate::server::Query;
 use crate::source::SourceUpdate;
@@ -71,6 +72,11 @@ impl<R: Runtime + 'static> Agent<R> {
     #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
     pub(super) fn deletion_grace(&self, _: &PodUid) -> Option<Seconds> {
         None
+    }
+
+    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "with a cluster it looks at the state")]
+    pub(super) fn asks_for_room(&mut self, _: &PodUid, _: &DesiredPod) -> Option<Result<(), Pending>> {
+        Some(Ok(()))
     }
 
     #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 
 use super::agent::{Agent, Event, JobResult};
 use super::debug::forgotten;
@@ -103,6 +103,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// What to carry out; `None` when the pod is settled or has ended.
     fn plan(&mut self, uid: &PodUid, now: Now) -> Option<Work> {
+        self.look_at_resize(uid, now);
         let record = self.records.get(uid)?;
         let deadline = active_deadline(record.worker.pod()?, record.active_since);
         if deadline.is_some_and(|at| at <= now.mono) {
@@ -296,7 +297,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.
     fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
         let changes = match (job, work) {
-            (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox(),
+            (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox() || !plan.resizes.is_empty(),
             (Job::Remove, _) => true,
             (Job::Act | Job::Read | Job::Collect | Job::Kill, _) => false,
         };
@@ -359,6 +360,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     record.probers.found(&observed);
                 }
                 record.agreement.at = record.job_began;
+                self.resizes.look |= record.note_sizes(&self.ctx.node, &mut observed);
                 record.worker.read(Rc::new(observed), now.mono);
                 self.tell_logs(uid);
                 self.saving.images_stale = true;
@@ -389,6 +391,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 if let Some(pod) = pod {
                     self.count_starts(&pod, &outcome);
                 }
+                self.resized(uid, &outcome, now);
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
                     (self.ctx.notes)(&key, EventKind::Warning, "FailedKillPod", &error);
                 }
@@ -408,6 +411,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
             }
         }
+        self.may_give_room();
         self.drive(uid);
     }
 
@@ -417,6 +421,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let key = record.worker.key().clone();
         log::info!("pod {key}: ended, nothing of it is left");
         self.cluster_forgets(&key);
+        self.may_give_room();
         self.forget_status(uid);
         self.probing.end(uid);
         self.tell_logs(uid);
@@ -473,12 +478,16 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let previous = self.statuses.status(uid);
         record.look_at_probers(previous.as_ref(), now);
+        let is_terminal = !matches!(record.worker.life(), Life::Waiting | Life::Syncing);
+        let resizing = record.resizing.iter().filter(|_| !is_terminal);
+        let resizes: Vec<PodCondition> = resizing.flat_map(|of| of.conditions().cloned()).collect();
         let input = StatusInput {
             pod: &pod.pod,
             observed: observed.as_deref().unwrap_or(&nothing),
             previous: previous.as_ref(),
             facts: &Facts { failures: &record.failures, probers: &record.probers, pod: &pod },
-            is_terminal: !matches!(record.worker.life(), Life::Waiting | Life::Syncing),
+            is_terminal,
+            resizes: &resizes,
             active_for: record.active_since.map(|since| now.mono.since(since)),
             pod_cgroup: None,
             agent_start: self.started,
@@ -535,7 +544,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
             let known = record.worker.pod().map(|known| conditions_of(&known.pod)).unwrap_or_default();
             if known != conditions_of(&pod.pod) {
-                record.worker.knows(Rc::new(pod.clone()));
+                record.worker.knows(Rc::new(record.as_granted(pod.clone())));
                 changed.push(pod.key.uid.clone());
             }
         }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
+use super::resizes::Resizing;
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::events::cut;
 use crate::eviction::local::is_limited;
@@ -39,6 +40,8 @@ pub(super) struct Record {
     /// When the manifest went away, to be shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
+    /// It is being resized, or was: what it was granted is not what its containers were made with.
+    pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
     /// Dropping it cancels the job in flight.
     pub(super) task: Option<smol::Task<()>>,
@@ -110,6 +113,7 @@ impl Record {
             wanted_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
+            resizing: None,
             probers: Probers::default(),
             task: None,
             give_up: None,
@@ -140,7 +144,15 @@ impl Record {
             }
             Life::Ending(Why::Unwanted) | Life::Removing => Vec::new(),
         };
-        self.worker.want(Rc::new(with_debuggers(pod, added)));
+        self.worker.want(Rc::new(with_debuggers(self.as_granted(pod), added)));
+    }
+
+    /// The pod with the CPU and memory that it was granted: it is to have no others.
+    pub(super) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
+        match &self.resizing {
+            Some(resizing) => resizing.hold(pod),
+            None => pod,
+        }
     }
 
     /// From now on the pod has these ephemeral containers, of which the last one is new and has that number.

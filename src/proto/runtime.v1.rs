@@ -719,6 +719,16 @@ pub struct ListContainersResponse {
     #[prost(message, repeated, tag = "1")]
     pub containers: ::prost::alloc::vec::Vec<Container>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdateContainerResourcesRequest {
+    #[prost(string, tag = "1")]
+    pub container_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub linux: ::core::option::Option<LinuxContainerResources>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdateContainerResourcesResponse {
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ExecSyncRequest {
     #[prost(string, tag = "1")]
@@ -996,6 +1006,18 @@ pub struct ContainerEventResponse {
     pub container_event_type: i32,
     #[prost(message, optional, tag = "4")]
     pub pod_sandbox_status: ::core::option::Option<PodSandboxStatus>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UpdatePodSandboxResourcesRequest {
+    #[prost(string, tag = "1")]
+    pub pod_sandbox_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub overhead: ::core::option::Option<LinuxContainerResources>,
+    #[prost(message, optional, tag = "3")]
+    pub resources: ::core::option::Option<LinuxContainerResources>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UpdatePodSandboxResourcesResponse {
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -16,7 +16,7 @@ use super::cgroup_name::{class_cgroup, pod_cgroup_parent};
 use super::node::{CgroupDriver, CgroupVersion, NodeSettings};
 use super::qos::{QosClass, pod_qos};
 use super::resources::{hugepage_unit_size, milli_cpu_to_shares, pod_cgroup, pod_requests};
-use crate::model::DesiredPod;
+use crate::model::{DesiredPod, Resource};
 
 /// The part of the kernel that keeps to a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,46 @@ pub struct CgroupSettings {
     pub files: Vec<CgroupFile>,
     /// What the slice's unit has instead with the driver systemd (libcontainer's names); else nothing.
     pub properties: Vec<(&'static str, u64)>,
+}
+
+/// Which part of a pod's cgroup is set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodPart {
+    /// How much it may use at most.
+    Limit(Resource),
+    /// What its CPU weighs against that of others.
+    CpuWeight,
+}
+
+/// What the kernel has of a pod's cgroup; `None` = no such limit, or no such controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PodLimits {
+    /// On the scale of cgroup version 1.
+    pub cpu_shares: Option<i64>,
+    /// Microseconds of the period.
+    pub cpu_quota_us: Option<i64>,
+    /// Bytes.
+    pub memory_limit_bytes: Option<i64>,
+    /// Bytes in use, caches included.
+    pub memory_usage_bytes: Option<u64>,
+}
+
+impl CgroupSettings {
+    /// That part of it, and nothing else.
+    #[must_use]
+    pub fn part(mut self, part: PodPart) -> Self {
+        let is_weight = |name: &str| matches!(name, "cpu.shares" | "cpu.weight" | "CPUShares" | "CPUWeight");
+        let is_memory = |name: &str| name.starts_with("memory.") || name.starts_with("Memory");
+        let is_quota = |name: &str| !is_weight(name) && (name.starts_with("cpu.") || name.starts_with("CPU"));
+        let keeps = |name: &str| match part {
+            PodPart::CpuWeight => is_weight(name),
+            PodPart::Limit(Resource::Cpu) => is_quota(name),
+            PodPart::Limit(Resource::Memory) => is_memory(name),
+        };
+        self.files.retain(|file| keeps(&file.name));
+        self.properties.retain(|(name, _)| keeps(name));
+        self
+    }
 }
 
 /// Thousandths of a CPU that a burstable pod asks for; other pods count for nothing here (`setCPUCgroupConfig`).
@@ -180,6 +220,11 @@ fn weight(version: CgroupVersion, shares: i64) -> (CgroupFile, (&'static str, u6
     let file =
         CgroupFile { controller: Controller::Cpu, name: name.to_owned(), value: value_text, is_limit: false };
     (file, (property, number(value)))
+}
+
+/// From 1 … 10000 to 2 … 262144 (`cpuWeightToCPUShares`).
+pub(crate) fn weight_to_shares(weight: i64) -> i64 {
+    (weight.clamp(1, 10_000) - 1) * 262_142 / 9999 + 2
 }
 
 /// From 2 … 262144 to 1 … 10000 (`getCPUWeight`). `shares` are within the first.
@@ -325,6 +370,14 @@ mod tests {
             (burstable.properties, best_effort.properties),
             (vec![("CPUShares", 1792)], vec![("CPUShares", 2)])
         );
+        let names = |part| {
+            let settings = pod_settings(&v2, &strict).part(part);
+            let files: Vec<String> = settings.files.into_iter().map(|file| file.name).collect();
+            (files.join(" "), settings.properties.into_iter().map(|(name, _)| name).collect::<Vec<_>>())
+        };
+        assert_eq!(names(PodPart::CpuWeight), ("cpu.weight".to_owned(), vec!["CPUWeight"]));
+        assert_eq!(names(PodPart::Limit(Resource::Cpu)), ("cpu.max".to_owned(), vec!["CPUQuotaPerSecUSec"]));
+        assert_eq!(names(PodPart::Limit(Resource::Memory)), ("memory.max".to_owned(), vec!["MemoryMax"]));
         // Nobody asks for them with the other driver.
         let cgroupfs = NodeSettings { cgroup_driver: CgroupDriver::Cgroupfs, ..v2.clone() };
         assert_eq!(properties(&cgroupfs, &strict), []);
@@ -352,5 +405,9 @@ mod tests {
             ("/kubepods/besteffort", vec!["cpu.weight=1".to_owned()])
         );
         assert_eq!((shares_to_weight(2), shares_to_weight(1024), shares_to_weight(262_144)), (1, 39, 10_000));
+        assert_eq!((weight_to_shares(1), weight_to_shares(39), weight_to_shares(10_000)), (2, 998, 262_144));
+        for weight in 1..=10_000 {
+            assert!((0..=1).contains(&(weight - shares_to_weight(weight_to_shares(weight)))), "{weight}");
+        }
     }
 }

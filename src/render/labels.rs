@@ -10,11 +10,13 @@ use serde::Deserialize as _;
 
 use super::resources::Amounts;
 use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
-use crate::model::{ContainerMeta, DesiredPod, container_hash};
+use crate::model::{ContainerMeta, DesiredPod, Sizes, container_hash};
 use crate::text::push_json_text;
 
 /// smolet's own annotation on its sandboxes: the node name of the smolet that made it.
 pub const NODE_ANNOTATION: &str = "smolet.io/node";
+/// smolet's own annotation on containers: the CPU and memory it was made with ([`Sizes`]).
+pub const RESOURCES_ANNOTATION: &str = "smolet.io/resources";
 /// Label: the pod's name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 /// Label: the pod's namespace.
@@ -126,6 +128,7 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
             .filter(|json| pre_stop_handler(json).is_some())
             .map(Box::from),
         ports: json(PORTS).filter(|json| container_ports(json).is_some()).map(Box::from),
+        sizes: text(RESOURCES_ANNOTATION).and_then(Sizes::parse),
     }
 }
 

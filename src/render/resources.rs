@@ -10,8 +10,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use super::node::{CgroupVersion, NodeSettings, SwapBehavior};
 use super::qos::{QosClass, is_critical_pod, oom_score_adjust, pod_qos};
 use super::quantity::Quantity;
-use crate::model::ContainerKind;
+use crate::model::{ContainerKind, Sizes};
 use crate::proto::runtime::v1::{HugepageLimit, LinuxContainerResources};
+use crate::status::quantity::Amount;
 
 /// `requests` or `limits` as the API has them.
 pub type Amounts = BTreeMap<String, ApiQuantity>;
@@ -67,6 +68,39 @@ pub(crate) fn requests(resources: Option<&ResourceRequirements>) -> Option<&Amou
 
 fn limits(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
     resources.and_then(|resources| resources.limits.as_ref())
+}
+
+/// CPU and memory as the container's own list has them.
+pub fn sizes(container: &Container) -> Sizes {
+    let own = container.resources.as_ref();
+    let of = |list: Option<&Amounts>| {
+        (amount(list, "cpu").milli_value().max(0), amount(list, "memory").value().max(0))
+    };
+    let ((cpu_request, memory_request), (cpu_limit, memory_limit)) = (of(requests(own)), of(limits(own)));
+    Sizes { cpu_request, cpu_limit, memory_request, memory_limit }
+}
+
+/// Gives the container other CPU and memory; its other resources stay.
+///
+/// Differs from the kubelet (`updatePodContainerResources`), whose copy has CPU and memory alone: its runtime is told to take
+/// away a container's huge pages with each resize.
+pub fn set_sizes(container: &mut Container, sizes: &Sizes) {
+    let own = container.resources.get_or_insert_default();
+    let lists = [
+        (&mut own.requests, sizes.cpu_request, sizes.memory_request),
+        (&mut own.limits, sizes.cpu_limit, sizes.memory_limit),
+    ];
+    for (list, cpu, memory) in lists {
+        for (name, value) in [("cpu", cpu), ("memory", memory)] {
+            if value == 0 {
+                list.as_mut().map(|list| list.remove(name));
+            } else {
+                let quantity =
+                    if name == "cpu" { Amount::from_milli(value) } else { Amount::from_bytes(value) };
+                list.get_or_insert_default().insert(name.to_owned(), quantity.to_quantity());
+            }
+        }
+    }
 }
 
 /// An init container that keeps running (`restartPolicy: Always`).
@@ -292,7 +326,7 @@ fn linux_resources(
 }
 
 /// The sandbox's resources and its overhead (`applySandboxResources`).
-pub(super) fn sandbox_resources(
+pub(crate) fn sandbox_resources(
     node: &NodeSettings,
     pod: &Pod,
 ) -> (LinuxContainerResources, LinuxContainerResources) {
@@ -379,20 +413,23 @@ fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &m
     }
 }
 
-/// Swap in proportion to the memory request (`calcSwapForBurstablePods`); `None` = this container gets none
-/// (`GetContainerSwapBehavior`).
-fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option<i64> {
-    match node.memory_swap {
-        SwapBehavior::NoSwap => return None,
-        SwapBehavior::LimitedSwap => {}
-    }
+/// The container may swap, as far as its memory says (`GetContainerSwapBehavior`).
+pub fn may_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> bool {
     let own = container.resources.as_ref();
-    let request = amount(requests(own), "memory");
-    if is_critical_pod(pod) || pod_qos(pod) != QosClass::Burstable || request == amount(limits(own), "memory")
-    {
-        // Equal also when neither is set.
+    // Equal also when neither is set.
+    node.memory_swap == SwapBehavior::LimitedSwap
+        && node.cgroup_version == (CgroupVersion::V2 { swap_controller: true })
+        && !is_critical_pod(pod)
+        && pod_qos(pod) == QosClass::Burstable
+        && amount(requests(own), "memory") != amount(limits(own), "memory")
+}
+
+/// Swap in proportion to the memory request (`calcSwapForBurstablePods`); `None` = this container gets none.
+fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option<i64> {
+    if !may_swap(node, pod, container) {
         return None;
     }
+    let request = amount(requests(container.resources.as_ref()), "memory");
     let (request, total) = (request.value(), node.memory_capacity_bytes);
     if total <= 0 || request > total {
         return None;

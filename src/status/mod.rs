@@ -50,9 +50,9 @@ pub trait StatusFacts {
     fn probe_result(&self, probe: StatusProbe, container_id: &str) -> Option<bool>;
     /// A worker for that probe of the container of this name exists (prober manager `getWorker`).
     fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool;
-    /// What the runtime says a container's resources are now, as quantities (`toKubeContainerResources`).
+    /// What a container's resources are now, as quantities.
     fn actual_resources(&self, container: &ContainerStatus) -> Option<ActualResources> {
-        container.resources.as_deref().map(ActualResources::from_runtime)
+        ActualResources::of(container)
     }
 }
 
@@ -85,6 +85,8 @@ pub struct StatusInput<'a> {
     pub facts: &'a dyn StatusFacts,
     /// The worker has ended the pod: its containers will not start again (`podIsTerminal`).
     pub is_terminal: bool,
+    /// What is to be told of a resize (`GetPodResizeConditions`).
+    pub resizes: &'a [PodCondition],
     /// How long the pod has been active, from the previous status' `startTime` on the monotonic clock; `None` = it
     /// has no start time. Compared with `spec.activeDeadlineSeconds`; the kubelet subtracts wall times there.
     pub active_for: Option<Duration>,
@@ -262,6 +264,7 @@ fn all_conditions(
             None => list.push(target.clone()),
         }
     }
+    list.extend_from_slice(input.resizes);
     let make = conditions::Conditions {
         pod: input.pod,
         spec,
@@ -343,6 +346,7 @@ mod tests {
             previous: None,
             facts: &NoFacts,
             is_terminal: false,
+            resizes: &[],
             active_for: None,
             pod_cgroup: None,
             agent_start: Wall(0),

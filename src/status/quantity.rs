@@ -23,7 +23,7 @@ enum Format {
 
 /// A quantity's value and its format.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Amount {
+pub(crate) struct Amount {
     number: Number,
     format: Format,
 }
@@ -34,12 +34,12 @@ const DECIMAL: [(i32, &str); 10] =
 
 impl Amount {
     /// `NewMilliQuantity(.., DecimalSI)`.
-    pub(super) fn from_milli(milli: i64) -> Self {
+    pub(crate) fn from_milli(milli: i64) -> Self {
         Self { number: Number::from_millis(milli), format: Format::Decimal }
     }
 
     /// `NewQuantity(.., BinarySI)`.
-    pub(super) fn from_bytes(bytes: i64) -> Self {
+    pub(crate) fn from_bytes(bytes: i64) -> Self {
         Self { number: Number::from_units(bytes), format: Format::Binary }
     }
 
@@ -80,7 +80,7 @@ impl Amount {
     }
 
     /// The canonical text (`CanonicalizeBytes`).
-    pub(super) fn to_quantity(self) -> Quantity {
+    pub(crate) fn to_quantity(self) -> Quantity {
         let nano = self.number.billionths();
         if nano == 0 {
             return Quantity("0".to_owned());

@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity::Amount;
 use super::rules::{init_containers, is_running};
-use crate::model::observed::ContainerResources;
+use crate::model::observed::{ContainerResources, ContainerStatus as Observed};
 use crate::render::resources::{is_sidecar, quota_to_milli_cpu, shares_to_milli_cpu};
 
 type List = BTreeMap<String, Quantity>;
@@ -35,6 +35,26 @@ pub struct ActualResources {
 }
 
 impl ActualResources {
+    /// `toKubeContainerStatus`: what the runtime reports, and what it was given where it does not.
+    ///
+    /// Differs from the kubelet, which shows a limit of memory of 0 where there is none and the runtime reports nothing.
+    pub fn of(container: &Observed) -> Option<Self> {
+        let reported =
+            container.resources.as_deref().map(Self::from_runtime).filter(|of| *of != Self::default());
+        let Some(sizes) = &container.meta.sizes else { return reported };
+        let some = |value: i64, amount: fn(i64) -> Amount| (value > 0).then(|| amount(value).to_quantity());
+        let memory_request = some(sizes.memory_request, Amount::from_bytes);
+        Some(match reported {
+            Some(reported) => Self { memory_request, ..reported },
+            None => Self {
+                cpu_request: some(sizes.cpu_request, Amount::from_milli),
+                cpu_limit: some(sizes.cpu_limit, Amount::from_milli),
+                memory_limit: some(sizes.memory_limit, Amount::from_bytes),
+                memory_request,
+            },
+        })
+    }
+
     /// `toKubeContainerResources` on Linux: CRI units to quantities; what is not set stays `None`.
     pub fn from_runtime(resources: &ContainerResources) -> Self {
         let limit_milli = quota_to_milli_cpu(resources.cpu_quota, resources.cpu_period);

@@ -5,6 +5,7 @@
 //!     boot, instant of the write                     in which boot, and when in it
 //!     pods:   uid, key, status record, active for    restart counts, last ends, phase, conditions
 //!             debuggers                              containers that `smolet debug` added
+//!             sizes                                  CPU and memory of what was resized while it ran
 //!     crashes, pulls: key, wait, age                 back-offs
 //!     images: reference, first seen, last used       for garbage collection
 //! ```
@@ -20,7 +21,7 @@ use super::codec;
 use crate::limits::{
     BACKOFF_ENTRIES_MAX, CHECKPOINT_BYTES_MAX, CHECKPOINT_PODS_MAX, CHECKPOINT_TEXT_BYTES_MAX,
     DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX, IMAGES_SEEN_MAX,
-    RESTORED_RESTART_COUNT_MAX,
+    KEPT_SIZES_MAX, RESTORED_RESTART_COUNT_MAX,
 };
 use crate::model::{Debugger, Mono};
 
@@ -83,6 +84,25 @@ pub struct KeptPod<'a> {
     /// The node's shutdown has ended it: it is kept again.
     #[n(6)]
     pub shut_down: Option<bool>,
+    /// The CPU and memory that it was granted, and that its containers were given since they were made; `None` = as they were
+    /// made.
+    #[b(7)]
+    pub sizes: Option<Vec<KeptSizes<'a>>>,
+}
+
+/// CPU and memory of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[cbor(map)]
+pub struct KeptSizes<'a> {
+    /// The container's name, for what it was granted; its id in the runtime, for what it runs with.
+    #[b(0)]
+    pub name: &'a str,
+    /// It is what that one runs with.
+    #[n(1)]
+    pub runs: bool,
+    /// CPU request and limit in thousandths, memory request and limit in bytes; 0 = not set.
+    #[n(2)]
+    pub sizes: [i64; 4],
 }
 
 /// One entry of a back-off table.
@@ -170,6 +190,7 @@ impl Checkpoint<'_> {
                 && codec::decode(pod.status).is_ok()
                 && debuggers.len() <= DEBUGGERS_PER_POD_MAX
                 && debuggers.iter().all(is_within_limits)
+                && pod.sizes.iter().flatten().all(|sizes| short(sizes.name))
         };
         let debuggers = self.pods.iter().filter_map(|pod| pod.debuggers.as_ref()).map(Vec::len);
         self.pods.len() <= CHECKPOINT_PODS_MAX
@@ -177,6 +198,7 @@ impl Checkpoint<'_> {
             && self.pulls.len() <= BACKOFF_ENTRIES_MAX
             && self.images.len() <= IMAGES_SEEN_MAX
             && debuggers.sum::<usize>() <= DEBUGGERS_MAX
+            && self.pods.iter().flat_map(|pod| &pod.sizes).map(Vec::len).sum::<usize>() <= KEPT_SIZES_MAX
             && short(self.boot)
             && self.images.iter().all(|image| short(image.image))
             && self.pods.iter().all(pod)
@@ -277,6 +299,7 @@ mod tests {
                 active_ms: Some(90_000),
                 debuggers: None,
                 shut_down: None,
+                sizes: None,
             }],
             crashes: vec![KeptWait { key: 0x0123_4567_89ab_cdef, wait_ms: 40_000, age_ms: 1_500 }],
             pulls: vec![KeptWait { key: 7, wait_ms: 10_000, age_ms: 0 }],
@@ -330,6 +353,12 @@ mod tests {
         let full =
             Checkpoint { pods: vec![few.clone(); DEBUGGERS_MAX / DEBUGGERS_PER_POD_MAX], ..kept(&status) };
         assert_eq!(from_bytes(&to_bytes(&full)), Ok(full.clone()));
+        let sized = |name, number| KeptPod {
+            sizes: Some(vec![KeptSizes { name, runs: true, sizes: [1; 4] }; number]),
+            ..pod.clone()
+        };
+        let resized = Checkpoint { pods: vec![sized("c", KEPT_SIZES_MAX)], ..kept(&status) };
+        assert_eq!(from_bytes(&to_bytes(&resized)), Ok(resized.clone()));
         let more = [full.pods.clone(), vec![debugged(vec![debugger.clone()])]].concat();
         let wordy = Debugger { command: vec!["w"; DEBUGGER_WORDS_MAX + 1], ..debugger.clone() };
         let (longer, named) = ("x".repeat(DEBUGGER_BYTES_MAX), "n".repeat(CHECKPOINT_TEXT_BYTES_MAX + 1));
@@ -346,6 +375,8 @@ mod tests {
             },
             Checkpoint { pods: vec![debugged(vec![Debugger { name: &named, ..debugger }])], ..kept(&status) },
             Checkpoint { pods: vec![pod.clone(); CHECKPOINT_PODS_MAX + 1], ..kept(&status) },
+            Checkpoint { pods: vec![sized("c", KEPT_SIZES_MAX + 1)], ..kept(&status) },
+            Checkpoint { pods: vec![sized(&long, 1)], ..kept(&status) },
             Checkpoint { crashes: vec![crash; BACKOFF_ENTRIES_MAX + 1], ..kept(&status) },
             Checkpoint { images: vec![image; IMAGES_SEEN_MAX + 1], ..kept(&status) },
             Checkpoint { pods: vec![KeptPod { name: &long, ..pod.clone() }], ..kept(&status) },

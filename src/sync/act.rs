@@ -1,7 +1,7 @@
 //! Carries out a plan (`SyncPod`): the same calls in the same order with the same arguments.
 //!
 //! ```text
-//!     Keep         kill some ─► prune ─► start
+//!     Keep         kill some ─► prune ─► start init containers ─► resize ─► start the others
 //!     Recreate     kill all ─► purge ─► RunPodSandbox ─► PodSandboxStatus ─► start
 //!     End          kill all ─► prune ─► start ephemeral containers
 //!     RestartAll   kill and remove each ─► prune
@@ -21,6 +21,7 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use super::KillReason;
+use super::actuate::resize;
 use super::images::pull_secrets;
 use super::kill::{Victim, kill_container, kill_pod, remove_container};
 use super::outcome::{Attempt, Failure, Outcome, SyncAction, SyncError};
@@ -40,6 +41,7 @@ use crate::model::{
 use crate::render::{EnvSources, NodeSettings, admission, paths};
 use crate::text::quoted;
 
+pub use super::actuate::{CgroupFuture, NoCgroups, PodCgroups};
 pub use super::kill::remove_pod;
 pub use super::start::NoVolumes;
 
@@ -62,6 +64,8 @@ pub struct ActContext<R> {
     pub env: Rc<dyn EnvSources>,
     /// Where volumes stand on the host.
     pub volumes: Rc<dyn VolumeMounts>,
+    /// Where the pods' own cgroups are.
+    pub cgroups: Rc<dyn PodCgroups>,
     /// Who runs hooks.
     pub hooks: Rc<dyn Hooks>,
     /// Is told each decision and error while it happens (Kubernetes' events).
@@ -140,6 +144,7 @@ impl<R> Clone for ActContext<R> {
             images: self.images.clone(),
             env: self.env.clone(),
             volumes: self.volumes.clone(),
+            cgroups: self.cgroups.clone(),
             hooks: self.hooks.clone(),
             notes: self.notes.clone(),
             container_logs_dir: self.container_logs_dir.clone(),
@@ -250,6 +255,10 @@ pub async fn act<R: Runtime>(
         {
             (Some(sandbox.clone()), *attempt)
         }
+        PodAction::Keep { sandbox, .. } if !plan.resizes.is_empty() => {
+            resize(ctx, pod, sandbox, &plan.resizes, &mut outcome).await;
+            return outcome;
+        }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
     // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
@@ -257,7 +266,7 @@ pub async fn act<R: Runtime>(
     let mut turn = Turn::new(&ctx.starts);
     turn.take().await;
     if !ctx.give_up.is_asked() {
-        Box::pin(make(ctx, pod, observed, plan.starts(), known, attempt, turn, &mut outcome)).await;
+        Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
     }
     outcome
 }
@@ -268,12 +277,13 @@ async fn make<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     observed: &ObservedPod,
-    starts: &[Start],
+    plan: &Plan,
     known: Option<SandboxId>,
     attempt: u32,
     mut turn: Turn<'_>,
     outcome: &mut Outcome,
 ) {
+    let starts = plan.starts();
     if let Some(refusal) = refused(ctx, pod).await {
         ctx.note(&pod.key, EventKind::Warning, refusal.reason, &refusal.message);
         for start in starts {
@@ -309,7 +319,15 @@ async fn make<R: Runtime>(
             None => return,
         },
     };
-    start_all(ctx, pod, observed, &sandbox, starts, &mut turn, outcome).await;
+    // Init containers and those for debugging, whose places are before the others' in the plan.
+    let (first, apps) = starts.split_at(starts.partition_point(|start| start.kind != ContainerKind::App));
+    if !start_all(ctx, pod, observed, &sandbox, first, &mut turn, outcome).await {
+        return;
+    }
+    if !plan.resizes.is_empty() {
+        resize(ctx, pod, &sandbox.id, &plan.resizes, outcome).await;
+    }
+    start_all(ctx, pod, observed, &sandbox, apps, &mut turn, outcome).await;
 }
 
 /// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
@@ -429,7 +447,7 @@ async fn reset_all<R: Runtime>(
     true
 }
 
-/// Steps 6, 7 and 9.
+/// Steps 6, 7 and 9. False when an init container did not start, or it is asked to end: no further one is started then.
 async fn start_all<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -438,11 +456,11 @@ async fn start_all<R: Runtime>(
     starts: &[Start],
     turn: &mut Turn<'_>,
     outcome: &mut Outcome,
-) {
+) -> bool {
     let secrets = pull_secrets(ctx, pod);
     for start in starts {
         if ctx.give_up.is_asked() {
-            return;
+            return false;
         }
         let name: Rc<str> = Rc::from(pod.container(start.kind, start.index).name);
         let failure = match &start.when {
@@ -462,7 +480,7 @@ async fn start_all<R: Runtime>(
                 let at = ctx.clock.now().mono;
                 let started = start_container(ctx, pod, observed, sandbox, start, &secrets, turn).await;
                 if matches!(started, Ok(Started::GivenUp)) {
-                    return;
+                    return false;
                 }
                 if let StartWhen::Again(crash) = start.when {
                     outcome.attempts.push(Attempt { crash, at });
@@ -474,9 +492,10 @@ async fn start_all<R: Runtime>(
         outcome.add(SyncAction::StartContainer, &name, failure);
         // Without this init container the pod cannot go on; a sidecar is tried again beside the others.
         if failed && start.kind == ContainerKind::Init && !is_sidecar(&pod.init_containers()[start.index]) {
-            return;
+            return false;
         }
     }
+    true
 }
 
 fn record<'a>(observed: &'a ObservedPod, id: &ContainerId) -> Option<&'a ContainerStatus> {

@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::plan::{Kill, PlanInput, Start, hash_at, start};
+use super::plan::{Kill, PlanInput, Start, hash_at, needs_restart, start};
+use super::resize::Resizes;
 use super::rules::{RestartPolicy, container_policy, is_sidecar, pod_policy, should_container_be_restarted};
 use super::{KillReason, ProbeResult};
 use crate::model::{ContainerKind, ContainerState, ContainerStatus};
@@ -25,7 +26,7 @@ pub(super) enum Init {
 /// | none | nothing | start when `through` |
 /// | any, `through` | nothing | as below |
 /// | created | start | start |
-/// | running | wait | startup unknown: wait; failed: kill, start. Else it is through: start the next, then: definition changed: kill, start; liveness failed: kill, start |
+/// | running | resized: kill, start; else wait | startup unknown: wait; failed: kill, start. Else it is through: start the next, then: definition changed: kill, start; liveness failed: kill, start; resized: kill, start |
 /// | exited, failed | start, or fail the pod | start |
 /// | exited, done | it is through: start the next | start |
 /// | unknown | kill, start, or fail the pod | kill, start |
@@ -36,6 +37,7 @@ pub(super) fn decide_init_containers(
     input: &PlanInput<'_>,
     kills: &mut Vec<Kill>,
     starts: &mut Vec<Start>,
+    resizes: &mut Resizes,
 ) -> Init {
     let (pod, observed) = (input.pod, input.observed);
     let containers = pod.init_containers();
@@ -63,7 +65,7 @@ pub(super) fn decide_init_containers(
         if through && !sidecar {
             continue;
         }
-        match decide_init_container(input, index, container, status) {
+        match decide_init_container(input, index, container, status, resizes) {
             InitDecision::Wait => {}
             InitDecision::Start => starts.push(start(input, ContainerKind::Init, index)),
             InitDecision::KillAndStart(kill) => {
@@ -114,6 +116,7 @@ fn decide_init_container(
     index: usize,
     container: &Container,
     status: &ContainerStatus,
+    resizes: &mut Resizes,
 ) -> InitDecision {
     let pod = &input.pod.pod;
     let sidecar = is_sidecar(container);
@@ -123,7 +126,12 @@ fn decide_init_container(
     match status.state {
         // The runtime failed to start it.
         ContainerState::Created => InitDecision::Start,
-        ContainerState::Running if !sidecar => InitDecision::Wait,
+        ContainerState::Running if !sidecar => {
+            if resizes.look(ContainerKind::Init, index, container, status) {
+                return InitDecision::KillAndStart(kill(KillReason::Changed, needs_restart(name)));
+            }
+            InitDecision::Wait
+        }
         ContainerState::Running => {
             if container.startup_probe.is_some() {
                 match input.probes.startup.of(&status.id) {
@@ -150,7 +158,11 @@ fn decide_init_container(
                     KillReason::LivenessProbe,
                     format!("Init container {name} failed liveness probe"),
                 )),
-                Some(ProbeResult::Success | ProbeResult::Unknown) | None => None,
+                // One of which nothing is known yet is not resized either.
+                None if container.liveness_probe.is_some() => None,
+                Some(ProbeResult::Success | ProbeResult::Unknown) | None => resizes
+                    .look(ContainerKind::Init, index, container, status)
+                    .then(|| kill(KillReason::Changed, needs_restart(name))),
             })
         }
         ContainerState::Exited if sidecar => InitDecision::Start,

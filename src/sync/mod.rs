@@ -16,6 +16,7 @@ use crate::limits::PROBED_CONTAINERS_MAX;
 use crate::model::ContainerId;
 
 pub mod act;
+mod actuate;
 pub mod backoff;
 mod images;
 mod init;
@@ -24,6 +25,7 @@ pub mod order;
 pub mod outcome;
 pub mod overtaken;
 pub mod plan;
+pub mod resize;
 pub mod rules;
 mod sandbox;
 pub mod start;

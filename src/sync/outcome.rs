@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::plan::Crash;
 use crate::image::pull::ImageProblem;
 use crate::limits::SYNC_RESULTS_MAX;
-use crate::model::{Mono, SandboxId};
+use crate::model::{ContainerId, Mono, SandboxId, Sizes};
 
 /// `SyncAction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum SyncAction {
     CreatePodSandbox,
     /// The pod's sandboxes were to stop.
     KillPodSandbox,
+    /// Running containers were to get other CPU and memory.
+    ResizePodInPlace,
 }
 
 impl fmt::Display for SyncAction {
@@ -31,6 +33,7 @@ impl fmt::Display for SyncAction {
             Self::RemoveContainer => "RemoveContainer",
             Self::CreatePodSandbox => "CreatePodSandbox",
             Self::KillPodSandbox => "KillPodSandbox",
+            Self::ResizePodInPlace => "ResizePodInPlace",
         })
     }
 }
@@ -60,6 +63,8 @@ pub enum SyncError {
     CreatePodSandbox,
     /// A sandbox was not stopped.
     KillPodSandbox,
+    /// Not all of the pod has the CPU and memory that it was granted.
+    ResizePodInPlace,
 }
 
 impl fmt::Display for SyncError {
@@ -76,6 +81,7 @@ impl fmt::Display for SyncError {
             Self::RemoveContainer => "RemoveContainerError",
             Self::CreatePodSandbox => "CreatePodSandboxError",
             Self::KillPodSandbox => "KillPodSandboxError",
+            Self::ResizePodInPlace => "ResizePodInPlaceError",
         })
     }
 }
@@ -130,6 +136,17 @@ pub struct Outcome {
     pub attempts: Vec<Attempt>,
     /// The sandbox that was made, if one was.
     pub sandbox: Option<SandboxId>,
+    /// What running containers have now, of those whose CPU or memory the runtime has changed.
+    pub actuated: Vec<Actuated>,
+}
+
+/// What a running container has now (the kubelet's `actuated_pods_state`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Actuated {
+    /// Which one.
+    pub id: ContainerId,
+    /// What the runtime took.
+    pub sizes: Sizes,
 }
 
 impl Outcome {
@@ -154,6 +171,12 @@ impl Outcome {
     pub fn starts(&self) -> impl Iterator<Item = (&Rc<str>, Option<&Failure>)> {
         let starts = self.results.iter().filter(|result| result.action == SyncAction::StartContainer);
         starts.map(|result| (&result.target, result.failure.as_ref()))
+    }
+
+    /// Why containers did not get the CPU and memory that their pod was granted.
+    pub fn resize_failure(&self) -> Option<&Failure> {
+        let mut resizes = self.results.iter().filter(|result| result.action == SyncAction::ResizePodInPlace);
+        resizes.next().and_then(|result| result.failure.as_ref())
     }
 
     /// A pull, most likely, found the disk full (the words of `ENOSPC`, which runtimes hand through).

@@ -22,6 +22,7 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::backoff::{Backoff, BackoffKey, GoDuration};
 use super::init::{Init, decide_init_containers};
+use super::resize::Resizes;
 use super::rules::{
     RestartPolicy, asks_to_restart_all, container_policy, is_deleted, is_sidecar, pod_policy,
     should_container_be_restarted,
@@ -57,6 +58,9 @@ pub struct Plan {
     /// Dead records of init containers to remove before anything starts: all of them when the sandbox is made
     /// anew (`purgeInitContainers`), else all but the newest of each name (`pruneInitContainersBeforeStart`).
     pub prunes: Vec<ContainerId>,
+    /// Running containers that get other CPU and memory, once init containers are started and before app containers are; none
+    /// but in a kept sandbox.
+    pub resizes: Resizes,
     /// The earliest end of a back-off some start waits for: plan again then.
     pub wake_at: Option<Mono>,
 }
@@ -195,7 +199,7 @@ impl Plan {
             PodAction::Keep { kills, starts, .. } => kills.is_empty() && starts.is_empty(),
             PodAction::Recreate { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => false,
         };
-        idle && self.prunes.is_empty()
+        idle && self.prunes.is_empty() && self.resizes.is_empty()
     }
 
     /// A sandbox is made, the pod's first or another one.
@@ -224,26 +228,30 @@ impl Plan {
 ///
 /// An unchanged pod costs no allocation: the plan's lists stay empty.
 pub fn plan(input: &PlanInput<'_>) -> Plan {
-    let action = decide(input);
+    let mut resizes = Resizes::default();
+    let action = decide(input, &mut resizes);
     let recreates = match &action {
         PodAction::Recreate { .. } | PodAction::RestartAll { sandbox: SandboxStep::Recreate { .. }, .. } => {
             true
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => false,
     };
-    let mut plan = Plan { action, prunes: prunes(input, recreates), wake_at: None };
+    if !matches!(action, PodAction::Keep { .. }) {
+        resizes = Resizes::default();
+    }
+    let mut plan = Plan { action, prunes: prunes(input, recreates), resizes, wake_at: None };
     plan.wake_at = wake_at(input.pod, plan.starts());
     plan
 }
 
-fn decide(input: &PlanInput<'_>) -> PodAction {
+fn decide(input: &PlanInput<'_>, resizes: &mut Resizes) -> PodAction {
     let check = check_sandbox(input.pod, input.observed);
     if input.restart_all {
         return PodAction::RestartAll { sandbox: check.into(), resets: resets(input) };
     }
     match check {
         SandboxCheck::Changed { old, attempt } => decide_recreate(input, old, attempt),
-        SandboxCheck::Good { id, attempt } => decide_containers(input, id, attempt),
+        SandboxCheck::Good { id, attempt } => decide_containers(input, id, attempt, resizes),
     }
 }
 
@@ -334,7 +342,12 @@ fn has_any_app_container_created(pod: &DesiredPod, observed: &ObservedPod) -> bo
 // ---- containers ------------------------------------------------------------------------------------------
 
 /// The sandbox stays: ephemeral, init, then app containers.
-fn decide_containers(input: &PlanInput<'_>, sandbox: SandboxId, attempt: u32) -> PodAction {
+fn decide_containers(
+    input: &PlanInput<'_>,
+    sandbox: SandboxId,
+    attempt: u32,
+    resizes: &mut Resizes,
+) -> PodAction {
     let (pod, observed) = (input.pod, input.observed);
     // Ephemeral containers start once, whether the pod is initialised or not.
     let mut starts: Vec<Start> = Vec::new();
@@ -345,7 +358,7 @@ fn decide_containers(input: &PlanInput<'_>, sandbox: SandboxId, attempt: u32) ->
     }
     let debuggers = starts.len();
     let mut kills = Vec::new();
-    let initialised = match decide_init_containers(input, &mut kills, &mut starts) {
+    let initialised = match decide_init_containers(input, &mut kills, &mut starts, resizes) {
         Init::Done => true,
         Init::InProgress => false,
         Init::Failed => {
@@ -359,7 +372,7 @@ fn decide_containers(input: &PlanInput<'_>, sandbox: SandboxId, attempt: u32) ->
     let before_apps = starts.len();
     let mut keeps = false;
     for (index, container) in pod.containers().iter().enumerate() {
-        match decide_app_container(input, index, container) {
+        match decide_app_container(input, index, container, resizes) {
             AppDecision::Keep => keeps = true,
             AppDecision::Rest => {}
             AppDecision::Start => starts.push(start(input, ContainerKind::App, index)),
@@ -397,8 +410,14 @@ enum AppDecision {
 /// | exited | start when its policy or a rule says so |
 /// | running, definition changed | kill, then start whatever the policy |
 /// | running, liveness or startup `Failure` | kill; start unless the policy is Never (rules do not count) |
+/// | running, other CPU or memory granted, its policy is `RestartContainer` | kill, then start |
 /// | running | keep |
-fn decide_app_container(input: &PlanInput<'_>, index: usize, container: &Container) -> AppDecision {
+fn decide_app_container(
+    input: &PlanInput<'_>,
+    index: usize,
+    container: &Container,
+    resizes: &mut Resizes,
+) -> AppDecision {
     let pod = input.pod;
     let name = &container.name;
     let Some(status) = input.observed.container(name) else {
@@ -434,6 +453,8 @@ fn decide_app_container(input: &PlanInput<'_>, index: usize, container: &Contain
         (KillReason::LivenessProbe, "liveness")
     } else if failed(&input.probes.startup) {
         (KillReason::StartupProbe, "startup")
+    } else if resizes.look(ContainerKind::App, index, container, status) {
+        return AppDecision::KillAndStart(kill(KillReason::Changed, needs_restart(name)));
     } else {
         return AppDecision::Keep;
     };
@@ -446,6 +467,11 @@ fn decide_app_container(input: &PlanInput<'_>, index: usize, container: &Contain
             AppDecision::Kill(kill(reason, format!("Container {name} failed {probe} probe")))
         }
     }
+}
+
+/// The kubelet's sentence for a container that is killed because of its `resizePolicy`.
+pub(super) fn needs_restart(name: &str) -> String {
+    format!("Container {name} resize requires restart")
 }
 
 // ---- back-off --------------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::LOG_NAMES_READ_MAX;
 use crate::model::{
-    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod,
+    ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, Sizes,
 };
 use crate::proto::runtime::v1::{ContainerConfig, Mount};
-use crate::render::labels::cdi_annotations;
+use crate::render::labels::{RESOURCES_ANNOTATION, cdi_annotations};
+use crate::render::resources::sizes;
 use crate::render::{
     ContainerInput, EnvSources, Environment, container_config, hosts_file, mounts_hosts_file, paths,
 };
@@ -228,11 +229,25 @@ async fn configuration<R: Runtime>(
     if mounts_hosts_file(&input) {
         write_hosts_file(ctx, pod, sandbox)?;
     }
-    let config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
+    let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
+    if let Some(sizes) = sizes_of(pod, start) {
+        // What it has then is known whatever becomes of the agent, and of its files.
+        config.annotations.insert(RESOURCES_ANNOTATION.to_owned(), sizes.to_string());
+    }
     let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
     create_dir(&logs, 0o755)
         .map_err(|error| format!("create container log directory for container {name} failed: {error}"))?;
     Ok(config)
+}
+
+/// The CPU and memory of a container that has some of its own.
+fn sizes_of(pod: &DesiredPod, start: &Start) -> Option<Sizes> {
+    let list = match start.kind {
+        ContainerKind::Init => pod.init_containers(),
+        ContainerKind::App => pod.containers(),
+        ContainerKind::Ephemeral => &[],
+    };
+    list.get(start.index).map(sizes)
 }
 
 /// `ensureHostsFile`.

@@ -157,7 +157,10 @@ fn a_pod_may_need_what_the_node_declares() {
     world.until("it runs", |world| world.is_ready("restarts"));
     let declared =
         world.wait("the features", |world| world.node()?["status"].get("declaredFeatures").cloned());
-    assert_eq!(declared, json!(["RestartAllContainersOnContainerExits"]));
+    assert_eq!(
+        declared,
+        json!(["InPlacePodVerticalScalingInitContainers", "RestartAllContainersOnContainerExits"])
+    );
 }
 
 /// An init container whose rule restarts all has not failed for good, though its own policy and the pod's say Never.

@@ -22,6 +22,7 @@ mod node;
 mod objects;
 mod offline;
 mod pods;
+mod resize;
 mod servers;
 mod supervisor;
 mod world;

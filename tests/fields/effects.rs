@@ -16,7 +16,7 @@ use smolet::limits::CRASH_BACKOFF_MAX;
 use smolet::model::object::named_by;
 use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
-    Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Wall,
+    Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Sizes, Wall,
 };
 use smolet::probe::handler::Handler;
 use smolet::probe::prober::Schedule;
@@ -204,6 +204,7 @@ impl Effects {
                     previous: None,
                     facts: &NoFacts,
                     is_terminal: false,
+                    resizes: &[],
                     active_for: Some(ACTIVE),
                     pod_cgroup: None,
                     agent_start: NOW.wall,
@@ -285,17 +286,18 @@ fn containers(pod: &DesiredPod) -> impl Iterator<Item = (ContainerKind, usize, &
     of(ContainerKind::Init, pod.init_containers()).chain(of(ContainerKind::App, pod.containers()))
 }
 
-/// The plans for each container that ended with each of some exit codes, with and without a sandbox that is good: an
+/// The plans for each container that ended with each of some exit codes, or runs with another CPU than it is to have, with and without a sandbox that is good: an
 /// init container while no app container was made, an app container while the others run.
 fn plans(pod: &DesiredPod) -> String {
     let mut all = String::new();
     for (kind, index, container) in containers(pod) {
-        for exit_code in [0, 1, 7, 9] {
+        for exit_code in [Some(0), Some(1), Some(7), Some(9), None] {
             for state in [SandboxState::Ready, SandboxState::NotReady] {
                 let record = |(of, place, other): (ContainerKind, usize, &Container)| {
                     let it = (of, place) == (kind, index);
                     let (state, code) = match of {
-                        _ if it => (ContainerState::Exited, exit_code),
+                        _ if it => exit_code
+                            .map_or((ContainerState::Running, 0), |code| (ContainerState::Exited, code)),
                         ContainerKind::Init => (ContainerState::Exited, 0),
                         ContainerKind::App | ContainerKind::Ephemeral => (ContainerState::Running, 0),
                     };
@@ -320,7 +322,7 @@ fn plans(pod: &DesiredPod) -> String {
                     now: NOW,
                     restart_all: should_all_containers_restart(pod, &observed),
                 };
-                let _ = writeln!(all, "{} {exit_code} {state:?}: {:#?}", container.name, plan(&input));
+                let _ = writeln!(all, "{} {exit_code:?} {state:?}: {:#?}", container.name, plan(&input));
             }
         }
     }
@@ -357,6 +359,15 @@ fn status(name: &str, state: ContainerState, exit_code: i32, hash: u32) -> Conta
         user: None,
         stop_signal: 0,
         resources: None,
-        meta: ContainerMeta { hash: u64::from(hash), ..ContainerMeta::default() },
+        meta: ContainerMeta {
+            hash: u64::from(hash),
+            sizes: Some(Sizes {
+                cpu_request: 1,
+                cpu_limit: 1,
+                memory_request: 64 << 20,
+                memory_limit: 64 << 20,
+            }),
+            ..ContainerMeta::default()
+        },
     }
 }

@@ -112,6 +112,15 @@ fn rows() -> Vec<Row> {
     const SECCOMP: &str = "spec.containers[*].securityContext.seccompProfile";
     const OF_POD: &str = "spec.securityContext.seccompProfile";
     let localhost = || json!({"type": "Localhost", "localhostProfile": "a.json"});
+    let resized = || {
+        let policy = json!([{"resourceName": "cpu", "restartPolicy": "RestartContainer"}]);
+        vec![
+            ("spec.restartPolicy", json!("Always")),
+            ("spec.containers[*].restartPolicyRules", Value::Null),
+            ("spec.containers[*].restartPolicy", json!("Always")),
+            ("spec.containers[*].resizePolicy", policy),
+        ]
+    };
     let own_rules = || {
         vec![
             ("spec.containers[*].restartPolicyRules", Value::Null),
@@ -205,6 +214,8 @@ fn rows() -> Vec<Row> {
         row("spec.containers[*].ports[*].protocol", json!("UDP"), Container),
         row("spec.containers[*].resources.limits", json!({"cpu": "2", "memory": "65Mi"}), Container),
         row("spec.containers[*].resources.requests", json!({"cpu": "500m"}), Container),
+        Row("spec.containers[*].resizePolicy[*].resourceName", json!("memory"), Plan, resized()),
+        Row("spec.containers[*].resizePolicy[*].restartPolicy", json!("NotRequired"), Plan, resized()),
         row("spec.containers[*].restartPolicy", json!("OnFailure"), Plan),
         row("spec.containers[*].restartPolicyRules[*].action", json!("RestartAllContainers"), Plan),
         row("spec.containers[*].restartPolicyRules[*].exitCodes.operator", json!("NotIn"), Plan),
@@ -504,7 +515,6 @@ fn without_effect() -> Vec<(&'static str, Value)> {
         ("spec.affinity.podAffinity", required.clone()),
         ("spec.affinity.podAntiAffinity", required),
         ("spec.automountServiceAccountToken", json!(true)),
-        ("spec.containers[*].resizePolicy", json!([{"resourceName": "cpu", "restartPolicy": "NotRequired"}])),
         ("spec.enableServiceLinks", json!(false)),
         ("spec.nodeName", json!("elsewhere")),
         ("spec.preemptionPolicy", json!("Never")),

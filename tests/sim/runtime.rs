@@ -523,6 +523,16 @@ impl Runtime for SimRuntime {
         Ok(answer.status.and_then(convert::container_status).expect("the fake's status has an id"))
     }
 
+    async fn update_container_resources(
+        &self,
+        id: &ContainerId,
+        resources: cri::LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        let request =
+            cri::UpdateContainerResourcesRequest { container_id: id.to_string(), linux: Some(resources) };
+        self.done::<cri::UpdateContainerResourcesResponse>("UpdateContainerResources", &request).await
+    }
+
     async fn list_containers(
         &self,
         pod: Option<&PodUid>,

@@ -178,6 +178,7 @@ fn container_statuses() {
             previous: previous.as_ref(),
             facts: &facts,
             is_terminal: terminal,
+            resizes: &[],
             active_for,
             pod_cgroup: input.get("podCgroup").map(|_| PodCgroup {
                 cpu_quota_us: number("cpuQuotaUs"),

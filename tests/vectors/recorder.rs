@@ -19,7 +19,7 @@ use smolet::model::{
     ContainerId, ContainerItem, ContainerStatus, PodKey, PodUid, SandboxId, SandboxItem, SandboxNetwork,
     SandboxState, SandboxStatus, Seconds, Wall,
 };
-use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, PodSandboxConfig};
+use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 use smolet::render::{ManifestObjects, NodeSettings};
 use smolet::sync::act::{ActContext, HookCall, HookFuture, Hooks, NoVolumes};
 
@@ -107,6 +107,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         images: Rc::new(ImagePuller::new(clock.clone(), PULLS_AT_ONCE)),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(NoVolumes),
+        cgroups: Rc::new(smolet::sync::act::NoCgroups),
         hooks,
         notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),
         container_logs_dir: Rc::from(dir.join("containers")),
@@ -193,6 +194,14 @@ impl Runtime for Recorder {
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
         self.record(json!({"op": "RemoveContainer", "id": id.as_str()}));
         Ok(())
+    }
+
+    async fn update_container_resources(
+        &self,
+        _: &ContainerId,
+        _: LinuxContainerResources,
+    ) -> RuntimeResult<()> {
+        unused()
     }
 
     async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>> {

@@ -64,6 +64,8 @@ pub struct State {
     pub strict_groups: bool,
     /// It reports a container's stop signal.
     pub stop_signals: bool,
+    /// It reports what a container runs with (containerd since 1.6.9).
+    pub reports_resources: bool,
     /// Its name and version, when it is to be taken for a runtime that is known.
     pub version: Option<(&'static str, &'static str)>,
     made: u64,
@@ -600,6 +602,20 @@ impl State {
                 format!("{} grace={}", container(&request.container_id), request.timeout)
             }
             "RemoveContainer" => container(&decode::<cri::RemoveContainerRequest>(m)?.container_id),
+            "UpdateContainerResources" => {
+                let request = decode::<cri::UpdateContainerResourcesRequest>(m)?;
+                let linux = request.linux.unwrap_or_default();
+                format!(
+                    "{} shares={} quota={} memory={}",
+                    container(&request.container_id),
+                    linux.cpu_shares,
+                    linux.cpu_quota,
+                    linux.memory_limit_in_bytes
+                )
+            }
+            "UpdatePodSandboxResources" => {
+                pod(&decode::<cri::UpdatePodSandboxResourcesRequest>(m)?.pod_sandbox_id)
+            }
             "ContainerStatus" => container(&decode::<cri::ContainerStatusRequest>(m)?.container_id),
             "ListContainers" | "StreamContainers" => {
                 selector(&decode::<cri::ListContainersRequest>(m)?.filter.unwrap_or_default().label_selector)
@@ -717,6 +733,10 @@ impl State {
             "RemoveContainer" => {
                 self.containers.remove(&decode::<cri::RemoveContainerRequest>(m)?.container_id);
                 encode(&cri::RemoveContainerResponse {})
+            }
+            "UpdateContainerResources" => {
+                self.update_container(decode(m)?)?;
+                encode(&cri::UpdateContainerResourcesResponse {})
             }
             "ContainerStatus" => {
                 let id = decode::<cri::ContainerStatusRequest>(m)?.container_id;
@@ -999,6 +1019,29 @@ impl State {
         }
     }
 
+    /// As containerd: what is 0 stays as it is.
+    fn update_container(&mut self, request: cri::UpdateContainerResourcesRequest) -> Result<()> {
+        let id = &request.container_id;
+        let container = self.containers.get_mut(id).ok_or_else(|| not_found("container", id))?;
+        if !container.running() {
+            return Err((UNKNOWN, "container is not running".into()));
+        }
+        let there = container.config.linux.get_or_insert_default().resources.get_or_insert_default();
+        let wanted = request.linux.unwrap_or_default();
+        let values = [
+            (&mut there.cpu_shares, wanted.cpu_shares),
+            (&mut there.cpu_quota, wanted.cpu_quota),
+            (&mut there.cpu_period, wanted.cpu_period),
+            (&mut there.memory_limit_in_bytes, wanted.memory_limit_in_bytes),
+        ];
+        for (there, wanted) in values {
+            if wanted != 0 {
+                *there = wanted;
+            }
+        }
+        Ok(())
+    }
+
     fn container_status(&self, container: &Container) -> cri::ContainerStatus {
         let image = self.image(container.image());
         let shown = self.shown(container);
@@ -1021,6 +1064,12 @@ impl State {
             mounts: container.config.mounts.clone(),
             log_path: self.log_path(container),
             stop_signal: if self.stop_signals { container.config.stop_signal } else { 0 },
+            resources: container
+                .config
+                .linux
+                .as_ref()
+                .filter(|_| self.reports_resources)
+                .map(|linux| cri::ContainerResources { linux: linux.resources.clone() }),
             ..Default::default()
         }
     }

@@ -22,7 +22,7 @@ impl State {
             memory: Some(cri::MemoryUsage {
                 timestamp: now.wall.0,
                 working_set_bytes: value(self.memory.get(container.name()).copied().unwrap_or(5 << 20)),
-                usage_bytes: value(6 << 20),
+                usage_bytes: value(self.memory.get(container.name()).copied().unwrap_or(6 << 20)),
             }),
             writable_layer: Some(cri::FilesystemUsage {
                 timestamp: now.wall.0,

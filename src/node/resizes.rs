@@ -1,0 +1,473 @@
+//! Pods whose CPU and memory are changed while they run (`allocation_manager.go`).
+//!
+//! ```text
+//!     wanted with others ─► pending: what it was granted before counts
+//!                            │ every pod that is here was looked at once; again whenever one changes, ends or goes
+//!                            ├─ can never be, or has no room ─► told (PodResizePending), and asked again
+//!                            ▼
+//!                          granted ─► in the checkpoint ─► planned and carried out (PodResizeInProgress) ─► completed
+//! ```
+//!
+//! What a container has stands on it since its creation ([`crate::render::labels::RESOURCES_ANNOTATION`]); only what it was
+//! resized to since, and what its pod was granted, is kept in the checkpoint, and nothing of a pod that was never resized.
+//!
+//! Differs from the kubelet:
+//! - One that waits is asked about when something changes that may give it room, and not every three minutes besides.
+//! - A static pod is resized in place only when its manifest gives its UID, and is not asked whether it fits: no static pod is.
+//! - Resources of the pod itself (`spec.resources`) are not changed: this node does not declare that it can.
+
+#[cfg(feature = "tls")]
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
+
+use super::agent::Agent;
+use super::pod::Work;
+use super::record::Record;
+use crate::admit::resize::{Pending, Waiting, event_message, first_served, infeasible};
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::model::{
+    ContainerId, ContainerState, DesiredPod, Now, ObservedPod, PodUid, Resource, Sizes, Wall,
+};
+use crate::render::NodeSettings;
+use crate::render::resources::{container_resources, is_sidecar, set_sizes, sizes};
+use crate::source::identity::is_of_api_server;
+use crate::status::{nanos, time};
+use crate::store::checkpoint::KeptSizes;
+#[cfg(feature = "tls")]
+use crate::store::statuses::StatusStore;
+use crate::sync::outcome::Outcome;
+use crate::sync::resize::{difference, restarts_for};
+use crate::sync::worker::Life;
+
+/// Of all pods that are being resized, or were.
+#[derive(Default)]
+pub(super) struct Resizes {
+    /// Those that wait are asked about at the next turn.
+    pub(super) look: bool,
+    /// Numbers what has to be in the checkpoint.
+    pub(super) number: u64,
+}
+
+/// A pod that is being resized, or was.
+#[derive(Debug, Default)]
+pub(super) struct Resizing {
+    /// What each container was granted, by its name.
+    granted: Vec<(Box<str>, Sizes)>,
+    /// What running containers have that were made with something else.
+    actuated: Vec<(ContainerId, Sizes)>,
+    pending: Option<PodCondition>,
+    in_progress: Option<PodCondition>,
+    /// When it was granted that ([`Resizes::number`]).
+    pub(super) number: u64,
+}
+
+/// App and init containers; those for debugging have no resources.
+fn resizable(pod: &DesiredPod) -> impl Iterator<Item = &Container> {
+    pod.init_containers().iter().chain(pod.containers())
+}
+
+/// They ask for the same.
+fn same_sizes(a: &DesiredPod, b: &DesiredPod) -> bool {
+    let known = |container: &Container| resizable(b).find(|other| other.name == container.name);
+    resizable(a).all(|container| known(container).is_none_or(|other| sizes(other) == sizes(container)))
+}
+
+const PENDING: &str = "PodResizePending";
+const IN_PROGRESS: &str = "PodResizeInProgress";
+
+/// `updatedPodResizeCondition`.
+fn condition(
+    kind: &str,
+    old: Option<&PodCondition>,
+    reason: &str,
+    message: &str,
+    generation: Option<i64>,
+    now: Wall,
+) -> PodCondition {
+    let text = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+    let since = old.filter(|old| old.reason.as_deref().unwrap_or_default() == reason);
+    PodCondition {
+        type_: kind.to_owned(),
+        status: "True".to_owned(),
+        last_probe_time: time(now),
+        last_transition_time: since.map_or_else(|| time(now), |old| old.last_transition_time.clone()),
+        observed_generation: generation,
+        reason: text(reason),
+        message: text(message),
+    }
+}
+
+impl Resizing {
+    /// From now on the pod has what it has, whatever it is wanted with.
+    fn of(pod: &DesiredPod, observed: Option<&ObservedPod>) -> Self {
+        let granted: Vec<(Box<str>, Sizes)> =
+            resizable(pod).map(|container| (Box::from(&*container.name), sizes(container))).collect();
+        let has = |name: &str| granted.iter().find(|(of, _)| **of == *name).map(|(_, sizes)| *sizes);
+        let containers = observed.into_iter().flat_map(|observed| &observed.containers);
+        // What another agent made has what its pod was granted: nobody noted anything else.
+        let unknown = containers
+            .filter(|status| status.meta.sizes.is_none() && status.state == ContainerState::Running)
+            .filter_map(|status| Some((status.id.clone(), has(&status.name)?)));
+        let actuated = unknown.collect();
+        Self { granted, actuated, ..Self::default() }
+    }
+
+    /// As the checkpoint and the status in it have it.
+    pub(super) fn restored(kept: &[KeptSizes<'_>], status: &PodStatus) -> Self {
+        let mut resizing = Self::default();
+        for kept in kept {
+            let sizes = Sizes::of_numbers(kept.sizes);
+            if kept.runs {
+                resizing.actuated.push((kept.name.into(), sizes));
+            } else {
+                resizing.granted.push((kept.name.into(), sizes));
+            }
+        }
+        for condition in status.conditions.iter().flatten() {
+            match &*condition.type_ {
+                PENDING => resizing.pending = Some(condition.clone()),
+                IN_PROGRESS => resizing.in_progress = Some(condition.clone()),
+                _ => {}
+            }
+        }
+        resizing
+    }
+
+    /// For the checkpoint.
+    pub(super) fn kept(&self) -> Vec<KeptSizes<'_>> {
+        let kept = |name, runs, sizes: &Sizes| KeptSizes { name, runs, sizes: sizes.numbers() };
+        let granted = self.granted.iter().map(|(name, sizes)| kept(name, false, sizes));
+        granted.chain(self.actuated.iter().map(|(id, sizes)| kept(id.as_str(), true, sizes))).collect()
+    }
+
+    /// The pod with what it was granted. The object is there once more when that is not what it is wanted with.
+    pub(super) fn hold(&self, pod: DesiredPod) -> DesiredPod {
+        let granted = |container: &Container| {
+            let known = self.granted.iter().find(|(name, _)| **name == *container.name);
+            known.map(|(_, sizes)| sizes).filter(|granted| **granted != sizes(container))
+        };
+        if resizable(&pod).all(|container| granted(container).is_none()) {
+            return pod;
+        }
+        let mut object = (*pod.pod).clone();
+        let spec = object.spec.get_or_insert_default();
+        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+            if let Some(sizes) = granted(container) {
+                set_sizes(container, sizes);
+            }
+        }
+        DesiredPod { pod: object.into(), ..pod }
+    }
+
+    /// The conditions of the pod's status that tell of it (`GetPodResizeConditions`).
+    pub(super) fn conditions(&self) -> impl Iterator<Item = &PodCondition> {
+        self.pending.iter().chain(&self.in_progress)
+    }
+
+    /// What was carried out and not written down, because the agent was killed: a runtime that reports it is believed. Of what
+    /// needs a restart it says nothing, for that stands on the container that was made then.
+    fn recognise(&mut self, node: &NodeSettings, pod: &DesiredPod, observed: &ObservedPod) {
+        for container in resizable(pod) {
+            let Some(status) = observed.container(&container.name) else { continue };
+            let known = self.actuated(&status.id).or(status.meta.sizes);
+            let (Some(has), Some(reported)) = (known, &status.resources) else { continue };
+            let (wanted, granted) = (container_resources(node, &pod.pod, container), sizes(container));
+            let is = |wanted: i64, reported: i64| wanted == 0 || wanted == reported;
+            let same = |resource: Resource| match resource {
+                Resource::Cpu => {
+                    is(wanted.cpu_shares, reported.cpu_shares) && is(wanted.cpu_quota, reported.cpu_quota)
+                }
+                Resource::Memory => is(wanted.memory_limit_in_bytes, reported.memory_limit_in_bytes),
+            };
+            let done = [Resource::Cpu, Resource::Memory].into_iter();
+            let done = done.filter(|resource| same(*resource) && !restarts_for(container, *resource));
+            let now = done.fold(has, |now, resource| now.with(resource, &granted));
+            if now != has && status.state == ContainerState::Running {
+                self.note(&status.id, now);
+            }
+        }
+    }
+
+    /// Nothing is known by it that does not stand on the containers.
+    fn is_over(&self, pod: &DesiredPod, observed: Option<&Rc<ObservedPod>>) -> bool {
+        let differs = |container: &Container| {
+            let status = observed.and_then(|observed| observed.container(&container.name));
+            status.is_some_and(|status| difference(container, status).is_some())
+        };
+        let told = self.pending.is_some() || self.in_progress.is_some();
+        !told && self.actuated.is_empty() && !resizable(pod).any(differs)
+    }
+
+    /// That container runs with this now.
+    fn note(&mut self, id: &ContainerId, sizes: Sizes) {
+        self.actuated.retain(|(of, _)| of != id);
+        self.actuated.push((id.clone(), sizes));
+    }
+
+    fn actuated(&self, id: &ContainerId) -> Option<Sizes> {
+        self.actuated.iter().find(|(of, _)| of == id).map(|(_, sizes)| *sizes)
+    }
+}
+
+/// The generation that is wanted, as conditions have it.
+fn generation(pod: &Pod) -> Option<i64> {
+    pod.metadata.generation.filter(|generation| *generation != 0)
+}
+
+impl Record {
+    /// It is wanted like this now: with other CPU and memory than before it has to be asked whether it may. True then.
+    fn begins_resize(&mut self, pod: &DesiredPod) -> bool {
+        if !matches!(self.worker.life(), Life::Waiting | Life::Syncing) {
+            return false;
+        }
+        let Some(known) = self.worker.pod().filter(|known| !same_sizes(known, pod)) else { return false };
+        if self.resizing.is_none() {
+            self.resizing = Some(Box::new(Resizing::of(known, self.worker.observed().map(|seen| &**seen))));
+        }
+        true
+    }
+
+    /// What its containers have, as far as the runtime does not say it. At the first look, what they were made with is what their
+    /// pod was granted, unless the checkpoint knew better: it may be wanted otherwise by now. True then.
+    pub(super) fn note_sizes(&mut self, node: &NodeSettings, observed: &mut ObservedPod) -> bool {
+        let (resizing, pod) = (&mut self.resizing, self.worker.pod());
+        let mut found = false;
+        if let (None, Some(resizing), Some(pod)) = (self.worker.observed(), &mut *resizing, pod) {
+            resizing.recognise(node, pod, observed);
+        }
+        if let (None, None, Some(pod)) = (self.worker.observed(), &resizing, pod) {
+            let made_with = |container: &Container| observed.container(&container.name)?.meta.sizes;
+            let others =
+                |container: &&Container| made_with(container).is_some_and(|with| with != sizes(container));
+            if resizable(pod).any(|container| others(&container)) {
+                let mut fresh = Resizing::of(pod, Some(observed));
+                for container in resizable(pod) {
+                    let known = fresh.granted.iter_mut().find(|(name, _)| **name == *container.name);
+                    if let (Some((_, granted)), Some(with)) = (known, made_with(container)) {
+                        *granted = with;
+                    }
+                }
+                let held = fresh.hold((**pod).clone());
+                *resizing = Some(Box::new(fresh));
+                self.worker.knows(held.into());
+                found = true;
+            }
+        }
+        if let Some(resizing) = &mut self.resizing {
+            // One that is gone, or was made with it, needs no note.
+            resizing.actuated.retain(|(id, sizes)| {
+                let status = observed.containers.iter().find(|status| status.id == *id);
+                status.is_some_and(|status| status.meta.sizes != Some(*sizes))
+            });
+            for status in &mut observed.containers {
+                status.meta.sizes = resizing.actuated(&status.id).or(status.meta.sizes);
+            }
+        }
+        found
+    }
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    /// The pod of that record is wanted like this now.
+    pub(super) fn look_for_resize(&mut self, pod: &DesiredPod) {
+        let record = self.records.get_mut(&pod.key.uid);
+        self.resizes.look |=
+            record.is_some_and(|record| record.begins_resize(pod) || record.resizing.is_some());
+    }
+
+    /// Something changed that may give others room.
+    pub(super) fn may_give_room(&mut self) {
+        let waits =
+            |record: &Record| record.resizing.as_ref().is_some_and(|resizing| resizing.pending.is_some());
+        self.resizes.look |= self.records.values().any(waits);
+    }
+
+    /// Asks about those that wait (`RetryPendingResizes`).
+    pub(super) fn settle_resizes(&mut self, now: Now) {
+        if !self.resizes.look {
+            return;
+        }
+        // What they were granted is known of all then, and of none before.
+        let Some(relist) = &self.relist else { return };
+        let unread = |(uid, record): (&PodUid, &Record)| {
+            record.worker.observed().is_none() && !record.set_aside && relist.pods.contains_key(uid)
+        };
+        if self.records.iter().any(unread) {
+            return;
+        }
+        self.resizes.look = false;
+        let mut waiting = Vec::new();
+        for (uid, record) in &mut self.records {
+            let Some(resizing) = &mut record.resizing else { continue };
+            let (Some(granted), Some(entry)) = (record.worker.pod(), self.desired.pod(uid)) else { continue };
+            if record.set_aside || !matches!(record.worker.life(), Life::Waiting | Life::Syncing) {
+                continue;
+            }
+            let wanted = &entry.wanted.pod;
+            if !same_sizes(wanted, granted) {
+                let at = |condition: &PodCondition| Some(nanos(condition.last_transition_time.as_ref()?).0);
+                let since = resizing.pending.as_ref().and_then(at);
+                waiting.push((uid.clone(), wanted.clone(), granted.clone(), since));
+            } else if resizing.pending.take().is_some() {
+                // It is wanted as it was granted again.
+                waiting.push((uid.clone(), wanted.clone(), granted.clone(), None));
+            } else if resizing.is_over(granted, record.worker.observed())
+                && record.worker.in_flight().is_none()
+            {
+                record.resizing = None;
+            }
+        }
+        let of = |(_, wanted, granted, since): &(_, DesiredPod, Rc<DesiredPod>, _)| {
+            (wanted.pod.clone(), granted.pod.clone(), *since)
+        };
+        waiting.sort_by(|a, b| {
+            let ((wanted, granted, since), (others, before, time)) = (of(a), of(b));
+            let a = Waiting { wanted: &wanted, granted: &granted, since };
+            first_served(&a, &Waiting { wanted: &others, granted: &before, since: time })
+        });
+        for (uid, wanted, granted, _) in waiting {
+            if same_sizes(&wanted, &granted) {
+                self.refresh_status(&uid, now);
+                continue;
+            }
+            match self.judge_resize(&uid, &wanted, &granted) {
+                Some(Ok(())) => self.grant(&uid, wanted, now),
+                Some(Err(pending)) => self.put_off(&uid, &wanted, &pending, now),
+                // The node's labels will be known.
+                None => self.resizes.look = true,
+            }
+        }
+    }
+
+    /// `canAdmitPod`; `None` = that is not known yet.
+    fn judge_resize(
+        &mut self,
+        uid: &PodUid,
+        wanted: &DesiredPod,
+        granted: &DesiredPod,
+    ) -> Option<Result<(), Pending>> {
+        if let Some(pending) = infeasible(&self.ctx.node, &wanted.pod, &granted.pod) {
+            return Some(Err(pending));
+        }
+        if is_of_api_server(&wanted.pod) { self.asks_for_room(uid, wanted) } else { Some(Ok(())) }
+    }
+
+    /// The pod may have what it is wanted with.
+    fn grant(&mut self, uid: &PodUid, wanted: DesiredPod, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(resizing) = &mut record.resizing else { return };
+        self.resizes.number += 1;
+        resizing.number = self.resizes.number;
+        resizing.pending = None;
+        let of = generation(&wanted.pod);
+        resizing.in_progress = Some(condition(IN_PROGRESS, None, "", "", of, now.wall));
+        resizing.granted =
+            resizable(&wanted).map(|container| (Box::from(&*container.name), sizes(container))).collect();
+        let message = event_message("Pod resize started", &wanted.pod, of.unwrap_or_default(), "");
+        (self.ctx.notes)(&wanted.key, EventKind::Normal, "ResizeStarted", &message);
+        record.want(wanted);
+        self.refresh_status(uid, now);
+        self.drive(uid);
+    }
+
+    /// The pod may not have it, or not yet.
+    fn put_off(&mut self, uid: &PodUid, wanted: &DesiredPod, pending: &Pending, now: Now) {
+        let record = self.records.get_mut(uid);
+        let Some(resizing) = record.and_then(|record| record.resizing.as_mut()) else { return };
+        let (reason, of) = (pending.condition_reason(), generation(&wanted.pod));
+        let old = resizing.pending.take();
+        let known = old
+            .as_ref()
+            .is_some_and(|old| old.reason.as_deref() == Some(reason) && old.observed_generation == of);
+        resizing.pending = Some(condition(PENDING, old.as_ref(), reason, &pending.message, of, now.wall));
+        if !known {
+            let what = format!("Pod resize {}", pending.reason);
+            let message = event_message(&what, &wanted.pod, of.unwrap_or_default(), &pending.message);
+            (self.ctx.notes)(&wanted.key, EventKind::Warning, pending.event_reason(), &message);
+        }
+        self.refresh_status(uid, now);
+    }
+
+    /// Takes in what an act has changed.
+    pub(super) fn resized(&mut self, uid: &PodUid, outcome: &Outcome, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let (Some(resizing), Some(pod)) = (&mut record.resizing, record.worker.pod()) else { return };
+        for fresh in &outcome.actuated {
+            self.resizes.number += 1;
+            resizing.note(&fresh.id, fresh.sizes);
+        }
+        let Some(failure) = outcome.resize_failure() else { return };
+        let old = resizing.in_progress.take();
+        let of = old.as_ref().map_or_else(|| generation(&pod.pod), |old| old.observed_generation);
+        let fresh = condition(IN_PROGRESS, old.as_ref(), "Error", &failure.message, of, now.wall);
+        let known = old.is_some_and(|old| old.reason == fresh.reason && old.message == fresh.message);
+        resizing.in_progress = Some(fresh);
+        if !known {
+            let message =
+                event_message("Pod resize error", &pod.pod, of.unwrap_or_default(), &failure.message);
+            (self.ctx.notes)(&pod.key, EventKind::Warning, "ResizeError", &message);
+        }
+    }
+
+    /// All of the pod that runs has what was granted to it, or not (`IsPodResizeInProgress`).
+    pub(super) fn look_at_resize(&mut self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let (Some(pod), Some(observed)) = (record.worker.pod().cloned(), record.worker.observed()) else {
+            return;
+        };
+        let Some(resizing) = &mut record.resizing else { return };
+        // Of an init container that ends by itself nobody waits for it.
+        let sidecars = pod.init_containers().iter().filter(|container| is_sidecar(container));
+        let differs = |container: &Container| {
+            observed.container(&container.name).is_some_and(|status| difference(container, status).is_some())
+        };
+        let in_progress = sidecars.chain(pod.containers()).any(differs);
+        let of = generation(&pod.pod);
+        match (&resizing.in_progress, in_progress) {
+            (Some(_), true) | (None, false) => return,
+            (None, true) => {
+                resizing.in_progress = Some(condition(IN_PROGRESS, None, "", "", of, now.wall));
+            }
+            (Some(done), false) => {
+                let of = done.observed_generation.unwrap_or_default();
+                let message = event_message("Pod resize completed", &pod.pod, of, "");
+                (self.ctx.notes)(&pod.key, EventKind::Normal, "ResizeCompleted", &message);
+                resizing.in_progress = None;
+            }
+        }
+        self.refresh_status(uid, now);
+        // What it gave back others may have.
+        self.may_give_room();
+        self.resizes.look |= self.records.get(uid).is_some_and(|record| record.resizing.is_some());
+    }
+}
+
+/// The pod as it counts for its node's room: with what it was granted, and while it is being resized with what it still has
+/// (`PodRequests` with `UseStatusResources`).
+#[cfg(feature = "tls")]
+pub(super) fn as_it_counts(
+    records: &BTreeMap<PodUid, Record>,
+    statuses: &StatusStore,
+    pod: &DesiredPod,
+) -> Rc<Pod> {
+    let uid = &pod.key.uid;
+    let record = records.get(uid);
+    let granted = record.and_then(|record| record.worker.pod()).map_or(&pod.pod, |pod| &pod.pod);
+    let resizing = record.and_then(|record| record.resizing.as_ref());
+    if resizing.is_none_or(|resizing| resizing.in_progress.is_none()) {
+        return granted.clone();
+    }
+    let mut object = (**granted).clone();
+    object.status = statuses.status(uid);
+    object.into()
+}
+
+impl Work {
+    /// It gives running containers other CPU and memory.
+    pub(super) fn resizes(&self) -> bool {
+        matches!(self, Self::Act(plan) if !plan.resizes.is_empty())
+    }
+}
