@@ -34,6 +34,7 @@ mod promises;
 mod recovery;
 mod refusal;
 mod registry;
+mod resize;
 mod runtime;
 #[path = "../common/seeds.rs"]
 mod seeds;
@@ -85,6 +86,7 @@ const TESTS: &[Test] = tests![
     settings::namespaces_are_the_nodes_the_pods_or_the_containers,
     settings::users_and_rights_are_as_the_security_context_says,
     settings::cgroups_of_pods_and_classes_are_the_kubelets,
+    resize::a_running_pod_gets_other_cpu_and_memory,
     settings::a_runtime_class_is_a_handler_of_the_runtime,
     settings::last_words_are_kept_within_their_limits,
     settings::a_stop_signal_is_the_containers_or_its_neglect_is_told,
