@@ -336,6 +336,11 @@ pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
 /// Pods in the checkpoint: those that are wanted, those that end, and those that nobody knows any more. Full: the
 /// rest is left out; the runtime still knows them.
 pub const CHECKPOINT_PODS_MAX: usize = 4 * PODS_MAX;
+/// Containers that run with other CPU and memory than they were made with. Full: a further pod waits to be resized until one of
+/// them starts anew.
+pub const RESIZES_NOTED_MAX: usize = 512;
+/// Memory of one: its id and four numbers.
+pub const RESIZE_NOTE_BYTES: usize = 160;
 /// CPU and memory of containers in the checkpoint, of all pods that were resized while they ran: what each was granted, and what
 /// it runs with. Full: of a further pod nothing is kept; after a restart of the agent it is resized once more, to the same.
 pub const KEPT_SIZES_MAX: usize = 1024;
@@ -549,7 +554,7 @@ impl Bound {
 /// Everything that is kept; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
 /// How many there are.
-pub const BOUNDED: usize = 21;
+pub const BOUNDED: usize = 22;
 
 /// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
 /// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
@@ -575,6 +580,7 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     // Those of the files, what was said last, and what is merged.
     Bound::of("manifest_problems", PROBLEMS_OF_FILES_MAX + 3 * PROBLEMS_MAX, PROBLEM_BYTES_MAX),
     Bound::of("events", EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX + RELIST_POD_BYTES_MAX),
+    Bound::of("resizes", RESIZES_NOTED_MAX, RESIZE_NOTE_BYTES),
     Bound::of("start_failures", START_FAILURES_MAX, START_FAILURE_BYTES_MAX + 128),
     Bound::of("container_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),
     Bound::of("image_backoff", BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES),

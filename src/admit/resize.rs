@@ -16,6 +16,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 
 use super::Rejection;
+use crate::limits::RESIZES_NOTED_MAX;
 use crate::model::Resource;
 use crate::render::NodeSettings;
 use crate::render::qos::{QosClass, pod_qos};
@@ -37,6 +38,17 @@ impl Pending {
     /// What a rule of the node's says.
     pub fn of(rejection: Rejection) -> Self {
         Self { infeasible: false, reason: rejection.reason, message: rejection.message }
+    }
+
+    /// As many containers were resized while they ran as this node keeps in mind; one that starts anew gives room.
+    pub fn of_notes() -> Self {
+        Self {
+            infeasible: false,
+            reason: "TooManyResizes".into(),
+            message: format!(
+                "{RESIZES_NOTED_MAX} containers that run were resized, and no more are kept in mind here"
+            ),
+        }
     }
 
     /// As the condition `PodResizePending` has it.

@@ -117,10 +117,13 @@ pub const TOKEN_AGE_MAX: Duration = Duration::from_hours(24);
 pub const TOKEN_DOUBT: Duration = Duration::from_millis(100);
 /// Longest wait before a token is asked for again.
 pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
+/// Memory of pods that wait to be resized, as their manifests' cost says: each is there once more, as it was granted. Full: a
+/// further one is not asked whether there is room, and is resized at once.
+pub const RESIZES_WAITING_BYTES_MAX: usize = 512 * KIB;
 /// What a node of a cluster keeps beside what each keeps; `node::cluster_show` measures it in this order.
 pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// How many there are.
-pub const CLUSTER_BOUNDED: usize = 12;
+pub const CLUSTER_BOUNDED: usize = 13;
 const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     Bound { name: "cluster_pods", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
     Bound { name: "cluster_objects", entries_max: KUBE_OBJECTS_MAX, bytes_max: KUBE_OBJECTS_BYTES_MAX },
@@ -131,6 +134,7 @@ const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
     },
     // On their way to the disk: pods as they came, and what they name.
     Bound { name: "kept_changes", entries_max: 2 * KEPT_RECORDS_MAX, bytes_max: 2 * KEPT_TREES_BYTES_MAX },
+    Bound { name: "resizes_waiting", entries_max: PODS_MAX, bytes_max: RESIZES_WAITING_BYTES_MAX },
     Bound::of("refusals_said", KUBE_REFUSALS_SAID_MAX, 2 * KUBE_MESSAGE_BYTES_MAX),
     Bound::of("node_images", NODE_IMAGES_MAX, NODE_IMAGE_NAMES_MAX * NODE_IMAGE_NAME_BYTES_MAX),
     Bound::of("node_api_connections", NODE_CONNECTIONS_MAX, NODE_CONNECTION_BYTES),

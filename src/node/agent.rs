@@ -32,7 +32,7 @@ use super::pressure::{Measures, Watching};
 use super::probes::Probing;
 use super::record::Record;
 use super::relist::Relisting;
-use super::resizes::Resizes;
+use super::resizes::{Resizes, hold};
 use super::ring::Ring;
 use super::shutdown::Shutdown;
 use super::usage::{HeldToLimits, Measuring};
@@ -465,10 +465,12 @@ impl<R: Runtime + 'static> Agent<R> {
         let is_restored = restored.is_some();
         let mut restored = restored;
         let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
-        let pod = match &resizing {
-            Some(resizing) => Rc::new(resizing.hold((*pod).clone())),
-            None => pod,
+        let (resizing, granted) = resizing.unzip();
+        let of = |name: &str| {
+            let granted = granted.iter().flatten();
+            granted.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
         };
+        let pod = if granted.is_some() { Rc::new(hold((*pod).clone(), of)) } else { pod };
         let (active_since, pod) = match restored {
             Some(Restored { active_since, debuggers, .. })
                 if !debuggers.is_empty() && !is_of_api_server(&pod.pod) =>

@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::EphemeralContainer;
 
 use super::agent::{Agent, Event};
 use super::pod::Work;
-use super::resizes::Resizing;
+use super::resizes::{Granted, Resizing};
 use super::shutdown::revive;
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -74,8 +74,8 @@ pub(super) struct Restored {
     pub(super) active_since: Option<Mono>,
     /// What `smolet debug` added to it.
     pub(super) debuggers: Vec<EphemeralContainer>,
-    /// What it was resized to.
-    pub(super) resizing: Option<Box<Resizing>>,
+    /// What it was resized to, and what it was granted.
+    pub(super) resizing: Option<(Box<Resizing>, Granted)>,
 }
 
 impl Saving {
@@ -129,7 +129,8 @@ impl<R: Runtime + 'static> Agent<R> {
                 revive(&mut status);
             }
             let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
-            let resizing = sizes.map(|sizes| Box::new(Resizing::restored(sizes, &status)));
+            let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));
+            let resizing = resizing.map(|(resizing, granted)| (Box::new(resizing), granted));
             let key = PodKey::new(pod.namespace, pod.name, pod.uid);
             let uid = key.uid.clone();
             self.statuses.put(&uid, status);
@@ -350,22 +351,25 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut room = KEPT_SIZES_MAX;
         let pods = self.statuses.records().filter_map(|(uid, status)| {
             let nothing = [].as_slice();
-            let (key, active_since, added, shut_down, resizing) =
+            let (key, active_since, added, shut_down, sizes) =
                 match (self.records.get(uid), self.saving.restored.get(uid)) {
                     (Some(record), _) => {
                         // One of an API server has its own, and what ended it with the node has ended it for good.
                         let pod = record.worker.pod().filter(|pod| !is_of_api_server(&pod.pod));
                         let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
                         let shut_down = record.shutdown_grace.is_some() && pod.is_some();
-                        (record.worker.key(), record.active_since, added, shut_down, &record.resizing)
+                        (record.worker.key(), record.active_since, added, shut_down, record.kept_sizes())
                     }
                     (None, Some(restored)) => {
                         let added = &*restored.debuggers;
-                        (&restored.key, restored.active_since, added, false, &restored.resizing)
+                        let sizes = restored.resizing.as_ref().map(|(resizing, granted)| {
+                            resizing.kept(granted.iter().map(|(name, sizes)| (&**name, *sizes)))
+                        });
+                        (&restored.key, restored.active_since, added, false, sizes)
                     }
                     (None, None) => return None,
                 };
-            let sizes = resizing.as_ref().map(|resizing| resizing.kept()).filter(|kept| kept.len() <= room);
+            let sizes = sizes.filter(|sizes| sizes.len() <= room);
             room -= sizes.as_ref().map_or(0, Vec::len);
             let pod = KeptPod {
                 uid: uid.as_str(),

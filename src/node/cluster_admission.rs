@@ -20,7 +20,7 @@ use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, ad
 use crate::cluster::node_object::Machine;
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::limits::ADMISSION_DOUBT;
+use crate::limits::{ADMISSION_DOUBT, RESIZES_WAITING_BYTES_MAX};
 use crate::model::{DesiredPod, Mono, PodKey, PodUid};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
@@ -258,6 +258,16 @@ impl<R: Runtime + 'static> Agent<R> {
         let Err(rejection) = admit(&wanted.pod, &view, &mut others.iter().map(|pod| &**pod)) else {
             return Some(Ok(()));
         };
+        let (_, waiting) = self.resizes_waiting(Some(uid));
+        let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
+        if waiting + own > RESIZES_WAITING_BYTES_MAX {
+            log::warn!(
+                "pod {}: resized though it does not fit, for too many wait: {}",
+                wanted.key,
+                rejection.message
+            );
+            return Some(Ok(()));
+        }
         if let Remedy::Preemption(shortages) = &rejection.remedy {
             let all: Vec<&Pod> = others.iter().map(|pod| &**pod).collect();
             let places = victims(&wanted.pod, &all, shortages).unwrap_or_default().into_iter();

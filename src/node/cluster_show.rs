@@ -31,6 +31,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
             cluster.keeping.held(),
+            self.resizes_waiting(None),
             cluster.said.held(),
             (cluster.images.len(), cluster.images.iter().map(NodeImage::bytes).sum()),
             (connections, connections * NODE_CONNECTION_BYTES),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
-use super::resizes::Resizing;
+use super::resizes::{Resizing, hold, sizes_in};
 use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::events::cut;
 use crate::eviction::local::is_limited;
@@ -137,6 +137,12 @@ impl Record {
     /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
     /// without. A pod of the API server has its own.
     pub(super) fn want(&mut self, pod: DesiredPod) {
+        let pod = self.as_granted(pod);
+        self.want_whole(pod);
+    }
+
+    /// The same with the CPU and memory that it is wanted with: it was granted them.
+    pub(super) fn want_whole(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if is_of_api_server(&pod.pod) => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -144,14 +150,14 @@ impl Record {
             }
             Life::Ending(Why::Unwanted) | Life::Removing => Vec::new(),
         };
-        self.worker.want(Rc::new(with_debuggers(self.as_granted(pod), added)));
+        self.worker.want(Rc::new(with_debuggers(pod, added)));
     }
 
     /// The pod with the CPU and memory that it was granted: it is to have no others.
     pub(super) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
-        match &self.resizing {
-            Some(resizing) => resizing.hold(pod),
-            None => pod,
+        match (&self.resizing, self.worker.pod()) {
+            (Some(_), Some(granted)) => hold(pod, |name| sizes_in(granted, name)),
+            (None, _) | (_, None) => pod,
         }
     }
 

@@ -28,6 +28,7 @@ use super::record::Record;
 use crate::admit::resize::{Pending, Waiting, event_message, first_served, infeasible};
 use crate::cri::Runtime;
 use crate::events::EventKind;
+use crate::limits::RESIZES_NOTED_MAX;
 use crate::model::{
     ContainerId, ContainerState, DesiredPod, Now, ObservedPod, PodUid, Resource, Sizes, Wall,
 };
@@ -51,28 +52,50 @@ pub(super) struct Resizes {
     pub(super) number: u64,
 }
 
-/// A pod that is being resized, or was.
+/// A pod that is being resized, or was. What it was granted is the pod that its worker has.
 #[derive(Debug, Default)]
 pub(super) struct Resizing {
-    /// What each container was granted, by its name.
-    granted: Vec<(Box<str>, Sizes)>,
-    /// What running containers have that were made with something else.
+    /// What running containers have that were made with something else; of all pods at most `RESIZES_NOTED_MAX`.
     actuated: Vec<(ContainerId, Sizes)>,
     pending: Option<PodCondition>,
     in_progress: Option<PodCondition>,
-    /// When it was granted that ([`Resizes::number`]).
+    /// When it was granted what it is ([`Resizes::number`]).
     pub(super) number: u64,
 }
+
+/// What the containers of a pod were granted, by their names.
+pub(super) type Granted = Vec<(Box<str>, Sizes)>;
 
 /// App and init containers; those for debugging have no resources.
 fn resizable(pod: &DesiredPod) -> impl Iterator<Item = &Container> {
     pod.init_containers().iter().chain(pod.containers())
 }
 
+/// What the pod's container of that name asks for.
+pub(super) fn sizes_in(pod: &DesiredPod, name: &str) -> Option<Sizes> {
+    resizable(pod).find(|container| container.name == name).map(sizes)
+}
+
 /// They ask for the same.
 fn same_sizes(a: &DesiredPod, b: &DesiredPod) -> bool {
-    let known = |container: &Container| resizable(b).find(|other| other.name == container.name);
-    resizable(a).all(|container| known(container).is_none_or(|other| sizes(other) == sizes(container)))
+    resizable(a).all(|container| sizes_in(b, &container.name).is_none_or(|other| other == sizes(container)))
+}
+
+/// The pod with what it was granted. The object is there once more when that is not what it is wanted with.
+pub(super) fn hold(pod: DesiredPod, granted: impl Fn(&str) -> Option<Sizes>) -> DesiredPod {
+    let granted =
+        |container: &Container| granted(&container.name).filter(|granted| *granted != sizes(container));
+    if resizable(&pod).all(|container| granted(container).is_none()) {
+        return pod;
+    }
+    let mut object = (*pod.pod).clone();
+    let spec = object.spec.get_or_insert_default();
+    for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
+        if let Some(sizes) = granted(container) {
+            set_sizes(container, &sizes);
+        }
+    }
+    DesiredPod { pod: object.into(), ..pod }
 }
 
 const PENDING: &str = "PodResizePending";
@@ -101,29 +124,24 @@ fn condition(
 }
 
 impl Resizing {
-    /// From now on the pod has what it has, whatever it is wanted with.
+    /// Of a pod that was not resized before. What another agent made has what its pod was granted: nobody noted anything else.
     fn of(pod: &DesiredPod, observed: Option<&ObservedPod>) -> Self {
-        let granted: Vec<(Box<str>, Sizes)> =
-            resizable(pod).map(|container| (Box::from(&*container.name), sizes(container))).collect();
-        let has = |name: &str| granted.iter().find(|(of, _)| **of == *name).map(|(_, sizes)| *sizes);
         let containers = observed.into_iter().flat_map(|observed| &observed.containers);
-        // What another agent made has what its pod was granted: nobody noted anything else.
         let unknown = containers
             .filter(|status| status.meta.sizes.is_none() && status.state == ContainerState::Running)
-            .filter_map(|status| Some((status.id.clone(), has(&status.name)?)));
-        let actuated = unknown.collect();
-        Self { granted, actuated, ..Self::default() }
+            .filter_map(|status| Some((status.id.clone(), sizes_in(pod, &status.name)?)));
+        Self { actuated: unknown.collect(), ..Self::default() }
     }
 
-    /// As the checkpoint and the status in it have it.
-    pub(super) fn restored(kept: &[KeptSizes<'_>], status: &PodStatus) -> Self {
-        let mut resizing = Self::default();
+    /// As the checkpoint and the status in it have it, and what the pod was granted.
+    pub(super) fn restored(kept: &[KeptSizes<'_>], status: &PodStatus) -> (Self, Granted) {
+        let (mut resizing, mut granted) = (Self::default(), Granted::new());
         for kept in kept {
             let sizes = Sizes::of_numbers(kept.sizes);
             if kept.runs {
                 resizing.actuated.push((kept.name.into(), sizes));
             } else {
-                resizing.granted.push((kept.name.into(), sizes));
+                granted.push((kept.name.into(), sizes));
             }
         }
         for condition in status.conditions.iter().flatten() {
@@ -133,33 +151,14 @@ impl Resizing {
                 _ => {}
             }
         }
-        resizing
+        (resizing, granted)
     }
 
     /// For the checkpoint.
-    pub(super) fn kept(&self) -> Vec<KeptSizes<'_>> {
+    pub(super) fn kept<'a>(&'a self, granted: impl Iterator<Item = (&'a str, Sizes)>) -> Vec<KeptSizes<'a>> {
         let kept = |name, runs, sizes: &Sizes| KeptSizes { name, runs, sizes: sizes.numbers() };
-        let granted = self.granted.iter().map(|(name, sizes)| kept(name, false, sizes));
+        let granted = granted.map(|(name, sizes)| kept(name, false, &sizes));
         granted.chain(self.actuated.iter().map(|(id, sizes)| kept(id.as_str(), true, sizes))).collect()
-    }
-
-    /// The pod with what it was granted. The object is there once more when that is not what it is wanted with.
-    pub(super) fn hold(&self, pod: DesiredPod) -> DesiredPod {
-        let granted = |container: &Container| {
-            let known = self.granted.iter().find(|(name, _)| **name == *container.name);
-            known.map(|(_, sizes)| sizes).filter(|granted| **granted != sizes(container))
-        };
-        if resizable(&pod).all(|container| granted(container).is_none()) {
-            return pod;
-        }
-        let mut object = (*pod.pod).clone();
-        let spec = object.spec.get_or_insert_default();
-        for container in spec.containers.iter_mut().chain(spec.init_containers.iter_mut().flatten()) {
-            if let Some(sizes) = granted(container) {
-                set_sizes(container, sizes);
-            }
-        }
-        DesiredPod { pod: object.into(), ..pod }
     }
 
     /// The conditions of the pod's status that tell of it (`GetPodResizeConditions`).
@@ -230,6 +229,12 @@ impl Record {
         true
     }
 
+    /// What the checkpoint keeps of it.
+    pub(super) fn kept_sizes(&self) -> Option<Vec<KeptSizes<'_>>> {
+        let (resizing, pod) = (self.resizing.as_ref()?, self.worker.pod()?);
+        Some(resizing.kept(resizable(pod).map(|container| (&*container.name, sizes(container)))))
+    }
+
     /// What its containers have, as far as the runtime does not say it. At the first look, what they were made with is what their
     /// pod was granted, unless the checkpoint knew better: it may be wanted otherwise by now. True then.
     pub(super) fn note_sizes(&mut self, node: &NodeSettings, observed: &mut ObservedPod) -> bool {
@@ -243,14 +248,9 @@ impl Record {
             let others =
                 |container: &&Container| made_with(container).is_some_and(|with| with != sizes(container));
             if resizable(pod).any(|container| others(&container)) {
-                let mut fresh = Resizing::of(pod, Some(observed));
-                for container in resizable(pod) {
-                    let known = fresh.granted.iter_mut().find(|(name, _)| **name == *container.name);
-                    if let (Some((_, granted)), Some(with)) = (known, made_with(container)) {
-                        *granted = with;
-                    }
-                }
-                let held = fresh.hold((**pod).clone());
+                let fresh = Resizing::of(pod, Some(observed));
+                let with = |name: &str| observed.container(name)?.meta.sizes;
+                let held = hold((**pod).clone(), with);
                 *resizing = Some(Box::new(fresh));
                 self.worker.knows(held.into());
                 found = true;
@@ -333,13 +333,36 @@ impl<R: Runtime + 'static> Agent<R> {
                 self.refresh_status(&uid, now);
                 continue;
             }
-            match self.judge_resize(&uid, &wanted, &granted) {
+            let pending = if self.resizes_noted() + wanted.containers().len() > RESIZES_NOTED_MAX {
+                Some(Err(Pending::of_notes()))
+            } else {
+                self.judge_resize(&uid, &wanted, &granted)
+            };
+            match pending {
                 Some(Ok(())) => self.grant(&uid, wanted, now),
                 Some(Err(pending)) => self.put_off(&uid, &wanted, &pending, now),
                 // The node's labels will be known.
                 None => self.resizes.look = true,
             }
         }
+    }
+
+    /// Containers of which it is noted what they have.
+    pub(super) fn resizes_noted(&self) -> usize {
+        let resizing = self.records.values().filter_map(|record| record.resizing.as_ref());
+        resizing.map(|resizing| resizing.actuated.len()).sum()
+    }
+
+    /// Pods that wait to be resized and are there once more for that, but for one, and what they take.
+    #[cfg(feature = "tls")]
+    pub(super) fn resizes_waiting(&self, but: Option<&PodUid>) -> (usize, usize) {
+        let waits = |(uid, record): &(&PodUid, &Record)| {
+            Some(*uid) != but && record.resizing.as_ref().is_some_and(|resizing| resizing.pending.is_some())
+        };
+        let waiting = self.records.iter().filter(waits);
+        waiting.fold((0, 0), |(pods, bytes), (uid, _)| {
+            (pods + 1, bytes + self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes))
+        })
     }
 
     /// `canAdmitPod`; `None` = that is not known yet.
@@ -364,11 +387,9 @@ impl<R: Runtime + 'static> Agent<R> {
         resizing.pending = None;
         let of = generation(&wanted.pod);
         resizing.in_progress = Some(condition(IN_PROGRESS, None, "", "", of, now.wall));
-        resizing.granted =
-            resizable(&wanted).map(|container| (Box::from(&*container.name), sizes(container))).collect();
         let message = event_message("Pod resize started", &wanted.pod, of.unwrap_or_default(), "");
         (self.ctx.notes)(&wanted.key, EventKind::Normal, "ResizeStarted", &message);
-        record.want(wanted);
+        record.want_whole(wanted);
         self.refresh_status(uid, now);
         self.drive(uid);
     }

@@ -15,8 +15,8 @@ use crate::cli::text::{harmless, human_duration};
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
-    GRPC_WINDOW_STREAM_BYTES, PROBE_BYTES_MAX, PROBER_BYTES_MAX, RELIST_PODS_MAX, SERVER_BUFFER_BYTES,
-    SERVER_PART_BYTES,
+    GRPC_WINDOW_STREAM_BYTES, PROBE_BYTES_MAX, PROBER_BYTES_MAX, RELIST_PODS_MAX, RESIZE_NOTE_BYTES,
+    SERVER_BUFFER_BYTES, SERVER_PART_BYTES,
 };
 use crate::metrics::{self, Process, Shown, Usage};
 use crate::model::{Now, ObservedPod, PodUid, SandboxState, Wall};
@@ -109,6 +109,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.debuggers(),
             (problems + merged, problem_bytes + merged_bytes),
             (self.ring.borrow().len(), self.ring.borrow().bytes()),
+            (self.resizes_noted(), self.resizes_noted() * RESIZE_NOTE_BYTES),
             (failures().map(StartFailures::len).sum(), failures().map(StartFailures::bytes).sum()),
             (self.backoff.len(), self.backoff.len() * BACKOFF_ENTRY_BYTES),
             (waits, waits * BACKOFF_ENTRY_BYTES),

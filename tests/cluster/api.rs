@@ -170,12 +170,13 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
             "{}: {entries} {bytes}",
             bound.name
         );
-        // Of a pod that names no object, of a server that refuses nothing and is none of k3s, and of a client that is known by its
+        // Of a pod that names no object and does not wait to be resized, of a server that refuses nothing and is none of k3s, and of a client that is known by its
         // certificate.
         let is_none = [
             "cluster_objects",
             "kept_changes",
             "refusals_said",
+            "resizes_waiting",
             "server_calls",
             "node_api_users",
             "api_servers",
