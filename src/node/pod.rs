@@ -577,6 +577,7 @@ fn only_waits(plan: &Plan) -> bool {
     let PodAction::Keep { kills, starts, .. } = &plan.action else { return false };
     kills.is_empty()
         && plan.prunes.is_empty()
+        && plan.resizes.is_empty()
         && !starts.is_empty()
         && starts.iter().all(|start| matches!(start.when, StartWhen::Held { .. }))
 }
