@@ -30,6 +30,11 @@ SIZE_MAX := 5242880
 SIZE_MAX_PLAIN := 4194304
 # Of the tests most wait most of the time: more at once than there are processors.
 THREADS := $(shell echo $$((2 * $$(nproc))))
+# Those in a cluster wait for all but a twentieth of it.
+CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
+# The tests that `cargo test` runs: but for the four that Cargo.toml leaves to targets of their own.
+TESTS := $(filter-out attack real sim systemd,$(basename $(notdir $(wildcard tests/*.rs))) \
+	$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Processes that share the tests on a real containerd.
 SHARES := 1 2 3
 # One of 64 bits, without TLS, and one of 32, with it; `make arm-all` has them all.
@@ -89,7 +94,10 @@ deny-here:
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
-	@RUST_TEST_THREADS=$(THREADS) $(TEST) -- --quiet
+	@$(TEST) --no-run
+	@RUST_TEST_THREADS=$(THREADS) $(TEST) --lib --bins $(addprefix --test ,$(filter-out cluster,$(TESTS))) -- --quiet
+	$(call step,a node of a cluster)
+	@RUST_TEST_THREADS=$(CLUSTER_THREADS) $(TEST) --test cluster -- --quiet
 
 # The one is bound to one processor most of the time, and so are the others.
 unit-beside-release: setup-rust
