@@ -14,6 +14,7 @@ mod metrics;
 mod nfs;
 mod node_api;
 mod probe;
+mod resize;
 mod service;
 mod shutdown;
 mod source;
@@ -32,6 +33,7 @@ pub use metrics::*;
 pub use nfs::*;
 pub use node_api::*;
 pub use probe::*;
+pub use resize::*;
 pub use service::*;
 pub use shutdown::*;
 pub use source::*;
@@ -336,14 +338,6 @@ pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
 /// Pods in the checkpoint: those that are wanted, those that end, and those that nobody knows any more. Full: the
 /// rest is left out; the runtime still knows them.
 pub const CHECKPOINT_PODS_MAX: usize = 4 * PODS_MAX;
-/// Containers that run with other CPU and memory than they were made with. Full: a further pod waits to be resized until one of
-/// them starts anew.
-pub const RESIZES_NOTED_MAX: usize = 512;
-/// Memory of one: its id and four numbers.
-pub const RESIZE_NOTE_BYTES: usize = 160;
-/// CPU and memory of containers in the checkpoint, of all pods that were resized while they ran: what each was granted, and what
-/// it runs with. Full: of a further pod nothing is kept; after a restart of the agent it is resized once more, to the same.
-pub const KEPT_SIZES_MAX: usize = 1024;
 /// Bytes of an id, a name or an image in the checkpoint. Longer: left out.
 pub const CHECKPOINT_TEXT_BYTES_MAX: usize = KIB;
 /// Bytes of the checkpoint. Larger: damaged.

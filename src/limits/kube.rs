@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::{
     Bound, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KEPT_RECORDS_MAX, KEPT_TREES_BYTES_MAX, KIB, MIB,
     NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
-    NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
-    TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
+    NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX, RESIZES_WAITING_BYTES_MAX, TUNNEL_BYTES,
+    TUNNEL_CONNECTIONS_MAX, TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
 };
 
 /// Bytes of one object as JSON. Longer: it is passed over with a message; the server itself takes 1.5 MiB.
@@ -117,9 +117,6 @@ pub const TOKEN_AGE_MAX: Duration = Duration::from_hours(24);
 pub const TOKEN_DOUBT: Duration = Duration::from_millis(100);
 /// Longest wait before a token is asked for again.
 pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
-/// Memory of pods that wait to be resized, as their manifests' cost says: each is there once more, as it was granted. Full: a
-/// further one is not asked whether there is room, and is resized at once.
-pub const RESIZES_WAITING_BYTES_MAX: usize = 512 * KIB;
 /// What a node of a cluster keeps beside what each keeps; `node::cluster_show` measures it in this order.
 pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// How many there are.

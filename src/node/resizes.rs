@@ -124,15 +124,6 @@ fn condition(
 }
 
 impl Resizing {
-    /// Of a pod that was not resized before. What another agent made has what its pod was granted: nobody noted anything else.
-    fn of(pod: &DesiredPod, observed: Option<&ObservedPod>) -> Self {
-        let containers = observed.into_iter().flat_map(|observed| &observed.containers);
-        let unknown = containers
-            .filter(|status| status.meta.sizes.is_none() && status.state == ContainerState::Running)
-            .filter_map(|status| Some((status.id.clone(), sizes_in(pod, &status.name)?)));
-        Self { actuated: unknown.collect(), ..Self::default() }
-    }
-
     /// As the checkpoint and the status in it have it, and what the pod was granted.
     pub(super) fn restored(kept: &[KeptSizes<'_>], status: &PodStatus) -> (Self, Granted) {
         let (mut resizing, mut granted) = (Self::default(), Granted::new());
@@ -222,11 +213,26 @@ impl Record {
         if !matches!(self.worker.life(), Life::Waiting | Life::Syncing) {
             return false;
         }
-        let Some(known) = self.worker.pod().filter(|known| !same_sizes(known, pod)) else { return false };
-        if self.resizing.is_none() {
-            self.resizing = Some(Box::new(Resizing::of(known, self.worker.observed().map(|seen| &**seen))));
+        if self.worker.pod().is_none_or(|known| same_sizes(known, pod)) {
+            return false;
         }
+        self.resizing.get_or_insert_default();
         true
+    }
+
+    /// What another agent made has what its pod was granted until now: nobody noted anything else.
+    fn note_unknown(&mut self) {
+        let (Some(resizing), Some(pod)) = (&mut self.resizing, self.worker.pod()) else { return };
+        let containers = self.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+        let unknown = containers
+            .filter(|status| status.meta.sizes.is_none() && status.state == ContainerState::Running)
+            .filter_map(|status| Some((status.id.clone(), sizes_in(pod, &status.name)?)));
+        let before = resizing.actuated.len();
+        resizing.actuated.extend(unknown.collect::<Vec<_>>());
+        if resizing.actuated.len() > before {
+            // The next look takes it in.
+            self.worker.touched();
+        }
     }
 
     /// What the checkpoint keeps of it.
@@ -248,10 +254,9 @@ impl Record {
             let others =
                 |container: &&Container| made_with(container).is_some_and(|with| with != sizes(container));
             if resizable(pod).any(|container| others(&container)) {
-                let fresh = Resizing::of(pod, Some(observed));
                 let with = |name: &str| observed.container(name)?.meta.sizes;
                 let held = hold((**pod).clone(), with);
-                *resizing = Some(Box::new(fresh));
+                resizing.get_or_insert_default();
                 self.worker.knows(held.into());
                 found = true;
             }
@@ -333,7 +338,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 self.refresh_status(&uid, now);
                 continue;
             }
-            let pending = if self.resizes_noted() + wanted.containers().len() > RESIZES_NOTED_MAX {
+            let pending = if self.resizes_noted() + resizable(&wanted).count() > RESIZES_NOTED_MAX {
                 Some(Err(Pending::of_notes()))
             } else {
                 self.judge_resize(&uid, &wanted, &granted)
@@ -381,6 +386,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// The pod may have what it is wanted with.
     fn grant(&mut self, uid: &PodUid, wanted: DesiredPod, now: Now) {
         let Some(record) = self.records.get_mut(uid) else { return };
+        record.note_unknown();
         let Some(resizing) = &mut record.resizing else { return };
         self.resizes.number += 1;
         resizing.number = self.resizes.number;
@@ -490,5 +496,63 @@ impl Work {
     /// It gives running containers other CPU and memory.
     pub(super) fn resizes(&self) -> bool {
         matches!(self, Self::Act(plan) if !plan.resizes.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::sync::worker::Worker;
+
+    fn pod(cpu: &str) -> DesiredPod {
+        let container = |name: &str, list: Value| json!({"name": name, "resources": {"requests": list}});
+        let pod = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {
+            "initContainers": [container("i", json!({"cpu": "10m"}))],
+            "containers": [container("c", json!({"cpu": cpu, "example.com/card": "1"})), container("d", json!({}))],
+        }});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
+    }
+
+    fn cpu(pod: &DesiredPod) -> i64 {
+        sizes_in(pod, "c").unwrap().cpu_request
+    }
+
+    #[test]
+    fn a_pod_keeps_what_it_was_granted_and_all_else_is_as_it_is_wanted() {
+        let mut record = Record::new(Worker::wanted(pod("100m").into(), false), None);
+        assert!(
+            !record.begins_resize(&pod("0.1")) && record.resizing.is_none(),
+            "the same, otherwise written"
+        );
+        assert!(record.begins_resize(&pod("200m")));
+        let mut wanted = pod("200m");
+        Rc::make_mut(&mut wanted.pod).metadata.generation = Some(7);
+        record.want(wanted.clone());
+        let held = record.worker.pod().unwrap();
+        assert_eq!((cpu(held), held.pod.metadata.generation), (100, Some(7)));
+        let requests = held.containers()[0].resources.as_ref().unwrap().requests.as_ref().unwrap();
+        assert_eq!(requests["example.com/card"].0, "1");
+        // Without a difference the object is not there twice.
+        let same = record.as_granted(pod("100m"));
+        assert_eq!(cpu(&same), 100);
+        record.want_whole(wanted);
+        assert_eq!(cpu(record.worker.pod().unwrap()), 200);
+    }
+
+    #[test]
+    fn what_is_kept_comes_back() {
+        let mut record = Record::new(Worker::wanted(pod("100m").into(), false), None);
+        assert_eq!(record.kept_sizes(), None);
+        record.resizing.get_or_insert_default().note(&"id".into(), Sizes::of_numbers([1, 2, 3, 4]));
+        let status: PodStatus = serde_json::from_value(json!({"conditions": [
+            {"type": "Ready", "status": "True"}, {"type": PENDING, "status": "True", "reason": "Deferred"}]}))
+        .unwrap();
+        let (resizing, granted) = Resizing::restored(&record.kept_sizes().unwrap(), &status);
+        assert_eq!(resizing.actuated(&"id".into()), Some(Sizes::of_numbers([1, 2, 3, 4])));
+        assert_eq!(resizing.conditions().count(), 1);
+        let names: Vec<&str> = granted.iter().map(|(name, _)| &**name).collect();
+        assert_eq!((names, granted[1].1.cpu_request), (vec!["i", "c", "d"], 100));
     }
 }
