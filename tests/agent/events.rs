@@ -174,12 +174,10 @@ fn a_sandbox_and_a_container_that_go_from_outside_are_made_again_at_once() {
         let world = world(service);
         let before = world.relists();
         world.fake.stop_sandbox("web-gw");
-        world.pass(3);
-        assert_eq!(world.running(), ["web/app#1"], "{service}");
+        world.until("the container runs anew", |world| world.running() == ["web/app#1"]);
         world.fake.forget_container("web-gw/app");
-        world.pass(3);
-        assert_eq!(world.running().len(), 1, "{service}");
-        assert!(world.relists() - before <= 1);
+        world.until("and once more", |world| world.running().len() == 1);
+        assert!(world.relists() - before <= 1, "{service}: all was looked at, not what it was told of");
     }
 }
 

@@ -345,7 +345,12 @@ impl World {
 
     /// So many seconds pass, one by one.
     pub fn pass(&self, seconds: u32) {
-        (0..seconds).for_each(|_| self.step());
+        for _ in 0..seconds {
+            if self.await_disk() {
+                self.settle();
+            }
+            self.step();
+        }
     }
 
     /// Lets virtual time pass until `holds`.
