@@ -16,7 +16,6 @@
 //! nothing, for as long as the agent lives.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
@@ -30,6 +29,7 @@ use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardAr
 
 use crate::clock::SharedClock;
 use crate::limits::{BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE};
+use crate::model::SortedMap;
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::store::poison;
@@ -46,9 +46,9 @@ pub struct Blocking {
     /// Of work on what is in pods' directories, `limits::IN_PODS_JOBS_MIN` at once; then those of `outside`.
     in_pods: Arc<Semaphore>,
     /// One for each pod whose work is under way or waits; at most as many as pods in hand.
-    pods: RefCell<BTreeMap<Box<str>, Arc<AsyncMutex<()>>>>,
+    pods: RefCell<SortedMap<Box<str>, Arc<AsyncMutex<()>>>>,
     /// One for each place at which work is under way or waits: for each turn one, and one for each pod in hand.
-    paths: RefCell<BTreeMap<Lies, Arc<AtPath>>>,
+    paths: RefCell<SortedMap<Lies, Arc<AtPath>>>,
     /// Where the agent keeps what is its own.
     root: PathBuf,
     place: Place,

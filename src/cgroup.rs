@@ -10,8 +10,6 @@
 //! ever end them. They get SIGKILL as from the kubelet (`tryKillingCgroupProcesses`).
 
 mod settings;
-
-use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -21,6 +19,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process};
 use crate::limits::{
     CGROUP_DEPTH_MAX, CGROUP_PROCS_BYTES_MAX, CGROUP_REMOVE_PAUSE, CGROUP_REMOVE_TRIES, CGROUPS_PER_POD_MAX,
 };
+use crate::model::SortedSet;
 use crate::render::NodeSettings;
 use crate::render::cgroup_name::pod_cgroup_candidates;
 use crate::render::cgroup_settings::Controller;
@@ -137,7 +136,7 @@ impl Cgroups {
 
     /// Which cgroups of the pod's are there, by name, after SIGKILL for the processes in them: systemd, asked to stop them,
     /// would wait a minute and a half for those. Only for a pod of which the runtime knows no container any more.
-    pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, BTreeSet<i32>) {
+    pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, SortedSet<i32>) {
         let mut removed = Removed::default();
         if uid.is_empty() || uid.contains('/') {
             return Default::default();
@@ -162,7 +161,7 @@ pub struct Removed {
     /// Directories, in all hierarchies; 0 when none was there.
     pub directories: usize,
     /// PIDs of the processes that got SIGKILL: usually none, as the runtime has ended them.
-    pub killed: BTreeSet<i32>,
+    pub killed: SortedSet<i32>,
 }
 
 /// Removes the directory and those below it, at most `left`. A directory that is not there is removed already; one that
@@ -375,13 +374,13 @@ mod tests {
         std::fs::write(scope.join("cgroup.procs"), format!("{}\n", left.id())).unwrap();
         let cgroups = mounted_at(vec![scratch.0.clone()]);
         let node = node(CgroupDriver::Systemd);
-        let killed = BTreeSet::from([i32::try_from(left.id()).unwrap()]);
+        let killed = SortedSet::from([i32::try_from(left.id()).unwrap()]);
         assert_eq!(cgroups.end_pod(&node, "u1"), (vec![format!("/{slice}")], killed));
         let ended = left.wait().unwrap();
         assert_eq!(std::os::unix::process::ExitStatusExt::signal(&ended), Some(Signal::KILL.as_raw()));
         assert!(scratch.has(slice), "that is systemd's to remove");
         for other in ["u2", "", "../kubepods-podu1.slice"] {
-            assert_eq!(cgroups.end_pod(&node, other), (vec![], BTreeSet::new()), "{other}");
+            assert_eq!(cgroups.end_pod(&node, other), (vec![], SortedSet::new()), "{other}");
         }
     }
 

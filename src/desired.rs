@@ -5,7 +5,7 @@
 //! | situation | what happens |
 //! |---|---|
 //! | two manifests name one pod (or give one UID) | the one already running stays, the other is a problem naming both |
-//! | more than `PODS_MAX` pods | those already here stay, a new one is a problem |
+//! | more than `PODS_MAX` pods, besides those that an API server has as over | those already here stay, a new one is a problem |
 //! | not every source was read without error yet | nothing is removed or replaced |
 //! | a source is incomplete (invalid or unreadable manifest) | a pod that no valid manifest names stays as it was |
 //! | a pod is gone from all complete sources | `Removed` |
@@ -18,14 +18,13 @@
 //! (`listConfig`): there a typing error takes the pod down.
 
 mod objects;
-
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::limits;
+use crate::model::SortedSet;
 use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, object};
-use crate::source::identity::is_of_api_server;
 use crate::source::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
@@ -59,6 +58,8 @@ struct Source {
     /// Its last update was read without error.
     complete: bool,
     pods: Vec<SourcedPod>,
+    /// Those of them that are over.
+    over: SortedSet<PodUid>,
     objects: Vec<SourcedObject>,
     problems: Vec<Problem>,
 }
@@ -87,13 +88,14 @@ impl Desired {
             settled: false,
             complete: false,
             pods: Vec::new(),
+            over: SortedSet::new(),
             objects: Vec::new(),
             problems: Vec::new(),
         };
         Self {
             sources: sources.iter().map(source).collect(),
             entries: BTreeMap::new(),
-            objects: BTreeMap::new(),
+            objects: objects::Held::new(),
             shared: Rc::default(),
             problems: Vec::new(),
         }
@@ -109,22 +111,27 @@ impl Desired {
         source.settled |= update.complete;
         source.complete = update.complete;
         source.pods = update.pods;
+        source.over = update.server.over;
         source.objects = update.objects;
         source.problems = update.problems;
-        let merged = Merge::new(self, &running).run();
-        let named = merged.entries.values().flat_map(|entry| object::named_by(&entry.wanted.pod.pod));
-        let (held, object_problems) = objects::merge(&self.objects, &self.sources, &named.collect());
-        let mut changes = changes(&self.entries, &merged.entries);
+        let Merge { mut entries, problems, .. } = Merge::new(self, &running).run();
+        let mut named = SortedSet::new();
+        for Entry { wanted, .. } in entries.values_mut() {
+            named.extend(object::named_by(&wanted.pod.pod));
+            wanted.pod.pod.pack();
+        }
+        let (held, object_problems) = objects::merge(&self.objects, &self.sources, &named);
+        let mut changes = changes(&self.entries, &entries);
         let before = changes.len();
         changes.extend(objects::changes(&self.objects, &held).cloned().map(Change::Object));
         let objects_changed = changes.len() > before;
-        let mut problems = merged.problems;
+        let mut problems = problems;
         problems.extend(object_problems);
         problems.truncate(limits::PROBLEMS_MAX);
         for problem in &mut problems {
             problem.fresh = !self.problems.iter().any(|known| known.same_as(problem));
         }
-        self.entries = merged.entries;
+        self.entries = entries;
         self.objects = held;
         if objects_changed {
             let shared = self.objects.iter().map(|(key, held)| (key.clone(), held.object.clone()));
@@ -132,6 +139,11 @@ impl Desired {
         }
         self.problems = problems;
         changes
+    }
+
+    /// Packs every pod: what is read of one is not read again and again.
+    pub fn pack(&mut self) {
+        self.entries.values_mut().for_each(|entry| entry.wanted.pod.pod.pack());
     }
 
     /// Every pod that is wanted now, by UID.
@@ -177,7 +189,7 @@ impl Desired {
 
     /// The sources that a pod like this may come from: an API server's pods stand in no manifest, and the other way round.
     fn sources_of(&self, pod: &SourcedPod) -> impl Iterator<Item = &Source> {
-        let served = is_of_api_server(&pod.pod.pod);
+        let served = pod.pod.pod.is_of_api_server();
         self.sources.iter().filter(move |source| (source.name == API) == served)
     }
 
@@ -278,7 +290,10 @@ impl<'a> Merge<'a> {
             let uid = taken.cloned();
             uid.map(|uid| self.entries.remove(&uid));
         }
-        if self.entries.len() >= limits::PODS_MAX {
+        let is_over = |uid: &PodUid| self.before.sources.iter().any(|source| source.over.contains(uid));
+        // Only when it matters.
+        let takes_place = || self.entries.keys().filter(|uid| !is_over(uid)).count();
+        if self.entries.len() >= limits::PODS_MAX && !is_over(&key.uid) && takes_place() >= limits::PODS_MAX {
             let message = format!("is one too many: this node runs at most {} pods", limits::PODS_MAX);
             return self.refuse(pod, message);
         }
@@ -288,7 +303,7 @@ impl<'a> Merge<'a> {
 
     /// Keeps pods that no valid manifest names while some manifest cannot be read.
     fn hold(&mut self, old: &BTreeMap<Name, &Entry>) {
-        let new_names: BTreeSet<Name> = self
+        let new_names: SortedSet<Name> = self
             .before
             .sources
             .iter()
@@ -562,7 +577,7 @@ mod tests {
                 let mut pod = (*sourced.pod.pod).clone();
                 let annotations = pod.metadata.annotations.get_or_insert_default();
                 annotations.insert(CONFIG_SOURCE.to_owned(), API.to_owned());
-                sourced.pod.pod = Rc::new(pod);
+                sourced.pod.pod = pod.into();
             }
             update
         };
@@ -590,6 +605,11 @@ mod tests {
         let said: Vec<String> = desired.problems().map(ToString::to_string).collect();
         assert_eq!(said.len(), 1);
         assert!(said[0].starts_with("f000: document 1: pod default/p000: is one too many"), "{said:?}");
+        // Those that an API server has as over take no place.
+        let mut with_over = update("file", &texts, true);
+        with_over.server.over = [PodUid::from("u110")].into();
+        assert_eq!(shown(&desired.apply(with_over, |_| false)), "+u000");
+        assert_eq!(desired.problems().count(), 0);
     }
 
     #[test]

@@ -7,10 +7,11 @@
 //! combined after a few of one reason, as Kubernetes' own `EventCorrelator` does, and when the ring is full the pod with the
 //! most entries loses its oldest.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX, EVENTS_SIMILAR_MAX};
+use crate::model::SortedMap;
 use crate::model::{Mono, PodKey, PodUid};
 
 /// As Kubernetes' `Event.type`.
@@ -121,7 +122,7 @@ impl EventRing {
 
     /// Forgets the oldest entry of the pod that has the most; of several such pods the one whose entry is the oldest.
     fn make_room(&mut self) {
-        let mut of_pods: BTreeMap<&PodUid, usize> = BTreeMap::new();
+        let mut of_pods: SortedMap<&PodUid, usize> = SortedMap::new();
         for entry in &self.entries {
             *of_pods.entry(&entry.pod.uid).or_default() += 1;
         }

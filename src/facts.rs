@@ -1,4 +1,5 @@
-//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses, resolver (again for each sandbox).
+//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses (followed by `addresses`), resolver (again
+//! for each sandbox).
 //! Blocks; I/O only.
 
 use std::fs;
@@ -12,36 +13,44 @@ use crate::config::{Config, Reserved};
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
-use crate::limits::RESOLV_CONF_BYTES_MAX;
-use crate::render::{CgroupVersion, NodeSettings, ResolvConf, admission};
+use crate::render::{CgroupVersion, NodeSettings, admission};
+
+mod resolv_conf;
+
+pub use resolv_conf::resolv_conf;
 
 /// What rendering needs to know of this node, under the given name. What cannot be read counts as not there.
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
-    node.node_ips = node_ips(&config.registration.addresses).iter().map(|ip| ip.to_string().into()).collect();
+    node.node_ips = node_ips(&config.registration.addresses);
     node.cgroup_version = cgroup_version();
     node.cgroup_driver = config.cgroup_driver;
     node.cgroup_root = config.cgroup_root.as_str().into();
     node.cpu_cfs_quota = config.cpu_cfs_quota;
     node.cpu_cfs_period_us = i64::try_from(config.cpu_cfs_quota_period.as_micros()).unwrap_or(100_000);
-    node.cpu_capacity_millis = std::thread::available_parallelism()
-        .map_or(1_000, |cpus| i64::try_from(cpus.get()).unwrap_or(1).saturating_mul(1_000));
+    node.cpu_capacity_millis = cpus().saturating_mul(1_000);
     node.memory_capacity_bytes = memory;
     let number = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
     let disk = disk_bytes(config);
     let kept = reserved(config, u64::try_from(memory).unwrap_or_default(), disk);
     node.cpu_allocatable_millis = node.cpu_capacity_millis.saturating_sub(number(kept.milli_cpu)).max(0);
-    node.memory_allocatable_bytes = memory.saturating_sub(number(kept.memory)).max(0);
+    let in_huge_pages = huge_pages().iter().map(|(_, bytes)| *bytes).sum();
+    let of_pods = memory.saturating_sub(number(kept.memory)).saturating_sub(number(in_huge_pages));
+    node.memory_allocatable_bytes = of_pods.max(0);
     node.ephemeral_storage_bytes = number(disk.saturating_sub(kept.ephemeral_storage));
     node.swap_capacity_bytes = swap;
     node.hugepage_sizes = hugepage_sizes();
     node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
     node.container_logs_dir = config.container_logs_dir.to_string_lossy().into();
-    node.resolv_conf = resolv_conf(&config.resolv_conf);
+    node.resolv_conf = resolv_conf(&config.resolv_conf, false);
+    resolv_conf::warn(&config.resolv_conf, node.resolv_conf.as_ref());
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
     node.cluster_domain = config.cluster_domain.as_str().into();
     node.seccomp_default = config.seccomp_default;
+    node.memory_swap = config.memory_swap;
+    node.single_process_oom_kill = config.single_process_oom_kill;
+    node.pod_pids_limit = config.pod_pids_limit;
     node.apparmor = apparmor_is_on();
     let allowed = config.allowed_unsafe_sysctls.iter().map(|pattern| admission::sysctl_name(pattern).into());
     node.allowed_unsafe_sysctls = allowed.collect();
@@ -60,15 +69,14 @@ pub fn machine(
     let disk = disk_bytes(config);
     let memory = u64::try_from(node.memory_capacity_bytes).unwrap_or_default();
     let registration = &config.registration;
+    let cpus = u64::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1);
+    // `MachineInfo`.
+    let of_cpus = config.pods_per_core.map(|pods| pods.saturating_mul(usize::try_from(cpus).unwrap_or(1)));
     let machine_id = read("/etc/machine-id").trim().to_owned();
     let board = read("/sys/class/dmi/id/product_uuid").trim().to_owned();
     let release = read("/etc/os-release");
     let pretty = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
-    let handler = |handler: &RuntimeHandler| Handler {
-        name: handler.name.clone(),
-        recursive_read_only_mounts: handler.recursive_read_only_mounts,
-        user_namespaces: handler.user_namespaces,
-    };
+    let provided = registration.addresses.iter().filter(|ip| !ip.is_unspecified());
     Machine {
         name: node.node_name.clone(),
         addresses: node.node_ips.clone(),
@@ -79,17 +87,23 @@ pub fn machine(
         os_image: pretty.unwrap_or("Linux").trim_matches('"').into(),
         runtime: format!("{}://{}", runtime.runtime_name, runtime.runtime_version).into(),
         architecture: go_architecture(),
-        cpus: u64::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1),
+        cpus,
         memory,
         disk,
-        pods: config.max_pods,
+        pods: of_cpus.map_or(config.max_pods, |pods| pods.min(config.max_pods)),
+        images_max: config.node_images,
         reserved: reserved(config, memory, disk),
-        labels: registration.labels.clone(),
+        labels: registration.labels.clone().into_iter().collect(),
         taints: registration.taints.clone(),
         provider_id: registration.provider_id.as_str().into(),
         periods: registration.periods,
         port: 0,
-        handlers: handlers.iter().map(handler).collect(),
+        handlers: handlers.iter().map(Handler::of).collect(),
+        supplemental_groups_policy: None,
+        swap: u64::try_from(node.swap_capacity_bytes).unwrap_or_default(),
+        huge_pages: huge_pages().into_iter().map(|(kib, bytes)| (huge_pages_name(kib), bytes)).collect(),
+        external_cloud: registration.external_cloud,
+        provided_addresses: provided.map(|ip| ip.to_string().into()).collect(),
     }
 }
 
@@ -115,13 +129,13 @@ fn reserved(config: &Config, memory: u64, disk: u64) -> Reserved {
 }
 
 /// The node's addresses: those it was given, where an unspecified one stands for the default route's.
-fn node_ips(given: &[IpAddr]) -> Vec<IpAddr> {
-    let found = host_ips();
-    if given.is_empty() {
-        return found;
-    }
+pub fn node_ips(given: &[IpAddr]) -> Vec<Box<str>> {
+    let (found, is_given) = (host_ips(), !given.is_empty());
     let of_route = |family: &IpAddr| found.iter().find(|ip| ip.is_ipv4() == family.is_ipv4()).copied();
-    given.iter().filter_map(|ip| if ip.is_unspecified() { of_route(ip) } else { Some(*ip) }).collect()
+    let given = given.iter().filter_map(|ip| if ip.is_unspecified() { of_route(ip) } else { Some(*ip) });
+    let ips: Vec<IpAddr> = given.collect();
+    let ips = if is_given { ips } else { found };
+    ips.iter().map(|ip| ip.to_string().into()).collect()
 }
 
 /// The architecture as Go calls it.
@@ -153,6 +167,8 @@ pub fn host_ips() -> Vec<IpAddr> {
         .filter(|ip| !ip.is_unspecified() && !ip.is_loopback())
         .collect()
 }
+
+const HUGE_PAGES: &str = "/sys/kernel/mm/hugepages";
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
@@ -188,16 +204,53 @@ fn apparmor_is_on() -> bool {
 
 /// `hugepages-2048kB` → `2MB`, as the cgroup files spell the sizes.
 fn hugepage_sizes() -> Vec<Box<str>> {
-    let Ok(entries) = fs::read_dir("/sys/kernel/mm/hugepages") else { return Vec::new() };
-    let mut kibs: Vec<u64> = entries
+    huge_pages().into_iter().map(|(kib, _)| hugepage_name(kib).into()).collect()
+}
+
+/// The sizes of huge pages in KiB, and the bytes of all pages of each (cAdvisor `GetHugePagesInfo`).
+fn huge_pages() -> Vec<(u64, u64)> {
+    let Ok(entries) = fs::read_dir(HUGE_PAGES) else { return Vec::new() };
+    let mut all: Vec<(u64, u64)> = entries
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name();
-            name.to_str()?.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()
+            let name = name.to_str()?;
+            let kib: u64 = name.strip_prefix("hugepages-")?.strip_suffix("kB")?.parse().ok()?;
+            let pages: u64 = read(&format!("{HUGE_PAGES}/{name}/nr_hugepages")).trim().parse().ok()?;
+            Some((kib, kib.saturating_mul(1024).saturating_mul(pages)))
         })
         .collect();
-    kibs.sort_unstable();
-    kibs.into_iter().map(|kib| hugepage_name(kib).into()).collect()
+    all.sort_unstable();
+    all
+}
+
+/// The size as the resource's name has it.
+#[cfg(feature = "tls")]
+fn huge_pages_name(kib: u64) -> Box<str> {
+    let text = match kib {
+        kib if kib % (1 << 20) == 0 => format!("{}Gi", kib >> 20),
+        kib if kib % (1 << 10) == 0 => format!("{}Mi", kib >> 10),
+        kib => format!("{kib}Ki"),
+    };
+    text.into()
+}
+
+/// The machine's CPUs, whichever of them the agent's service may use (cAdvisor `GetTopology`).
+fn cpus() -> i64 {
+    let here =
+        || std::thread::available_parallelism().map_or(1, |cpus| i64::try_from(cpus.get()).unwrap_or(1));
+    cpus_of(&read("/sys/devices/system/cpu/online")).unwrap_or_else(here)
+}
+
+/// How many CPUs a list names (`0-3,6`); `None` when it is none.
+fn cpus_of(list: &str) -> Option<i64> {
+    let mut all: i64 = 0;
+    for range in list.trim().split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last) = (first.parse::<u16>().ok()?, last.parse::<u16>().ok()?);
+        all += i64::from(last.checked_sub(first)?) + 1;
+    }
+    Some(all)
 }
 
 fn hugepage_name(kib: u64) -> String {
@@ -206,21 +259,6 @@ fn hugepage_name(kib: u64) -> String {
         kib if kib >= 1 << 10 => format!("{}MB", kib >> 10),
         kib => format!("{kib}KB"),
     }
-}
-
-/// The node's resolver configuration as it is now. `None` when the configuration switches the node's resolver off with an empty path.
-pub fn resolv_conf(path: &Path) -> Option<ResolvConf> {
-    use std::io::Read as _;
-    if path.as_os_str().is_empty() {
-        return None;
-    }
-    let mut text = Vec::new();
-    let outcome =
-        fs::File::open(path).and_then(|file| file.take(RESOLV_CONF_BYTES_MAX as u64).read_to_end(&mut text));
-    if let Err(error) = outcome {
-        log::warn!("{}: {error}; pods get no name servers from the node", path.display());
-    }
-    Some(ResolvConf::parse(&String::from_utf8_lossy(&text)))
 }
 
 /// Intel machines show these; containers do not need them (runtime-spec default masks, added by the kubelet).
@@ -252,6 +290,11 @@ mod tests {
         assert_eq!(memory_bytes(""), (0, 0));
         for (kib, name) in [(64, "64KB"), (2048, "2MB"), (1 << 20, "1GB"), (16 << 20, "16GB")] {
             assert_eq!(hugepage_name(kib), name);
+        }
+        for (list, cpus) in
+            [("0-3\n", Some(4)), ("0,2-3,8", Some(4)), ("0", Some(1)), ("", None), ("3-1", None)]
+        {
+            assert_eq!(cpus_of(list), cpus, "{list:?}");
         }
     }
 }

@@ -11,8 +11,6 @@
 //! The caller hands in only what belongs to this agent, with ages on the monotonic clock: a wall clock that steps
 //! must not make a young container old. Differs from the kubelet where times tie: there chance decides, here the
 //! attempt, then the id.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::limits::GC_MIN_AGE;
@@ -20,6 +18,7 @@ use crate::model::{
     ContainerId, ContainerState, ContainerStatus, Mono, Now, ObservedPod, PodKey, PodUid, SandboxId,
     SandboxState, Wall,
 };
+use crate::model::{SortedMap, SortedSet};
 use crate::render::paths::uid_of_logs_dir;
 
 /// `GCPolicy`.
@@ -175,7 +174,7 @@ pub fn surplus<'a>(
     policy: GcPolicy,
     pods: impl Iterator<Item = (&'a PodKey, &'a ObservedPod)>,
     now: Now,
-) -> BTreeMap<PodUid, Vec<GcRemoval>> {
+) -> SortedMap<PodUid, Vec<GcRemoval>> {
     let containers = |(key, pod): (&'a PodKey, &'a ObservedPod)| {
         pod.containers.iter().map(move |container| gc_container(key, container, now))
     };
@@ -189,8 +188,8 @@ pub fn surplus<'a>(
         log_directories: &[],
         fate: &|_| PodFate::Stays,
     });
-    let pod_of: BTreeMap<&str, &PodUid> = containers.iter().map(|c| (c.id.as_str(), &c.pod)).collect();
-    let mut by_pod: BTreeMap<PodUid, Vec<GcRemoval>> = BTreeMap::new();
+    let pod_of: SortedMap<&str, &PodUid> = containers.iter().map(|c| (c.id.as_str(), &c.pod)).collect();
+    let mut by_pod: SortedMap<PodUid, Vec<GcRemoval>> = SortedMap::new();
     for removal in removals {
         if let Some(pod) = pod_of.get(removal.id.as_str()) {
             by_pod.entry((*pod).clone()).or_default().push(removal);
@@ -255,7 +254,7 @@ type Unit<'a> = Vec<&'a GcContainer>;
 
 /// `evictContainers`.
 fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
-    let mut units: BTreeMap<(&str, &str), Unit<'_>> = BTreeMap::new();
+    let mut units: SortedMap<(&str, &str), Unit<'_>> = SortedMap::new();
     for container in input.containers {
         let dead = match container.state {
             ContainerState::Running => false,
@@ -282,7 +281,7 @@ fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
         keep_newest(&mut units, max, &mut removed);
     }
     if let Some(max) = input.policy.containers_max {
-        let total = |units: &BTreeMap<_, Unit<'_>>| units.values().map(Vec::len).sum::<usize>();
+        let total = |units: &SortedMap<_, Unit<'_>>| units.values().map(Vec::len).sum::<usize>();
         if total(&units) > max {
             // The same share for each, but one at least; then the oldest of all.
             let share = (max / units.len()).max(1);
@@ -298,7 +297,7 @@ fn containers_to_remove(input: &GcInput<'_>) -> Vec<GcRemoval> {
 }
 
 /// `enforceMaxContainersPerEvictUnit`: the oldest go first.
-fn keep_newest<'a>(units: &mut BTreeMap<(&str, &str), Unit<'a>>, max: usize, removed: &mut Unit<'a>) {
+fn keep_newest<'a>(units: &mut SortedMap<(&str, &str), Unit<'a>>, max: usize, removed: &mut Unit<'a>) {
     for unit in units.values_mut() {
         if unit.len() > max {
             removed.extend(unit.drain(max..).rev());
@@ -308,10 +307,10 @@ fn keep_newest<'a>(units: &mut BTreeMap<(&str, &str), Unit<'a>>, max: usize, rem
 
 /// `evictSandboxes`: as it will be when the containers are gone.
 fn sandboxes_to_remove(input: &GcInput<'_>, removed: &[GcRemoval]) -> Vec<SandboxId> {
-    let removed: BTreeSet<&str> = removed.iter().map(|removal| removal.id.as_str()).collect();
+    let removed: SortedSet<&str> = removed.iter().map(|removal| removal.id.as_str()).collect();
     let staying = input.containers.iter().filter(|container| !removed.contains(container.id.as_str()));
-    let used: BTreeSet<&str> = staying.map(|container| container.sandbox_id.as_str()).collect();
-    let mut pods: BTreeMap<&str, Vec<&GcSandbox>> = BTreeMap::new();
+    let used: SortedSet<&str> = staying.map(|container| container.sandbox_id.as_str()).collect();
+    let mut pods: SortedMap<&str, Vec<&GcSandbox>> = SortedMap::new();
     for sandbox in input.sandboxes {
         pods.entry(sandbox.pod.as_str()).or_default().push(sandbox);
     }

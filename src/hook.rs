@@ -1,13 +1,16 @@
 //! Lifecycle hooks: postStart and preStop by exec, HTTP, TCP and sleep (kubelet `lifecycle.HandlerRunner`).
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use hyper::header::AUTHORIZATION;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
+use smol::lock::Semaphore;
 
+use crate::addresses::NodeAddresses;
 use crate::cri::{ExecOutput, Runtime, RuntimeResult};
+use crate::limits::HOOKS_EXEC_AT_ONCE_MAX;
 use crate::probe::handler::{Address, HttpGet};
 use crate::probe::http::{self, NOT_TLS};
 use crate::probe::run::{Lookups, Tools, said};
@@ -65,25 +68,33 @@ impl fmt::Display for Hook {
 /// Runs hooks with the probes' tools.
 pub struct HookRunner<R> {
     tools: Tools<R>,
-    /// Where pods on the node's network are reached.
-    node_ip: Option<IpAddr>,
+    /// Commands have no time limit, and must leave room for the runtime's other calls.
+    execs: Semaphore,
+    addresses: NodeAddresses,
 }
 
 impl<R: Runtime> HookRunner<R> {
-    /// A runner of a node with these addresses, the primary first.
-    pub fn new(tools: Tools<R>, node_ips: &[Box<str>]) -> Self {
-        Self { tools, node_ip: node_ips.first().and_then(|ip| ip.parse().ok()) }
+    /// A runner of a node with these addresses.
+    pub fn new(tools: Tools<R>, addresses: NodeAddresses) -> Self {
+        Self { tools, execs: Semaphore::new(HOOKS_EXEC_AT_ONCE_MAX), addresses }
+    }
+
+    /// Where pods on the node's network are reached: a node without an address reaches itself.
+    fn node_ip(&self) -> IpAddr {
+        let first = self.addresses.now().first().and_then(|ip| ip.parse().ok());
+        first.unwrap_or(Ipv4Addr::LOCALHOST.into())
     }
 
     async fn run(&self, call: HookCall<'_>) -> Result<Option<String>, String> {
         let of_pod = call.pod_ips.first().and_then(|ip| ip.parse().ok());
         // Differs from the kubelet, which finds no address for the hooks of pods on the node's network.
-        let hook = Hook::of(call.handler, call.ports, of_pod.or(self.node_ip))
+        let hook = Hook::of(call.handler, call.ports, of_pod.or_else(|| Some(self.node_ip())))
             .map_err(|why| format!("Cannot run handler: {why}"))?;
         let Tools { runtime, clock, lookups } = &self.tools;
         let done = match &hook {
             // Without a time limit: whoever waits drops the call.
             Hook::Exec(command) => {
+                let _turn = self.execs.acquire().await;
                 exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await)
             }
             Hook::HttpGet(get) => http_get(lookups, get).await,

@@ -28,6 +28,7 @@
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).
 
+pub mod addresses;
 pub mod admit;
 pub mod blocking;
 pub mod cgroup;
@@ -49,7 +50,10 @@ pub mod hook;
 mod http2;
 pub mod image;
 #[cfg(feature = "tls")]
+mod iptables;
+#[cfg(feature = "tls")]
 mod k3s;
+pub mod kernel_tunables;
 #[cfg(feature = "tls")]
 pub mod kube;
 pub mod limits;
@@ -63,6 +67,7 @@ pub mod node_api;
 pub mod pleg;
 pub mod podcmd;
 pub mod probe;
+mod process;
 pub mod proto;
 pub mod render;
 pub mod server;

@@ -12,6 +12,7 @@ mod kube;
 mod logs;
 mod metrics;
 mod nfs;
+mod node;
 mod node_api;
 mod probe;
 mod resize;
@@ -31,6 +32,7 @@ pub use kube::*;
 pub use logs::*;
 pub use metrics::*;
 pub use nfs::*;
+pub use node::*;
 pub use node_api::*;
 pub use probe::*;
 pub use resize::*;
@@ -53,6 +55,14 @@ pub const PODS_MAX: usize = 110;
 /// Pods in hand at once, those that end included: manifests may be replaced faster than pods end. Full: a new pod waits,
 /// with a message, until one has ended.
 pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
+
+/// Pods of an API server that are over and have something here: dead containers with their logs. Full: what the one has left that
+/// ended first goes; its status stays with the server. They take no place of [`PODS_MAX`].
+pub const ENDED_PODS_MAX: usize = 64;
+
+/// Memory of these, as [`PODS_BYTES_MAX`] counts it. Full: as above.
+pub const ENDED_PODS_BYTES_MAX: usize = MIB;
+const _: () = assert!(PODS_MAX + ENDED_PODS_MAX < PODS_IN_HAND_MAX);
 
 // ---- sync ------------------------------------------------------------------------------------------------
 
@@ -84,6 +94,10 @@ pub const BACKOFF_RESET: Duration = Duration::from_mins(10);
 pub const STOPS_AT_ONCE_MAX: usize = 64;
 /// Least time between the stop signal and SIGKILL, in seconds (kubelet `minimumGracePeriodInSeconds`).
 pub const GRACE_SECONDS_MIN: i64 = 2;
+/// Least grace period that a pod is given that is to end sooner than it asks for, in seconds (`calculateEffectiveGracePeriod`).
+pub const OVERRIDE_GRACE_SECONDS_MIN: i64 = 1;
+/// How late the kill of an evicted pod may be before an event tells it (`killPodNow`).
+pub const KILL_PATIENCE_MIN: Duration = Duration::from_secs(10);
 /// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
 pub const LOG_NAMES_READ_MAX: usize = 4096;
 /// Links to container logs looked at when a pod's logs are removed. More: the rest may stay as links to nothing.
@@ -104,14 +118,20 @@ pub const START_FAILURE_BYTES_MAX: usize = KIB;
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
-pub const GRPC_CALLS_MAX: usize = 128;
+pub const GRPC_CALLS_MAX: usize = 256;
 /// Of these, stops, which take a grace period, or minutes where the runtime hangs. Full: a further one waits for its turn.
-pub const CRI_STOPS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX * 5 / 8;
+pub const CRI_STOPS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX * 5 / 16;
 /// Of these, pulls, which have no deadline (`PULL_TURN`). Full: a further one waits for its turn.
-pub const CRI_PULLS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX / 8;
+pub const CRI_PULLS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX / 16;
 // Looks and short calls always find room beside what makes sandboxes, starts containers and runs commands in them.
 const _: () = assert!(
-    CRI_STOPS_AT_ONCE_MAX + CRI_PULLS_AT_ONCE_MAX + STARTS_AT_ONCE_MAX + PROBES_AT_ONCE_MAX < GRPC_CALLS_MAX
+    CRI_STOPS_AT_ONCE_MAX
+        + CRI_PULLS_AT_ONCE_MAX
+        + STARTS_AT_ONCE_MAX
+        + STARTS_OVERDUE_MAX
+        + PROBES_AT_ONCE_MAX
+        + HOOKS_EXEC_AT_ONCE_MAX
+        < GRPC_CALLS_MAX
 );
 /// Bytes of one encoded request. Over: the call fails before anything is sent.
 pub const GRPC_REQUEST_BYTES_MAX: usize = 4 * MIB;
@@ -308,8 +328,9 @@ pub const STATUS_ID_BYTES_CUT: usize = 96;
 pub const STATUS_GONE_MAX: usize = 128;
 // Every container of a manifest was paid for in its cost, so there are only so many, and those of `smolet debug`.
 const _: () = assert!(
-    PODS_MAX * STATUS_BARE_POD_BYTES
-        + (PODS_BYTES_MAX / CONTAINER_BYTES + DEBUGGERS_MAX) * STATUS_BARE_CONTAINER_BYTES
+    (PODS_MAX + ENDED_PODS_MAX) * STATUS_BARE_POD_BYTES
+        + ((PODS_BYTES_MAX + ENDED_PODS_BYTES_MAX) / CONTAINER_BYTES + DEBUGGERS_MAX)
+            * STATUS_BARE_CONTAINER_BYTES
         <= STATUS_STORE_BYTES_MIN
 );
 const _: () =
@@ -377,9 +398,21 @@ pub const DNS_SERVERS_MAX: usize = 16;
 pub const EVENTS_QUEUED_MAX: usize = 128;
 /// Bytes of a waiting event, without what it points to.
 pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
-/// Pods whose sandbox is made and whose containers are started at once. Full: further pods wait their turn; pulls,
-/// stops and paths that may not answer take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9.
-pub const STARTS_AT_ONCE_MAX: usize = 8;
+/// Pods whose sandbox is made and whose containers are started at once, the most: how many they are is chosen by how long
+/// the runtime's calls take (`sync::turns`). Full: further pods wait their turn; pulls, stops and paths that may not answer
+/// take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9.
+/// What starts at once is in memory at once, and 110 pods that start so have to leave the promised resident size behind.
+pub const STARTS_AT_ONCE_MAX: usize = 12;
+/// The same, the least.
+pub const STARTS_AT_ONCE_MIN: usize = 2;
+/// A call of a start that takes so many times as long as usual gives its turn back, and is waited for without one.
+pub const START_PATIENCE_FACTOR: u32 = 4;
+/// The least of that time, and what it is before the runtime has shown anything.
+pub const START_PATIENCE_MIN: Duration = Duration::from_secs(2);
+/// The most of it.
+pub const START_PATIENCE_MAX: Duration = Duration::from_secs(30);
+/// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until one of them ends.
+pub const STARTS_OVERDUE_MAX: usize = 64;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
 /// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at: one of each
@@ -446,11 +479,12 @@ pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
 pub const ORPHAN_DIRS_MAX: usize = 1024;
 /// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
 pub const HELD_PODS_TOLD_MAX: usize = 512;
-/// Pods in the runtime a relist keeps besides those that are wanted, in hand or adopted: what this node made and nothing
-/// wants any more. Full: a further one is left where it is until others are gone.
-pub const RELIST_ORPHANS_MAX: usize = PODS_MAX;
-/// Pods a relist keeps: those, the adopted ones, and the wanted ones.
-pub const RELIST_PODS_MAX: usize = RELIST_ORPHANS_MAX + ADOPTED_MAX + PODS_MAX;
+/// Pods in the runtime a relist keeps besides the adopted ones: those in hand, and what this node made and nothing wants any
+/// more; after the agent's start all of them, for nothing is wanted yet. Full: a further one is left where it is until others are
+/// gone.
+pub const RELIST_ORPHANS_MAX: usize = PODS_IN_HAND_MAX;
+/// Pods a relist keeps: those and the adopted ones.
+pub const RELIST_PODS_MAX: usize = RELIST_ORPHANS_MAX + ADOPTED_MAX;
 /// Bytes of a pod's namespace, name and UID (63, 253 and 36 where Kubernetes makes them). Longer: not a pod of ours,
 /// whatever its annotation says.
 pub const POD_KEY_BYTES_MAX: usize = 512;

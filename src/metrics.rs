@@ -9,7 +9,6 @@ mod process;
 mod terminated;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,6 +16,7 @@ use std::time::Duration;
 use crate::eviction::local::OwnLimit;
 use crate::eviction::{NodeCondition, Signal};
 use crate::limits::{Bound, KIB};
+use crate::model::SortedMap;
 use crate::model::{ContainerKind, Wall};
 use crate::probe::prober::ProbeKind;
 use crate::sync::ProbeResult;
@@ -154,7 +154,7 @@ pub enum Collected {
 struct Starts {
     all: Counter,
     /// Those that failed, by the word for the error.
-    failed: RefCell<BTreeMap<String, u64>>,
+    failed: RefCell<SortedMap<String, u64>>,
 }
 
 impl Metrics {
@@ -193,7 +193,7 @@ struct Operation {
 }
 
 /// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 25] = [
+const OPERATIONS: [(&str, &str); 26] = [
     ("Version", "version"),
     ("Status", "status"),
     ("RunPodSandbox", "run_podsandbox"),
@@ -216,6 +216,7 @@ const OPERATIONS: [(&str, &str); 25] = [
     ("PortForward", "port_forward"),
     ("ReopenContainerLog", "reopen_container_log"),
     ("UpdateRuntimeConfig", "update_runtime_config"),
+    ("RuntimeConfig", "runtime_config"),
     ("ImageStatus", "image_status"),
     ("PullImage", "pull_image"),
     ("OTHER", "other"),
@@ -565,7 +566,7 @@ mod tests {
             metrics.operations.note(method, Duration::ZERO, true);
         }
         let page = text(&metrics, &shown());
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = crate::model::SortedSet::new();
         let mut family = "";
         for line in page.lines() {
             if let Some(told) = line.strip_prefix("# HELP ") {

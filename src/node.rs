@@ -3,6 +3,7 @@
 //! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the
 //! next instant something is due. No other place spawns tasks, but for a connection's own in `server`, `node_api` and `grpc`.
 
+mod addresses;
 mod agent;
 #[cfg(feature = "tls")]
 mod certificate_asking;
@@ -34,9 +35,13 @@ mod cluster_network;
 #[cfg(feature = "tls")]
 mod cluster_objects;
 #[cfg(feature = "tls")]
+mod cluster_oom;
+#[cfg(feature = "tls")]
 mod cluster_said;
 #[cfg(feature = "tls")]
 mod cluster_show;
+#[cfg(feature = "tls")]
+mod cluster_status;
 mod debug;
 mod disk;
 mod events;
@@ -64,6 +69,7 @@ mod resizes;
 mod ring;
 mod show;
 mod shutdown;
+mod static_admission;
 mod streams;
 mod top;
 mod usage;
@@ -77,22 +83,24 @@ use std::time::Duration;
 use async_signal::{Signal, Signals};
 use smol::LocalExecutor;
 use smol::channel::{Receiver, Sender};
-use smol::lock::Semaphore;
 use smol::stream::StreamExt as _;
 
+use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
+use crate::cri::endpoint::EndpointError;
 use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, RuntimeVersion, endpoint};
 use crate::events::EventKind;
 use crate::facts;
 use crate::hook::HookRunner;
 use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
+use crate::kernel_tunables;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX,
-    SERVER_CONNECTIONS_MAX, STARTS_AT_ONCE_MAX, STOPS_QUEUED_MAX, memory_ceiling,
+    SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
@@ -104,6 +112,7 @@ use crate::source::{FileSource, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
+use crate::sync::turns::StartTurns;
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
@@ -173,8 +182,12 @@ pub async fn run_until(
     let mut node = facts::node_settings(config, identity.node_name());
     remember(config, &mut node);
     let node = Rc::new(node);
+    if config.kubeconfig.is_some() || config.protect_kernel_defaults {
+        kernel_tunables::set_up(&config.sysctl_root, config.protect_kernel_defaults)?;
+    }
+    let addresses = NodeAddresses::new(&node.node_ips);
     let server = Server::bind(&config.socket)?;
-    let listening = node_api::listen(config, &node)?;
+    let listening = node_api::listen(config, &node, &addresses)?;
     for (what, directory) in
         [("pod logs", &config.pod_logs_dir), ("container logs", &config.container_logs_dir)]
     {
@@ -182,6 +195,8 @@ pub async fn run_until(
             .map_err(|e| format!("{what} directory {}: {e}", directory.display()))?;
     }
 
+    let given = config.registration.addresses.clone();
+    executor.spawn(addresses.clone().follow(given, clock.clone())).detach();
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
     let metrics = Rc::new(Metrics::default());
@@ -213,7 +228,13 @@ pub async fn run_until(
         smol::future::or(stop, smol::future::or(found, meanwhile)).await
     };
     let ended = match found {
-        Ok(Some((runtime, version, handlers))) => {
+        Ok(Some(FoundRuntime { runtime, version, handlers, cgroup_driver })) => {
+            let config = &Config { cgroup_driver, ..config.clone() };
+            let node = if node.cgroup_driver == cgroup_driver {
+                node
+            } else {
+                Rc::new(NodeSettings { cgroup_driver, ..NodeSettings::clone(&node) })
+            };
             let node_name = NodeName::new(identity.node_name());
             let set_aside = Arc::new(SetAside::read(&config.root_dir));
             let manifests =
@@ -241,6 +262,7 @@ pub async fn run_until(
             let joined = join(
                 config,
                 &node,
+                &addresses,
                 about,
                 &executor,
                 &clock,
@@ -250,6 +272,7 @@ pub async fn run_until(
                 config,
                 identity,
                 node,
+                addresses,
                 executor,
                 clock,
                 blocking,
@@ -298,8 +321,19 @@ async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> 
     std::future::pending().await
 }
 
-/// The runtime, its version and its handlers, when it answers and is ready. Waits for it, saying why once per reason; with `once`
-/// the first reason ends the wait.
+/// A runtime that is ready.
+struct FoundRuntime {
+    runtime: GrpcRuntime,
+    version: RuntimeVersion,
+    handlers: Vec<RuntimeHandler>,
+    /// The one it uses.
+    cgroup_driver: CgroupDriver,
+}
+
+/// The runtime when it answers and is ready. Waits for it, saying why once per reason; with `once` the first reason ends the wait.
+///
+/// Its cgroup driver is the one that it tells (KEP-4033, `getCgroupDriverFromCRI`); the configured one counts for a runtime that has
+/// no such call.
 async fn find_runtime(
     config: &Config,
     once: bool,
@@ -307,7 +341,7 @@ async fn find_runtime(
     clock: &SharedClock,
     said: &RefCell<String>,
     notify: &Notify,
-) -> Result<(GrpcRuntime, RuntimeVersion, Vec<RuntimeHandler>), String> {
+) -> Result<FoundRuntime, String> {
     let candidates =
         endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
     let mut wait = Duration::from_secs(1);
@@ -321,10 +355,22 @@ async fn find_runtime(
                 }
                 other => other?,
             }
-            Ok::<_, endpoint::EndpointError>(found)
+            let told = found.runtime.cgroup_driver().await;
+            let told = told.map_err(|error| {
+                EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
+            })?;
+            Ok::<_, EndpointError>((found, told))
         };
         match tried.await {
-            Ok(found) => {
+            Ok((found, told)) => {
+                let cgroup_driver = told.unwrap_or(config.cgroup_driver);
+                if cgroup_driver != config.cgroup_driver {
+                    log::warn!(
+                        "cgroup driver {}, as the runtime tells; the configured {} is not used",
+                        cgroup_driver.as_str(),
+                        config.cgroup_driver.as_str()
+                    );
+                }
                 log::info!(
                     "runtime {} {} at {}",
                     found.version.runtime_name,
@@ -335,7 +381,7 @@ async fn find_runtime(
                 let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
                 notify.status("");
                 let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
-                return Ok((runtime, found.version, handlers));
+                return Ok(FoundRuntime { runtime, version: found.version, handlers, cgroup_driver });
             }
             Err(error) if once => return Err(error.to_string()),
             Err(error) => {
@@ -420,6 +466,8 @@ pub struct Parts<'a> {
     pub identity: Identity,
     /// Facts of the machine.
     pub node: Rc<NodeSettings>,
+    /// The node's addresses, which change.
+    pub addresses: NodeAddresses,
     /// Runs every task.
     pub executor: Rc<LocalExecutor<'static>>,
     /// The machine's clock, or a test's.
@@ -460,6 +508,7 @@ impl Parts<'_> {
             config,
             identity,
             node,
+            addresses,
             executor,
             clock,
             blocking,
@@ -477,9 +526,12 @@ impl Parts<'_> {
         executor.spawn(forward(self.images, events.clone(), Event::Imported)).detach();
         executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
         executor.spawn(forward(stopped, events.clone(), Event::Stop)).detach();
+        let (changes, followed) = (addresses.changes(), addresses.clone());
+        let changed = move |()| Event::Addresses(followed.now());
+        executor.spawn(forward(changes, events.clone(), changed)).detach();
 
         let ring = Rc::new(Ring::default());
-        let mut ctx = context(config, runtime, handlers, node, blocking, &clock, &ring);
+        let mut ctx = context(config, runtime, handlers, (node, &addresses), blocking, &clock, &ring);
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let systemd = match ctx.node.cgroup_driver {
             CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
@@ -507,12 +559,15 @@ impl Parts<'_> {
             metrics,
             cluster,
         );
+        // They may have changed while the runtime was waited for.
+        agent.addresses_changed(&addresses.now());
+        agent.note_start();
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         // With the pods, at the machine's end.
         let mut ends = false;
         loop {
             agent.turn();
-            if ends && agent.shutdown_is_over() {
+            if ends && agent.shutdown_is_over() && agent.shutdown_is_told(clock.now().mono) {
                 agent.save_at_end().await;
                 return Ending::Stopped;
             }
@@ -593,7 +648,7 @@ fn context<R: Runtime + 'static>(
     config: &Config,
     runtime: R,
     handlers: Vec<RuntimeHandler>,
-    node: Rc<NodeSettings>,
+    (node, addresses): (Rc<NodeSettings>, &NodeAddresses),
     blocking: Rc<Blocking>,
     clock: &SharedClock,
     ring: &Rc<Ring>,
@@ -609,23 +664,24 @@ fn context<R: Runtime + 'static>(
             }
         }
     };
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let runtime = Rc::new(runtime);
     let tools = Tools { runtime: runtime.clone(), clock: clock.clone(), lookups: Lookups::default() };
     ActContext {
         runtime,
         handlers: Rc::from(handlers),
         clock: clock.clone(),
-        images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls)),
+        images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls).limited(config.pull_rate)),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
         cgroups: Rc::new(NoCgroups),
-        hooks: Rc::new(HookRunner::new(tools, &node.node_ips)),
+        hooks: Rc::new(HookRunner::new(tools, addresses.clone())),
         notes: Rc::new(notes),
         container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
         hosts_file: Rc::from(Path::new("/etc/hosts")),
         resolv_conf: Some(Rc::from(config.resolv_conf.as_path())),
         blocking,
-        starts: Rc::new(Semaphore::new(STARTS_AT_ONCE_MAX)),
+        starts: Rc::new(StartTurns::new(processors)),
         give_up: GiveUp::default(),
         least_counts: LeastCounts::default(),
         node,

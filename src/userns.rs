@@ -9,8 +9,6 @@
 //! The file `userns` in a pod's directory says which range is the pod's, in the kubelet's format; a range is taken as long
 //! as that file is there, and the file goes with the pod's directory, after all else of the pod. Nothing is kept in
 //! memory: the files are read when a pod wants a range, and one pod is served after the other.
-
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -19,11 +17,12 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::{Value, json};
 
 use crate::limits::{POD_DIRS_READ_MAX, USER_NAMESPACES_MAX, USERNS_FILE_BYTES_MAX};
+use crate::model::SortedSet;
 use crate::render::UserNamespace;
 use crate::store::file::replace;
 
 /// `mappingsFile`.
-const NAME: &str = "userns";
+pub(crate) const NAME: &str = "userns";
 
 /// One pod at a time, or two find the same range free.
 static TURN: Mutex<()> = Mutex::new(());
@@ -44,7 +43,7 @@ pub fn of_pod(pods: &Path, uid: &str, is_new: bool) -> Result<UserNamespace, Str
         return Err(format!("user namespace: {} is not there, and the pod runs already", path.display()));
     }
     let failed = |what: &str, error: io::Error| format!("user namespace: {what}: {error}");
-    let mut taken = BTreeSet::new();
+    let mut taken = SortedSet::new();
     let entries = std::fs::read_dir(pods).map_err(|error| failed("pods", error))?;
     for (count, entry) in entries.enumerate() {
         if count == POD_DIRS_READ_MAX {

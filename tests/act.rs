@@ -14,6 +14,7 @@ use common::TempDir;
 use common::fake::{Fake, Program};
 use serde_json::{Value, json};
 use smol::LocalExecutor;
+use smolet::addresses::NodeAddresses;
 use smolet::clock::{Clock as _, SharedClock, VirtualClock};
 use smolet::cri::GrpcRuntime;
 use smolet::events::EventKind;
@@ -71,13 +72,13 @@ impl World {
             env: Rc::new(ManifestObjects::default()),
             volumes: Rc::new(NoVolumes),
             cgroups: Rc::new(smolet::sync::act::NoCgroups),
-            hooks: Rc::new(HookRunner::new(tools, &[])),
+            hooks: Rc::new(HookRunner::new(tools, NodeAddresses::default())),
             notes: Rc::new(note),
             container_logs_dir: Rc::from(dir.path().join("containers")),
             hosts_file: Rc::from(dir.path().join("hosts")),
             resolv_conf: None,
             blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone(), dir.path())),
-            starts: Rc::new(smol::lock::Semaphore::new(1)),
+            starts: Rc::new(smolet::sync::turns::StartTurns::new(1)),
             give_up: smolet::sync::act::GiveUp::default(),
             least_counts: smolet::sync::act::LeastCounts::default(),
         };

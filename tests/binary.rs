@@ -123,6 +123,27 @@ fn it_shows_its_version_and_judges_manifests() {
     assert!(!good, "{said}");
 }
 
+#[test]
+fn the_process_is_given_what_the_kubelets_flags_say() {
+    let node = Node::new();
+    let mut agent = Process::start(node.run().args(["--oom-score-adj=500", "--max-open-files", "512"]));
+    let of_process = |file: &str| {
+        std::fs::read_to_string(format!("/proc/{}/{file}", Pid::from_child(&agent.0).as_raw_nonzero()))
+            .unwrap()
+    };
+    // Both are set before the runtime is asked for anything.
+    node.both_run();
+    assert_eq!(of_process("oom_score_adj").trim(), "500");
+    let limits = of_process("limits");
+    let open_files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(open_files.split_whitespace().nth(3), Some("512"), "{open_files}");
+    assert!(agent.stop());
+    let refused = text(&node.run().arg("--max-pods=many").output().unwrap());
+    assert!(!refused.0 && refused.2.contains("--max-pods: \"many\": must be an integer"), "{}", refused.2);
+    let unknown = text(&node.run().arg("--no-such-flag=1").output().unwrap());
+    assert!(!unknown.0 && unknown.2.contains("unexpected argument '--no-such-flag'"), "{}", unknown.2);
+}
+
 /// What is found depends on the machine; of the runtime, which is a fake, it is known.
 #[test]
 fn doctor_judges_the_machine_without_an_agent() {

@@ -200,6 +200,7 @@ impl Report {
             promise("CPU at rest, 10 pods", "ms/min", idle(10).cpu_ms_per_minute, 10.0),
             promise("CPU at rest, 110 pods", "ms/min", idle(110).cpu_ms_per_minute, 40.0),
             promise("written at rest", "bytes", most(|idle| idle.disk_bytes as f64), 0.0),
+            promise("a manifest's rename until it is read", "ms", smolet.start.source.median(), 5.0),
             promise(
                 "delay added to a pod's start",
                 "ms",

@@ -172,16 +172,7 @@ pub fn admit(
     let spec = pod.spec.as_ref().unwrap_or(&none);
     of_this_system(pod, spec)?;
 
-    let wanted = resources::wanted(pod, node.allocatable);
-    let wanted_ports = ports::Wanted::of(spec);
-    let mut used = Resources::default();
-    let mut taken = false;
-    for other in others.filter(|other| uid(other) != uid(pod)) {
-        used.add(&resources::requested(other));
-        used.pods = used.pods.saturating_add(1);
-        taken |= other.spec.as_ref().is_some_and(|spec| wanted_ports.conflict(spec));
-    }
-    let shortages = resources::shortages(&wanted, node.allocatable, &used);
+    let (shortages, taken) = room(pod, spec, node.allocatable, others);
     let checks = [
         (Mismatch::NodeAffinity, !affinity::matches(spec, node)),
         (
@@ -208,6 +199,44 @@ pub fn admit(
     match shortages.first().map(Shortage::rejection) {
         None => Ok(()),
         Some(rejection) => Err(Rejection { remedy: Remedy::Preemption(shortages), ..rejection }),
+    }
+}
+
+/// What there is not enough of beside the `others`, and whether one of them has one of the pod's host ports.
+fn room(
+    pod: &Pod,
+    spec: &PodSpec,
+    there: &Resources,
+    others: &mut dyn Iterator<Item = &Pod>,
+) -> (Vec<Shortage>, bool) {
+    let wanted_ports = ports::Wanted::of(spec);
+    let mut used = Resources::default();
+    let mut taken = false;
+    for other in others.filter(|other| uid(other) != uid(pod)) {
+        used.add(&resources::requested(other));
+        used.pods = used.pods.saturating_add(1);
+        taken |= other.spec.as_ref().is_some_and(|spec| wanted_ports.conflict(spec));
+    }
+    (resources::shortages(&resources::wanted(pod, there), there, &used), taken)
+}
+
+/// Whether there is room for a static pod on a node that no cluster knows, and so nothing of labels and taints. What the node does
+/// not count there is enough of.
+///
+/// # Errors
+/// What there is not, in the words of [`admit`].
+pub fn fits(
+    pod: &Pod,
+    allocatable: &Resources,
+    others: &mut dyn Iterator<Item = &Pod>,
+) -> Result<(), Rejection> {
+    let none = PodSpec::default();
+    let there = allocatable.with_uncounted(pod);
+    let (shortages, taken) = room(pod, pod.spec.as_ref().unwrap_or(&none), &there, others);
+    match shortages.first() {
+        Some(shortage) => Err(shortage.rejection()),
+        None if taken => Err(Mismatch::NodePorts.rejection()),
+        None => Ok(()),
     }
 }
 

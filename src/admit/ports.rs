@@ -1,9 +1,8 @@
 //! Ports of the node that pods ask for (`nodeports.Fits`, `HostPortInfo.CheckConflict`).
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
 
+use crate::model::SortedSet;
 use crate::render::resources::is_sidecar;
 
 /// All addresses of the node (`DefaultBindAllHostIP`). Only this text stands for all: `::` is an address like any other, as
@@ -12,7 +11,7 @@ const ANY: &str = "0.0.0.0";
 
 /// The ports one pod asks for: number, protocol and address. As many as its containers name; looked up, not searched,
 /// because a pod may have thousands.
-pub(super) struct Wanted<'a>(BTreeSet<(i32, &'a str, &'a str)>);
+pub(super) struct Wanted<'a>(SortedSet<(i32, &'a str, &'a str)>);
 
 impl<'a> Wanted<'a> {
     pub(super) fn of(spec: &'a PodSpec) -> Self {

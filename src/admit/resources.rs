@@ -1,13 +1,13 @@
 //! What pods ask for and what the node has to give, in the scheduler's numbers (`framework.Resource`, `noderesources.Fits`).
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 
 use super::Rejection;
 use crate::model::ContainerKind;
+use crate::model::SortedMap;
 use crate::render::quantity::Quantity;
 use crate::render::resources::{
     Amounts, ResourceList, add_list, aggregate, amount, is_sidecar, max_list, may_be_on_the_pod, pod_level,
@@ -30,7 +30,7 @@ pub struct Resources {
     /// Pods.
     pub pods: i64,
     /// All others that count: huge pages in bytes, extended resources in their own units. As many as are named.
-    pub scalars: BTreeMap<Box<str>, i64>,
+    pub scalars: SortedMap<Box<str>, i64>,
 }
 
 impl Resources {
@@ -40,6 +40,16 @@ impl Resources {
         let mut all = Self::default();
         for name in list.keys() {
             all.put(name, amount(Some(list), name));
+        }
+        all
+    }
+
+    /// With enough of each resource that the pod asks for and that is not counted here, such as huge pages.
+    #[must_use]
+    pub fn with_uncounted(&self, pod: &Pod) -> Self {
+        let mut all = self.clone();
+        for name in wanted(pod, self).scalars.into_keys() {
+            all.scalars.entry(name).or_insert(i64::MAX);
         }
         all
     }
@@ -193,7 +203,11 @@ pub(super) fn requested(pod: &Pod) -> ResourceList {
     match status.and_then(|status| Some((status, status.resources.as_ref()?))) {
         Some((reported, actual)) => {
             let most = most(status, own, actual.requests.as_ref(), reported.allocated_resources.as_ref());
-            for name in own.into_iter().flat_map(BTreeMap::keys).filter(|name| may_be_on_the_pod(name)) {
+            for name in own
+                .into_iter()
+                .flat_map(std::collections::BTreeMap::keys)
+                .filter(|name| may_be_on_the_pod(name))
+            {
                 sum.insert(name.clone(), most.get(name).copied().unwrap_or_default());
             }
         }

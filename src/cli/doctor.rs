@@ -11,7 +11,7 @@ use crate::doctor::{self, facts, judge};
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    flags: Flags,
+    pub(super) flags: Flags,
     /// json, for scripts
     #[arg(short, long, value_name = "FORMAT", value_parser = ["json"])]
     output: Option<String>,

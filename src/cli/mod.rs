@@ -12,6 +12,7 @@ mod doctor;
 mod events;
 pub mod events_text;
 mod exec;
+mod kubelet_flags;
 mod logger;
 mod logs;
 mod pod_arg;
@@ -84,8 +85,12 @@ struct SocketArg {
 
 /// Runs the command the arguments name.
 pub fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Run(args) => run::run(&args),
+    let (cli, kubelet) = parse();
+    match cli.command {
+        Command::Run(mut args) => {
+            args.flags.kubelet = kubelet;
+            run::run(&args)
+        }
         Command::Check(args) => check::run(&args),
         Command::Pods(args) => pods::run(&args),
         Command::Describe(args) => describe::run(&args),
@@ -95,10 +100,31 @@ pub fn main() -> ExitCode {
         Command::Attach(args) => attach::run(&args),
         Command::Debug(args) => debug::run(&args),
         Command::PortForward(args) => port_forward::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
+        Command::Doctor(mut args) => {
+            args.flags.kubelet = kubelet;
+            doctor::run(&args)
+        }
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
     }
+}
+
+/// The command line, and the kubelet's flags of a command that has the flags of `run`.
+fn parse() -> (Cli, Vec<(String, String)>) {
+    let named = std::env::args_os().nth(1);
+    if !named.is_some_and(|name| name == "run" || name == "doctor") {
+        return (Cli::parse(), Vec::new());
+    }
+    let command = Cli::command();
+    let run = command.find_subcommand("run");
+    let is_own = |flag: &str| {
+        let names = |arg: &clap::Arg| {
+            arg.get_long() == Some(flag) || arg.get_all_aliases().is_some_and(|names| names.contains(&flag))
+        };
+        run.is_some_and(|run| run.get_arguments().any(names))
+    };
+    let (left, kubelet) = kubelet_flags::split(std::env::args_os(), is_own);
+    (Cli::parse_from(left), kubelet)
 }
 
 /// All commands and their arguments, for man pages and completions.

@@ -9,12 +9,13 @@ use super::{SocketArg, fail, logger, print};
 use crate::clock::SystemClock;
 use crate::config::{Config, Flags};
 use crate::node::{self, Ending};
+use crate::process;
 use crate::systemd::notify::Supervisor;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    flags: Flags,
+    pub(super) flags: Flags,
     #[command(flatten)]
     socket: SocketArg,
     /// Sync until every pod runs or has failed, print what became of each, and end; the containers run on.
@@ -32,6 +33,9 @@ pub(super) fn run(args: &Args) -> ExitCode {
         Ok(config) => Config { supervisor: Supervisor::of_process(), ..config },
         Err(error) => return fail(&error.to_string()),
     };
+    if let Err(why) = process::settle(&config) {
+        return fail(&why);
+    }
     let executor = Rc::new(LocalExecutor::new());
     // On the heap: the executor would copy it, as large as the whole wiring, into each of its own futures.
     let agent = Box::pin(node::run(&config, args.once, &executor, Rc::new(SystemClock)));

@@ -219,7 +219,7 @@ mod tests {
     fn a_certificate_is_renewed_late_in_its_life_at_another_time_on_each_node() {
         let (from, until) = (Wall(1_000_000 * SECOND), Wall(2_000_000 * SECOND));
         let validity = Validity { from, until };
-        let mut times = std::collections::BTreeSet::new();
+        let mut times = crate::model::SortedSet::new();
         for seed in 0..500 {
             let first =
                 (0..1000).find(|share| due(validity, Wall(from.0 + share * 1000 * SECOND), seed) == Due::Now);

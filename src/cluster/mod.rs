@@ -9,4 +9,7 @@ pub mod lease;
 pub mod mirror;
 pub mod node_images;
 pub mod node_object;
+pub mod node_reconcile;
 pub mod pod_status;
+pub mod runtime_state;
+pub mod system_oom;

@@ -1,6 +1,4 @@
 //! The Node object (`nodestatus`, `initialNode`). PURE.
-
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -8,13 +6,21 @@ use serde_json::{Map, Value, json};
 use super::node_images::NodeImage;
 use crate::admit::{DECLARED_FEATURES, Resources};
 use crate::config::{NodeTaint, Periods, Reserved};
+use crate::cri::RuntimeHandler;
 use crate::eviction::NodeCondition;
+use crate::model::SortedMap;
 use crate::model::Wall;
 
 /// The kubelet whose behaviour this is, as `status.nodeInfo.kubeletVersion` and tests that ask for a least one have it.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERSION"));
+/// What tells it from a kubelet's.
+pub(super) const KUBELET_VERSION_MARK: &str = "+smolet";
+/// The taint that a cloud's controller takes off (`TaintExternalCloudProvider`).
+const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
+/// `AnnotationAlphaProvidedIPAddr`.
+const PROVIDED_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// What does not change while the agent runs.
+/// What the machine is. Its addresses, and what the runtime says of itself, may change.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
     /// The node's name, which is its host name in the cluster too, as with the kubelet's `--hostname-override`: two machines
@@ -44,10 +50,12 @@ pub struct Machine {
     pub disk: u64,
     /// The most pods.
     pub pods: usize,
+    /// The most images that its status names.
+    pub images_max: usize,
     /// What pods do not get: what is reserved, and what eviction keeps free.
     pub reserved: Reserved,
     /// Labels that the Node gets when it is created, besides those that every node has.
-    pub labels: BTreeMap<Box<str>, Box<str>>,
+    pub labels: SortedMap<Box<str>, Box<str>>,
     /// Taints that it gets then.
     pub taints: Vec<NodeTaint>,
     /// What a cloud calls it; empty: nothing.
@@ -56,12 +64,22 @@ pub struct Machine {
     pub periods: Periods,
     /// The port of the node's own API; 0 = it has none.
     pub port: u16,
-    /// Names of the runtime's handlers, the default one's is empty.
+    /// The runtime's handlers, by name; the default one's is empty.
     pub handlers: Vec<Handler>,
+    /// The runtime knows `supplementalGroupsPolicy`; `None` = not known yet.
+    pub supplemental_groups_policy: Option<bool>,
+    /// Bytes of swap.
+    pub swap: u64,
+    /// Huge pages: sizes as the resources' names have them (`2Mi`), and bytes of all pages of that size.
+    pub huge_pages: Vec<(Box<str>, u64)>,
+    /// `--cloud-provider=external`: the cloud's controller tells the addresses.
+    pub external_cloud: bool,
+    /// The addresses that were given (`--node-ip`).
+    pub provided_addresses: Vec<Box<str>>,
 }
 
 /// A way to run pods.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handler {
     /// Empty: the default one.
     pub name: Box<str>,
@@ -91,7 +109,10 @@ impl Machine {
         }
         let taint =
             |taint: &NodeTaint| json!({"key": taint.key, "value": taint.value, "effect": taint.effect});
-        let taints: Vec<Value> = self.taints.iter().map(taint).collect();
+        let mut taints: Vec<Value> = self.taints.iter().map(taint).collect();
+        if self.external_cloud {
+            taints.push(json!({"key": CLOUD_TAINT, "value": "true", "effect": "NoSchedule"}));
+        }
         let mut spec = Map::new();
         if !taints.is_empty() {
             spec.insert("taints".to_owned(), taints.into());
@@ -99,15 +120,39 @@ impl Machine {
         if !self.provider_id.is_empty() {
             spec.insert("providerID".to_owned(), (*self.provider_id).into());
         }
+        let mut annotations = self.annotations();
+        if let Some(annotations) = annotations.as_object_mut() {
+            annotations.retain(|_, value| !value.is_null());
+        }
+        let mut status = self.status(health, before, now);
+        if self.external_cloud && self.provided_addresses.is_empty() {
+            status["addresses"] = json!([hostname(&self.name)]);
+        }
         json!({
             "apiVersion": "v1", "kind": "Node",
             "metadata": {
                 "name": &*self.name, "labels": labels,
-                "annotations": {"volumes.kubernetes.io/controller-managed-attach-detach": "true"},
+                "annotations": annotations,
             },
             "spec": spec,
-            "status": self.status(health, before, now),
+            "status": status,
         })
+    }
+
+    /// The annotations that every node has (`NodeAddress`); null: that one goes.
+    pub fn annotations(&self) -> Value {
+        let provided = &self.provided_addresses;
+        let provided = (self.external_cloud && !provided.is_empty()).then(|| provided.join(","));
+        json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true", PROVIDED_IPS: provided})
+    }
+
+    /// The status as it is told of a Node that is there: once it has addresses, they are the cloud's to tell.
+    pub fn report(&self, health: &Health, before: &[Value], now: Wall) -> Value {
+        let mut status = self.status(health, before, now);
+        if let (true, Some(status)) = (self.external_cloud, status.as_object_mut()) {
+            status.remove("addresses");
+        }
+        status
     }
 
     /// The labels that every node has.
@@ -129,8 +174,10 @@ impl Machine {
     pub fn status(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut addresses: Vec<Value> =
             self.addresses.iter().map(|ip| json!({"type": "InternalIP", "address": &**ip})).collect();
-        addresses.push(json!({"type": "Hostname", "address": &*self.name}));
+        addresses.push(hostname(&self.name));
         let handlers: Vec<Value> = self.handlers.iter().map(Handler::value).collect();
+        let features = self.supplemental_groups_policy.map(|of| json!({"supplementalGroupsPolicy": of}));
+        let swap = (self.swap > 0).then(|| json!({"capacity": self.swap}));
         json!({
             "addresses": addresses,
             "allocatable": resources(&self.allocatable()),
@@ -139,11 +186,13 @@ impl Machine {
             "images": health.images.iter().map(NodeImage::value).collect::<Vec<_>>(),
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.port}},
             "declaredFeatures": DECLARED_FEATURES,
+            "features": features,
             "nodeInfo": {
                 "architecture": self.architecture, "bootID": &*self.boot_id,
                 "containerRuntimeVersion": &*self.runtime, "kernelVersion": &*self.kernel,
                 "kubeProxyVersion": "", "kubeletVersion": KUBELET_VERSION, "machineID": &*self.machine_id,
-                "operatingSystem": "linux", "osImage": &*self.os_image, "systemUUID": &*self.system_uuid,
+                "operatingSystem": "linux", "osImage": &*self.os_image, "swap": swap,
+                "systemUUID": &*self.system_uuid,
             },
             "runtimeHandlers": handlers,
         })
@@ -155,7 +204,11 @@ impl Machine {
             memory: number(self.memory),
             ephemeral_storage: number(self.disk),
             pods: i64::try_from(self.pods).unwrap_or(i64::MAX),
-            scalars: BTreeMap::new(),
+            scalars: self
+                .huge_pages
+                .iter()
+                .map(|(size, bytes)| (huge_pages_of(size), number(*bytes)))
+                .collect(),
         }
     }
 
@@ -163,9 +216,10 @@ impl Machine {
     pub fn allocatable(&self) -> Resources {
         let (there, kept) = (self.capacity(), &self.reserved);
         let left = |there: i64, kept: u64| there.saturating_sub(number(kept)).max(0);
+        let in_huge_pages = self.huge_pages.iter().map(|(_, bytes)| *bytes).sum();
         Resources {
             milli_cpu: left(there.milli_cpu, kept.milli_cpu),
-            memory: left(there.memory, kept.memory),
+            memory: left(left(there.memory, kept.memory), in_huge_pages),
             ephemeral_storage: left(there.ephemeral_storage, kept.ephemeral_storage),
             ..there
         }
@@ -178,12 +232,25 @@ fn resources(of: &Resources) -> Value {
         whole if whole % 1000 == 0 => (whole / 1000).to_string(),
         thousandths => format!("{thousandths}m"),
     };
-    json!({
+    let mut amounts = json!({
         "cpu": cpu,
         "ephemeral-storage": quantity(of.ephemeral_storage),
         "memory": quantity(of.memory),
         "pods": of.pods.to_string(),
-    })
+    });
+    for (name, bytes) in &of.scalars {
+        amounts[&**name] = if *bytes == 0 { "0".into() } else { quantity(*bytes).into() };
+    }
+    amounts
+}
+
+fn hostname(name: &str) -> Value {
+    json!({"type": "Hostname", "address": name})
+}
+
+/// The resource of the huge pages of that size.
+fn huge_pages_of(size: &str) -> Box<str> {
+    format!("hugepages-{size}").into()
 }
 
 fn number(of: u64) -> i64 {
@@ -191,12 +258,13 @@ fn number(of: u64) -> i64 {
 }
 
 /// Fields of a status that a kubelet writes and this agent does not: what one left on a node that is this agent's now goes.
-const NOT_OURS: &[&str] = &["config", "features", "volumesInUse"];
+const NOT_OURS: &[&str] = &["config", "volumesInUse"];
 
 /// The strategic merge patch that gives the Node this status (`PatchNodeStatus`). Addresses are merged by their type there,
 /// so that two of one type would become the same twice: they take the place of those that are there.
 pub fn patch(mut status: Value) -> Value {
-    if let Some(addresses) = status["addresses"].as_array_mut() {
+    // Where there are none they are another's to tell, and stay.
+    if let Some(addresses) = status.get_mut("addresses").and_then(Value::as_array_mut) {
         addresses.push(json!({"$patch": "replace"}));
     }
     for field in NOT_OURS {
@@ -211,6 +279,15 @@ fn quantity(bytes: i64) -> String {
 }
 
 impl Handler {
+    /// As the runtime tells it.
+    pub fn of(told: &RuntimeHandler) -> Self {
+        Self {
+            name: told.name.clone(),
+            recursive_read_only_mounts: told.recursive_read_only_mounts,
+            user_namespaces: told.user_namespaces,
+        }
+    }
+
     fn value(&self) -> Value {
         json!({"name": &*self.name, "features": {
             "recursiveReadOnlyMounts": self.recursive_read_only_mounts, "userNamespaces": self.user_namespaces,
@@ -273,9 +350,10 @@ mod tests {
             memory: 512 << 20,
             disk: 8 << 30,
             reserved: Reserved { milli_cpu: 200, memory: 100 << 20, ephemeral_storage: 1 << 30 },
-            labels: BTreeMap::from([("edge".into(), "yes".into())]),
+            labels: SortedMap::from([("edge".into(), "yes".into())]),
             taints: vec![NodeTaint { key: "edge".into(), value: String::new(), effect: "NoSchedule".into() }],
             provider_id: "metal://gw".into(),
+            images_max: 50,
             pods: 110,
             port: 10_250,
             ..Machine::default()
@@ -300,6 +378,27 @@ mod tests {
         assert_eq!(object["metadata"]["labels"]["edge"], "yes");
         let taints = json!([{"key": "edge", "value": "", "effect": "NoSchedule"}]);
         assert_eq!(object["spec"], json!({"taints": taints, "providerID": "metal://gw"}));
+    }
+
+    #[test]
+    fn huge_pages_are_off_the_memory_of_pods() {
+        let huge_pages = vec![("2Mi".into(), 64 << 20), ("1Gi".into(), 0)];
+        let machine =
+            Machine { huge_pages, swap: 1 << 30, supplemental_groups_policy: Some(true), ..machine() };
+        let status = machine.status(&Health::default(), &[], Wall(0));
+        let of = |list: &str, name: &str| status[list][name].clone();
+        for list in ["capacity", "allocatable"] {
+            assert_eq!(
+                (of(list, "hugepages-2Mi"), of(list, "hugepages-1Gi")),
+                (json!("65536Ki"), json!("0"))
+            );
+        }
+        assert_eq!(
+            (of("capacity", "memory"), of("allocatable", "memory")),
+            (json!("524288Ki"), json!("356352Ki"))
+        );
+        assert_eq!(status["nodeInfo"]["swap"], json!({"capacity": 1 << 30}));
+        assert_eq!(status["features"], json!({"supplementalGroupsPolicy": true}));
     }
 
     #[test]

@@ -117,7 +117,7 @@ pub(super) fn server_tls_bootstrap(
     node_api: &NodeApi,
 ) -> Result<bool, ConfigError> {
     let wrong = |why: &str| Err(ConfigError(format!("serverTLSBootstrap: {why}")));
-    match file.server_tls_bootstrap {
+    match file.bool("serverTLSBootstrap") {
         Some(true) if node_api.certificate.is_some() => {
             wrong("may not be true beside tlsCertFile, which is the certificate then")
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::ConfigError;
-use super::kubelet::GoDuration;
+use super::kubelet::{GoDuration, parse_go_duration};
 use crate::eviction::{Amount, Signal, Threshold};
 use crate::limits::{EVICTION_HARD, EVICTION_TRANSITION};
 
@@ -16,10 +16,12 @@ pub(super) type BySignal<T> = BTreeMap<String, T>;
 pub(super) struct Given {
     pub(super) hard: Option<BySignal<String>>,
     pub(super) soft: Option<BySignal<String>>,
-    pub(super) soft_grace: Option<BySignal<GoDuration>>,
+    pub(super) soft_grace: Option<BySignal<String>>,
     pub(super) min_reclaim: Option<BySignal<String>>,
     pub(super) transition: Option<GoDuration>,
     pub(super) max_pod_grace: Option<i32>,
+    /// Signals that `hard` does not name keep their defaults (`mergeDefaultEvictionSettings`).
+    pub(super) merge_defaults: bool,
 }
 
 /// When pods are ended because the node is short of something.
@@ -38,11 +40,19 @@ impl EvictionPolicy {
     pub const NEVER: Self = Self { thresholds: Vec::new(), transition: Duration::ZERO, max_pod_grace: 0 };
 }
 
-/// As the kubelet: what `evictionHard` has replaces all defaults.
+/// As the kubelet: what `evictionHard` has replaces all defaults, or with `mergeDefaultEvictionSettings` those that it names.
 pub(super) fn policy(given: Given) -> Result<EvictionPolicy, ConfigError> {
     let min_reclaim = amounts("evictionMinimumReclaim", given.min_reclaim.unwrap_or_default())?;
     let hard = match given.hard {
-        Some(hard) => amounts("evictionHard", hard)?,
+        Some(hard) => {
+            let mut usual = EVICTION_HARD.to_vec();
+            // What is named with 0 is off, not merged.
+            usual.retain(|(signal, _)| given.merge_defaults && !hard.contains_key(signal.as_str()));
+            let mut merged = amounts("evictionHard", hard)?;
+            merged.extend(usual);
+            merged.sort_by_key(|(signal, _)| *signal);
+            merged
+        }
         None => EVICTION_HARD.to_vec(),
     };
     let mut graces = given.soft_grace.unwrap_or_default();
@@ -53,7 +63,15 @@ pub(super) fn policy(given: Given) -> Result<EvictionPolicy, ConfigError> {
     };
     thresholds.extend(hard.into_iter().map(|(signal, at)| threshold(signal, at, Duration::ZERO)));
     for (signal, at) in amounts("evictionSoft", given.soft.unwrap_or_default())? {
-        let grace = graces.remove(signal.as_str()).map(|grace| grace.0);
+        let grace = graces.remove(signal.as_str()).map(|text| {
+            parse_go_duration(&text).ok_or_else(|| {
+                ConfigError(format!(
+                    "evictionSoftGracePeriod.{}: {text:?}: must be a duration such as 20s, 1m30s or 2h",
+                    signal.as_str()
+                ))
+            })
+        });
+        let grace = grace.transpose()?;
         let Some(grace) = grace.filter(|grace| !grace.is_zero()) else {
             return Err(ConfigError(format!(
                 "evictionSoftGracePeriod: must have a period greater than 0 for the soft threshold {}",
@@ -120,7 +138,7 @@ mod tests {
         let given = Given {
             hard: texts(&[("nodefs.available", "1Gi"), ("memory.available", "0%")]),
             soft: texts(&[("memory.available", "200Mi")]),
-            soft_grace: Some([("memory.available".to_owned(), GoDuration(Duration::from_secs(90)))].into()),
+            soft_grace: Some([("memory.available".to_owned(), "1m30s".to_owned())].into()),
             min_reclaim: texts(&[("nodefs.available", "500Mi")]),
             max_pod_grace: Some(30),
             ..Given::default()
@@ -136,9 +154,7 @@ mod tests {
 
     #[test]
     fn bad_thresholds_name_their_field() {
-        let grace = |seconds| {
-            Some([("memory.available".to_owned(), GoDuration(Duration::from_secs(seconds)))].into())
-        };
+        let grace = |seconds| Some([("memory.available".to_owned(), format!("{seconds}s"))].into());
         let soft = || texts(&[("memory.available", "1Gi")]);
         for (given, said) in [
             (

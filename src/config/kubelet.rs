@@ -1,124 +1,29 @@
-//! A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1): the fields smolet has, by their own names.
+//! What a KubeletConfiguration file (kubelet.config.k8s.io/v1beta1) and the kubelet's flags for its fields set.
 //!
-//! Every other field is named in one message: a setting that would be ignored is refused.
+//! Both are read by the table in [`super::fields`]. What would be ignored is refused: every such field is named in one message.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use super::ConfigError;
-use super::eviction::BySignal;
-use super::fixed::{Logging, MemorySwap};
-use super::node_api::{Authentication, AuthorizationFile};
-use super::registration::{NodeTaint, ReservedFile};
+use super::fields::{self, Answer, Field};
 use crate::limits;
 use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
 
-/// What the file may set; `None` = not set.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct FileSettings {
-    kind: String,
-    api_version: String,
-    pub(super) static_pod_path: Option<PathBuf>,
-    pub(super) container_runtime_endpoint: Option<String>,
-    pub(super) pod_logs_dir: Option<PathBuf>,
-    pub(super) cgroup_root: Option<String>,
-    pub(super) cgroup_driver: Option<String>,
-    #[serde(rename = "cpuCFSQuota")]
-    pub(super) cpu_cfs_quota: Option<bool>,
-    #[serde(rename = "cpuCFSQuotaPeriod")]
-    pub(super) cpu_cfs_quota_period: Option<GoDuration>,
-    pub(super) seccomp_default: Option<bool>,
-    #[serde(rename = "allowedUnsafeSysctls")]
-    pub(super) allowed_unsafe_sysctls: Option<Vec<String>>,
-    #[serde(rename = "clusterDNS")]
-    pub(super) cluster_dns: Option<Vec<String>>,
-    pub(super) cluster_domain: Option<String>,
-    pub(super) resolv_conf: Option<PathBuf>,
-    pub(super) file_check_frequency: Option<GoDuration>,
-    pub(super) runtime_request_timeout: Option<GoDuration>,
-    pub(super) max_pods: Option<i32>,
-    pub(super) crash_loop_back_off: CrashLoopBackOff,
-    pub(super) serialize_image_pulls: Option<bool>,
-    pub(super) max_parallel_image_pulls: Option<i32>,
-    pub(super) eviction_hard: Option<BySignal<String>>,
-    pub(super) eviction_soft: Option<BySignal<String>>,
-    pub(super) eviction_soft_grace_period: Option<BySignal<GoDuration>>,
-    pub(super) eviction_minimum_reclaim: Option<BySignal<String>>,
-    pub(super) eviction_pressure_transition_period: Option<GoDuration>,
-    pub(super) eviction_max_pod_grace_period: Option<i32>,
-    #[serde(rename = "imageGCHighThresholdPercent")]
-    pub(super) image_gc_high_threshold_percent: Option<i32>,
-    #[serde(rename = "imageGCLowThresholdPercent")]
-    pub(super) image_gc_low_threshold_percent: Option<i32>,
-    #[serde(rename = "imageMinimumGCAge")]
-    pub(super) image_minimum_gc_age: Option<GoDuration>,
-    #[serde(rename = "imageMaximumGCAge")]
-    pub(super) image_maximum_gc_age: Option<GoDuration>,
-    pub(super) container_log_max_size: Option<String>,
-    pub(super) container_log_max_files: Option<i32>,
-    pub(super) container_log_monitor_interval: Option<GoDuration>,
-    pub(super) kube_reserved: ReservedFile,
-    pub(super) system_reserved: ReservedFile,
-    pub(super) register_with_taints: Option<Vec<NodeTaint>>,
-    #[serde(rename = "providerID")]
-    pub(super) provider_id: Option<String>,
-    pub(super) node_status_update_frequency: Option<GoDuration>,
-    pub(super) node_status_report_frequency: Option<GoDuration>,
-    pub(super) node_lease_duration_seconds: Option<i32>,
-    pub(super) rotate_certificates: Option<bool>,
-    #[serde(rename = "serverTLSBootstrap")]
-    pub(super) server_tls_bootstrap: Option<bool>,
-    pub(super) sync_frequency: Option<GoDuration>,
-    pub(super) http_check_frequency: Option<GoDuration>,
-    pub(super) volume_stats_agg_period: Option<GoDuration>,
-    pub(super) cpu_manager_reconcile_period: Option<GoDuration>,
-    pub(super) streaming_connection_idle_timeout: Option<GoDuration>,
-    pub(super) memory_swap: MemorySwap,
-    pub(super) logging: Logging,
-    pub(super) address: Option<String>,
-    pub(super) port: Option<i32>,
-    pub(super) tls_cert_file: Option<PathBuf>,
-    pub(super) tls_private_key_file: Option<PathBuf>,
-    pub(super) authentication: Authentication,
-    pub(super) authorization: AuthorizationFile,
-    pub(super) read_only_port: Option<i32>,
-    pub(super) healthz_port: Option<i32>,
-    pub(super) healthz_bind_address: Option<String>,
-    pub(super) shutdown_grace_period: Option<GoDuration>,
-    pub(super) shutdown_grace_period_critical_pods: Option<GoDuration>,
-    pub(super) shutdown_grace_period_by_pod_priority: Option<Vec<PodPriority>>,
-}
+/// The fields that are set. Each stands in it once.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FileSettings(Vec<(Field, Node)>);
 
 /// One of `shutdownGracePeriodByPodPriority`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PodPriority {
     pub(super) priority: i32,
     pub(super) shutdown_grace_period_seconds: i64,
-}
-
-/// `crashLoopBackOff`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct CrashLoopBackOff {
-    pub(super) max_container_restart_period: Option<GoDuration>,
-}
-
-/// A duration as Go writes it (`metav1.Duration`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct GoDuration(pub(super) Duration);
-
-impl<'de> Deserialize<'de> for GoDuration {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        parse_go_duration(&text).map(GoDuration).ok_or_else(|| {
-            serde::de::Error::custom(format!("{text:?}: must be a duration such as 20s, 1m30s or 2h"))
-        })
-    }
 }
 
 impl FileSettings {
@@ -157,27 +62,162 @@ impl FileSettings {
         if let Some(error) = whole.err().or(failed) {
             return Err(format!("line {}: {}", error.line, error.message));
         }
-        let [document] = documents.as_slice() else {
+        let [Node::Map(entries)] = documents.as_mut_slice() else {
             return Err("must hold one KubeletConfiguration document".to_owned());
         };
-        let settings: Self = typed::read(document, FieldPath::default()).map_err(|errors| {
-            let each = errors.iter().map(|error| match &error.value {
-                Some(value) => format!("{}: {value}: {}", error.path, error.message),
-                None => format!("{}: {}", error.path, error.message),
-            });
-            format!("not supported here: {}", each.collect::<Vec<_>>().join("; "))
-        })?;
-        for (name, given, fixed) in [
-            ("kind", &settings.kind, "KubeletConfiguration"),
-            ("apiVersion", &settings.api_version, "kubelet.config.k8s.io/v1beta1"),
-        ] {
-            if given != fixed {
-                return Err(format!("{name}: {given:?}: must be {fixed}"));
+        let mut entries = std::mem::take(entries);
+        for (name, fixed) in
+            [("kind", "KubeletConfiguration"), ("apiVersion", "kubelet.config.k8s.io/v1beta1")]
+        {
+            let at = entries.iter().position(|(key, _)| &**key == name);
+            let given = at.map_or(Node::Null, |at| entries.swap_remove(at).1);
+            if given.text() != Some(fixed) {
+                return Err(format!("{name}: {given}: must be {fixed}"));
             }
         }
-        Ok(settings)
+        let (mut settings, mut problems) = (Self::default(), Vec::new());
+        settings.take(entries, "", &mut problems);
+        if problems.is_empty() { Ok(settings) } else { Err(problems.join("; ")) }
+    }
+
+    /// The fields of an object; `above` is its path and a dot.
+    fn take(&mut self, entries: Vec<(Box<str>, Node)>, above: &str, problems: &mut Vec<String>) {
+        for (key, value) in entries {
+            if problems.len() == limits::PROBLEMS_PER_FILE_MAX {
+                return;
+            }
+            let path = format!("{above}{key}");
+            let Some(field) = fields::fields().find(|field| field.path == path) else {
+                let below = format!("{path}.");
+                match value {
+                    _ if !fields::fields().any(|field| field.path.starts_with(&below)) => {
+                        let mend = match fields::nearest(&path) {
+                            Some(meant) => format!("did you mean {meant}?"),
+                            None => "remove it or correct its name".to_owned(),
+                        };
+                        let mut shown = FieldPath::default();
+                        shown.push_shown(above.trim_end_matches('.'));
+                        shown.push(&key);
+                        problems.push(format!("{}: unknown field; {mend}", shown.shown()));
+                    }
+                    Node::Map(entries) => self.take(entries, &below, problems),
+                    Node::Null => {}
+                    other => problems.push(format!("{path}: {other}: must be an object")),
+                }
+                continue;
+            };
+            if value == Node::Null {
+                continue;
+            }
+            let shown = value.to_string();
+            let read = field.read(value).ok_or_else(|| field.rule().to_owned());
+            if let Err(why) = read.and_then(|value| self.set(field, value)) {
+                problems.push(format!("{path}: {shown}: {why}"));
+            }
+        }
+    }
+
+    /// What a flag of the kubelet's gives. Lists and maps that are given in several flags are joined.
+    pub(super) fn take_flag(&mut self, field: Field, text: &str) -> Result<(), ConfigError> {
+        let value = field.of_text(text).and_then(|mut value| {
+            let before = self.0.iter_mut().find(|(of, _)| *of == field).map(|(_, before)| before);
+            match (before, &mut value) {
+                (Some(Node::List(before)), Node::List(more)) => more.splice(..0, before.drain(..)).count(),
+                (Some(Node::Map(before)), Node::Map(more)) => more.splice(..0, before.drain(..)).count(),
+                _ => 0,
+            };
+            self.set(field, value)
+        });
+        value.map_err(|why| ConfigError(format!("--{}: {text:?}: {why}", field.flag)))
+    }
+
+    /// Sets what `flags` set, which are stronger (`kubeletConfigFlagPrecedence`).
+    pub(super) fn take_stronger(&mut self, flags: FileSettings) {
+        for (field, value) in flags.0 {
+            self.put(field, value);
+        }
+    }
+
+    fn set(&mut self, field: Field, value: Node) -> Result<(), String> {
+        if let Some(why) = field.refusal(&value) {
+            return Err(why);
+        }
+        self.put(field, value);
+        Ok(())
+    }
+
+    fn put(&mut self, field: Field, value: Node) {
+        self.0.retain(|(of, _)| *of != field);
+        self.0.push((field, value));
+    }
+
+    /// Those that no more than the defaults say are left out.
+    pub(super) fn without_defaults(mut self) -> Self {
+        self.0.retain(|(field, value)| field.answer != Answer::Fixed && !field.is_default(value));
+        self.0.sort_by_key(|(field, _)| field.path);
+        self
+    }
+
+    /// The value that is set.
+    pub(super) fn node(&self, path: &str) -> Option<&Node> {
+        // A name that the table does not have would never be set.
+        debug_assert!(fields::fields().any(|field| field.path == path), "{path}");
+        self.0.iter().find(|(field, _)| field.path == path).map(|(_, value)| value)
+    }
+
+    pub(super) fn text(&self, path: &str) -> Option<&str> {
+        self.node(path)?.text()
+    }
+
+    pub(super) fn path(&self, path: &str) -> Option<PathBuf> {
+        self.text(path).map(PathBuf::from)
+    }
+
+    pub(super) fn bool(&self, path: &str) -> Option<bool> {
+        if let Node::Bool(value) = self.node(path)? { Some(*value) } else { None }
+    }
+
+    pub(super) fn long(&self, path: &str) -> Option<i64> {
+        if let Node::Int(value) = self.node(path)? { Some(*value) } else { None }
+    }
+
+    pub(super) fn int(&self, path: &str) -> Option<i32> {
+        i32::try_from(self.long(path)?).ok()
+    }
+
+    pub(super) fn time(&self, path: &str) -> Option<GoDuration> {
+        parse_go_duration(self.text(path)?).map(GoDuration)
+    }
+
+    pub(super) fn texts(&self, path: &str) -> Vec<String> {
+        let items = self.node(path).map(Node::items).unwrap_or_default();
+        items.iter().filter_map(|item| item.text().map(str::to_owned)).collect()
+    }
+
+    pub(super) fn map(&self, path: &str) -> Option<BTreeMap<String, String>> {
+        let Node::Map(entries) = self.node(path)? else { return None };
+        let text = |value: &Node| value.text().unwrap_or_default().to_owned();
+        Some(entries.iter().map(|(key, value)| (key.to_string(), text(value))).collect())
+    }
+
+    /// A list of objects.
+    pub(super) fn list<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>, ConfigError> {
+        let Some(node) = self.node(path) else { return Ok(Vec::new()) };
+        let mut at = FieldPath::default();
+        at.push_shown(path);
+        typed::read(node, at).map_err(|errors| {
+            let one = |error: &crate::source::decode::FieldError| match &error.value {
+                Some(value) => format!("{}: {value}: {}", error.path, error.message),
+                None => format!("{}: {}", error.path, error.message),
+            };
+            ConfigError(errors.iter().map(one).collect::<Vec<_>>().join("; "))
+        })
     }
 }
+
+/// A duration as Go writes it (`metav1.Duration`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct GoDuration(pub(super) Duration);
 
 impl GoDuration {
     /// The duration that is given, where 0 is none (`zeroDuration`).

@@ -6,7 +6,8 @@ mod cluster;
 #[cfg(feature = "tls")]
 mod configz;
 mod eviction;
-mod fixed;
+mod features;
+pub mod fields;
 mod gc;
 mod kubelet;
 mod node_api;
@@ -23,7 +24,7 @@ use crate::limits;
 use crate::logs::rotate::Rotation;
 use crate::model::Seconds;
 use crate::render::quantity::Quantity;
-use crate::render::{CgroupDriver, admission};
+use crate::render::{CgroupDriver, SwapBehavior, admission};
 use crate::shutdown::{ShutdownGroup, ShutdownGroups};
 use crate::source::validate::names;
 use crate::systemd::notify::Supervisor;
@@ -113,6 +114,9 @@ pub struct Flags {
     /// Where the cgroup hierarchies are mounted [default: /sys/fs/cgroup]
     #[arg(long, value_name = "DIR")]
     pub cgroup_mounts: Option<PathBuf>,
+    /// Where the kernel's settings are; for tests.
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub sysctl_root: Option<PathBuf>,
     /// cgroupfs or systemd [default: cgroupfs]
     #[arg(long, value_name = "DRIVER", value_parser = ["cgroupfs", "systemd"])]
     pub cgroup_driver: Option<String>,
@@ -158,6 +162,9 @@ pub struct Flags {
     /// What a cloud calls it (kubelet: providerID)
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
+    /// external: a cloud's own controller tells the Node's addresses
+    #[arg(long, value_name = "NAME")]
+    pub cloud_provider: Option<String>,
     /// Where the API of a cluster's node listens [default: 0.0.0.0]
     #[arg(long, value_name = "IP")]
     pub address: Option<String>,
@@ -180,6 +187,9 @@ pub struct Flags {
     /// A KubeletConfiguration file (kubelet.config.k8s.io/v1beta1)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// The kubelet's flags for fields of such a file, without dashes, and their values.
+    #[arg(skip)]
+    pub kubelet: Vec<(String, String)>,
 }
 
 /// Everything `smolet run` was told, checked.
@@ -271,6 +281,39 @@ pub struct Config {
     pub node_api: NodeApi,
     /// Where the CNI configuration of a bridge goes; `None` = there is to be none.
     pub cni_bridge: Option<PathBuf>,
+    /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
+    pub protect_kernel_defaults: bool,
+    /// Where the kernel's settings are.
+    pub sysctl_root: PathBuf,
+    /// The agent keeps the iptables chains by which network programs choose their variant (`makeIPTablesUtilChains`).
+    pub make_iptables_util_chains: bool,
+    /// The agent does not start on a node that has swap (`failSwapOn`).
+    pub fail_swap_on: bool,
+    /// What the agent's own process is given.
+    pub process: Process,
+    /// Containers that may swap (`memorySwap.swapBehavior`).
+    pub memory_swap: SwapBehavior,
+    /// Running out of memory ends one process and not its container; on cgroup v2 (`singleProcessOOMKill`).
+    pub single_process_oom_kill: bool,
+    /// Processes of a pod; `None` = no limit (`podPidsLimit`).
+    pub pod_pids_limit: Option<u64>,
+    /// Pods for each CPU, within `max_pods`; `None` = no such limit (`podsPerCore`).
+    pub pods_per_core: Option<usize>,
+    /// Image pulls a second, and at once; `None` = as many as come (`registryPullQPS`, `registryBurst`).
+    pub pull_rate: Option<(u32, u32)>,
+    /// Images in the Node's status (`nodeStatusMaxImages`).
+    pub node_images: usize,
+    /// Fields that are set to other values than their defaults, for `/configz`.
+    pub given: FileSettings,
+}
+
+/// What the agent's own process is given; `None`: it stays as the service manager has set it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// `oomScoreAdj`.
+    pub oom_score_adj: Option<i64>,
+    /// `maxOpenFiles`.
+    pub open_files: Option<u64>,
 }
 
 /// Why there is no Config: one sentence that names the flag or field and the mend.
@@ -299,7 +342,15 @@ impl Config {
         Config::join(flags, socket, file)
     }
 
-    fn join(flags: &Flags, socket: Option<&Path>, file: FileSettings) -> Result<Config, ConfigError> {
+    fn join(flags: &Flags, socket: Option<&Path>, mut file: FileSettings) -> Result<Config, ConfigError> {
+        let mut of_flags = FileSettings::default();
+        for (flag, text) in &flags.kubelet {
+            match fields::of_flag(flag) {
+                Some(field) => of_flags.take_flag(field, text)?,
+                None => return Err(ConfigError(format!("--{flag}: unknown flag"))),
+            }
+        }
+        file.take_stronger(of_flags);
         let path = |flag: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
             flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
         };
@@ -312,24 +363,32 @@ impl Config {
         let node_api = node_api::join(flags, &file)?;
         let registration = registration::join(flags, &file)?;
         let server_tls_bootstrap = cluster::server_tls_bootstrap(flags, &file, &node_api)?;
-        fixed::check(&file)?;
-        let driver = flags.cgroup_driver.clone().or(file.cgroup_driver);
+        features::check(&file)?;
+        let driver = flags.cgroup_driver.as_deref().or(file.text("cgroupDriver"));
         let root_dir = path(&flags.root_dir, None, paths::ROOT_DIR);
         let root_of_k3s = root_dir.join("k3s");
         let config = Config {
             images_dir: flags.images_dir.clone().unwrap_or_else(|| root_dir.join("images")),
-            manifests: path(&flags.manifests, file.static_pod_path, paths::MANIFESTS),
+            manifests: path(
+                &flags.manifests,
+                file.path("staticPodPath").filter(|path| !path.as_os_str().is_empty()),
+                paths::MANIFESTS,
+            ),
             root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
             // Empty is the default that the file of the packages states: it is looked for.
             runtime_endpoint: (flags.runtime_endpoint.clone())
-                .or(file.container_runtime_endpoint.filter(|endpoint| !endpoint.is_empty())),
+                .or(file.text("containerRuntimeEndpoint").map(str::to_owned))
+                .filter(|endpoint| !endpoint.is_empty()),
             node_name: flags.node_name.clone(),
-            pod_logs_dir: path(&flags.pod_logs_dir, file.pod_logs_dir, paths::POD_LOGS),
+            pod_logs_dir: path(&flags.pod_logs_dir, file.path("podLogsDir"), paths::POD_LOGS),
             container_logs_dir: path(&flags.container_logs_dir, None, paths::CONTAINER_LOGS),
-            cgroup_root: flags.cgroup_root.clone().or(file.cgroup_root).unwrap_or_else(|| "/".to_owned()),
-            cgroup_driver: match driver.as_deref() {
-                None | Some("cgroupfs") => CgroupDriver::Cgroupfs,
+            cgroup_root: (flags.cgroup_root.as_deref().or(file.text("cgroupRoot")))
+                .filter(|root| !root.is_empty())
+                .unwrap_or("/")
+                .to_owned(),
+            cgroup_driver: match driver {
+                None | Some("" | "cgroupfs") => CgroupDriver::Cgroupfs,
                 Some("systemd") => CgroupDriver::Systemd,
                 Some(other) => {
                     return Err(ConfigError(format!("cgroupDriver: {other:?}: must be cgroupfs or systemd")));
@@ -337,41 +396,45 @@ impl Config {
             },
             cgroup_mounts: path(&flags.cgroup_mounts, None, paths::CGROUP_MOUNTS),
             systemd_socket: paths::SYSTEMD.into(),
-            cpu_cfs_quota: file.cpu_cfs_quota.unwrap_or(true),
-            cpu_cfs_quota_period: or(file.cpu_cfs_quota_period, Duration::from_millis(100)),
-            seccomp_default: file.seccomp_default.unwrap_or(false),
-            allowed_unsafe_sysctls: file.allowed_unsafe_sysctls.unwrap_or_default(),
-            cluster_dns: file.cluster_dns.unwrap_or_default(),
-            cluster_domain: file.cluster_domain.unwrap_or_default(),
-            resolv_conf: path(&None, file.resolv_conf, paths::RESOLV_CONF),
-            file_check_frequency: GoDuration::or(file.file_check_frequency, limits::FILE_CHECK_FREQUENCY),
+            cpu_cfs_quota: file.bool("cpuCFSQuota").unwrap_or(true),
+            cpu_cfs_quota_period: or(file.time("cpuCFSQuotaPeriod"), Duration::from_millis(100)),
+            seccomp_default: file.bool("seccompDefault").unwrap_or(false),
+            allowed_unsafe_sysctls: file.texts("allowedUnsafeSysctls"),
+            cluster_dns: file.texts("clusterDNS"),
+            cluster_domain: file.text("clusterDomain").unwrap_or_default().to_owned(),
+            resolv_conf: path(&None, file.path("resolvConf"), paths::RESOLV_CONF),
+            file_check_frequency: GoDuration::or(
+                file.time("fileCheckFrequency"),
+                limits::FILE_CHECK_FREQUENCY,
+            ),
             runtime_request_timeout: GoDuration::or(
-                file.runtime_request_timeout,
+                file.time("runtimeRequestTimeout"),
                 limits::RUNTIME_REQUEST_TIMEOUT,
             ),
-            max_pods: file.max_pods.map_or(Ok(limits::PODS_MAX), pods)?,
+            max_pods: file.int("maxPods").map_or(Ok(limits::PODS_MAX), pods)?,
             max_container_restart_period: or(
-                file.crash_loop_back_off.max_container_restart_period,
+                file.time("crashLoopBackOff.maxContainerRestartPeriod"),
                 limits::CRASH_BACKOFF_MAX,
             ),
-            image_pulls: image_pulls(file.serialize_image_pulls, file.max_parallel_image_pulls)?,
+            image_pulls: image_pulls(file.bool("serializeImagePulls"), file.int("maxParallelImagePulls"))?,
             log_rotation: log_rotation(
-                flags.container_log_max_size.as_deref().or(file.container_log_max_size.as_deref()),
-                flags.container_log_max_files.or(file.container_log_max_files),
-                or(file.container_log_monitor_interval, limits::LOG_LOOK_MAX),
+                flags.container_log_max_size.as_deref().or(file.text("containerLogMaxSize")),
+                flags.container_log_max_files.or(file.int("containerLogMaxFiles")),
+                or(file.time("containerLogMonitorInterval"), limits::LOG_LOOK_MAX),
             )?,
             image_gc: Some(gc::of_images(
-                [file.image_gc_high_threshold_percent, file.image_gc_low_threshold_percent],
-                [file.image_minimum_gc_age, file.image_maximum_gc_age],
+                [file.int("imageGCHighThresholdPercent"), file.int("imageGCLowThresholdPercent")],
+                [file.time("imageMinimumGCAge"), file.time("imageMaximumGCAge")],
                 flags.image_gc_min_available.as_deref(),
             )?),
             eviction: eviction::policy(eviction::Given {
-                hard: file.eviction_hard,
-                soft: file.eviction_soft,
-                soft_grace: file.eviction_soft_grace_period,
-                min_reclaim: file.eviction_minimum_reclaim,
-                transition: file.eviction_pressure_transition_period,
-                max_pod_grace: file.eviction_max_pod_grace_period,
+                hard: file.map("evictionHard"),
+                soft: file.map("evictionSoft"),
+                soft_grace: file.map("evictionSoftGracePeriod"),
+                min_reclaim: file.map("evictionMinimumReclaim"),
+                transition: file.time("evictionPressureTransitionPeriod"),
+                max_pod_grace: file.int("evictionMaxPodGracePeriod"),
+                merge_defaults: file.bool("mergeDefaultEvictionSettings").unwrap_or(false),
             })?,
             meminfo: paths::MEMINFO.into(),
             dead_containers: gc::of_containers(
@@ -382,13 +445,13 @@ impl Config {
             supervisor: None,
             shutdown: shutdown_groups(
                 flag_duration("--shutdown-grace-period", flags.shutdown_grace_period.as_deref())?
-                    .or(file.shutdown_grace_period),
+                    .or(file.time("shutdownGracePeriod")),
                 flag_duration(
                     "--shutdown-grace-period-critical-pods",
                     flags.shutdown_grace_period_critical_pods.as_deref(),
                 )?
-                .or(file.shutdown_grace_period_critical_pods),
-                file.shutdown_grace_period_by_pod_priority.as_deref(),
+                .or(file.time("shutdownGracePeriodCriticalPods")),
+                &file.list("shutdownGracePeriodByPodPriority")?,
             )?,
             shutdown_on_sigterm: flags.shutdown_on_sigterm,
             take_over: flags.take_over,
@@ -396,11 +459,43 @@ impl Config {
             kubeconfig: cluster::kubeconfig(flags, &root_of_k3s)?,
             k3s: cluster::k3s(flags)?,
             bootstrap_kubeconfig: cluster::bootstrap(flags)?,
-            rotate_certificates: file.rotate_certificates.unwrap_or(false),
+            rotate_certificates: file.bool("rotateCertificates").unwrap_or(false),
             server_tls_bootstrap,
             registration,
             node_api,
             cni_bridge: cluster::cni_bridge(flags)?,
+            protect_kernel_defaults: file.bool("protectKernelDefaults").unwrap_or(false),
+            sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
+            make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),
+            fail_swap_on: file.bool("failSwapOn").unwrap_or(false),
+            process: Process {
+                oom_score_adj: between(&file, "oomScoreAdj", -1000, 1000)?,
+                open_files: between(&file, "maxOpenFiles", 0, i64::MAX)?
+                    .filter(|files| *files > 0)
+                    .map(i64::unsigned_abs),
+            },
+            memory_swap: match file.text("memorySwap.swapBehavior") {
+                None | Some("" | "NoSwap") => SwapBehavior::NoSwap,
+                Some("LimitedSwap") => SwapBehavior::LimitedSwap,
+                Some(other) => {
+                    return Err(ConfigError(format!(
+                        "memorySwap.swapBehavior: {other:?}: must be NoSwap or LimitedSwap"
+                    )));
+                }
+            },
+            single_process_oom_kill: file.bool("singleProcessOOMKill").unwrap_or(false),
+            pod_pids_limit: file
+                .long("podPidsLimit")
+                .and_then(|most| u64::try_from(most).ok())
+                .filter(|most| *most > 0),
+            pods_per_core: (between(&file, "podsPerCore", 0, i64::from(i32::MAX))?)
+                .and_then(|pods| usize::try_from(pods).ok())
+                .filter(|pods| *pods > 0),
+            pull_rate: pull_rate(&file)?,
+            node_images: between(&file, "nodeStatusMaxImages", 0, 50)?
+                .and_then(|images| usize::try_from(images).ok())
+                .unwrap_or(50),
+            given: file.without_defaults(),
         };
         config.check()?;
         Ok(config)
@@ -489,6 +584,26 @@ impl Config {
     }
 }
 
+/// The number that is set, within these bounds.
+fn between(file: &FileSettings, field: &str, least: i64, most: i64) -> Result<Option<i64>, ConfigError> {
+    match file.long(field) {
+        Some(given) if !(least..=most).contains(&given) => {
+            Err(ConfigError(format!("{field}: {given}: must be between {least} and {most}")))
+        }
+        given => Ok(given),
+    }
+}
+
+/// Pulls a second, and at once; a rate of 0 is no limit, a burst of 0 the default (`throttleImagePulling`).
+fn pull_rate(file: &FileSettings) -> Result<Option<(u32, u32)>, ConfigError> {
+    let number = |field: &str, default: u32| {
+        let given = between(file, field, 0, i64::from(i32::MAX))?;
+        Ok(given.and_then(|given| u32::try_from(given).ok()).unwrap_or(default))
+    };
+    let (rate, burst) = (number("registryPullQPS", 5)?, number("registryBurst", 10)?);
+    Ok((rate > 0).then_some((rate, if burst == 0 { 10 } else { burst })))
+}
+
 fn flag_duration(flag: &str, text: Option<&str>) -> Result<Option<GoDuration>, ConfigError> {
     let parsed = |text| {
         let duration = parse_go_duration(text).map(GoDuration);
@@ -503,10 +618,9 @@ fn flag_duration(flag: &str, text: Option<&str>) -> Result<Option<GoDuration>, C
 fn shutdown_groups(
     all: Option<GoDuration>,
     critical: Option<GoDuration>,
-    by_priority: Option<&[PodPriority]>,
+    by_priority: &[PodPriority],
 ) -> Result<ShutdownGroups, ConfigError> {
     let [all, critical] = [all, critical].map(|given| given.map_or(Duration::ZERO, |duration| duration.0));
-    let by_priority = by_priority.unwrap_or_default();
     let periods = [all, critical].iter().any(|period| !period.is_zero());
     if periods && !by_priority.is_empty() {
         return Err(ConfigError(

@@ -4,8 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings, Flags};
 
@@ -13,6 +11,9 @@ use super::{ConfigError, FileSettings, Flags};
 const PORT: u16 = 10_250;
 /// That of its health alone.
 const HEALTHZ_PORT: u16 = 10_248;
+
+/// What `/logs/` shows (`nodeLogDir`).
+const SYSTEM_LOGS: &str = "/var/log";
 
 /// Where a node of a cluster answers, and whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +32,14 @@ pub struct NodeApi {
     pub token_ttl: Option<Duration>,
     /// Who may do what.
     pub authorization: Authorization,
+    /// TLS 1.2 is not spoken (`tlsMinVersion`).
+    pub tls13_only: bool,
+    /// Of the suites of TLS 1.2 those that are offered, by their names; empty: all (`tlsCipherSuites`).
+    pub cipher_suites: Vec<String>,
     /// Where `/healthz` is told to anybody, without TLS.
     pub healthz: Option<SocketAddr>,
+    /// The directory that `/logs/` shows; `None`: the path is disabled.
+    pub system_logs: Option<PathBuf>,
 }
 
 /// Who may do what.
@@ -49,57 +56,6 @@ pub enum Authorization {
     },
 }
 
-/// `authentication`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct Authentication {
-    x509: X509,
-    webhook: TokenWebhook,
-    anonymous: Anonymous,
-}
-
-/// `authentication.x509`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct X509 {
-    #[serde(rename = "clientCAFile")]
-    client_ca_file: Option<PathBuf>,
-}
-
-/// `authentication.webhook`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct TokenWebhook {
-    enabled: Option<bool>,
-    #[serde(rename = "cacheTTL")]
-    cache_ttl: Option<GoDuration>,
-}
-
-/// `authentication.anonymous`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Anonymous {
-    enabled: Option<bool>,
-}
-
-/// `authorization`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct AuthorizationFile {
-    mode: Option<String>,
-    webhook: AccessWebhook,
-}
-
-/// `authorization.webhook`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct AccessWebhook {
-    #[serde(rename = "cacheAuthorizedTTL")]
-    cache_authorized_ttl: Option<GoDuration>,
-    #[serde(rename = "cacheUnauthorizedTTL")]
-    cache_unauthorized_ttl: Option<GoDuration>,
-}
-
 /// Flags over the file over the defaults (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
 pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, ConfigError> {
     let address = |field: &str, given: Option<&str>, default: Ipv4Addr| match given {
@@ -114,13 +70,13 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         port.ok_or_else(|| ConfigError(format!("{field}: {given}: must be between {least} and 65535")))
     };
     // Empty is the default that the file of the packages states.
-    let path = |flag: &Option<PathBuf>, file: &Option<PathBuf>| {
-        let given = flag.clone().or_else(|| file.clone());
+    let path = |flag: &Option<PathBuf>, field: &str| {
+        let given = flag.clone().or_else(|| file.path(field));
         given.filter(|path| !path.as_os_str().is_empty())
     };
     let certificate = match (
-        path(&flags.tls_cert_file, &file.tls_cert_file),
-        path(&flags.tls_private_key_file, &file.tls_private_key_file),
+        path(&flags.tls_cert_file, "tlsCertFile"),
+        path(&flags.tls_private_key_file, "tlsPrivateKeyFile"),
     ) {
         (Some(certificate), Some(key)) => {
             absolute("tlsCertFile", &certificate)?;
@@ -135,18 +91,17 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
             ));
         }
     };
-    let client_ca = path(&flags.client_ca_file, &file.authentication.x509.client_ca_file);
+    let client_ca = path(&flags.client_ca_file, "authentication.x509.clientCAFile");
     if let Some(client_ca) = &client_ca {
         absolute("authentication.x509.clientCAFile", client_ca)?;
     }
-    let webhook = file.authentication.webhook;
-    let token_ttl =
-        webhook.enabled.unwrap_or(true).then(|| GoDuration::or(webhook.cache_ttl, Duration::from_mins(2)));
-    let access = file.authorization.webhook;
-    let authorization = match file.authorization.mode.as_deref() {
-        None | Some("Webhook") => Authorization::Asked {
-            allowed_ttl: GoDuration::or(access.cache_authorized_ttl, Duration::from_mins(5)),
-            denied_ttl: GoDuration::or(access.cache_unauthorized_ttl, Duration::from_secs(30)),
+    let ttl = |field: &str, default| GoDuration::or(file.time(field), default);
+    let token_ttl = (file.bool("authentication.webhook.enabled").unwrap_or(true))
+        .then(|| ttl("authentication.webhook.cacheTTL", Duration::from_mins(2)));
+    let authorization = match file.text("authorization.mode") {
+        None | Some("" | "Webhook") => Authorization::Asked {
+            allowed_ttl: ttl("authorization.webhook.cacheAuthorizedTTL", Duration::from_mins(5)),
+            denied_ttl: ttl("authorization.webhook.cacheUnauthorizedTTL", Duration::from_secs(30)),
         },
         Some("AlwaysAllow") => Authorization::Everything,
         Some(other) => {
@@ -155,27 +110,41 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
             )));
         }
     };
-    let healthz_address =
-        address("healthzBindAddress", file.healthz_bind_address.as_deref(), Ipv4Addr::LOCALHOST)?;
-    let healthz_port = port("healthzPort", file.healthz_port, HEALTHZ_PORT, 0)?;
-    let given = flags.address.as_deref().or(file.address.as_deref());
-    let api = NodeApi {
+    let healthz_address = address(
+        "healthzBindAddress",
+        file.text("healthzBindAddress").filter(|text| !text.is_empty()),
+        Ipv4Addr::LOCALHOST,
+    )?;
+    let healthz_port = port("healthzPort", file.int("healthzPort"), HEALTHZ_PORT, 0)?;
+    let given = flags.address.as_deref().or(file.text("address").filter(|text| !text.is_empty()));
+    let tls13_only = match file.text("tlsMinVersion") {
+        None | Some("" | "VersionTLS12") => false,
+        Some("VersionTLS13") => true,
+        Some(other) => {
+            return Err(ConfigError(format!(
+                "tlsMinVersion: {other:?}: must be VersionTLS12 or VersionTLS13; older versions are not spoken"
+            )));
+        }
+    };
+    let cipher_suites = file.texts("tlsCipherSuites");
+    if let Some(other) = cipher_suites.iter().find(|name| !name.starts_with("TLS_")) {
+        return Err(ConfigError(format!(
+            "tlsCipherSuites: {other:?}: must be a name such as TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
+        )));
+    }
+    Ok(NodeApi {
+        tls13_only,
+        cipher_suites,
         address: address("address", given, Ipv4Addr::UNSPECIFIED)?,
-        port: port("port", flags.port.or(file.port), PORT, 1)?,
+        port: port("port", flags.port.or(file.int("port")), PORT, 1)?,
         certificate,
         client_ca,
-        anonymous: file.authentication.anonymous.enabled.unwrap_or(false),
+        anonymous: file.bool("authentication.anonymous.enabled").unwrap_or(false),
         token_ttl,
         authorization,
+        system_logs: file.bool("enableSystemLogHandler").unwrap_or(true).then(|| SYSTEM_LOGS.into()),
         healthz: (healthz_port > 0).then(|| SocketAddr::new(healthz_address, healthz_port)),
-    };
-    if file.read_only_port.is_some_and(|port| port != 0) {
-        return Err(ConfigError(
-            "readOnlyPort: must be 0: nothing but /healthz is told without asking who wants to know it"
-                .to_owned(),
-        ));
-    }
-    Ok(api)
+    })
 }
 
 fn absolute(field: &str, path: &Path) -> Result<(), ConfigError> {
@@ -237,7 +206,7 @@ mod tests {
             ("authentication: {x509: {clientCAFile: a}}", "clientCAFile: a: must be an absolute path"),
             ("authentication: {x509: {other: a}}", "authentication.x509.other"),
             ("authorization: {mode: RBAC}", "authorization.mode: \"RBAC\": must be Webhook or AlwaysAllow"),
-            ("readOnlyPort: 10255", "readOnlyPort: must be 0"),
+            ("readOnlyPort: 10255", "readOnlyPort: 10255: must be 0"),
         ] {
             let refused = joined(&Flags::default(), text).unwrap_err();
             assert!(refused.contains(why), "{text}: {refused}");

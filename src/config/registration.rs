@@ -8,9 +8,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::kubelet::GoDuration;
-use super::{ConfigError, FileSettings, Flags};
+use super::{ConfigError, FileSettings, Flags, fields};
 use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD, NODE_TAINTS_MAX};
 use crate::render::quantity::Quantity;
+use crate::source::decode::Node;
 use crate::source::validate::names;
 
 /// What a node is registered with.
@@ -25,6 +26,8 @@ pub struct Registration {
     /// Its addresses, the primary one first; an unspecified one is that of the default route of its family. Empty: those of
     /// the default routes (`--node-ip`).
     pub addresses: Vec<IpAddr>,
+    /// The cloud's own controller tells the addresses (`--cloud-provider=external`).
+    pub external_cloud: bool,
     /// What pods do not get.
     pub reserved: Reserved,
     /// How often it is told of.
@@ -78,25 +81,19 @@ pub struct Reserved {
     pub ephemeral_storage: u64,
 }
 
-/// One of the two in the file.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
-#[serde(default)]
-pub(super) struct ReservedFile {
-    cpu: Option<String>,
-    memory: Option<String>,
-    #[serde(rename = "ephemeral-storage")]
-    ephemeral_storage: Option<String>,
-}
-
 /// Flags over the file.
 pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, ConfigError> {
     let mut reserved = Reserved::default();
-    reserved.add("kubeReserved", &file.kube_reserved)?;
-    reserved.add("systemReserved", &file.system_reserved)?;
-    let taints = match &flags.register_with_taints {
-        Some(text) => taints(text)?,
-        None => file.register_with_taints.clone().unwrap_or_default(),
-    };
+    for field in ["kubeReserved", "systemReserved"] {
+        reserved.add(field, file.map(field).unwrap_or_default())?;
+    }
+    let mut of_flag = FileSettings::default();
+    if let (Some(text), Some(field)) = (&flags.register_with_taints, fields::of_flag("register-with-taints"))
+    {
+        of_flag.take_flag(field, text)?;
+    }
+    let of = if flags.register_with_taints.is_some() { &of_flag } else { file };
+    let taints: Vec<NodeTaint> = of.list("registerWithTaints")?;
     for taint in &taints {
         check_taint(taint)?;
     }
@@ -106,26 +103,36 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, C
     Ok(Registration {
         labels: labels(flags.node_labels.as_deref().unwrap_or_default())?,
         taints,
-        provider_id: flags.provider_id.clone().or_else(|| file.provider_id.clone()).unwrap_or_default(),
+        provider_id: flags.provider_id.as_deref().or(file.text("providerID")).unwrap_or_default().to_owned(),
         addresses: addresses(flags.node_ip.as_deref().unwrap_or_default())?,
+        external_cloud: is_external(flags.cloud_provider.as_deref())?,
         reserved,
         periods: periods(file)?,
     })
 }
 
+/// There are no other cloud providers in the kubelet any more (`IsExternal`).
+fn is_external(provider: Option<&str>) -> Result<bool, ConfigError> {
+    match provider {
+        None | Some("") => Ok(false),
+        Some("external") => Ok(true),
+        Some(other) => Err(ConfigError(format!("--cloud-provider={other}: must be external, or left out"))),
+    }
+}
+
 /// Without a period of its own an unchanged status is told as often as is looked (`SetDefaults_KubeletConfiguration`).
 fn periods(file: &FileSettings) -> Result<Periods, ConfigError> {
     let default = Periods::default();
-    let look = GoDuration::or(file.node_status_update_frequency, default.look);
+    let look = GoDuration::or(file.time("nodeStatusUpdateFrequency"), default.look);
     let unsaid = if look == default.look { default.report } else { look };
-    let report = GoDuration::or(file.node_status_report_frequency, unsaid);
+    let report = GoDuration::or(file.time("nodeStatusReportFrequency"), unsaid);
     for (field, period) in [("nodeStatusUpdateFrequency", look), ("nodeStatusReportFrequency", report)] {
         if !(Duration::from_secs(1)..=Duration::from_hours(1)).contains(&period) {
             let seconds = period.as_secs_f64();
             return Err(ConfigError(format!("{field}: {seconds} s: must be between 1 s and 3600 s")));
         }
     }
-    let lease_seconds = match file.node_lease_duration_seconds {
+    let lease_seconds = match file.int("nodeLeaseDurationSeconds") {
         None | Some(0) => default.lease_seconds,
         Some(given) => {
             let within = u16::try_from(given).ok().filter(|seconds| (4..=3600).contains(seconds));
@@ -138,20 +145,21 @@ fn periods(file: &FileSettings) -> Result<Periods, ConfigError> {
 }
 
 impl Reserved {
-    fn add(&mut self, field: &str, given: &ReservedFile) -> Result<(), ConfigError> {
-        let amount = |name: &str, given: &Option<String>, of: fn(Quantity) -> i64| {
-            let Some(text) = given else { return Ok(0) };
-            let amount = Quantity::parse(text).ok().and_then(|quantity| u64::try_from(of(quantity)).ok());
-            amount.ok_or_else(|| {
-                ConfigError(format!(
-                    "{field}.{name}: {text:?}: must be a quantity such as 200m or 64Mi, or 0"
-                ))
-            })
-        };
-        let storage = amount("ephemeral-storage", &given.ephemeral_storage, Quantity::value)?;
-        self.milli_cpu = self.milli_cpu.saturating_add(amount("cpu", &given.cpu, Quantity::milli_value)?);
-        self.memory = self.memory.saturating_add(amount("memory", &given.memory, Quantity::value)?);
-        self.ephemeral_storage = self.ephemeral_storage.saturating_add(storage);
+    fn add(&mut self, field: &str, given: BTreeMap<String, String>) -> Result<(), ConfigError> {
+        for (name, text) in given {
+            let wrong = |why: &str| Err(ConfigError(format!("{field}.{name}: {text:?}: {why}")));
+            let (to, value): (_, fn(Quantity) -> i64) = match name.as_str() {
+                "cpu" => (&mut self.milli_cpu, Quantity::milli_value),
+                "memory" => (&mut self.memory, Quantity::value),
+                "ephemeral-storage" => (&mut self.ephemeral_storage, Quantity::value),
+                _ => return wrong("only cpu, memory and ephemeral-storage are reserved"),
+            };
+            let amount = Quantity::parse(&text).ok().and_then(|quantity| u64::try_from(value(quantity)).ok());
+            match amount {
+                Some(amount) => *to = to.saturating_add(amount),
+                None => return wrong("must be a quantity such as 200m or 64Mi, or 0"),
+            }
+        }
         Ok(())
     }
 }
@@ -207,15 +215,15 @@ fn may_be_set(key: &str) -> bool {
 }
 
 /// `key[=value]:effect,…` (`--register-with-taints`).
-fn taints(text: &str) -> Result<Vec<NodeTaint>, ConfigError> {
+pub(super) fn taints(text: &str) -> Result<Node, String> {
     let taint = |part: &str| {
-        let (name, effect) = part.rsplit_once(':').ok_or_else(|| {
-            ConfigError(format!("--register-with-taints: {part:?}: must be KEY=VALUE:EFFECT"))
-        })?;
+        let (name, effect) =
+            part.rsplit_once(':').ok_or_else(|| format!("{part:?}: must be KEY=VALUE:EFFECT"))?;
         let (key, value) = name.split_once('=').unwrap_or((name, ""));
-        Ok(NodeTaint { key: key.to_owned(), value: value.to_owned(), effect: effect.to_owned() })
+        let fields = [("key", key), ("value", value), ("effect", effect)];
+        Ok(Node::Map(fields.map(|(name, text)| (name.into(), Node::Text(text.into()))).into()))
     };
-    parts(text).map(taint).collect()
+    parts(text).map(taint).collect::<Result<_, _>>().map(Node::List)
 }
 
 fn check_taint(taint: &NodeTaint) -> Result<(), ConfigError> {

@@ -221,3 +221,80 @@ fn a_file_without_an_end_is_not_read() {
     let error = FileSettings::read(Path::new("/proc/self/status")).expect_err("must be refused");
     assert!(error.0.starts_with("/proc/self/status: "), "{error}");
 }
+
+/// As `kubeadm join` of 1.36 writes it to `/var/lib/kubelet/config.yaml`.
+const KUBEADM: &str = r#"
+authentication:
+  anonymous: {enabled: false}
+  webhook: {cacheTTL: 0s, enabled: true}
+  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+authorization:
+  mode: Webhook
+  webhook: {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}
+cgroupDriver: systemd
+clusterDNS: [10.96.0.10]
+clusterDomain: cluster.local
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cpuManagerReconcilePeriod: 0s
+crashLoopBackOff: {}
+evictionPressureTransitionPeriod: 0s
+fileCheckFrequency: 0s
+healthzBindAddress: 127.0.0.1
+healthzPort: 10248
+httpCheckFrequency: 0s
+imageMaximumGCAge: 0s
+imageMinimumGCAge: 0s
+logging:
+  flushFrequency: 0
+  options:
+    json: {infoBufferSize: "0"}
+    text: {infoBufferSize: "0"}
+  verbosity: 0
+memorySwap: {}
+nodeStatusReportFrequency: 0s
+nodeStatusUpdateFrequency: 0s
+resolvConf: /run/systemd/resolve/resolv.conf
+rotateCertificates: true
+runtimeRequestTimeout: 0s
+shutdownGracePeriod: 0s
+shutdownGracePeriodCriticalPods: 0s
+staticPodPath: /etc/kubernetes/manifests
+streamingConnectionIdleTimeout: 0s
+syncFrequency: 0s
+volumeStatsAggPeriod: 0s
+"#;
+
+fn config(text: &str) -> Result<Config, String> {
+    let file = file(text)?;
+    Config::join(&Flags::default(), None, file).map_err(|error| error.0)
+}
+
+#[test]
+fn what_kubeadm_writes_is_taken_and_its_zeros_are_defaults() {
+    let (given, default) = (config(KUBEADM).expect("taken"), config("").expect("valid"));
+    assert_eq!(given.file_check_frequency, default.file_check_frequency);
+    assert_eq!(given.runtime_request_timeout, default.runtime_request_timeout);
+    assert_eq!(given.eviction, default.eviction);
+    assert_eq!(given.image_gc, default.image_gc);
+    assert_eq!(given.node_api.authorization, default.node_api.authorization);
+    assert_eq!(given.node_api.token_ttl, default.node_api.token_ttl);
+    assert_eq!(given.registration, default.registration);
+    assert!(given.rotate_certificates && !default.rotate_certificates);
+}
+
+#[test]
+fn another_value_is_refused_by_name() {
+    for (text, field) in [
+        ("syncFrequency: 10s", "syncFrequency: \"10s\": must be 1m0s: "),
+        ("logging: {format: json}", "logging.format: \"json\": must be text"),
+        ("logging: {verbosity: 4}", "logging.verbosity: 4: must be 0"),
+        (
+            "logging: {options: {text: {infoBufferSize: 1Mi}}}",
+            "logging.options.text.infoBufferSize: \"1Mi\": must be 0",
+        ),
+    ] {
+        let error = config(text).expect_err("refused");
+        assert!(error.starts_with(field), "{error}");
+    }
+    assert!(config("logging: {flushFrequency: 5s}").is_ok(), "nothing is held back");
+}

@@ -2,7 +2,6 @@
 //! (`cri-client/pkg/remote_runtime.go`, `remote_image.go`).
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,10 +23,12 @@ use crate::limits::{
     EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
 };
 use crate::metrics::Operations;
+use crate::model::SortedMap;
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, Mono, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,
 };
 use crate::proto::runtime::v1 as cri;
+use crate::render::CgroupDriver;
 use crate::render::labels::POD_UID;
 
 /// A container runtime behind a Unix socket. Clones share one connection, which the first call makes.
@@ -43,10 +44,10 @@ pub struct GrpcRuntime {
     pulls: Arc<Semaphore>,
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
     /// are list calls.
-    skipped: Rc<RefCell<BTreeMap<&'static str, u64>>>,
+    skipped: Rc<RefCell<SortedMap<&'static str, u64>>>,
     /// Streaming list calls that the runtime does not have, and on which connection it said so: after an upgrade it
     /// may have them. As many entries as there are list calls.
-    unimplemented: Rc<RefCell<BTreeMap<&'static str, u64>>>,
+    unimplemented: Rc<RefCell<SortedMap<&'static str, u64>>>,
 }
 
 /// A list call in both its forms (KEP-5825): the items are field 1 of the answer, or of every answer of the stream, and
@@ -217,6 +218,23 @@ impl GrpcRuntime {
             log::warn!("{}: {skipped} items skipped: broken or too large", name(list.whole));
         }
         listed
+    }
+
+    /// `RuntimeConfig`: the cgroup driver that the runtime uses. `None` from a runtime that does not tell (containerd before 2.0).
+    ///
+    /// # Errors
+    /// Of the call, unless the runtime has no such one.
+    pub async fn cgroup_driver(&self) -> RuntimeResult<Option<CgroupDriver>> {
+        let asked: RuntimeResult<cri::RuntimeConfigResponse> =
+            self.call(method!("Runtime", "RuntimeConfig"), cri::RuntimeConfigRequest {}).await;
+        match asked {
+            Ok(answer) => Ok(answer.linux.map(|linux| match linux.cgroup_driver() {
+                cri::CgroupDriver::Systemd => CgroupDriver::Systemd,
+                cri::CgroupDriver::Cgroupfs => CgroupDriver::Cgroupfs,
+            })),
+            Err(RuntimeError::Unimplemented(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// A streaming list; nothing when this runtime has none (the kubelet's fallback at the first `UNIMPLEMENTED`).

@@ -6,18 +6,17 @@
 //! | an immutable object has other content | it stays as it was, and that is a problem |
 //! | a source is incomplete (invalid or unreadable manifest) | an object that is missing stays, if a pod names it |
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use super::Source;
 use crate::limits;
 use crate::model::ObjectKey;
+use crate::model::{SortedMap, SortedSet};
 use crate::source::{Problem, SourcedObject};
 
-pub(super) type Held = BTreeMap<ObjectKey, SourcedObject>;
+pub(super) type Held = SortedMap<ObjectKey, SourcedObject>;
 
 /// The objects there are now, and what is wrong with them taken together.
 /// `named` are those that the wanted pods name: no more than these are held, however many come and go meanwhile.
-pub(super) fn merge(before: &Held, sources: &[Source], named: &BTreeSet<ObjectKey>) -> (Held, Vec<Problem>) {
+pub(super) fn merge(before: &Held, sources: &[Source], named: &SortedSet<ObjectKey>) -> (Held, Vec<Problem>) {
     let (mut after, mut problems) = (Held::new(), Vec::new());
     let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
         .iter()

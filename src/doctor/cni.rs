@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use crate::render::CgroupDriver;
+
 /// Where CNI configurations and plugins are when a runtime does not tell.
 const CONF_DIR: &str = "/etc/cni/net.d";
 const BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
@@ -13,6 +15,8 @@ pub struct RuntimeSettings {
     pub cni_conf_dir: String,
     /// Where it looks for CNI plugins; one of them is enough.
     pub cni_bin_dirs: Vec<String>,
+    /// The cgroup driver of its default OCI runtime.
+    pub cgroup_driver: Option<CgroupDriver>,
 }
 
 impl RuntimeSettings {
@@ -28,7 +32,13 @@ impl RuntimeSettings {
         if cni_bin_dirs.is_empty() {
             cni_bin_dirs = BIN_DIRS.map(str::to_owned).into();
         }
-        Self { cni_conf_dir: text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned()), cni_bin_dirs }
+        // containerd: `SystemdCgroup` of the options of runc, or of the runtime that is named as the default one.
+        let containerd = &config["containerd"];
+        let default = containerd["defaultRuntimeName"].as_str().unwrap_or("runc");
+        let systemd = containerd["runtimes"][default]["options"]["SystemdCgroup"].as_bool();
+        let cgroup_driver = systemd.map(|on| if on { CgroupDriver::Systemd } else { CgroupDriver::Cgroupfs });
+        let cni_conf_dir = text(&cni["confDir"]).unwrap_or_else(|| CONF_DIR.to_owned());
+        Self { cni_conf_dir, cni_bin_dirs, cgroup_driver }
     }
 }
 
@@ -70,6 +80,7 @@ mod tests {
             RuntimeSettings {
                 cni_conf_dir: "/etc/cni/other".to_owned(),
                 cni_bin_dirs: vec!["/usr/lib/cni".to_owned()],
+                cgroup_driver: None,
             }
         );
         let containerd_2 = r#"{"cni": {"binDir": "", "binDirs": ["/a", "/b"], "confDir": "/etc/cni/net.d"}}"#;
@@ -77,12 +88,27 @@ mod tests {
         let usual = RuntimeSettings {
             cni_conf_dir: "/etc/cni/net.d".to_owned(),
             cni_bin_dirs: vec!["/opt/cni/bin".to_owned(), "/usr/lib/cni".to_owned()],
+            cgroup_driver: None,
         };
         for nothing in
             [None, Some(""), Some("[crio]"), Some("[]"), Some(r#"{"sandboxImage": "x", "cni": 3}"#)]
         {
             assert_eq!(RuntimeSettings::parse(nothing), usual, "{nothing:?}");
         }
+    }
+
+    #[test]
+    fn containerd_tells_its_cgroup_driver() {
+        let of = |default: &str, systemd: &str| {
+            let options = format!(r#"{{"options": {{"SystemdCgroup": {systemd}}}}}"#);
+            let config = format!(
+                r#"{{"containerd": {{"defaultRuntimeName": "{default}", "runtimes": {{"{default}": {options}}}}}}}"#
+            );
+            RuntimeSettings::parse(Some(&config)).cgroup_driver
+        };
+        assert_eq!(of("runc", "true"), Some(CgroupDriver::Systemd));
+        assert_eq!(of("crun", "false"), Some(CgroupDriver::Cgroupfs));
+        assert_eq!(of("runc", "null"), None);
     }
 
     #[test]

@@ -17,11 +17,13 @@ use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, en
 use crate::eviction::{Amount, Signal};
 use crate::filesystem::Filesystem;
 use crate::image::name::is_of_a_pause;
+use crate::kernel_tunables::{self, Differing};
 use crate::limits::{
     DOCTOR_CNI_FILES_MAX, DOCTOR_COMMAND_PATIENCE, DOCTOR_FILE_BYTES_MAX, DOCTOR_KUBELETS_MAX,
     ENDPOINT_CHECK_TIMEOUT,
 };
 use crate::model::{SandboxState, Wall};
+use crate::render::CgroupDriver;
 
 /// Everything there is to judge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,6 +34,8 @@ pub struct Facts {
     pub bad_settings: Option<String>,
     /// Control groups.
     pub cgroups: CgroupFacts,
+    /// The cgroup driver that is configured here.
+    pub cgroup_driver: CgroupDriver,
     /// The runtime, or why there is none: a sentence with its mend.
     pub runtime: Result<RuntimeFacts, String>,
     /// Other node agents that run on this machine.
@@ -46,6 +50,8 @@ pub struct Facts {
     pub swaps: Vec<String>,
     /// inotify's limits.
     pub inotify: InotifyFacts,
+    /// Kernel settings that are not as a kubelet has them.
+    pub tunables: Vec<Differing>,
 }
 
 /// What the kernel has of control groups.
@@ -76,6 +82,10 @@ pub struct RuntimeFacts {
     pub pause_image: Option<(String, bool)>,
     /// Running sandboxes that no smolet made, and the pod of one of them.
     pub foreign_sandboxes: Option<(usize, String)>,
+    /// The cgroup driver that it has told by the CRI, which the agent takes then (`RuntimeConfig`).
+    pub cgroup_driver_told: Option<CgroupDriver>,
+    /// The one in its settings, where they show it.
+    pub cgroup_driver_set: Option<CgroupDriver>,
 }
 
 /// Another node agent.
@@ -159,6 +169,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
         is_root: rustix::process::geteuid().is_root(),
         bad_settings,
         cgroups: cgroups(&config.cgroup_mounts),
+        cgroup_driver: config.cgroup_driver,
         runtime,
         kubelets: kubelets(),
         cni: network(settings),
@@ -174,6 +185,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
             instances: number("/proc/sys/fs/inotify/max_user_instances"),
             watches: number("/proc/sys/fs/inotify/max_user_watches"),
         },
+        tunables: kernel_tunables::differing(Path::new("/proc/sys")),
     }
 }
 
@@ -227,18 +239,18 @@ async fn runtime(
         })
         .await;
     let images = runtime.image_fs_info().await.unwrap_or_default();
+    let cgroup_driver_told = runtime.cgroup_driver().await.ok().flatten();
+    let settings = RuntimeSettings::parse(settings.as_deref());
     let facts = RuntimeFacts {
         socket: runtime.socket().display().to_string(),
         version,
         conditions: conditions.map_err(|error| error.to_string()),
         pause_image,
         foreign_sandboxes,
+        cgroup_driver_told,
+        cgroup_driver_set: settings.cgroup_driver,
     };
-    (
-        Ok(facts),
-        RuntimeSettings::parse(settings.as_deref()),
-        images.first().map(|images| images.mountpoint.to_string()),
-    )
+    (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
 }
 
 /// The first image that has such a name.

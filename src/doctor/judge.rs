@@ -8,12 +8,14 @@
 //! | cgroups | none; no cpu or pids controller | |
 //! | runtime | none answers, or not ready | does not tell |
 //! | other agents | one on the same runtime | running sandboxes that smolet did not make |
+//! | cgroup driver | is another one than the runtime's, which does not tell it by the CRI | is not the configured one |
 //! | pause image | | is not there, or is not known |
 //! | cni | no configuration, a broken one, or plugins that are missing | the runtime's network is not ready |
 //! | disk | so little free that pods are evicted | less than twice that |
 //! | clock | shows a time before this program's | follows no time server |
 //! | swap | | is on |
 //! | inotify | | limits lower than Linux' own |
+//! | kernel settings | | not as a kubelet has them |
 
 use std::fmt::Write as _;
 
@@ -22,8 +24,10 @@ use super::facts::{
     CgroupFacts, ClockFacts, CniFacts, DiskFacts, Facts, InotifyFacts, Kubelet, RuntimeFacts,
 };
 use crate::cri::endpoint::{self, USUAL_SOCKETS};
+use crate::kernel_tunables::{self, Differing};
 use crate::limits::MIB;
 use crate::model::Wall;
+use crate::render::CgroupDriver;
 
 /// What the kernel must enforce pods' limits with, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
@@ -50,6 +54,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(runtime(&facts.runtime));
     findings.push(other_agents(&facts.kubelets, facts.runtime.as_ref().ok()));
     if let Ok(runtime) = &facts.runtime {
+        findings.extend(cgroup_driver(facts.cgroup_driver, runtime));
         findings.push(pause_image(runtime));
     }
     findings.push(network(&facts.cni, facts.runtime.as_ref().ok()));
@@ -57,6 +62,7 @@ pub fn judge(facts: &Facts) -> Vec<Finding> {
     findings.push(clock(&facts.clock));
     findings.push(swap(&facts.swaps));
     findings.push(inotify(&facts.inotify));
+    findings.push(tunables(&facts.tunables));
     findings
 }
 
@@ -165,6 +171,32 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     Finding::warning(CHECK, message, mend)
 }
 
+/// Nothing where the runtime shows no driver at all.
+fn cgroup_driver(configured: CgroupDriver, runtime: &RuntimeFacts) -> Option<Finding> {
+    const CHECK: &str = "cgroup driver";
+    let own = configured.as_str();
+    if let Some(told) = runtime.cgroup_driver_told {
+        if told == configured {
+            return Some(Finding::ok(CHECK, own));
+        }
+        let message =
+            format!("{}, as the runtime tells; the configured one, {own}, is not used", told.as_str());
+        return Some(Finding::warning(CHECK, message, "configure the same, or leave it out"));
+    }
+    let set = runtime.cgroup_driver_set?;
+    if set == configured {
+        return Some(Finding::ok(CHECK, own));
+    }
+    let runtimes = set.as_str();
+    let message = format!("smolet is configured with {own}, and the runtime with {runtimes}: no pod starts");
+    let mend = format!(
+        "set cgroupDriver: {runtimes} (or --cgroup-driver {runtimes}), or SystemdCgroup = {} in the runtime's \
+         configuration",
+        configured == CgroupDriver::Systemd
+    );
+    Some(Finding::problem(CHECK, message, mend))
+}
+
 fn pause_image(runtime: &RuntimeFacts) -> Finding {
     const CHECK: &str = "pause image";
     match &runtime.pause_image {
@@ -183,6 +215,18 @@ fn pause_image(runtime: &RuntimeFacts) -> Finding {
 }
 
 // ---- network ---------------------------------------------------------------------------------------------
+
+/// As a node of a cluster the agent sets them itself; alone they are the owner's.
+fn tunables(differing: &[Differing]) -> Finding {
+    const CHECK: &str = "kernel settings";
+    if differing.is_empty() {
+        return Finding::ok(CHECK, "as a kubelet has them");
+    }
+    let each = differing.iter().map(|of| format!("{} is {} instead of {}", of.name, of.actual, of.wanted));
+    let message = format!("not as a kubelet has them: {}", each.collect::<Vec<_>>().join(", "));
+    let mend = format!("{}, and the same in a file of /etc/sysctl.d", kernel_tunables::command(differing));
+    Finding::warning(CHECK, message, mend)
+}
 
 fn network(cni: &CniFacts, runtime: Option<&RuntimeFacts>) -> Finding {
     const CHECK: &str = "cni";

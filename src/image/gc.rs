@@ -15,8 +15,6 @@
 //! stays although nothing runs of it (a gateway may be offline when its pod starts again), and so does one that was
 //! imported from an archive. Between two removals the disk is measured, where the kubelet adds up the images' sizes:
 //! those are of compressed layers, which other images may share.
-
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::name::{ImageName, full_name, is_of_a_pause};
@@ -25,6 +23,7 @@ use crate::limits::{
     CRI_ENTRIES_MAX, IMAGE_GC_AVAILABLE_MIN, IMAGE_GC_AVAILABLE_SHARE, IMAGE_GC_HIGH_PERCENT,
     IMAGE_GC_LOW_PERCENT, IMAGE_GC_MIN_AGE,
 };
+use crate::model::SortedSet;
 
 /// `ImageGCPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,13 +150,13 @@ impl From<Image> for ListedImage {
 /// Images by what names them: ids, names as runtimes keep them, and digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
-    names: BTreeSet<String>,
-    digests: BTreeSet<String>,
+    names: SortedSet<String>,
+    digests: SortedSet<String>,
     bytes: usize,
 }
 
 /// Counts the bytes of what was not there.
-fn put(texts: &mut BTreeSet<String>, text: String, bytes: &mut usize) {
+fn put(texts: &mut SortedSet<String>, text: String, bytes: &mut usize) {
     let length = text.len();
     if texts.insert(text) {
         *bytes += length;

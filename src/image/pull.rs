@@ -151,9 +151,29 @@ impl PullPolicy {
 pub struct ImagePuller {
     clock: SharedClock,
     turns: Semaphore,
+    rate: RefCell<Option<PullRate>>,
     failures: RefCell<Failures>,
     /// What was said last about the node's logins, so that it is said once.
     complaint: RefCell<Option<String>>,
+}
+
+/// A token bucket (`flowcontrol.NewTokenBucketRateLimiter`).
+struct PullRate {
+    per_second: u32,
+    burst: u32,
+    left: f64,
+    at: Mono,
+}
+
+impl PullRate {
+    fn try_accept(&mut self, now: Mono) -> bool {
+        let more = now.since(self.at).as_secs_f64() * f64::from(self.per_second);
+        self.left = (self.left + more).min(f64::from(self.burst));
+        self.at = now;
+        let accepted = self.left >= 1.0;
+        self.left -= if accepted { 1.0 } else { 0.0 };
+        accepted
+    }
 }
 
 struct Failures {
@@ -169,9 +189,20 @@ impl ImagePuller {
         Self {
             clock,
             turns: Semaphore::new(at_once.max(1)),
+            rate: RefCell::default(),
             failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
             complaint: RefCell::default(),
         }
+    }
+
+    /// As before, with at most so many pulls a second, and so many at once (`throttleImagePulling`).
+    #[must_use]
+    pub fn limited(self, rate: Option<(u32, u32)>) -> Self {
+        let at = self.clock.now().mono;
+        let limit =
+            |(per_second, burst): (u32, u32)| PullRate { per_second, burst, left: f64::from(burst), at };
+        self.rate.replace(rate.map(limit));
+        self
     }
 
     /// The waits after failed pulls, for a checkpoint (`Backoff::waits`).
@@ -284,7 +315,13 @@ impl ImagePuller {
         let turn = self.turns.acquire().await;
         let began = self.clock.now().mono;
         let pulled = {
-            let mut pull = pin!(pull_with(runtime, name, &logins, request.sandbox));
+            let is_within_rate = self.rate.borrow_mut().as_mut().is_none_or(|rate| rate.try_accept(began));
+            let mut pull = pin!(async {
+                if is_within_rate {
+                    return pull_with(runtime, name, &logins, request.sandbox).await;
+                }
+                Err("pull QPS exceeded".to_owned())
+            });
             let in_turn = async { Some(pull.as_mut().await) };
             let turn_is_over = async {
                 self.clock.sleep(PULL_TURN).await;
@@ -402,4 +439,20 @@ fn pull_problem(image: &str, text: String) -> (ImageProblem, String) {
         }
     }
     (ImageProblem::Pull, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pulls_are_let_through_at_the_rate_that_is_set() {
+        let at = |millis: i64| Mono(millis * 1_000_000);
+        let mut rate = PullRate { per_second: 2, burst: 3, left: 3.0, at: at(0) };
+        let accepted = |rate: &mut PullRate, millis| (0..5).filter(|_| rate.try_accept(at(millis))).count();
+        assert_eq!(accepted(&mut rate, 0), 3, "the burst");
+        assert_eq!(accepted(&mut rate, 400), 0);
+        assert_eq!(accepted(&mut rate, 1_000), 2, "two a second");
+        assert_eq!(accepted(&mut rate, 60_000), 3, "and no more than the burst are saved up");
+    }
 }

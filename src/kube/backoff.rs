@@ -6,7 +6,8 @@
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
 
-use crate::limits::{KUBE_RETRY_MAX, KUBE_RETRY_MIN};
+use super::KubeError;
+use crate::limits::{KUBE_RETRY_MAX, KUBE_RETRY_MIN, NODE_AUTHORIZER_TRIES, NODE_AUTHORIZER_WAIT};
 
 /// What tells the node, or the thing, of that name from others.
 pub fn seed(name: &str) -> u64 {
@@ -32,12 +33,21 @@ impl RetryWait {
     pub fn failed(&mut self) -> Duration {
         let wait = KUBE_RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(KUBE_RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
-        // xorshift64: what comes of it only spreads waits.
+        wait + self.part(wait)
+    }
+
+    /// How long to wait for the next of many that come once a period: the period, give or take half of it.
+    pub fn spread(&mut self, period: Duration) -> Duration {
+        period / 2 + self.part(period)
+    }
+
+    /// A part of the time: what is random only spreads waits (xorshift64).
+    fn part(&mut self, of: Duration) -> Duration {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
         let share = u32::try_from(self.random >> 48).unwrap_or_default();
-        wait + wait * share / (1 << 16)
+        of * share / (1 << 16)
     }
 
     /// It went well.
@@ -46,9 +56,58 @@ impl RetryWait {
     }
 }
 
+/// How soon to ask again for what the server does not let the node read yet.
+///
+/// A node may read what its pods name, and the server's Node authorizer learns of a pod a moment after the node does: both follow
+/// the same changes. It is asked a few times in short order, and then as for any other failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AuthorizerLag {
+    refusals: u32,
+}
+
+impl AuthorizerLag {
+    /// How long to wait after this failure; `None`: it is no matter of a moment.
+    pub fn wait(&mut self, why: &KubeError) -> Option<Duration> {
+        if !why.is(403) || self.refusals >= NODE_AUTHORIZER_TRIES {
+            return None;
+        }
+        self.refusals += 1;
+        Some(NODE_AUTHORIZER_WAIT * (1 << (self.refusals - 1)))
+    }
+
+    /// The server has let the node read it: a refusal from now on is one.
+    pub fn is_over(&mut self) {
+        self.refusals = NODE_AUTHORIZER_TRIES;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_authorizer_that_lags_is_asked_again_soon_and_not_for_long() {
+        let refused =
+            |code| KubeError::Refused { code, reason: "Forbidden".into(), message: "no relationship".into() };
+        let mut lag = AuthorizerLag::default();
+        assert_eq!(lag.wait(&refused(503)), None);
+        assert_eq!(lag.wait(&KubeError::Unreachable(String::new())), None);
+        let waits: Vec<u128> =
+            std::iter::from_fn(|| lag.wait(&refused(403))).map(|w| w.as_millis()).collect();
+        assert_eq!(waits, [25, 50, 100, 200, 400]);
+        let mut lag = AuthorizerLag::default();
+        lag.is_over();
+        assert_eq!(lag.wait(&refused(403)), None);
+    }
+
+    #[test]
+    fn what_comes_once_a_period_is_spread_over_it() {
+        let (mut wait, period) = (RetryWait::new(7), Duration::from_mins(1));
+        let all: Vec<Duration> = (0..1000).map(|_| wait.spread(period)).collect();
+        assert!(all.iter().all(|wait| (period / 2..period * 3 / 2).contains(wait)));
+        let mean = all.iter().sum::<Duration>() / 1000;
+        assert!((Duration::from_secs(57)..Duration::from_secs(63)).contains(&mean), "{mean:?}");
+    }
 
     #[test]
     fn waits_double_to_a_bound_and_differ_between_nodes() {

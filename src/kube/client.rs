@@ -1,5 +1,6 @@
 //! Requests to the API server: one, with its whole answer, or one whose answer is read while it comes.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -118,36 +119,40 @@ impl Client {
         path: &str,
         content: Option<Content>,
     ) -> Result<Node, KubeError> {
+        let on = Cell::new(self.0.link.made());
         let made = Box::pin(async {
-            let (response, _turn) = self.send(method, path, content).await?;
+            let (response, _turn) = self.send(method, path, content, &on).await?;
             let body = whole(response.into_body(), KUBE_ANSWER_BYTES_MAX).await?;
             json::read(&body)
                 .map_err(|error| KubeError::Protocol(format!("{path}: the answer is no JSON: {error}")))
         });
-        self.within(KUBE_CALL_TIME, made).await
+        self.within(KUBE_CALL_TIME, &on, made).await
     }
 
     /// A request whose answer is read while it comes.
     pub(super) async fn open(&self, path: &str) -> Result<Opened, KubeError> {
+        let on = Cell::new(self.0.link.made());
         let opening = Box::pin(async {
             // Watches last: they take no turn from the requests.
-            let (response, _turn) = self.send(Method::GET, path, None).await?;
-            Ok(Opened { body: response.into_body() })
+            let (response, _turn) = self.send(Method::GET, path, None, &on).await?;
+            Ok(response.into_body())
         });
-        self.within(KUBE_CALL_TIME, opening).await
+        let body = self.within(KUBE_CALL_TIME, &on, opening).await?;
+        Ok(Opened { body, on })
     }
 
-    /// Ends `work` when the time has passed, and the connection that it stands still on.
-    pub(super) async fn within<T>(
+    /// Ends `work` when the time has passed, and the connection `on` which it stands still. One that was made since then may be
+    /// another server's, which has done nothing wrong.
+    async fn within<T>(
         &self,
         time: Duration,
+        on: &Cell<u64>,
         work: impl Future<Output = Result<T, KubeError>>,
     ) -> Result<T, KubeError> {
         let late = async {
             self.0.clock.sleep(time).await;
             let why = format!("gave no answer within {} s", time.as_secs());
-            // It began on this one, or on one that is gone by now.
-            self.0.link.silent(self.0.link.made(), &why);
+            self.0.link.silent(on.get(), &why);
             Err(KubeError::Unreachable(format!("the API server {why}")))
         };
         smol::future::or(work, late).await
@@ -158,9 +163,11 @@ impl Client {
         method: Method,
         path: &str,
         content: Option<Content>,
+        on: &Cell<u64>,
     ) -> Result<(Response<Incoming>, SemaphoreGuardArc), KubeError> {
         let turn = self.0.calls.acquire_arc().await;
         let mut up = self.0.link.connected().await?;
+        on.set(up.number);
         let request = self.request(&up, method, path, content)?;
         let number = up.number;
         let response = up.requests.send_request(request).await.map_err(|error| {
@@ -215,19 +222,25 @@ impl Client {
 /// An answer that is read while it comes. Dropping it ends the request.
 pub(super) struct Opened {
     body: Incoming,
+    /// The number of the connection that it comes on.
+    on: Cell<u64>,
 }
 
 impl Opened {
-    /// The next bytes; nothing at the end.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, KubeError> {
-        loop {
-            let Some(frame) = self.body.frame().await else { return Ok(None) };
-            let frame =
-                frame.map_err(|error| KubeError::Unreachable(format!("the answer breaks off: {error}")))?;
-            if let Ok(data) = frame.into_data() {
-                return Ok(Some(data));
+    /// The next bytes, which have to come within that time; nothing at the end.
+    pub(super) async fn next(&mut self, client: &Client, time: Duration) -> Result<Option<Bytes>, KubeError> {
+        let Self { body, on } = self;
+        let next = async {
+            loop {
+                let Some(frame) = body.frame().await else { return Ok(None) };
+                let frame = frame
+                    .map_err(|error| KubeError::Unreachable(format!("the answer breaks off: {error}")))?;
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
             }
-        }
+        };
+        client.within(time, on, next).await
     }
 }
 

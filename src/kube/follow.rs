@@ -6,16 +6,20 @@
 //!       └── 410, or an event that is none ◄──┘
 //! ```
 //!
-//! One object is held at a time, however many the answer has.
+//! One object is held at a time, however many the answer has. Where there are too many collections for a watch each, some are
+//! listed again and again instead ([`Watches`]).
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::client::{Client, refusal};
 use super::path::{Resource, escape};
 use super::split::{Shape, SplitError, Splitter};
-use super::{KubeError, RetryWait, json};
+use super::{KubeError, RetryWait, json, seed};
 use crate::limits::{
-    KUBE_CALL_TIME, KUBE_OBJECT_BYTES_MAX, KUBE_PAGE_ITEMS, KUBE_WATCH_SHORT, KUBE_WATCH_TIME,
+    KUBE_CALL_TIME, KUBE_LIST_AGAIN, KUBE_LIST_PERIOD, KUBE_LIST_SPACING, KUBE_OBJECT_BYTES_MAX,
+    KUBE_PAGE_ITEMS, KUBE_WATCH_SHORT, KUBE_WATCH_TIME,
 };
 use crate::model::Mono;
 use crate::source::decode::Node;
@@ -54,24 +58,88 @@ pub trait Follower {
     fn is_gone(&mut self, object: &Node);
     /// There is one that is too long to be told.
     fn passed_over(&mut self) {}
+    /// Something that there was no room for may be taken now: all there is is to be told anew.
+    fn has_room(&self) -> bool {
+        false
+    }
     /// All that there is was told.
     fn settled(&mut self);
     /// The server cannot be followed now; it is tried again.
     fn lost(&mut self, why: &KubeError);
+    /// How soon the server is to be asked again after this failure, which is then no loss: sooner than after others.
+    fn again_in(&mut self, _why: &KubeError) -> Option<Duration> {
+        None
+    }
+    /// What was told does not change any more, whatever the server says: it is followed no further.
+    fn is_final(&self) -> bool {
+        false
+    }
+}
+
+/// The watches of collections that may be many, each a stream of the one connection.
+///
+/// Full: a further collection is listed once in `KUBE_LIST_PERIOD` (the kubelet's `configMapAndSecretChangeDetectionStrategy:
+/// Cache` does that with all), from the server's cache, until there is room for its watch.
+#[derive(Clone, Default)]
+pub struct Watches(Rc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    watched: Cell<u32>,
+    listed: Cell<u32>,
+}
+
+/// One of them, until it is dropped.
+struct Counted<'a>(&'a Cell<u32>);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a Cell<u32>) -> Self {
+        count.set(count.get() + 1);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 /// Tells `follower` of the collection until it is dropped.
 pub async fn follow<T>(client: &Client, collection: &Collection, follower: &mut dyn Follower) -> T {
+    follow_or_list(client, collection, follower, None).await
+}
+
+/// The same, with a watch as long as there are fewer of `watches` than so many.
+pub async fn follow_or_list<T>(
+    client: &Client,
+    collection: &Collection,
+    follower: &mut dyn Follower,
+    watches: Option<(&Watches, u32)>,
+) -> T {
     let clock = client.clock().clone();
-    let mut wait = RetryWait::new(client.seed());
+    let own = seed(&collection.field_selector) ^ seed(&collection.namespace).rotate_left(1);
+    let mut wait = RetryWait::new(client.seed() ^ own);
     let mut from = Start::Anywhere;
     let mut was_expired = false;
+    let mut listed = clock.now().mono;
     loop {
-        let ended = Box::pin(once(client, collection, follower, &mut from, &mut wait)).await;
+        let ended =
+            Box::pin(once(client, collection, follower, &mut from, &mut listed, &mut wait, watches)).await;
         let expired = ended.as_ref().is_err_and(KubeError::is_expired);
         let at_once = expired && !was_expired;
         was_expired = expired;
-        let Err(why) = ended else { continue };
+        let why = match (ended, watches) {
+            (Ok(Next::Never), _) => return std::future::pending().await,
+            (Ok(Next::Later), Some((Watches(counts), _))) => {
+                let _listed = Counted::new(&counts.listed);
+                let period = KUBE_LIST_PERIOD.max(KUBE_LIST_SPACING * counts.listed.get());
+                clock.sleep(wait.spread(period)).await;
+                continue;
+            }
+            (Ok(Next::Now | Next::Later), _) => continue,
+            (Err(why), _) => why,
+        };
         if expired {
             // Told again from the server's newest state: once without a wait, however long the server was away before; an
             // old server's cache may be behind.
@@ -80,9 +148,23 @@ pub async fn follow<T>(client: &Client, collection: &Collection, follower: &mut 
         if at_once {
             continue;
         }
+        if let Some(soon) = follower.again_in(&why) {
+            clock.sleep(soon).await;
+            continue;
+        }
         follower.lost(&why);
         clock.sleep(wait.failed()).await;
     }
+}
+
+/// What comes after a list or a watch that ended well.
+enum Next {
+    /// A watch.
+    Now,
+    /// A list, after a while: there is no room for a watch.
+    Later,
+    /// Nothing.
+    Never,
 }
 
 /// Where to go on.
@@ -111,17 +193,33 @@ async fn once(
     collection: &Collection,
     follower: &mut dyn Follower,
     from: &mut Start,
+    listed: &mut Mono,
     wait: &mut RetryWait,
-) -> Result<(), KubeError> {
+    watches: Option<(&Watches, u32)>,
+) -> Result<Next, KubeError> {
     if !matches!(from, Start::Version(_)) {
+        *listed = client.clock().now().mono;
         let version = list(client, collection, follower, from).await?;
         *from = Start::Version(version);
         wait.succeeded();
     }
-    let Start::Version(version) = from else { return Ok(()) };
+    if follower.is_final() {
+        return Ok(Next::Never);
+    }
+    if watches.is_some_and(|(Watches(counts), watches_max)| counts.watched.get() >= watches_max) {
+        from.again();
+        return Ok(Next::Later);
+    }
+    let Start::Version(version) = from else { return Ok(Next::Now) };
+    let _watched = watches.map(|(Watches(counts), _)| Counted::new(&counts.watched));
     let begun = client.clock().now().mono;
-    let told = watch(client, collection, follower, version, begun).await;
+    let told = watch(client, collection, follower, version, begun, *listed).await;
     match told {
+        Ok(_) if follower.has_room() => {
+            from.again();
+            wait.succeeded();
+            Ok(Next::Now)
+        }
         Ok(0) if client.clock().now().mono.since(begun) < KUBE_WATCH_SHORT => {
             // client-go's "very short watch".
             from.again();
@@ -129,7 +227,7 @@ async fn once(
         }
         Ok(_) => {
             wait.succeeded();
-            Ok(())
+            Ok(Next::Now)
         }
         Err(error) => {
             // A connection that broke says nothing of the version; what is no watch does.
@@ -162,7 +260,7 @@ async fn list(
         let mut opened = client.open(&collection.path(&query)).await?;
         let mut splitter = Splitter::new(Shape::List);
         let mut wrong = None;
-        while let Some(bytes) = client.within(KUBE_CALL_TIME, opened.next()).await? {
+        while let Some(bytes) = opened.next(client, KUBE_CALL_TIME).await? {
             let fed = splitter.feed(&bytes, &mut |item| match item.map(json::read) {
                 Some(Ok(object)) => follower.is_there(object),
                 Some(Err(error)) => wrong = Some(error),
@@ -195,13 +293,15 @@ async fn list(
     }
 }
 
-/// Tells what changes after `version`, which moves on; ends when the server ends it. Answers how many events came.
+/// Tells what changes after `version`, which moves on; ends when the server ends it, or when the follower has room again and the
+/// list is long enough ago. Answers how many events came.
 async fn watch(
     client: &Client,
     collection: &Collection,
     follower: &mut dyn Follower,
     version: &mut Box<str>,
     begun: Mono,
+    listed: Mono,
 ) -> Result<u64, KubeError> {
     let mut query = format!(
         "watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion=",
@@ -215,7 +315,17 @@ async fn watch(
         // One that the server does not end is on a link that stands still.
         let age = client.clock().now().mono.since(begun);
         let left = (KUBE_WATCH_TIME + KUBE_CALL_TIME).saturating_sub(age).max(Duration::from_secs(1));
-        let Some(bytes) = client.within(left, opened.next()).await? else { return Ok(told) };
+        let due = follower.has_room().then_some(listed + KUBE_LIST_AGAIN);
+        let again = async {
+            match due {
+                Some(at) => client.clock().sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+            Ok(None)
+        };
+        let Some(bytes) = smol::future::or(opened.next(client, left), again).await? else {
+            return Ok(told);
+        };
         let mut failure = None;
         let before = told;
         let fed = splitter.feed(&bytes, &mut |item| {

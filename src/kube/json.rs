@@ -1,10 +1,9 @@
 //! JSON → the tree that manifests are read into, so that pods of the API server and of files take the same way. PURE.
-
-use std::collections::BTreeSet;
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use crate::model::SortedSet;
 use crate::source::decode::Node;
 
 /// What the API server alone reads: who set which field.
@@ -92,7 +91,7 @@ fn last_of_each(mut map: Vec<(Box<str>, Node)>) -> Vec<(Box<str>, Node)> {
     let mut order: Vec<usize> = (0..map.len()).collect();
     order.sort_by(|a, b| map[*a].0.cmp(&map[*b].0).then(a.cmp(b)));
     let twice = order.windows(2).filter(|pair| map[pair[0]].0 == map[pair[1]].0).map(|pair| pair[0]);
-    let twice: BTreeSet<usize> = twice.collect();
+    let twice: SortedSet<usize> = twice.collect();
     if !twice.is_empty() {
         let mut place = 0..;
         map.retain(|_| place.next().is_none_or(|place| !twice.contains(&place)));

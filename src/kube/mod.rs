@@ -27,10 +27,10 @@ mod tls;
 
 pub use access::Access;
 pub(crate) use access::{Credential, Loaded, credential, joined, kubeconfig_of, read};
-pub use backoff::{RetryWait, seed};
+pub use backoff::{AuthorizerLag, RetryWait, seed};
 pub use client::{Client, Content};
 pub use error::KubeError;
-pub use follow::{Collection, Follower, follow};
+pub use follow::{Collection, Follower, Watches, follow, follow_or_list};
 pub(crate) use kubeconfig::ServerUrl;
 pub use path::{Resource, object_path, subresource_path};
 pub(crate) use servers::{Others, Turn};

@@ -13,9 +13,9 @@ pub const KEPT_RECORD_BYTES_MAX: usize = PODS_BYTES_MAX;
 pub const KEPT_BYTES_MAX: usize = 6 * MIB;
 /// Bytes a file has beside its content, about: who and what, nonce and tag.
 const KEPT_HEAD_BYTES: usize = KIB;
-// What a node holds of them has room: each is smaller there than in memory.
+// What a node holds of them has room: each is smaller there than in memory, an object by as much as its file's head takes.
 const _: () = assert!(
-    PODS_BYTES_MAX + KUBE_OBJECTS_BYTES_MAX + KEPT_RECORDS_MAX * KEPT_HEAD_BYTES <= KEPT_BYTES_MAX,
+    PODS_BYTES_MAX + KUBE_OBJECTS_BYTES_MAX + (KUBE_PODS_MAX + 1) * KEPT_HEAD_BYTES <= KEPT_BYTES_MAX,
     "a node's pods and what they name fit"
 );
 /// Bytes of pods that are on their way to the disk. Full: a further one is not kept, until it changes or the agent starts

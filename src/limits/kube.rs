@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use super::{
-    Bound, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KEPT_RECORDS_MAX, KEPT_TREES_BYTES_MAX, KIB, MIB,
-    NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES,
-    NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX, RESIZES_WAITING_BYTES_MAX, TUNNEL_BYTES,
-    TUNNEL_CONNECTIONS_MAX, TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
+    Bound, ENDED_PODS_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX, KEPT_RECORDS_MAX,
+    KEPT_TREES_BYTES_MAX, KIB, MIB, NODE_CONNECTION_BYTES, NODE_CONNECTIONS_MAX, NODE_DECISIONS_MAX,
+    NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, NODE_USERS_MAX, PODS_BYTES_MAX, PODS_MAX,
+    PODS_OPENED_BYTES_MAX, RESIZES_WAITING_BYTES_MAX, TUNNEL_BYTES, TUNNEL_CONNECTIONS_MAX,
+    TUNNEL_QUEUED_BYTES_MAX, TUNNELS_MAX,
 };
 
 /// Bytes of one object as JSON. Longer: it is passed over with a message; the server itself takes 1.5 MiB.
@@ -56,9 +57,12 @@ pub const KUBE_WINDOW_CONNECTION_BYTES: u32 = 256 * 1024;
 pub const KUBE_HEADER_BYTES_MAX: u32 = 16 * 1024;
 /// Bytes of a kubeconfig, and of a file that it names. Longer: it is refused.
 pub const KUBECONFIG_BYTES_MAX: usize = 256 * KIB;
-/// Pods of the API server that are known at once, those that end and those that are refused included. Full: a further one
-/// is passed over with a message.
+/// Pods of the API server that are known at once, those that end and those that are refused included; of one that is over and has
+/// nothing here nothing is known. Full: a further one waits, with a message, until there is room; all are listed anew then. One
+/// that has something here is known all the same.
 pub const KUBE_PODS_MAX: usize = 4 * super::PODS_MAX;
+/// Least time between two lists of all there is, of which the second looks for what the first had no room for.
+pub const KUBE_LIST_AGAIN: Duration = Duration::from_secs(2);
 /// Bytes of the hash that a static pod's copy has in its annotation; the node's own are shorter. Longer: cut.
 pub const MIRROR_HASH_BYTES_MAX: usize = 64;
 /// Ranges of addresses that a Node gives its pods, one of each family. More: left out.
@@ -77,6 +81,8 @@ pub const CLAIM_RETRY_MAX: Duration = Duration::from_secs(10);
 pub const READINESS_GATES_MAX: usize = 64;
 /// Bytes of a condition's status that others have set (`True`, `False`, `Unknown`). Longer: cut.
 pub const CONDITION_STATUS_BYTES_MAX: usize = 16;
+/// Bytes each of the phase, the reason and the message of a pod that others have set to Succeeded or Failed. Longer: cut.
+pub const TERMINAL_STATUS_TEXT_BYTES_MAX: usize = 1024;
 /// How long a lease holds, unless configured (`nodeLeaseDurationSeconds`).
 pub const LEASE_SECONDS: u16 = 40;
 /// How often the node looks whether its status has changed, unless configured (`nodeStatusUpdateFrequency`).
@@ -101,20 +107,29 @@ pub const KUBE_REFUSALS_SAID_MAX: usize = 64;
 pub const ADMISSION_DOUBT: Duration = Duration::from_secs(2);
 /// Statuses and deletions of pods that are told at once. Full: further ones wait for their turn.
 pub const KUBE_TELLING_MAX: usize = 4;
-/// ConfigMaps, Secrets and tokens that are followed at once. Full: a further one is not, its pods wait, with a message.
-pub const KUBE_OBJECTS_MAX: usize = 256;
-/// ConfigMaps and Secrets of them, a stream of the connection each.
-pub const KUBE_WATCHES_MAX: usize = 128;
+/// ConfigMaps, Secrets, tokens, claims, classes and services' namespaces that are followed at once: nine for each of 110 pods.
+/// Full: a further pod that names others waits, with a message, until there is room.
+pub const KUBE_OBJECTS_MAX: usize = 1024;
+/// ConfigMaps and Secrets of them that are watched, a stream of the connection each. Full: further ones are listed now and then.
+pub const KUBE_WATCHES_MAX: u32 = 128;
+/// The same of services and classes, which come last.
+pub const KUBE_WATCHES_ALL_MAX: u32 = KUBE_WATCHES_MAX + 24;
+/// How often what is not watched is listed (the kubelet's `defaultTTL`), give or take half of it.
+pub const KUBE_LIST_PERIOD: Duration = Duration::from_mins(1);
+/// Time between two such lists, about: many together come less often.
+pub const KUBE_LIST_SPACING: Duration = Duration::from_millis(200);
+/// How often the node asks again, in short order, for what the server does not let it read yet.
+pub const NODE_AUTHORIZER_TRIES: u32 = 5;
+/// The first wait before that; doubles.
+pub const NODE_AUTHORIZER_WAIT: Duration = Duration::from_millis(25);
 /// Bytes of a pod's name in that of an event. Longer: cut; the rest tells them apart.
 pub const EVENT_NAME_BYTES_MAX: usize = 200;
 /// Services of one namespace. More: those that come behind them have no variables.
 pub const KUBE_SERVICES_MAX: usize = 256;
-/// Memory of what was found of them. Full: a further one counts as not there, with a message.
+/// Memory of what was found of them. Full: the pods that name a further one wait, with a message, until there is room.
 pub const KUBE_OBJECTS_BYTES_MAX: usize = 2 * MIB;
 /// A token is renewed after so long, however long it holds (kubelet `maxTTL`).
 pub const TOKEN_AGE_MAX: Duration = Duration::from_hours(24);
-/// The wait after the first refusal of a token: the server knows the pod of it by then.
-pub const TOKEN_DOUBT: Duration = Duration::from_millis(100);
 /// Longest wait before a token is asked for again.
 pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
 /// What a node of a cluster keeps beside what each keeps; `node::cluster_show` measures it in this order.
@@ -122,7 +137,12 @@ pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// How many there are.
 pub const CLUSTER_BOUNDED: usize = 13;
 const CLUSTER_BOUNDS_TABLE: [Bound; CLUSTER_BOUNDED] = [
-    Bound { name: "cluster_pods", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
+    // All that are known, those that end, are over or are refused included; and what stays open of large ones.
+    Bound {
+        name: "cluster_pods",
+        entries_max: KUBE_PODS_MAX,
+        bytes_max: PODS_BYTES_MAX + ENDED_PODS_BYTES_MAX + PODS_OPENED_BYTES_MAX,
+    },
     Bound { name: "cluster_objects", entries_max: KUBE_OBJECTS_MAX, bytes_max: KUBE_OBJECTS_BYTES_MAX },
     Bound {
         name: "server_calls",
@@ -158,4 +178,4 @@ pub const KUBE_MEMORY_MAX: usize = {
 };
 /// Requests at once, besides the streams of watches. Full: further ones wait.
 pub const KUBE_CALLS_MAX: usize = 16;
-const _: () = assert!(KUBE_WATCHES_MAX + KUBE_CALLS_MAX + 8 <= KUBE_STREAMS_MAX);
+const _: () = assert!(KUBE_WATCHES_ALL_MAX as usize + KUBE_CALLS_MAX + 8 <= KUBE_STREAMS_MAX);

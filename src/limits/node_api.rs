@@ -36,6 +36,8 @@ pub const NODE_USER_BYTES_MAX: usize = 4 * KIB;
 pub const NODE_DECISIONS_MAX: usize = 256;
 /// Bytes of a piece of a container's log on its way.
 pub const NODE_LOG_BYTES: usize = 16 * KIB;
+/// Entries of a directory that `/logs/` lists. Full: the others are left out.
+pub const SYSTEM_LOG_ENTRIES_MAX: usize = 1024;
 /// A log that grows is read so long after it did: what comes close together goes out together.
 pub const NODE_LOG_PAUSE: Duration = Duration::from_millis(10);
 /// Bytes on their way in one direction of an upgraded connection. Full: whoever brings more waits.

@@ -9,8 +9,11 @@ use super::{CONTAINER_BYTES, EVENT_MESSAGE_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, KIB
 pub const PROBERS_MAX: usize = 3 * (PODS_BYTES_MAX / CONTAINER_BYTES);
 /// Bytes of one of them, its place included; the container's id is shared.
 pub const PROBER_BYTES_MAX: usize = 128;
-/// Probes that run at once. Full: further ones wait, those that were due first come first; those that begin late are counted.
+/// Probes that run at once, of one pod no more than are left free for others (`probe::share`). Full: further ones wait,
+/// those that were due first come first; those that begin late are counted.
 pub const PROBES_AT_ONCE_MAX: usize = 16;
+/// Commands of lifecycle hooks that run at once. Full: a further one waits; a preStop hook within its grace period.
+pub const HOOKS_EXEC_AT_ONCE_MAX: usize = 40;
 /// A probe that begins so long after its time is late.
 pub const PROBE_LATE: Duration = Duration::from_secs(1);
 /// How often a probe is tried that cannot be run (kubelet `maxProbeRetries`).

@@ -12,3 +12,7 @@ pub const STOPS_QUEUED_MAX: usize = 4;
 pub const LOGIND_RETRY: Duration = Duration::from_secs(30);
 /// Descriptors of logind's that are not taken yet. Full: a further one is closed.
 pub const LOGIND_DESCRIPTORS_MAX: usize = 2;
+
+/// How long an agent whose pods have ended waits, from the shutdown's beginning, for the API server to take in that the node is
+/// not ready. Over: it ends without.
+pub const SHUTDOWN_TOLD_WAIT: Duration = Duration::from_secs(3);

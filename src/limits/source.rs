@@ -8,10 +8,18 @@ use super::{KIB, MIB};
 pub const MANIFEST_BYTES_MAX: usize = MIB;
 
 /// Memory all pods, ConfigMaps and Secrets of one source may take, as `manifest::cost` and `object::cost` estimate it (8
-/// KiB for a small pod; 25 KiB for a container with resources, eight variables and two volumes). Full: a further one is
-/// refused with a message.
+/// KiB for a small pod; 25 KiB for a container with resources, eight variables and two volumes). A pod of an API server
+/// counts as `manifest::packed_cost` has it: 12 KiB for a small one with its token; a large one its text, and something for
+/// each container and volume. Full: a further one is refused with a message.
 /// While pods start, what goes to the runtime is there twice more.
 pub const PODS_BYTES_MAX: usize = 3 * MIB;
+
+/// Memory of a pod's typed object up to which it stays open while nothing is done for the pod. More: it is packed into its
+/// text, and opened when it is needed.
+pub const POD_OPENED_BYTES: usize = 16 * KIB;
+
+/// Memory of larger objects that stay open while nothing is done for their pods, of all pods. Full: the largest are packed.
+pub const PODS_OPENED_BYTES_MAX: usize = 512 * KIB;
 
 /// What one container adds to that at least: its typed object. It bounds how many containers all pods have.
 pub const CONTAINER_BYTES: usize = 2304;

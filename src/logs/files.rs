@@ -4,8 +4,6 @@
 //! Other than the kubelet's, stamps are in UTC and each is later than the one before, whatever the clock says: their order is
 //! the order of the logs, and two rotations in a second have two names. Files beside them that have no such name are left
 //! alone.
-
-use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -16,6 +14,7 @@ use flate2::write::GzEncoder;
 use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
 
 use crate::limits::{LOG_CHUNK_BYTES, LOG_NAMES_READ_MAX};
+use crate::model::SortedMap;
 use crate::model::Wall;
 
 /// Behind the name of a compressed log.
@@ -74,7 +73,7 @@ pub struct Forms {
 pub struct Rotated {
     log: PathBuf,
     /// At most `limits::LOG_NAMES_READ_MAX`.
-    pub logs: BTreeMap<Stamp, Forms>,
+    pub logs: SortedMap<Stamp, Forms>,
     /// Left by a compression that was cut off.
     unfinished: Vec<Stamp>,
 }

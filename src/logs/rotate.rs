@@ -12,7 +12,6 @@
 //! that is missing is asked for again, and what was renamed stays a rotated one.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -32,6 +31,7 @@ use crate::limits::{
     INOTIFY_BUFFER_BYTES, LOG_BYTES_PER_SECOND, LOG_LOOK_MIN, LOG_LOOK_WHOLE, LOG_PATH_BYTES_MAX, LOG_RETRY,
     LOG_RETRY_MAX, LOGS_TO_COMPRESS_MAX, LOGS_WATCHED_MAX,
 };
+use crate::model::SortedMap;
 use crate::model::{ContainerId, Mono, PodUid};
 
 /// When logs are rotated, and how many are kept.
@@ -57,7 +57,7 @@ pub struct RunningLog {
 /// What the loop says of pods until the rotator takes it: of each pod the last word alone, so at most one for each pod in hand.
 #[derive(Clone)]
 pub struct Told {
-    pods: Rc<RefCell<BTreeMap<PodUid, Vec<RunningLog>>>>,
+    pods: Rc<RefCell<SortedMap<PodUid, Vec<RunningLog>>>>,
     wake: Sender<()>,
     /// Logs that are watched, and the bytes they take.
     held: Rc<Cell<(usize, usize)>>,
@@ -84,7 +84,7 @@ impl Told {
         self.held.get()
     }
 
-    fn take(&self) -> BTreeMap<PodUid, Vec<RunningLog>> {
+    fn take(&self) -> SortedMap<PodUid, Vec<RunningLog>> {
         self.pods.take()
     }
 }
@@ -99,9 +99,9 @@ pub struct Rotator<R> {
     woken: Receiver<()>,
     inotify: Option<Async<OwnedFd>>,
     /// At most `limits::LOGS_WATCHED_MAX`.
-    logs: BTreeMap<ContainerId, Log>,
+    logs: SortedMap<ContainerId, Log>,
     /// Whose log a watch is on.
-    watches: BTreeMap<i32, ContainerId>,
+    watches: SortedMap<i32, ContainerId>,
     to_compress: Sender<PathBuf>,
     said_full: bool,
 }

@@ -2,12 +2,12 @@
 //! `checkAndRecordTerminations`): counted when a pod's status says so for the first time.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, PodStatus};
 
 use crate::limits::{TERMINATION_REASON_BYTES_MAX, TERMINATIONS_MAX};
 use crate::model::ContainerKind;
+use crate::model::SortedMap;
 
 /// How a container ended: its list, its exit code, and the runtime's word for it. `None`: another way.
 type Way = (ContainerKind, Option<(i32, Box<str>)>);
@@ -17,7 +17,7 @@ type List = fn(&PodStatus) -> &Option<Vec<ContainerStatus>>;
 
 /// How often containers ended in each way.
 #[derive(Debug, Default)]
-pub struct Terminations(RefCell<BTreeMap<Way, u64>>);
+pub struct Terminations(RefCell<SortedMap<Way, u64>>);
 
 impl Terminations {
     /// The pod's status changes: what has ended of late is counted.

@@ -87,7 +87,7 @@ pub fn name_suffix(seed: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use crate::model::SortedSet;
 
     use super::*;
 
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn names_are_kubernetes_own_kind_and_differ() {
-        let names: BTreeSet<String> = (0..1000).map(name_suffix).collect();
+        let names: SortedSet<String> = (0..1000).map(name_suffix).collect();
         assert_eq!(names.len(), 1000);
         assert!(names.iter().all(|name| name.len() == 5 && name.bytes().all(|b| b.is_ascii_alphanumeric())));
     }

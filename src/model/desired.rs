@@ -1,16 +1,15 @@
 //! The pod as it was asked for.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{
-    Container, ContainerPort, EnvVar, EphemeralContainer, Lifecycle, Pod, PodCondition, PodSpec, Volume,
-    VolumeMount,
+    Container, ContainerPort, EnvVar, EphemeralContainer, Lifecycle, Pod, PodSpec, Volume, VolumeMount,
 };
 
 use super::hash::container_hash;
 use super::ids::PodKey;
 use super::object::ClaimedVolume;
+use crate::source::packed::PackedPod;
 
 /// Which list of the pod's spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,11 +62,6 @@ macro_rules! container_spec {
     };
 }
 
-/// The conditions that stand in the pod itself: those that its readiness gates name, as others have set them.
-pub fn conditions_of(pod: &Pod) -> &[PodCondition] {
-    pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
-}
-
 /// A pod that a source wants to run: the typed object and what is computed from it once.
 ///
 /// Built at the edge after validation; the core also admits what the kubelet's functions admit (undefaulted
@@ -76,8 +70,8 @@ pub fn conditions_of(pod: &Pod) -> &[PodCondition] {
 pub struct DesiredPod {
     /// UID, namespace and name.
     pub key: PodKey,
-    /// The object, defaulted when it comes from a source.
-    pub pod: Rc<Pod>,
+    /// The object, defaulted when it comes from a source. Reading it opens it.
+    pub pod: PackedPod,
     /// The container hashes (`kubecontainer.HashContainer`) of `spec.initContainers`, in spec order.
     pub init_hashes: Box<[u32]>,
     /// The container hashes of `spec.containers`, in spec order.
@@ -86,6 +80,8 @@ pub struct DesiredPod {
     pub handler: ClassHandler,
     /// What its volumes that are claims have for it, by the volume's name.
     pub claims: Vec<(Box<str>, Claimed)>,
+    /// The node has no room for what it names in the cluster.
+    pub too_many_objects: bool,
 }
 
 /// What a volume that is a claim has for its pod: a persistent volume, or why there is none.
@@ -129,11 +125,12 @@ impl DesiredPod {
         let app_hashes = hashes(spec.map(|s| s.containers.as_slice()).unwrap_or_default());
         Self {
             key,
-            pod: Rc::new(pod),
+            pod: pod.into(),
             init_hashes,
             app_hashes,
             handler: ClassHandler::Named,
             claims: Vec::new(),
+            too_many_objects: false,
         }
     }
 
@@ -180,7 +177,7 @@ impl DesiredPod {
     pub fn with_ephemeral_containers(&self, containers: Vec<EphemeralContainer>) -> Self {
         let mut pod = (*self.pod).clone();
         pod.spec.get_or_insert_default().ephemeral_containers = Some(containers);
-        Self { pod: Rc::new(pod), ..self.clone() }
+        Self { pod: pod.into(), ..self.clone() }
     }
 
     /// The container at that place; one without anything when there is none.

@@ -10,6 +10,7 @@ pub mod nfs;
 pub mod object;
 pub mod observed;
 pub mod sizes;
+pub mod sorted;
 pub mod time;
 
 pub use debugger::Debugger;
@@ -23,4 +24,5 @@ pub use observed::{
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
 pub use sizes::{Resource, Sizes};
+pub use sorted::{SortedMap, SortedSet};
 pub use time::{Mono, NanoFixed, Now, Seconds, Wall};

@@ -1,10 +1,9 @@
 //! ConfigMaps and Secrets: what pods take values from.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
 use super::NfsExport;
+use crate::model::{SortedMap, SortedSet};
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, NodeSelector, Pod, Secret, Service, ServiceAccountTokenProjection,
 };
@@ -254,8 +253,10 @@ impl Object {
             Self::Token(_) | Self::Services(_) | Self::RuntimeClass(_) | Self::Claim(_) => (None, None),
         };
         let token = matches!(self, Self::Token(_)).then_some(TOKEN_KEY);
-        let text = text.into_iter().flat_map(BTreeMap::keys);
-        text.chain(binary.into_iter().flat_map(BTreeMap::keys)).map(String::as_str).chain(token)
+        let text = text.into_iter().flat_map(std::collections::BTreeMap::keys);
+        text.chain(binary.into_iter().flat_map(std::collections::BTreeMap::keys))
+            .map(String::as_str)
+            .chain(token)
     }
 
     /// Its content may not change (`immutable`).
@@ -273,11 +274,11 @@ impl Object {
 pub const TOKEN_KEY: &str = "token";
 
 /// Objects by their key.
-pub type Objects = BTreeMap<ObjectKey, Object>;
+pub type Objects = SortedMap<ObjectKey, Object>;
 
 /// The objects a pod names, whether they are there or not.
-pub fn named_by(pod: &Pod) -> BTreeSet<ObjectKey> {
-    let mut names = BTreeSet::new();
+pub fn named_by(pod: &Pod) -> SortedSet<ObjectKey> {
+    let mut names = SortedSet::new();
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let mut add = |kind, name: &str| names.extend([ObjectKey::new(kind, namespace, name)]);
     let containers =

@@ -11,7 +11,8 @@
 //! `disk` and `checkpoint`, what a former agent has left in `handover`. All of it runs on the loop's thread between two
 //! awaits; what takes time is a task (`jobs`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -35,23 +36,25 @@ use super::relist::Relisting;
 use super::resizes::{Resizes, hold};
 use super::ring::Ring;
 use super::shutdown::Shutdown;
+use super::static_admission::allocatable;
 use super::usage::{HeldToLimits, Measuring};
+use crate::admit::Resources;
 use crate::config::Config;
 use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::EventKind;
 use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
-use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX};
+use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX, PODS_OPENED_BYTES_MAX};
 use crate::logs::rotate::Told;
 use crate::metrics::Metrics;
 use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, ObservedPod, PodKey, PodUid, Wall, object};
+use crate::model::{SortedMap, SortedSet};
 use crate::pleg::news::Until;
 use crate::pleg::{Relist, RelistPod};
 use crate::probe::run::Answer;
 use crate::render::ManifestObjects;
 use crate::shutdown::ShutdownGroups;
-use crate::source::identity::is_of_api_server;
 use crate::source::{self, Held, SourceUpdate, SourcedPod};
 use crate::store::file::CheckpointFile;
 use crate::store::identity::Identity;
@@ -105,6 +108,8 @@ pub(super) enum Event {
     Cluster(Box<ClusterEvent>),
     /// Somebody asks on the local socket.
     Query(crate::server::Query),
+    /// The node's addresses are these now.
+    Addresses(Vec<Box<str>>),
     /// A signal, or logind.
     Stop(Stop),
 }
@@ -136,11 +141,11 @@ pub(super) struct Agent<R> {
     pub(super) statuses: StatusStore,
     pub(super) relist: Option<Relist>,
     /// What each source said first waits for the first relist: of two manifests that name one pod, the running one stays.
-    pub(super) early_updates: BTreeMap<&'static str, SourceUpdate>,
+    pub(super) early_updates: SortedMap<&'static str, SourceUpdate>,
     pub(super) relisting: Relisting,
     pub(super) runtime_events: RuntimeEvents,
     pub(super) jobs: u64,
-    pub(super) told_held: BTreeSet<PodUid>,
+    pub(super) told_held: SortedSet<PodUid>,
     /// Who rotates logs is told here what runs.
     pub(super) logs: Told,
     set_aside: Arc<SetAside>,
@@ -155,7 +160,7 @@ pub(super) struct Agent<R> {
     pub(super) resizes: Resizes,
     pub(super) metrics: Rc<Metrics>,
     /// What each source holds.
-    pub(super) held: BTreeMap<&'static str, Held>,
+    pub(super) held: SortedMap<&'static str, Held>,
     /// What is kept of the cluster that this node joined.
     pub(super) cluster: Option<Cluster>,
     pub(super) shutdown_groups: ShutdownGroups,
@@ -165,6 +170,8 @@ pub(super) struct Agent<R> {
     pub(super) delay_lock: Option<DelayLock>,
     /// Pods of a former agent that nothing names are ended.
     pub(super) take_over: bool,
+    /// What the pods of a node that is alone may ask for.
+    pub(super) allocatable: Resources,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -188,6 +195,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         let probing = Probing::new(&ctx);
+        let allocatable = allocatable(&ctx.node, config.max_pods);
         let sources: &[&str] =
             if cluster.is_some() { &[source::file::NAME, source::API] } else { &[source::file::NAME] };
         let mut agent = Self {
@@ -205,11 +213,11 @@ impl<R: Runtime + 'static> Agent<R> {
             backoff: Backoff::new(now.mono, config.max_container_restart_period),
             statuses: StatusStore::new(config.status_store_bytes),
             relist: None,
-            early_updates: BTreeMap::new(),
+            early_updates: SortedMap::new(),
             relisting: Relisting::new(now.mono),
             runtime_events: RuntimeEvents::new(now.mono),
             jobs: 0,
-            told_held: BTreeSet::new(),
+            told_held: SortedSet::new(),
             logs,
             set_aside,
             disk: Disk::default(),
@@ -222,12 +230,13 @@ impl<R: Runtime + 'static> Agent<R> {
             probing,
             resizes: Resizes::default(),
             metrics,
-            held: BTreeMap::new(),
+            held: SortedMap::new(),
             cluster,
             shutdown_groups: config.shutdown.clone(),
             shutdown: None,
             delay_lock: None,
             take_over: config.take_over,
+            allocatable,
         };
         agent.restore(now);
         agent
@@ -277,8 +286,36 @@ impl<R: Runtime + 'static> Agent<R> {
             self.drive(&uid);
         }
         self.settle_resizes(now);
+        self.admit_those_that_wait();
         self.turn_cluster(now);
         self.save_when_due(now.mono);
+        self.pack_pods();
+    }
+
+    /// Memory of large pods' objects that are open, about.
+    pub(super) fn opened_bytes(&self) -> usize {
+        self.records.values().map(|record| record.worker.opened_bytes()).sum()
+    }
+
+    /// Packs the largest pods that nothing is done for, until what is open of large ones fits.
+    fn pack_pods(&mut self) {
+        self.desired.pack();
+        let mut sum = self.opened_bytes();
+        if sum <= PODS_OPENED_BYTES_MAX {
+            return;
+        }
+        let open = |record: &Record| record.worker.opened_bytes();
+        let mut large: Vec<&mut Record> =
+            self.records.values_mut().filter(|record| open(record) > 0).collect();
+        large.sort_by_key(|record| Reverse(open(record)));
+        for record in large {
+            let before = open(record);
+            record.worker.pack();
+            sum -= before - open(record);
+            if sum <= PODS_OPENED_BYTES_MAX {
+                return;
+            }
+        }
     }
 
     /// Takes one event; queries and the stop are the loop's own.
@@ -301,6 +338,7 @@ impl<R: Runtime + 'static> Agent<R> {
             Event::PodsMeasured(measures) => self.pods_measured(*measures),
             Event::Probed(number, answer) => self.probed(number, answer),
             Event::Swept(slow) => self.sweep_ended(slow),
+            Event::Addresses(addresses) => self.addresses_changed(&addresses),
             Event::Cluster(event) => self.cluster_event(*event),
             Event::Stop(_) => {}
         }
@@ -323,19 +361,20 @@ impl<R: Runtime + 'static> Agent<R> {
         self.held.insert(update.source, update.held);
         self.keep_uids(&mut update);
         self.server_pods(&mut update);
+        let over = std::mem::take(&mut update.server.over);
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
             log::warn!("{problem}");
         }
         let now = self.ctx.clock.now();
-        let mut touched = BTreeSet::new();
-        let (mut wanted, mut objects) = (Vec::new(), BTreeSet::new());
+        let mut touched = SortedSet::new();
+        let (mut wanted, mut objects) = (Vec::new(), SortedSet::new());
         for change in changes {
             match change {
                 Change::Removed(key) => {
                     let pod = self.records.get(&key.uid).and_then(|record| record.worker.pod());
-                    let deleted = pod.is_some_and(|pod| is_of_api_server(&pod.pod));
+                    let deleted = pod.is_some_and(|pod| pod.pod.is_of_api_server());
                     let why = if deleted { "it was deleted" } else { "its manifest is gone" };
                     log::info!("pod {key}: {why}; it ends");
                     touched.insert(key.uid.clone());
@@ -360,11 +399,12 @@ impl<R: Runtime + 'static> Agent<R> {
             self.drive(&uid);
         }
         self.look_at_gates();
+        self.end_terminal(&over);
     }
 
     /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
     /// variables are read when a container is made.
-    fn try_again_with(&mut self, objects: &BTreeSet<ObjectKey>, touched: &mut BTreeSet<PodUid>) {
+    fn try_again_with(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
         for (uid, record) in &mut self.records {
             // As it is wanted now: one that ends is still what it was. One whose manifest is gone must not come back.
             let Some(entry) = self.desired.pod(uid) else { continue };
@@ -386,13 +426,18 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Pods that have another handler or other volumes by now, by what the cluster says of their class, their claims or their
-    /// node, have what they wait for, perhaps. What runs is not touched by that.
-    fn try_again_elsewise(&mut self, touched: &mut BTreeSet<PodUid>) {
+    /// node, or room for what they name, have what they wait for, perhaps. What runs is not touched by that.
+    fn try_again_elsewise(&mut self, touched: &mut SortedSet<PodUid>) {
         for entry in self.desired.entries() {
             let pod = &entry.wanted.pod;
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
             let known = record.worker.pod();
-            if known.is_some_and(|known| known.claims != pod.claims || known.handler != pod.handler) {
+            let is_other = |known: &DesiredPod| {
+                known.claims != pod.claims
+                    || known.handler != pod.handler
+                    || known.too_many_objects != pod.too_many_objects
+            };
+            if known.is_some_and(|known| is_other(known)) {
                 record.want(pod.clone());
                 touched.insert(pod.key.uid.clone());
             }
@@ -402,7 +447,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// Pods that want one of these images may have waited for it, and need not any more.
     fn imported(&mut self, images: &[String]) {
         let is_one = |image: &&str| full_name(image).is_ok_and(|name| images.contains(&name));
-        let mut touched = BTreeSet::new();
+        let mut touched = SortedSet::new();
         for (uid, record) in &mut self.records {
             let Some(entry) = self.desired.pod(uid) else { continue };
             // Those of `smolet debug` are in the record alone.
@@ -473,7 +518,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let pod = if granted.is_some() { Rc::new(hold((*pod).clone(), of)) } else { pod };
         let (active_since, pod) = match restored {
             Some(Restored { active_since, debuggers, .. })
-                if !debuggers.is_empty() && !is_of_api_server(&pod.pod) =>
+                if !debuggers.is_empty() && !pod.pod.is_of_api_server() =>
             {
                 (active_since, Rc::new(pod.with_ephemeral_containers(debuggers)))
             }
@@ -487,6 +532,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.wanted_since = Some(now.mono);
         let _handling = poison::handling(Some(record.mark.clone()));
         self.records.insert(uid.clone(), record);
+        self.tell_pods_here();
         if !self.judge(&uid) {
             self.refresh_status(&uid, now);
         }
@@ -523,7 +569,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Pods that waited for their name to be free, and need not any more, begin.
-    pub(super) fn free_names(&mut self, touched: &mut BTreeSet<PodUid>) {
+    pub(super) fn free_names(&mut self, touched: &mut SortedSet<PodUid>) {
         if self.shutdown.is_some() {
             return;
         }
@@ -546,14 +592,13 @@ impl<R: Runtime + 'static> Agent<R> {
             self.statuses.set_wanted(uid, false);
             record.unwanted();
             record.unwanted_at.get_or_insert(now.wall);
-            // As the kubelet cancels the sync of a pod that is to end.
             record.cut_off_act();
         }
         self.judge(uid);
     }
 
     /// Pods of ours in the runtime that nothing wants any more.
-    pub(super) fn end_orphans(&mut self, touched: &mut BTreeSet<PodUid>) {
+    pub(super) fn end_orphans(&mut self, touched: &mut SortedSet<PodUid>) {
         self.sweep();
         self.take_over_orphans();
         let Some(relist) = &self.relist else { return };
@@ -589,7 +634,7 @@ impl<R: Runtime + 'static> Agent<R> {
 }
 
 /// The secret of that name in the pod's namespace is among these.
-fn names_secret(objects: &BTreeSet<ObjectKey>, pod: &PodKey, name: &str) -> bool {
+fn names_secret(objects: &SortedSet<ObjectKey>, pod: &PodKey, name: &str) -> bool {
     objects.contains(&ObjectKey::new(ObjectKind::Secret, &pod.namespace, name))
 }
 

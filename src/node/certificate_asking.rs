@@ -6,6 +6,8 @@ use std::time::Duration;
 use hyper::Method;
 
 use super::certificate_files::{self as files, Request, Wanted};
+use super::node_api::names;
+use crate::addresses::NodeAddresses;
 use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cluster::csr::{self, Answer, Purpose};
@@ -16,7 +18,9 @@ use crate::x509::Validity;
 
 /// What is asked for, again and again.
 pub(super) struct Asking {
+    /// But for the addresses.
     pub(super) wanted: Wanted,
+    pub(super) addresses: NodeAddresses,
     pub(super) clock: SharedClock,
     /// The request of which it was said that it waits.
     pub(super) told: RefCell<String>,
@@ -69,9 +73,18 @@ impl Pace {
 }
 
 impl Asking {
+    /// What is asked for, with the node's addresses as they are now.
+    pub(super) fn wanted(&self) -> Wanted {
+        let mut wanted = self.wanted.clone();
+        if wanted.purpose == Purpose::Server {
+            wanted.names = names(&wanted.node, &self.addresses);
+        }
+        wanted
+    }
+
     /// Asks for a certificate, waits for it, and looks at it.
     pub(super) async fn issued(&self, client: &Client) -> Result<(Request, Vec<u8>, Validity), Failed> {
-        let wanted = self.wanted.clone();
+        let wanted = self.wanted();
         let request = apart(move || files::request(&wanted)).await.map_err(Failed::Again)?;
         let answer = self.answer(client, &request).await.map_err(|why| {
             let said = why.to_string();
@@ -86,7 +99,7 @@ impl Asking {
         match checked {
             Ok((pem, validity)) => Ok((request, pem, validity)),
             Err(why) => {
-                let wanted = self.wanted.clone();
+                let wanted = self.wanted();
                 apart(move || files::forget(&wanted)).await.map_err(Failed::Again)?;
                 Err(Failed::Refused(why))
             }

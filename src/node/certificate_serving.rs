@@ -26,17 +26,26 @@ impl ServingCertificate {
         let mut pace = Pace::new("the certificate of the node's API", &self.asking.wanted.node);
         // A new one is not renewed before this instant.
         let mut kept = self.asking.clock.now().mono;
+        let changes = self.asking.addresses.changes();
         loop {
-            let done = self.turn(&mut kept).await;
-            self.asking.clock.sleep(pace.after(done)).await;
+            let turn = async {
+                let done = self.turn(&mut kept).await;
+                self.asking.clock.sleep(pace.after(done)).await;
+            };
+            // What is asked for with other addresses is of no use: begun afresh, as the kubelet does when its template changes.
+            let changed = async {
+                let _ = changes.recv().await;
+            };
+            smol::future::or(turn, changed).await;
         }
     }
 
     async fn turn(&self, kept: &mut Mono) -> Result<Duration, Failed> {
-        let (path, mark) = (self.asking.wanted.current(), self.asking.wanted.mark());
+        let wanted = self.asking.wanted();
+        let (path, mark) = (wanted.current(), wanted.mark());
         let kubeconfig = self.kubeconfig.clone();
         // Behind the name there are the addresses.
-        let has_addresses = self.asking.wanted.names.len() > 1;
+        let has_addresses = wanted.names.len() > 1;
         let held = apart(move || {
             let held = kube::read(&path).ok().filter(|pem| files::is_for(pem, &mark, has_addresses));
             Ok((held.and_then(|pem| files::usable(&pem).ok()), kubeconfig.exists()))
@@ -54,7 +63,7 @@ impl ServingCertificate {
             }
         }
         let (request, pem, validity) = self.asking.issued(&self.client).await?;
-        let (wanted, now) = (self.asking.wanted.clone(), self.asking.clock.now());
+        let now = self.asking.clock.now();
         let installed = apart(move || {
             files::install(&wanted.current(), &pem, &request, now.wall)?;
             files::forget(&wanted)

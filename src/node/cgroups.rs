@@ -3,8 +3,6 @@
 //! With the driver systemd the directories are systemd's. It is asked for a slice only when the slice is not there or its
 //! files are not as wanted; what systemd has no property for is written behind it. A slice is stopped before its
 //! directories are removed, as in the kubelet: else systemd would make them anew, and keep the unit until the next boot.
-
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::blocking::{Blocking, Stuck};
 use crate::cgroup::{Cgroups, Missing, SettingError};
 use crate::cri::Runtime;
+use crate::model::SortedSet;
 use crate::model::{DesiredPod, PodUid};
 use crate::render::cgroup_name::pod_cgroup_candidates;
 use crate::render::cgroup_settings::{CgroupSettings, PodLimits, PodPart, class_settings, pod_settings};
@@ -20,7 +19,7 @@ use crate::render::{NodeSettings, paths};
 use crate::sync::act::{ActContext, CgroupFuture, PodCgroups};
 use crate::sync::start::create_dir;
 use crate::systemd::{Systemd, SystemdError, Turn};
-use crate::volume;
+use crate::volume::{self, VolumeError};
 
 /// The node's cgroups. One of it; a job has a clone.
 #[derive(Clone)]
@@ -69,6 +68,10 @@ impl std::fmt::Display for SliceError {
         }
     }
 }
+
+/// Removes a pod's directory ([`volume::remove_pod_dir`]), or what of it an ended pod needs no more
+/// ([`volume::remove_volumes`]).
+pub(super) type RemoveFiles = fn(&Path) -> Result<(), VolumeError>;
 
 impl NodeCgroups {
     /// `systemd` is asked for slices, with its driver.
@@ -198,8 +201,13 @@ impl NodeCgroups {
     }
 
     /// Removes the pod's cgroups from the hierarchies, what of servers is mounted for it, then its directory, by which an agent that
-    /// was killed meanwhile finds it again.
-    pub(super) async fn remove<R: Runtime>(&self, ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
+    /// was killed meanwhile finds it again, or a part of that: `remove` is told which one.
+    pub(super) async fn remove<R: Runtime>(
+        &self,
+        ctx: &ActContext<R>,
+        uid: &PodUid,
+        remove: RemoveFiles,
+    ) -> Result<(), String> {
         let (hierarchies, node, of) =
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
         let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
@@ -210,13 +218,13 @@ impl NodeCgroups {
             if volume::nfs::has_volumes(&theirs) {
                 return Ok(false);
             }
-            volume::remove_pod_dir(&theirs).map(|()| true).map_err(|error| error.0)
+            remove(&theirs).map(|()| true).map_err(|error| error.0)
         });
         if removed.await?? {
             return Ok(());
         }
         super::jobs::unmount(ctx, uid).await?;
-        let removed = ctx.blocking.run_for(uid, move || volume::remove_pod_dir(&pod_dir));
+        let removed = ctx.blocking.run_for(uid, move || remove(&pod_dir));
         removed.await?.map_err(|error| error.0)
     }
 }
@@ -253,7 +261,7 @@ impl PodCgroups for PodsCgroups {
 
 impl Classes {
     /// As they are to be now.
-    fn settings(&self, node: &NodeSettings) -> [CgroupSettings; 2] {
+    fn settings(&self, node: &NodeSettings) -> [CgroupSettings; 3] {
         let milli_cpu = *lock(&self.burstable_milli_cpu);
         class_settings(node, milli_cpu)
     }
@@ -270,7 +278,7 @@ impl Classes {
     }
 }
 
-fn tell_killed(uid: &str, killed: &BTreeSet<i32>) {
+fn tell_killed(uid: &str, killed: &SortedSet<i32>) {
     if !killed.is_empty() {
         log::warn!("pod {uid}: of no container that the runtime knows, and killed: processes {killed:?}");
     }

@@ -7,8 +7,6 @@
 //!     an active deadline runs ─► each sixteenth of it, for its age
 //!     the agent's end ─► at once, waited for
 //! ```
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
@@ -24,7 +22,7 @@ use crate::limits::{
     CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, KEPT_SIZES_MAX, SYNC_RETRY,
 };
 use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
-use crate::source::identity::is_of_api_server;
+use crate::model::{SortedMap, SortedSet};
 use crate::status::merge;
 use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
 use crate::store::file::CheckpointFile;
@@ -48,13 +46,13 @@ pub(super) struct Saving {
     /// The last write failed, which was told.
     failing: bool,
     /// Pods whose removals wait for a write.
-    pub(super) waiting: BTreeSet<PodUid>,
+    pub(super) waiting: SortedSet<PodUid>,
     /// Containers came since the images in use were noted.
     pub(super) images_stale: bool,
     /// Numbers the containers that `smolet debug` adds.
     debuggers: u64,
     /// What the file says of pods that nobody has asked for yet. Bounded by the file.
-    restored: BTreeMap<PodUid, Restored>,
+    restored: SortedMap<PodUid, Restored>,
 }
 
 /// Counters of changes: equal marks are equal states. Time is no change.
@@ -90,10 +88,10 @@ impl Saving {
             saved_at: now,
             not_before: now,
             failing: false,
-            waiting: BTreeSet::new(),
+            waiting: SortedSet::new(),
             images_stale: false,
             debuggers: 0,
-            restored: BTreeMap::new(),
+            restored: SortedMap::new(),
         }
     }
 
@@ -168,7 +166,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// Every source and the runtime have been read: pods of the checkpoint that are nowhere are forgotten.
-    pub(super) fn forget_restored_but(&mut self, known: &BTreeSet<PodUid>) {
+    pub(super) fn forget_restored_but(&mut self, known: &SortedSet<PodUid>) {
         let (statuses, restored) = (&mut self.statuses, &mut self.saving.restored);
         restored.retain(|uid, _| {
             let stays = known.contains(uid);
@@ -355,7 +353,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 match (self.records.get(uid), self.saving.restored.get(uid)) {
                     (Some(record), _) => {
                         // One of an API server has its own, and what ended it with the node has ended it for good.
-                        let pod = record.worker.pod().filter(|pod| !is_of_api_server(&pod.pod));
+                        let pod = record.worker.pod().filter(|pod| !pod.pod.is_of_api_server());
                         let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
                         let shut_down = record.shutdown_grace.is_some() && pod.is_some();
                         (record.worker.key(), record.active_since, added, shut_down, record.kept_sizes())

@@ -10,33 +10,34 @@
 //!
 //! Each of these is a task that takes a snapshot and brings an outcome; one per pod at a time, of all pods
 //! `KUBE_TELLING_MAX`. What fails is told again later, with what there is to tell then.
-
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::Value;
 use smol::channel::Receiver;
 
 use super::agent::{Agent, Event};
 use super::cluster_admission::{Admission, note_refusal};
-use super::cluster_calls::{health, images, refusal, register, renew, report, tell};
+use super::cluster_calls::{Registered, refusal, renew, tell};
 use super::cluster_events::Telling;
 use super::cluster_kept::{Keeping, Outcome};
 use super::cluster_mirrors::{Mirrors, Name};
 pub(super) use super::cluster_network::Network;
 use super::cluster_objects::Following;
+use super::cluster_oom::{OomsRead, SystemOoms};
 use super::cluster_said::Said;
-use crate::cluster::node_images::NodeImage;
+use super::cluster_status::{NodeStatus, RuntimeHere};
 use crate::cluster::node_object::Machine;
 use crate::cluster::pod_status::tells_of_resize;
-use crate::cri::Runtime;
+use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
 use crate::kube::{Client, KubeError, RetryWait, seed};
-use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX, NODE_IMAGES_PERIOD};
+use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX};
+use crate::model::SortedMap;
 use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
 use crate::pleg::Relist;
+use crate::source::api_here::PodsHere;
 use crate::source::api_kept::Trees;
 use crate::source::api_node::NodeMarks;
 use crate::source::api_objects::Found;
@@ -57,6 +58,8 @@ pub struct Joined {
     pub marks: Receiver<Option<NodeMarks>>,
     /// Where its pods are left for the disk.
     pub trees: Trees,
+    /// Is told which pods have something here.
+    pub here: PodsHere,
     /// The server was not reached.
     pub failed: Receiver<()>,
     /// Where they are kept for a start without the server.
@@ -73,21 +76,15 @@ pub(super) struct Cluster {
     pub(super) machine: Rc<Machine>,
     /// The Node's UID, once it is registered.
     pub(super) registered: Option<Box<str>>,
-    node: Task,
-    /// The images that were here at that time.
-    pub(super) images: Rc<[NodeImage]>,
-    images_at: Option<Mono>,
-    /// What was told last, and when.
-    reported: Option<(u64, Mono)>,
-    /// The Node became another while its status was on its way: which of the two came first is not known.
-    look_again: bool,
-    conditions: Vec<Value>,
-    lease: Task,
+    pub(super) status: NodeStatus,
+    pub(super) ooms: SystemOoms,
+    pub(super) lease: Task,
     lease_version: Option<Box<str>>,
-    pub(super) pods: BTreeMap<PodUid, Told>,
+    pub(super) pods: SortedMap<PodUid, Told>,
     pub(super) telling: usize,
     pub(super) mirrors: Mirrors,
     pub(super) following: Following,
+    pub(super) here: PodsHere,
     pub(super) admission: Admission,
     pub(super) network: Network,
     pub(super) keeping: Keeping,
@@ -185,9 +182,13 @@ impl Told {
 
 /// What a task of the cluster's brings.
 pub(super) enum ClusterEvent {
-    Registered(Result<(Box<str>, Vec<Value>), KubeError>),
-    /// These images are here.
-    ImagesListed(Rc<[NodeImage]>),
+    Registered(Result<Registered, KubeError>),
+    /// The runtime says how it is, or does not.
+    RuntimeSaid(Result<RuntimeStatus, String>),
+    /// What the runtime has.
+    RuntimeHere(RuntimeHere),
+    /// The kernel's log was read.
+    OomsRead(OomsRead),
     /// With what was told and the conditions in it; nothing when it was as before.
     Reported(Result<Option<(u64, Vec<Value>)>, KubeError>),
     Leased(Result<Box<str>, KubeError>),
@@ -220,6 +221,7 @@ pub(super) enum ClusterEvent {
     Marked(Option<NodeMarks>),
     /// The event with that revision of the ring was told, or not.
     EventTold {
+        of_node: bool,
         revision: u64,
         result: Result<(), KubeError>,
     },
@@ -232,6 +234,7 @@ impl Cluster {
         found: Found,
         network: Network,
         keeping: Keeping,
+        here: PodsHere,
         now: Mono,
     ) -> Self {
         let seed = seed(&machine.name);
@@ -244,41 +247,34 @@ impl Cluster {
             keeping,
             machine: Rc::new(machine),
             registered: None,
-            node: Task::new(now, seed),
-            images: Rc::default(),
-            images_at: None,
-            reported: None,
-            look_again: false,
-            conditions: Vec::new(),
+            status: NodeStatus::new(now, seed),
+            ooms: SystemOoms::default(),
             lease: Task::new(now, seed),
             lease_version: None,
-            pods: BTreeMap::new(),
+            pods: SortedMap::new(),
             telling: 0,
             following: Following::new(found),
+            here,
             said: Said::default(),
         }
     }
 
     /// The Node has these conditions, by type. When they are not those that were told last, they are told at once: a node of
     /// which nothing is heard for a while is marked as unknown (`monitorNodeHealth`), and stays so until it speaks.
-    pub(super) fn compare(&mut self, there: &BTreeMap<Box<str>, Box<str>>, now: Mono) {
+    pub(super) fn compare(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
         let is_as_told = |condition: &Value| {
             let text = |field: &str| condition[field].as_str().unwrap_or_default();
             there.get(text("type")).is_some_and(|status| **status == *text("status"))
         };
-        if !self.conditions.iter().all(is_as_told) {
-            self.look_again = self.node.in_flight;
-            self.reported = None;
-            self.node.at = now;
+        if !self.status.conditions.iter().all(is_as_told) {
+            self.status.tell(now);
         }
     }
 
     /// Somebody deleted the Node: it registers afresh.
     pub(super) fn was_deleted(&mut self, now: Mono) {
         if self.registered.take().is_some() {
-            self.look_again = self.node.in_flight;
-            self.reported = None;
-            self.node.at = now;
+            self.status.tell(now);
         }
     }
 
@@ -289,6 +285,12 @@ impl Cluster {
     }
 }
 
+/// How the pod ended in the server's word; nothing of one that is not over there.
+fn terminal_there(pod: &Pod) -> PodStatus {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+    PodStatus { phase, ..PodStatus::default() }
+}
+
 impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn cluster_due(&self) -> Option<Mono> {
         let cluster = self.cluster.as_ref()?;
@@ -297,7 +299,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let pods = cluster.pods.iter().filter(|_| !full);
         let pods = pods.filter(|(uid, told)| self.tells(uid, told)).filter_map(|(_, told)| told.task.due());
         pods.chain(lease)
-            .chain(cluster.node.due())
+            .chain(cluster.status.due())
             .chain(cluster.admission.due())
             .chain(cluster.network.due())
             .chain(cluster.keeping.due())
@@ -339,39 +341,10 @@ impl<R: Runtime + 'static> Agent<R> {
 
     pub(super) fn turn_cluster(&mut self, now: Now) {
         let Some(cluster) = &mut self.cluster else { return };
-        if cluster.node.begins(now.mono) {
-            let (client, machine) = (cluster.client.clone(), cluster.machine.clone());
-            let pressure = self.watching.conditions().to_vec();
-            let (runtime, before) = (self.ctx.runtime.clone(), cluster.conditions.clone());
-            let registered = cluster.registered.is_some();
-            let told = cluster.reported.filter(|(_, at)| now.mono.since(*at) < machine.periods.report);
-            let mut listed = cluster.images.clone();
-            let lists = cluster.images_at.is_none_or(|at| now.mono.since(at) >= NODE_IMAGES_PERIOD);
-            if lists {
-                cluster.images_at = Some(now.mono);
-            }
-            let events = self.events.clone();
-            let task = async move {
-                if lists && let Ok(found) = images(&*runtime).await {
-                    listed = found;
-                    let event = ClusterEvent::ImagesListed(listed.clone());
-                    let _ = events.send(Event::Cluster(Box::new(event))).await;
-                }
-                let status = runtime.status().await.map_err(|error| error.to_string());
-                let health = health(pressure, status, listed);
-                let event = if registered {
-                    let told = told.map(|(told, _)| told);
-                    ClusterEvent::Reported(report(&client, &machine, &health, &before, told, now.wall).await)
-                } else {
-                    ClusterEvent::Registered(register(&client, &machine, &health, now.wall).await)
-                };
-                let _ = events.send(Event::Cluster(Box::new(event))).await;
-            };
-            self.executor.spawn(task).detach();
-        }
         if cluster.admission.due().is_some_and(|at| at <= now.mono) {
             self.ask_again();
         }
+        self.turn_node_status(now);
         self.turn_network(now);
         self.turn_keeping(now.mono);
         self.renew_lease(now);
@@ -412,7 +385,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(told) = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid)) else { return };
         let deleted = self.is_gone(uid, told);
         let (revision, status) = if let Some(why) = told.refused.as_ref().filter(|_| !deleted) {
-            (1, Some(refusal(why)))
+            (1, Some(refusal(why, now.wall)))
         } else if deleted {
             (told.revision, told.last.clone())
         } else {
@@ -423,7 +396,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 .is_some_and(|observed| observed.is_alive());
             let pod = record.and_then(|record| record.worker.pod());
             let status = status.map(|status| match pod {
-                Some(pod) => merge::for_api(&pod.pod, &PodStatus::default(), status, may_run, now.wall),
+                Some(pod) => merge::for_api(&pod.pod, &terminal_there(&pod.pod), status, may_run, now.wall),
                 None => status,
             });
             (self.statuses.revision_of(uid), status)
@@ -452,52 +425,21 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(cluster) = &mut self.cluster else { return };
         match event {
             ClusterEvent::Found => self.objects_found(),
-            ClusterEvent::ImagesListed(images) => cluster.images = images,
             ClusterEvent::KeptCounts => self.kept_counts(),
             ClusterEvent::KeptRead(kept) => self.kept_read(kept),
             ClusterEvent::KeptWritten(outcome) => self.kept_written(outcome),
             ClusterEvent::Marked(marks) => self.node_marked(marks),
-            ClusterEvent::EventTold { revision, result } => self.event_told(revision, result),
+            ClusterEvent::EventTold { of_node, revision, result } => {
+                self.event_told(of_node, revision, result);
+            }
             ClusterEvent::NetworkTold(result) => self.network_told(result),
             ClusterEvent::Dns(settings) => self.dns_known(&settings),
             ClusterEvent::Mirrored { name, result } => self.mirrored(&name, result),
-            ClusterEvent::Registered(result) => {
-                cluster.node.ended(result.is_ok(), now, cluster.machine.periods.look);
-                match result {
-                    Ok((uid, conditions)) => {
-                        log::info!("node {}: registered", cluster.machine.name);
-                        cluster.registered = Some(uid);
-                        cluster.look_again = false;
-                        cluster.conditions = conditions;
-                        // What the server had of it is not what it is now.
-                        cluster.node.at = now;
-                        cluster.lease.at = now;
-                    }
-                    Err(why) => cluster.failed("the node is not registered", &why, now),
-                }
-            }
-            ClusterEvent::Reported(result) => {
-                cluster.node.ended(result.is_ok(), now, cluster.machine.periods.look);
-                match result {
-                    Ok(told) => {
-                        if let Some((told, conditions)) = told {
-                            cluster.reported = Some((told, now));
-                            cluster.conditions = conditions;
-                            cluster.said.went_well();
-                        }
-                        if std::mem::take(&mut cluster.look_again) {
-                            cluster.reported = None;
-                            cluster.node.at = now;
-                        }
-                    }
-                    Err(why) => {
-                        if why.is_not_found() {
-                            cluster.was_deleted(now);
-                        }
-                        cluster.failed("the node's status is not told", &why, now);
-                    }
-                }
-            }
+            ClusterEvent::Registered(result) => self.node_registered(result),
+            ClusterEvent::RuntimeSaid(said) => self.runtime_said(said),
+            ClusterEvent::RuntimeHere(here) => self.runtime_has(here),
+            ClusterEvent::OomsRead(read) => self.ooms_read(read),
+            ClusterEvent::Reported(result) => self.node_reported(result),
             ClusterEvent::Leased(result) => {
                 cluster.lease.ended(result.is_ok(), now, cluster.machine.periods.renewal());
                 match result {
@@ -554,14 +496,17 @@ impl<R: Runtime + 'static> Agent<R> {
         let relist = self.relist.as_ref();
         let is_in =
             |relist: &Relist, uid: &PodUid| relist.pods.contains_key(uid) || relist.former.contains(uid);
-        let is_here =
-            |uid: &PodUid| self.records.contains_key(uid) || relist.is_some_and(|relist| is_in(relist, uid));
+        let is_here = |uid: &PodUid| match self.records.get(uid) {
+            // What is left of it goes; it is not to come again.
+            Some(record) => !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing),
+            None => relist.is_some_and(|relist| is_in(relist, uid)),
+        };
         update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
         self.admit_pods(update);
         let Some(cluster) = &mut self.cluster else { return };
         let seed = seed(&cluster.machine.name);
         let known = std::mem::take(&mut cluster.pods).into_iter();
-        let (mirrors, mut before): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        let (mirrors, mut before): (SortedMap<_, _>, SortedMap<_, _>) =
             known.partition(|(_, told)| told.is_mirror);
         cluster.pods = mirrors;
         let mut know =
@@ -615,7 +560,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let mut object = (*deleted.pod).clone();
             object.metadata.deletion_grace_period_seconds = Some(ending.grace.0);
             object.metadata.deletion_timestamp = crate::status::time(wall);
-            deleted.pod = Rc::new(object);
+            deleted.pod = object.into();
             record.worker.want(Rc::new(deleted));
         }
     }

@@ -3,10 +3,10 @@
 //! A pod is asked about when it comes, and not again: one that is here runs on, whatever becomes of the node. Until the
 //! node's labels and taints are known none is admitted; one that they do not fit is asked about once more a moment later, for
 //! the word of a new label may come behind that of the pod. A critical one that lacks room waits for those that end for it
-//! (`preemption`).
+//! (`preemption`). While the node is short of memory or disk one that may not come then fails (`managerImpl.Admit`).
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -16,18 +16,20 @@ use super::resizes::as_it_counts;
 use super::shutdown::disrupt;
 use crate::admit::preempt::{self, victims};
 use crate::admit::resize::Pending;
-use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, admit, first_come};
+use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, admit, first_come, fits};
 use crate::cluster::node_object::Machine;
 use crate::cri::Runtime;
 use crate::events::EventKind;
+use crate::eviction::pods::refusal;
 use crate::limits::{ADMISSION_DOUBT, RESIZES_WAITING_BYTES_MAX};
 use crate::model::{DesiredPod, Mono, PodKey, PodUid};
+use crate::model::{SortedMap, SortedSet};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
 use crate::source::api_node::NodeMarks;
-use crate::source::identity::is_of_api_server;
 use crate::source::{RefusedPod, SourceUpdate};
 use crate::status::Phase;
+use crate::status::eviction::EVICTED;
 use crate::store::keep::content::Marks;
 use crate::sync::worker::Life;
 
@@ -52,9 +54,9 @@ pub(super) struct Admission {
     allocatable: Resources,
     name: Box<str>,
     /// The pods that were refused, for as long as the server has them.
-    refused: BTreeMap<PodUid, RefusedPod>,
+    refused: SortedMap<PodUid, RefusedPod>,
     /// Those that the node's labels do not fit, and until when that is doubted.
-    doubted: BTreeMap<PodUid, Mono>,
+    doubted: SortedMap<PodUid, Mono>,
 }
 
 impl Admission {
@@ -63,8 +65,8 @@ impl Admission {
             marks: None,
             allocatable: machine.allocatable(),
             name: machine.name.clone(),
-            refused: BTreeMap::new(),
-            doubted: BTreeMap::new(),
+            refused: SortedMap::new(),
+            doubted: SortedMap::new(),
         }
     }
 
@@ -97,11 +99,19 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         cluster.compare(&marks.conditions, now);
         cluster.network.has(&marks.pod_cidrs, now);
-        let of = |marks: &NodeMarks| (marks.labels.clone(), marks.taints.clone(), marks.pod_cidrs.clone());
+        let of = |marks: &NodeMarks| {
+            (marks.labels.clone(), marks.taints.clone(), marks.pod_cidrs.clone(), marks.scalars.clone())
+        };
         if cluster.admission.marks.as_ref().map(of) != Some(of(&marks)) {
             cluster.keeping.put_marks(&cluster.machine.name, &marks, now);
+            // What others have put on the Node counts (`getNodeAnyWay`).
+            cluster.admission.allocatable.scalars.clone_from(&marks.scalars);
             cluster.admission.marks = Some(marks);
             self.ask_again();
+            // Static pods that wait are asked about by what the Node says.
+            for record in self.records.values_mut() {
+                record.awaits_room = record.awaits_room.map(|_| usize::MAX);
+            }
         }
     }
 
@@ -131,18 +141,28 @@ impl<R: Runtime + 'static> Agent<R> {
         let is_here = |uid: &PodUid| {
             self.desired.pod(uid).is_some()
                 || self.records.contains_key(uid)
-                || relist.is_some_and(|relist| relist.pods.contains_key(uid))
+                || relist.is_some_and(|relist| relist.pods.contains_key(uid) || relist.former.contains(uid))
         };
         let Some(cluster) = &mut self.cluster else { return };
         let admission = &mut cluster.admission;
-        let there: BTreeSet<PodUid> = update.pods.iter().map(|sourced| sourced.pod.key.uid.clone()).collect();
+        let there: SortedSet<PodUid> =
+            update.pods.iter().map(|sourced| sourced.pod.key.uid.clone()).collect();
         admission.refused.retain(|uid, _| there.contains(uid));
         admission.doubted.retain(|uid, _| there.contains(uid) && !is_here(uid));
-        // Static pods, and those that end: they count until they are gone.
-        let of_files =
-            self.desired.entries().map(|entry| &entry.wanted.pod).filter(|pod| !is_of_api_server(&pod.pod));
+        // Static pods, and those that end: they count until they are gone. One that the server has forgotten does not, as with
+        // the kubelet, whose pod manager has it no more (`HandlePodRemoves`).
+        let begins = |uid: &PodUid| {
+            self.records.get(uid).is_some_and(|record| record.admitted)
+                || relist.is_some_and(|relist| relist.pods.contains_key(uid))
+        };
+        let of_files = self.desired.entries().map(|entry| &entry.wanted.pod);
+        let of_files = of_files.filter(|pod| !pod.pod.is_of_api_server() && begins(&pod.key.uid));
         let ending = self.records.values().filter_map(|record| record.worker.pod());
-        let ending = ending.filter(|pod| is_of_api_server(&pod.pod) && !there.contains(&pod.key.uid));
+        let server = &update.server.ending;
+        let is_told = |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
+        let ending = ending.filter(|pod| {
+            pod.pod.is_of_api_server() && !there.contains(&pod.key.uid) && is_told(&pod.key.uid)
+        });
         let here = update.pods.iter().map(|sourced| &sourced.pod).filter(|pod| is_here(&pod.key.uid));
         let others = of_files.chain(ending.map(|pod| &**pod)).chain(here);
         let has_ended = |uid: &PodUid| {
@@ -155,9 +175,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut others: Vec<Rc<Pod>> = others.map(as_it_counts).collect();
 
         let new = update.pods.iter().map(|sourced| &sourced.pod).filter(|pod| !is_here(&pod.key.uid));
-        let mut new: Vec<(PodUid, Rc<Pod>)> = new.map(|pod| (pod.key.uid.clone(), pod.pod.clone())).collect();
+        let mut new: Vec<(PodUid, Rc<Pod>)> = new.map(|pod| (pod.key.uid.clone(), pod.pod.open())).collect();
         new.sort_by(|(_, a), (_, b)| first_come(a, b));
-        let (mut waits, mut preempted) = (BTreeSet::new(), BTreeSet::new());
+        let (mut waits, mut preempted) = (SortedSet::new(), SortedSet::new());
         for (uid, pod) in new {
             if admission.refused.contains_key(&uid) {
                 continue;
@@ -176,8 +196,13 @@ impl<R: Runtime + 'static> Agent<R> {
                 allocatable: &admission.allocatable,
                 declared_features: DECLARED_FEATURES,
             };
+            let under_pressure = match refusal(self.watching.conditions(), &sourced.pod) {
+                Some(message) => Err(Rejection { reason: EVICTED.into(), message, remedy: Remedy::None }),
+                None => Ok(()),
+            };
             let by_rooms = || admit(&pod, &view, &mut others.iter().map(|other| &**other));
-            let Err(rejection) = of_settings(&self.ctx.node, &sourced.pod).and_then(|()| by_rooms()) else {
+            let by_settings = || of_settings(&self.ctx.node, &sourced.pod);
+            let Err(rejection) = under_pressure.and_then(|()| by_settings()).and_then(|()| by_rooms()) else {
                 admission.doubted.remove(&uid);
                 others.push(pod);
                 continue;
@@ -232,6 +257,13 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
+    /// Tells the source which pods have something here.
+    pub(super) fn tell_pods_here(&self) {
+        let (Some(cluster), Some(relist)) = (&self.cluster, &self.relist) else { return };
+        let former = relist.former.iter().map(|former| &former.key.uid);
+        cluster.here.are(self.records.keys().chain(relist.pods.keys()).chain(former).cloned().collect());
+    }
+
     /// Whether a pod that is here may have the CPU and memory that it is wanted with (`canAdmitPod`): a critical one others end for.
     /// `None` = that is not known yet.
     pub(super) fn asks_for_room(&mut self, uid: &PodUid, wanted: &DesiredPod) -> Option<Result<(), Pending>> {
@@ -241,7 +273,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let ends = |of: &PodUid| {
             self.records.get(of).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)))
         };
-        let takes = |of: &PodUid| of != uid && (!self.statuses.has_ended(of) || ends(of));
+        let is_told = |of: &PodUid| self.desired.pod(of).is_some() || self.is_deleted(of);
+        let takes = |of: &PodUid| of != uid && is_told(of) && (!self.statuses.has_ended(of) || ends(of));
         let here = self.records.values().filter_map(|record| record.worker.pod());
         let waiting = self.desired.entries().map(|entry| &entry.wanted.pod);
         let waiting = waiting.filter(|pod| !self.records.contains_key(&pod.key.uid));
@@ -277,6 +310,59 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
         Some(Err(Pending::of(rejection)))
+    }
+
+    /// Whether a static pod may begin: others end for it, or it has failed for good, when it may not. `None` = the node is alone.
+    /// While the Node is not known it waits for no more than room.
+    pub(super) fn admit_static(
+        &mut self,
+        uid: &PodUid,
+        pod: &DesiredPod,
+        others: &[Rc<Pod>],
+    ) -> Option<Result<(), Option<Rejection>>> {
+        let admission = &self.cluster.as_ref()?.admission;
+        let all: Vec<&Pod> = others.iter().map(|other| &**other).collect();
+        let allocatable = admission.allocatable.with_uncounted(&pod.pod);
+        let Some(marks) = &admission.marks else {
+            return Some(fits(&pod.pod, &allocatable, &mut all.iter().copied()).map_err(Some));
+        };
+        let view = NodeView {
+            name: &admission.name,
+            labels: &marks.labels,
+            taints: &marks.taints,
+            allocatable: &allocatable,
+            declared_features: DECLARED_FEATURES,
+        };
+        let Err(mut rejection) = admit(&pod.pod, &view, &mut all.iter().copied()) else {
+            return Some(Ok(()));
+        };
+        if let Remedy::Preemption(shortages) = &rejection.remedy {
+            match victims(&pod.pod, &all, shortages) {
+                Ok(places) => {
+                    let uids = places.into_iter().filter_map(|place| all.get(place)?.metadata.uid.as_deref());
+                    for victim in uids.map(PodUid::from).collect::<Vec<_>>() {
+                        self.preempt(&victim);
+                    }
+                    return Some(Err(None));
+                }
+                Err(hopeless) => rejection = hopeless,
+            }
+        }
+        self.reject_static(uid, rejection);
+        Some(Err(None))
+    }
+
+    /// The static pod has failed, for good (`rejectPod`).
+    fn reject_static(&mut self, uid: &PodUid, rejection: Rejection) {
+        let Some(record) = self.records.get(uid) else { return };
+        let refused = RefusedPod {
+            key: record.worker.key().clone(),
+            reason: rejection.reason,
+            message: format!("{REJECTED}{}", rejection.message).into(),
+            generation: None,
+        };
+        note_refusal(&*self.ctx.notes, &refused);
+        self.reject_pod(uid, refused.reason.into_owned(), refused.message.into());
     }
 
     /// The pod ends for a critical one, for good (`evictPodsToFreeRequests`).

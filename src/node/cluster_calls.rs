@@ -7,54 +7,38 @@ use hyper::Method;
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
-use crate::cluster::node_images::{NodeImage, NodeImages};
+use super::cluster_status::RuntimeHere;
+use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
 use crate::cluster::{lease, pod_status};
-use crate::cri::{Runtime, RuntimeResult, RuntimeStatus};
-use crate::eviction::NodeCondition;
+use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
 use crate::model::{PodKey, Wall};
 use crate::source::RefusedPod;
 use crate::source::decode::Node;
 
-/// The images that the Node tells of.
-pub(super) async fn images(runtime: &impl Runtime) -> RuntimeResult<Rc<[NodeImage]>> {
+/// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
+pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {
     let mut images = NodeImages::default();
-    runtime.list_images(&mut |image| images.add(image)).await?;
-    Ok(images.largest())
-}
-
-/// What the runtime says of itself, in the kubelet's words.
-pub(super) fn health(
-    pressure: Vec<NodeCondition>,
-    runtime: Result<RuntimeStatus, String>,
-    images: Rc<[NodeImage]>,
-) -> Health {
-    let not_ready = match runtime {
-        Err(error) => vec![format!("container runtime is down: {error}")],
-        Ok(status) => {
-            let failing = status.conditions.iter().filter(|condition| !condition.status);
-            let told = failing.map(|condition| {
-                let what = match &*condition.kind {
-                    "NetworkReady" => "container runtime network not ready",
-                    _ => "container runtime not ready",
-                };
-                let (kind, reason, message) = (&condition.kind, &condition.reason, &condition.message);
-                format!("{what}: {kind}=false reason:{reason} message:{message}")
-            });
-            told.collect()
-        }
-    };
-    Health { pressure, not_ready, images }
+    let listed = runtime.list_images(&mut |image| images.add(image)).await;
+    let version = runtime.version().await.ok();
+    let version = version.map(|of| format!("{}://{}", of.runtime_name, of.runtime_version).into());
+    let images = listed.is_ok().then(|| {
+        let largest = images.largest();
+        if largest.len() > images_max { Rc::from(&largest[..images_max]) } else { largest }
+    });
+    RuntimeHere { images, version }
 }
 
 /// The status of a pod that does not run here (`rejectPod`).
-pub(super) fn refusal(pod: &RefusedPod) -> PodStatus {
+pub(super) fn refusal(pod: &RefusedPod, now: Wall) -> PodStatus {
     PodStatus {
         observed_generation: pod.generation.filter(|generation| *generation != 0),
         phase: Some("Failed".to_owned()),
         reason: Some(pod.reason.to_string()),
         message: Some(pod.message.to_string()),
+        // `updateStatusInternal`, in whole seconds as all times of a status.
+        start_time: crate::status::time(Wall(now.0 / 1_000_000_000 * 1_000_000_000)),
         ..PodStatus::default()
     }
 }
@@ -63,33 +47,55 @@ fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
     node.field(path[0])?.field(path[1])?.text().map(Box::from)
 }
 
-/// `tryRegisterWithAPIServer`: the Node's UID and the conditions that it has there.
+/// The Node as it is once it is registered.
+pub(super) struct Registered {
+    pub(super) uid: Box<str>,
+    pub(super) conditions: Vec<Value>,
+    /// It was there before.
+    pub(super) former: Option<Former>,
+}
+
+/// Who has told the Node's status last.
+pub(super) struct Former {
+    pub(super) boot_id: Box<str>,
+}
+
+/// `tryRegisterWithAPIServer`.
 pub(super) async fn register(
     client: &Client,
     machine: &Machine,
     health: &Health,
     now: Wall,
-) -> Result<(Box<str>, Vec<Value>), KubeError> {
+) -> Result<Registered, KubeError> {
     let object = machine.object(health, &[], now);
     let nodes = Resource::NODES.path("");
-    let node = match client.call(Method::POST, &nodes, Some(Content::json(&object))).await {
+    let (node, is_former) = match client.call(Method::POST, &nodes, Some(Content::json(&object))).await {
         Err(error) if error.is(409) => {
             let path = object_path(Resource::NODES, "", &machine.name);
-            let patch = json!({"metadata": {"labels": machine.labels()}});
-            client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?
+            let metadata = json!({"labels": machine.labels(), "annotations": machine.annotations()});
+            let patch = json!({"metadata": metadata});
+            let node = client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?;
+            if let Some(patch) = machine.reconciliation(&node, &object["status"]) {
+                let path = subresource_path(Resource::NODES, "", &machine.name, "status");
+                client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?;
+            }
+            (node, true)
         }
-        created => created?,
+        created => (created?, false),
     };
     let uid = text(&node, ["metadata", "uid"])
         .ok_or_else(|| KubeError::Protocol("a Node without a UID".to_owned()))?;
-    let conditions = node.field("status").and_then(|status| status.field("conditions"));
+    let status = node.field("status");
+    let conditions = status.and_then(|status| status.field("conditions"));
     let conditions = conditions.map(Node::items).unwrap_or_default().iter().map(|condition| {
         let of = |field| condition.field(field).and_then(Node::text).unwrap_or_default();
         json!({
             "type": of("type"), "status": of("status"), "lastTransitionTime": of("lastTransitionTime"),
         })
     });
-    Ok((uid, conditions.collect()))
+    let boot_id = || status.and_then(|status| text(status, ["nodeInfo", "bootID"])).unwrap_or_default();
+    let former = is_former.then(|| Former { boot_id: boot_id() });
+    Ok(Registered { uid, conditions: conditions.collect(), former })
 }
 
 /// `tryUpdateNodeStatus`: what was told, when it is another than `told`.
@@ -103,12 +109,12 @@ pub(super) async fn report(
 ) -> Result<Option<(u64, Vec<Value>)>, KubeError> {
     // Times apart.
     let mut hasher = DefaultHasher::new();
-    machine.status(health, &[], Wall(0)).to_string().hash(&mut hasher);
+    machine.report(health, &[], Wall(0)).to_string().hash(&mut hasher);
     let digest = hasher.finish();
     if told == Some(digest) {
         return Ok(None);
     }
-    let status = machine.status(health, before, now);
+    let status = machine.report(health, before, now);
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
     let path = subresource_path(Resource::NODES, "", &machine.name, "status");
     client.call(Method::PATCH, &path, Some(Content::strategic(&node_object::patch(status)))).await?;

@@ -16,14 +16,16 @@ use crate::model::{Mono, Now, PodUid};
 
 /// How far it is.
 pub(super) struct Telling {
-    /// The ring's revision up to which all is told.
+    /// The ring's revision up to which all of pods is told, which comes first: a pod may go before.
     told: u64,
+    /// The same of the node.
+    told_of_node: u64,
     task: Task,
 }
 
 impl Telling {
     pub(super) fn new(now: Mono, node: &str) -> Self {
-        Self { told: 0, task: Task::new(now, seed(node)) }
+        Self { told: 0, told_of_node: 0, task: Task::new(now, seed(node)) }
     }
 }
 
@@ -31,7 +33,7 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn telling_due(&self) -> Option<Mono> {
         let cluster = self.cluster.as_ref().filter(|cluster| cluster.registered.is_some())?;
         let telling = &cluster.telling_events;
-        telling.task.due().filter(|_| telling.told < self.ring.borrow().revision())
+        telling.task.due().filter(|_| telling.told.min(telling.told_of_node) < self.ring.borrow().revision())
     }
 
     pub(super) fn tell_event(&mut self, now: Now) {
@@ -44,13 +46,14 @@ impl<R: Runtime + 'static> Agent<R> {
         let (pods, desired) = (&cluster.pods, &self.desired);
         let is_there = |event: &&events::Event| {
             let uid = &event.pod.uid;
-            event.revision > telling.told
-                && (event.pod.namespace.is_empty()
-                    || pods.contains_key(uid)
-                    || hash_of(desired, uid).is_some())
+            if event.is_of_node() {
+                return event.revision > telling.told_of_node;
+            }
+            event.revision > telling.told && (pods.contains_key(uid) || hash_of(desired, uid).is_some())
         };
-        let Some(next) = ring.iter().filter(is_there).min_by_key(|event| event.revision) else {
-            telling.told = ring.revision();
+        let next = ring.iter().filter(is_there).min_by_key(|event| (event.is_of_node(), event.revision));
+        let Some(next) = next else {
+            (telling.told, telling.told_of_node) = (ring.revision(), ring.revision());
             return;
         };
         let (next, node) = (next.clone(), cluster.machine.name.clone());
@@ -60,27 +63,29 @@ impl<R: Runtime + 'static> Agent<R> {
         let (client, events) = (cluster.client.clone(), self.events.clone());
         let task = async move {
             let result = tell(&client, &next, &uid, &node, now).await;
-            let event = ClusterEvent::EventTold { revision: next.revision, result };
+            let (of_node, revision) = (next.is_of_node(), next.revision);
+            let event = ClusterEvent::EventTold { of_node, revision, result };
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
         self.executor.spawn(task).detach();
     }
 
-    pub(super) fn event_told(&mut self, revision: u64, result: Result<(), KubeError>) {
+    pub(super) fn event_told(&mut self, of_node: bool, revision: u64, result: Result<(), KubeError>) {
         let now = self.ctx.clock.now().mono;
         let Some(cluster) = &mut self.cluster else { return };
         let telling = &mut cluster.telling_events;
         telling.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        let told = if of_node { &mut telling.told_of_node } else { &mut telling.told };
         match result {
             Ok(()) => {
-                telling.told = revision;
+                *told = revision;
                 telling.task.at = now;
             }
             Err(why) => {
                 // An event is not worth more than a few words: what is refused is left out.
                 if matches!(why, KubeError::Refused { .. }) {
-                    telling.told = revision;
+                    *told = revision;
                 }
                 log::debug!("an event is not told: {why}");
             }

@@ -10,7 +10,6 @@
 //! With a server that answers nothing is read: it costs no time, and what was deleted meanwhile does not begin.
 
 use std::collections::hash_map::DefaultHasher;
-use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash as _, Hasher as _};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,6 +28,7 @@ use crate::limits::{
     KEPT_TREES_BYTES_MAX,
 };
 use crate::model::{Mono, PodUid};
+use crate::model::{SortedMap, SortedSet};
 use crate::source::api_kept::{self, Trees};
 use crate::source::api_node::NodeMarks;
 use crate::source::{API, NodeName, SourceUpdate};
@@ -54,9 +54,9 @@ pub(super) struct Keeping {
     owner: Option<Owner>,
     trees: Trees,
     /// What is not written yet. At most as much as is kept.
-    puts: BTreeMap<FileName, Put>,
+    puts: SortedMap<FileName, Put>,
     /// All that is to be kept; `None` = the server has not told its pods yet.
-    wanted: Option<Arc<BTreeSet<FileName>>>,
+    wanted: Option<Arc<SortedSet<FileName>>>,
     /// Of which pods that is.
     told: u64,
     write: Option<smol::Task<()>>,
@@ -70,7 +70,7 @@ pub(super) struct Keeping {
 pub(super) struct Outcome {
     owner: Option<Owner>,
     /// What was not written.
-    left: BTreeMap<FileName, Put>,
+    left: SortedMap<FileName, Put>,
     result: Result<Written, String>,
 }
 
@@ -80,7 +80,7 @@ impl Keeping {
             folder,
             owner: None,
             trees,
-            puts: BTreeMap::new(),
+            puts: SortedMap::new(),
             wanted: None,
             told: 0,
             write: None,
@@ -194,8 +194,8 @@ async fn owner_of(client: &Client, node: &str) -> Result<Owner, String> {
 struct Work {
     folder: Folder,
     owner: Option<Owner>,
-    wanted: Arc<BTreeSet<FileName>>,
-    puts: BTreeMap<FileName, Put>,
+    wanted: Arc<SortedSet<FileName>>,
+    puts: SortedMap<FileName, Put>,
     client: Client,
     node: Box<str>,
     blocking: Rc<Blocking>,
@@ -214,7 +214,7 @@ impl Work {
         };
         let write = move || {
             let result = folder.write(owner, &wanted, &puts).map_err(|error| error.to_string());
-            let left = if result.is_ok() { BTreeMap::new() } else { puts };
+            let left = if result.is_ok() { SortedMap::new() } else { puts };
             Outcome { owner: Some(owner), left, result }
         };
         blocking.run(write).await
@@ -251,14 +251,14 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let before = keeping.wanted.take().unwrap_or_default();
         let is_first = before.is_empty();
-        let mut wanted = BTreeSet::from([FileName::of(&name_of_node(&cluster.machine.name))]);
+        let mut wanted = SortedSet::from([FileName::of(&name_of_node(&cluster.machine.name))]);
         for pod in kept() {
             let name = name_of_pod(&pod.pod.key.uid);
             wanted.insert(FileName::of(&name));
             if let Some(tree) = keeping.trees.take(&pod.pod.key.uid) {
                 keeping.put_tree(name, tree, now);
             }
-            for key in wanted_by(&pod.pod.pod) {
+            for key in wanted_by(&pod.pod.pod.open()) {
                 let name = name_of(&key);
                 // What is followed for another pod already is not found anew.
                 if wanted.insert(FileName::of(&name))
@@ -369,7 +369,8 @@ impl<R: Runtime + 'static> Agent<R> {
         let Kept { pods, objects, marks } = kept;
         let clock = self.ctx.clock.clone();
         let Some(cluster) = &mut self.cluster else { return };
-        let update = api_kept::update(&NodeName::new(&cluster.machine.name), clock, pods);
+        let update =
+            api_kept::update(&NodeName::new(&cluster.machine.name), clock, cluster.here.clone(), pods);
         if update.pods.is_empty() {
             return;
         }

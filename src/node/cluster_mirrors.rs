@@ -2,8 +2,6 @@
 //!
 //! Looked at when a source, a record's end or an answer may have changed something; what follows for each name is a task as
 //! the others of the cluster, of which `KUBE_TELLING_MAX` go on at once.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use hyper::Method;
@@ -17,8 +15,9 @@ use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, seed};
 use crate::limits::{KUBE_RETRY_MAX, KUBE_TELLING_MAX};
 use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid};
+use crate::model::{SortedMap, SortedSet};
 use crate::source::MirrorPod;
-use crate::source::identity::{CONFIG_HASH, is_of_api_server};
+use crate::source::identity::CONFIG_HASH;
 
 /// Namespace and name.
 pub(super) type Name = (Rc<str>, Rc<str>);
@@ -29,18 +28,21 @@ fn name_of(key: &PodKey) -> Name {
 
 /// Of a static pod, the hash of its manifest.
 pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
-    let annotations = pod.pod.metadata.annotations.as_ref().filter(|_| !is_of_api_server(&pod.pod))?;
+    if pod.pod.is_of_api_server() {
+        return None;
+    }
+    let annotations = pod.pod.metadata.annotations.as_ref()?;
     annotations.get(CONFIG_HASH).map(String::as_str)
 }
 
 /// What is known of them.
 pub(super) struct Mirrors {
     /// As the server has them; nothing before it has told its pods. At most `KUBE_PODS_MAX`, as it tells no more.
-    there: Option<BTreeMap<Name, MirrorPod>>,
+    there: Option<SortedMap<Name, MirrorPod>>,
     /// What is to be done, one entry for each static pod and each copy at most.
-    doing: BTreeMap<Name, Doing>,
+    doing: SortedMap<Name, Doing>,
     /// The pods that cannot be told there; each is named once in the log.
-    refused: BTreeSet<PodUid>,
+    refused: SortedSet<PodUid>,
     /// Something of it all may be another than at the last look.
     stale: bool,
     seed: u64,
@@ -53,7 +55,13 @@ struct Doing {
 
 impl Mirrors {
     pub(super) fn new(node: &str) -> Self {
-        Self { there: None, doing: BTreeMap::new(), refused: BTreeSet::new(), stale: true, seed: seed(node) }
+        Self {
+            there: None,
+            doing: SortedMap::new(),
+            refused: SortedSet::new(),
+            stale: true,
+            seed: seed(node),
+        }
     }
 
     /// The server has these.
@@ -89,7 +97,7 @@ impl Mirrors {
 
 impl Cluster {
     /// The static pods of these UIDs are told of through these copies, and no others.
-    fn tell_through(&mut self, mirrors: &BTreeMap<PodUid, MirrorPod>, now: Mono) {
+    fn tell_through(&mut self, mirrors: &SortedMap<PodUid, MirrorPod>, now: Mono) {
         let stays = |uid: &PodUid, told: &Told| mirrors.get(uid).is_some_and(|mirror| mirror.key == told.key);
         self.pods.retain(|uid, told| !told.is_mirror || stays(uid, told));
         for (uid, mirror) in mirrors {
@@ -128,8 +136,8 @@ impl<R: Runtime + 'static> Agent<R> {
     fn look_at_mirrors(&mut self, now: Mono) {
         let Some(cluster) = &mut self.cluster else { return };
         let Some(there) = cluster.mirrors.there.take() else { return };
-        let mut wishes: BTreeMap<Name, (Wish<'_>, Option<&PodUid>)> = BTreeMap::new();
-        let mut refused = BTreeSet::new();
+        let mut wishes: SortedMap<Name, (Wish<'_>, Option<&PodUid>)> = SortedMap::new();
+        let mut refused = SortedSet::new();
         let wanted = self.desired.entries().map(|entry| &entry.wanted.pod);
         for (pod, hash) in wanted.filter_map(|pod| Some((pod, static_hash(pod)?))) {
             let uid = &pod.key.uid;
@@ -147,7 +155,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         cluster.mirrors.refused = refused;
         for (uid, record) in &self.records {
-            if !record.worker.pod().is_some_and(|pod| is_of_api_server(&pod.pod)) {
+            if !record.worker.pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
                 let name = name_of(record.worker.key());
                 wishes.entry(name).or_insert((Wish::Undecided, Some(uid)));
             }
@@ -156,7 +164,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for name in there.keys().chain(cluster.mirrors.doing.keys()) {
             wishes.entry(name.clone()).or_insert((otherwise, None));
         }
-        let mut told = BTreeMap::new();
+        let mut told = SortedMap::new();
         for (name, (wish, uid)) in wishes {
             let mirror = there.get(&name);
             let step = mirror::step(wish, mirror);

@@ -11,12 +11,17 @@ use super::cluster::{ClusterEvent, Task};
 use crate::cluster::bridge::{self, Step};
 use crate::cri::Runtime;
 use crate::doctor::cni::is_configuration;
+use crate::events::EventKind;
 use crate::k3s::Settings;
 use crate::kube::seed;
 use crate::limits::{CNI_FILE_BYTES_MAX, CNI_FILES_MAX, KUBE_RETRY_MAX};
-use crate::model::{Mono, Now};
+use crate::model::{DesiredPod, Mono, Now};
 use crate::render::NodeSettings;
 use crate::store::file::replace;
+use crate::text::quoted;
+
+/// What is said where pods are to have the cluster's name servers, and there are none.
+const MISSING_DNS: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
 
 /// What is known of them.
 pub(super) struct Network {
@@ -60,6 +65,21 @@ impl<R: Runtime + 'static> Agent<R> {
         node.cluster_dns.clone_from(&settings.cluster_dns);
         node.cluster_domain.clone_from(&settings.cluster_domain);
         self.ctx.node = Rc::new(node);
+    }
+
+    /// Says that the pod, whose sandbox is made, has the node's name servers instead of the cluster's (`GetPodDNS`).
+    pub(super) fn note_missing_dns(&self, pod: &DesiredPod) {
+        let spec = pod.spec();
+        let wants_cluster = match spec.dns_policy.as_deref() {
+            None | Some("ClusterFirst") => spec.host_network != Some(true),
+            Some(policy) => policy == "ClusterFirstWithHostNet",
+        };
+        if self.cluster.is_none() || !self.ctx.node.cluster_dns.is_empty() || !wants_cluster {
+            return;
+        }
+        self.note_node(EventKind::Warning, "MissingClusterDNS", MISSING_DNS);
+        let message = format!("pod: {}. {MISSING_DNS}", quoted(&pod.key.kubelet_format()));
+        (self.ctx.notes)(&pod.key, EventKind::Warning, "MissingClusterDNS", &message);
     }
 
     pub(super) fn turn_network(&mut self, now: Now) {

@@ -1,9 +1,12 @@
 //! What this node's pods name in the cluster: which ConfigMaps, Secrets and tokens are followed, and what was found.
 //!
 //! A pod that came from the API server begins when each of them was looked for, whether it is there or not: else it would
-//! begin with a failure. One that is here already is not held back.
+//! begin with a failure. One that is here already is not held back. What a pod names that is over is dropped (`UnregisterPod`).
+//!
+//! There is room for so many objects and so many bytes. What runs here has its room first, then what has it already, then the
+//! rest; a pod whose objects have none says so in its status and waits, whether it could do without them or not.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -11,10 +14,13 @@ use k8s_openapi::api::core::v1::Pod;
 use super::agent::Agent;
 use crate::admit::chooses;
 use crate::cri::Runtime;
-use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX, KUBE_WATCHES_MAX};
+use crate::kube::Watches;
+use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX};
 use crate::model::desired::{Claimed, ClaimedSource, ClassHandler, UNTOLD};
 use crate::model::object::{ClaimedVolume, TokenWish, claim_of, class_of, named_by, services_of, tokens_of};
-use crate::model::{Object, ObjectKey, ObjectKind, PodUid};
+use crate::model::{Object, ObjectKey, ObjectKind, PodKey, PodUid};
+use crate::model::{SortedMap, SortedSet};
+use crate::render::admission;
 use crate::source::api_claims::keep_claim;
 use crate::source::api_objects::{Found, Sought, follow_object, keep_token};
 use crate::source::identity::is_of_api_server;
@@ -22,18 +28,25 @@ use crate::source::object::cost;
 use crate::source::{Origin, SourceUpdate, SourcedObject, api};
 use crate::store::keep::content::name_of;
 use crate::store::keep::folder::Content;
+use crate::sync::worker::Life;
 
 /// What is followed.
 pub(super) struct Following {
     found: Found,
     /// One for each object; dropping it ends it.
-    tasks: BTreeMap<ObjectKey, smol::Task<()>>,
+    tasks: SortedMap<ObjectKey, smol::Task<()>>,
     /// What was found of them; `None` = it is not there.
-    known: BTreeMap<ObjectKey, Option<SourcedObject>>,
+    known: SortedMap<ObjectKey, Option<SourcedObject>>,
     /// What was known before the agent's start, while the server has not told its pods; bounded by the folder.
-    pub(super) kept: BTreeMap<ObjectKey, Option<Object>>,
+    pub(super) kept: SortedMap<ObjectKey, Option<Object>>,
     /// Those of `known` that were kept, and of which the server has not said a word.
-    unconfirmed: BTreeSet<ObjectKey>,
+    unconfirmed: SortedSet<ObjectKey>,
+    /// Those that are there and for which there was no room, with the bytes that each takes: nobody follows them.
+    too_large: SortedMap<ObjectKey, usize>,
+    watches: Watches,
+    /// What each pod names that waits for what is not known yet, and what all other pods name; of the last update.
+    waiting: Vec<SortedSet<ObjectKey>>,
+    others: SortedSet<ObjectKey>,
     /// The server's last word on pods, or, not complete, what was kept of it.
     pub(super) last: Option<SourceUpdate>,
     origin: Arc<str>,
@@ -44,10 +57,14 @@ impl Following {
     pub(super) fn new(found: Found) -> Self {
         Self {
             found,
-            tasks: BTreeMap::new(),
-            known: BTreeMap::new(),
-            kept: BTreeMap::new(),
-            unconfirmed: BTreeSet::new(),
+            tasks: SortedMap::new(),
+            known: SortedMap::new(),
+            kept: SortedMap::new(),
+            unconfirmed: SortedSet::new(),
+            too_large: SortedMap::new(),
+            watches: Watches::default(),
+            waiting: Vec::new(),
+            others: SortedSet::new(),
             last: None,
             origin: Arc::from(api::ORIGIN),
             said_full: false,
@@ -137,15 +154,43 @@ impl Following {
         claimed.collect()
     }
 
-    /// Said once.
-    fn full(&mut self, what: &ObjectKey) {
-        if !std::mem::replace(&mut self.said_full, true) {
-            log::warn!(
-                "{what}: this node's pods name too much: at most {KUBE_OBJECTS_MAX} ConfigMaps, Secrets, tokens, claims and classes of \
-                 {KUBE_OBJECTS_BYTES_MAX} bytes together are kept (said once)"
-            );
+    /// The bytes that the known object takes.
+    fn bytes_of(&self, key: &ObjectKey) -> usize {
+        self.known.get(key).and_then(|known| known.as_ref()).map_or(0, |sourced| cost(&sourced.object))
+    }
+
+    /// One of that many bytes has room in the place of the one that is known.
+    fn has_room(&self, key: &ObjectKey, bytes: usize) -> bool {
+        self.bytes() - self.bytes_of(key) + bytes <= KUBE_OBJECTS_BYTES_MAX
+    }
+
+    /// Nothing that the pod can do without is known of what it names, for want of room.
+    fn lacks_room(&self, keys: &SortedSet<ObjectKey>) -> bool {
+        keys.iter().any(|key| self.too_large.contains_key(key) && !self.known.contains_key(key))
+    }
+
+    /// Said once, until there is room again.
+    fn say_full(&mut self, pod: Option<&PodKey>) {
+        match pod {
+            None => self.said_full = false,
+            Some(_) if self.said_full => {}
+            Some(pod) => {
+                self.said_full = true;
+                log::warn!("pod {pod} and perhaps others: {}", admission::TOO_MANY_OBJECTS);
+            }
         }
     }
+}
+
+/// What a pod of an update names.
+struct Named {
+    /// Its place in the update.
+    place: usize,
+    /// 0: it runs here; 1: its objects are followed; 2: neither.
+    rank: u8,
+    keys: SortedSet<ObjectKey>,
+    /// There is no room for them.
+    is_left_out: bool,
 }
 
 /// What a pod needs to know of before it begins.
@@ -156,35 +201,40 @@ pub(super) fn wanted_by(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
 impl<R: Runtime + 'static> Agent<R> {
     /// Follows what the update's pods name, adds what is known of it, and leaves out pods that have to wait for it.
     pub(super) fn follow_objects(&mut self, update: &mut SourceUpdate) {
+        let mut named = self.named_in(update);
         let Some(cluster) = &mut self.cluster else { return };
-        let mut wishes: BTreeMap<ObjectKey, (Box<str>, TokenWish)> = BTreeMap::new();
-        let mut needed = BTreeSet::new();
-        for sourced in &update.pods {
-            needed.extend(wanted_by(&sourced.pod.pod));
-            let name = &*sourced.pod.key.name;
-            wishes.extend(tokens_of(&sourced.pod.pod).map(|(key, wish)| (key, (name.into(), wish))));
-        }
         let client = cluster.client.clone();
         let following = &mut cluster.following;
+        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenWish)> = SortedMap::new();
+        let mut needed: SortedSet<ObjectKey> = SortedSet::new();
+        for Named { place, keys, is_left_out, .. } in &mut named {
+            let further = keys.iter().filter(|key| !needed.contains(*key)).count();
+            *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
+            if !*is_left_out {
+                needed.extend(keys.iter().cloned());
+                let pod = &update.pods[*place].pod;
+                let opened = pod.pod.open();
+                let of = |(key, wish)| (key, (pod.key.name.as_ref().into(), wish));
+                wishes.extend(tokens_of(&opened).map(of));
+            }
+        }
         following.tasks.retain(|key, _| needed.contains(key));
         following.known.retain(|key, _| needed.contains(key));
         following.unconfirmed.retain(|key| needed.contains(key));
+        following.too_large.retain(|key, _| needed.contains(key));
         if update.complete {
-            following.kept = BTreeMap::new();
+            following.kept = SortedMap::new();
         }
         for key in needed {
             following.recall(&key);
             if following.tasks.contains_key(&key) {
                 continue;
             }
-            let is_asked_for = |key: &ObjectKey| matches!(key.kind, ObjectKind::Token | ObjectKind::Claim);
-            let watches = following.tasks.keys().filter(|key| !is_asked_for(key)).count();
-            if following.tasks.len() >= KUBE_OBJECTS_MAX
-                || (!is_asked_for(&key) && watches >= KUBE_WATCHES_MAX)
-            {
-                following.full(&key);
-                following.known.insert(key, None);
-                continue;
+            if let Some(bytes) = following.too_large.get(&key).copied() {
+                if !following.has_room(&key, bytes) {
+                    continue;
+                }
+                following.too_large.remove(&key);
             }
             let found = following.found.clone();
             let task = match wishes.remove(&key) {
@@ -194,7 +244,10 @@ impl<R: Runtime + 'static> Agent<R> {
                 None if key.kind == ObjectKind::Claim => {
                     self.executor.spawn(keep_claim(client.clone(), key.clone(), found))
                 }
-                None => self.executor.spawn(follow_object(client.clone(), key.clone(), found)),
+                None => {
+                    let watches = following.watches.clone();
+                    self.executor.spawn(follow_object(client.clone(), key.clone(), watches, found))
+                }
             };
             following.tasks.insert(key, task);
         }
@@ -206,25 +259,70 @@ impl<R: Runtime + 'static> Agent<R> {
             if let Some(class) = class_of(&sourced.pod.pod) {
                 sourced.pod.handler = following.handler(&class);
             }
+            sourced.pod.pod.pack();
         }
         let relist = self.relist.as_ref();
-        let (desired, following, complete) = (&self.desired, &cluster.following, update.complete);
+        let (desired, complete) = (&self.desired, update.complete);
         // A pod that the server tells of begins with what the server says.
         let is_known = |key: &ObjectKey| {
             following.known.contains_key(key) && !(complete && following.unconfirmed.contains(key))
         };
-        update.pods.retain(|sourced| {
+        let (mut waits, mut first_full) = (vec![false; update.pods.len()], None);
+        let (mut waiting, mut others) = (Vec::new(), SortedSet::new());
+        for Named { place, keys, is_left_out, .. } in named {
+            let pod = &mut update.pods[place].pod;
+            pod.too_many_objects = is_left_out || following.lacks_room(&keys);
+            if pod.too_many_objects {
+                first_full.get_or_insert_with(|| pod.key.clone());
+            }
+            let uid = &pod.key.uid;
+            waits[place] = !pod.too_many_objects
+                && desired.pod(uid).is_none()
+                && relist.is_some_and(|relist| !relist.pods.contains_key(uid))
+                && !keys.iter().all(is_known);
+            if waits[place] {
+                waiting.push(keys);
+            } else {
+                others.extend(keys);
+            }
+        }
+        following.say_full(first_full.as_ref());
+        (following.waiting, following.others) = (waiting, others);
+        let mut waits = waits.into_iter();
+        update.pods.retain(|_| waits.next() != Some(true));
+    }
+
+    /// What the pods of the update name, in the order in which they have room for it.
+    fn named_in(&self, update: &SourceUpdate) -> Vec<Named> {
+        let Some(cluster) = &self.cluster else { return Vec::new() };
+        let relist = self.relist.as_ref();
+        let is_alive = |uid: &PodUid| {
+            let observed = self.records.get(uid).and_then(|record| record.worker.observed());
+            observed.is_some_and(|observed| observed.is_alive())
+        };
+        let named = update.pods.iter().enumerate().map(|(place, sourced)| {
             let uid = &sourced.pod.key.uid;
-            desired.pod(uid).is_some()
-                || relist.is_none_or(|relist| relist.pods.contains_key(uid))
-                || wanted_by(&sourced.pod.pod).all(|key| is_known(&key))
+            // One that is over needs none any more (`UnregisterPod`).
+            let has_ended = self.records.get(uid).is_some_and(|record| record.worker.life() == Life::Ended);
+            let is_over = has_ended || update.server.over.contains(uid) && !is_alive(uid);
+            let keys: SortedSet<ObjectKey> =
+                if is_over { SortedSet::new() } else { wanted_by(&sourced.pod.pod.open()).collect() };
+            let entry = self.desired.pod(uid).filter(|entry| !entry.wanted.pod.too_many_objects);
+            let runs = entry.is_some() || relist.is_some_and(|relist| relist.pods.contains_key(uid));
+            let is_followed = keys.iter().all(|key| cluster.following.tasks.contains_key(key));
+            let rank = if runs { 0 } else { 2 - u8::from(is_followed) };
+            Named { place, rank, keys, is_left_out: false }
         });
+        let mut named: Vec<Named> = named.collect();
+        // Stable.
+        named.sort_by_key(|named| named.rank);
+        named
     }
 
     /// What stands in the pod's volumes is not known yet: after a restart of the agent, for one that runs.
     pub(super) fn waits_for_objects(&self, uid: &PodUid) -> bool {
         let (Some(cluster), Some(entry)) = (&self.cluster, self.desired.pod(uid)) else { return false };
-        let pod = &entry.wanted.pod.pod;
+        let pod = &*entry.wanted.pod.pod.open();
         let known = &cluster.following.known;
         is_of_api_server(pod) && !named_by(pod).iter().all(|key| known.contains_key(key))
     }
@@ -234,30 +332,43 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = self.ctx.clock.now().mono;
         let Some(cluster) = &mut self.cluster else { return };
         let following = &mut cluster.following;
+        // A pod that waits for hundreds of them begins with the last one: until then there is nothing to do for it.
+        let mut is_due = false;
         for (key, sought) in following.found.take() {
+            is_due |= following.others.contains(&key);
             if !following.tasks.contains_key(&key) {
                 continue;
             }
-            let was_kept = following.unconfirmed.remove(&key);
+            let was_kept = following.unconfirmed.contains(&key);
             let (object, is_word) = match sought {
                 Sought::There(object) => (Some(object), true),
                 Sought::Missing => (None, true),
                 // A server that is ill takes nothing away.
-                Sought::Refused if was_kept => continue,
+                Sought::Refused if was_kept => {
+                    following.unconfirmed.remove(&key);
+                    continue;
+                }
                 Sought::Refused => (None, false),
             };
-            let before =
-                following.known.get(&key).and_then(|known| known.as_ref()).map_or(0, |o| cost(&o.object));
-            let after = object.as_ref().map_or(0, cost);
-            let object = object.filter(|_| following.bytes() - before + after <= KUBE_OBJECTS_BYTES_MAX);
-            if object.is_none() && after > 0 {
-                following.full(&key);
-            } else if is_word {
+            let bytes = object.as_ref().map_or(0, cost);
+            if bytes > 0 && !following.has_room(&key, bytes) {
+                // Its follower would hold it on. What is known of it stays.
+                following.tasks.remove(&key);
+                following.too_large.insert(key, bytes);
+                is_due = true;
+                continue;
+            }
+            following.unconfirmed.remove(&key);
+            if is_word {
                 cluster.keeping.put(name_of(&key), Content::Object(object.clone()), now);
             }
             let sourced = object.map(|object| following.sourced(object));
             following.known.insert(key, sourced);
         }
-        self.ask_again();
+        let known = &following.known;
+        let is_known = |key: &ObjectKey| known.contains_key(key);
+        if is_due || following.waiting.iter().any(|keys| keys.iter().all(is_known)) {
+            self.ask_again();
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Which failures of the cluster's are said, so that what fails again and again does not fill the journal. PURE.
 
-use std::collections::BTreeMap;
-
 use crate::kube::KubeError;
 use crate::limits::{KUBE_REFUSALS_SAID_MAX, NODE_REPORT_PERIOD};
 use crate::model::Mono;
+use crate::model::SortedMap;
 
 /// What was said.
 #[derive(Default)]
@@ -12,7 +11,7 @@ pub(super) struct Said {
     /// Of the link, which fails for all alike: once, until something goes well.
     link: Option<KubeError>,
     /// What was refused, and when it was said: once in `NODE_REPORT_PERIOD`, whatever else goes well.
-    refusals: BTreeMap<Box<str>, (KubeError, Mono)>,
+    refusals: SortedMap<Box<str>, (KubeError, Mono)>,
 }
 
 impl Said {

@@ -26,14 +26,14 @@ impl<R: Runtime + 'static> Agent<R> {
         let [connections, users, decisions] = [&api.connections, &api.users, &api.decisions].map(Gauge::get);
         let [tunnels, through] = [&api.tunnels, &api.tunnel_connections].map(Gauge::get);
         let used: [(usize, usize); CLUSTER_BOUNDED] = [
-            (cluster.pods.len(), held.map_or(0, |held| held.pod_bytes)),
+            (cluster.pods.len(), held.map_or(0, |held| held.pod_bytes) + self.opened_bytes()),
             cluster.following.held(),
             // What its buffers may hold; how full they are only the kernel and hyper know.
             (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
             cluster.keeping.held(),
             self.resizes_waiting(None),
             cluster.said.held(),
-            (cluster.images.len(), cluster.images.iter().map(NodeImage::bytes).sum()),
+            (cluster.status.images().len(), cluster.status.images().iter().map(NodeImage::bytes).sum()),
             (connections, connections * NODE_CONNECTION_BYTES),
             (users, users * (NODE_USER_BYTES_MAX / 2 + NODE_KNOWN_BYTES)),
             (decisions, decisions * NODE_KNOWN_BYTES),

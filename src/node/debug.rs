@@ -22,7 +22,6 @@ use crate::model::debugger::name_suffix;
 use crate::model::{ContainerKind, ContainerState, Debugger, DesiredPod, ObservedPod, PodUid};
 use crate::server::{Answer, DebugQuestion};
 use crate::source::decode::FieldError;
-use crate::source::identity::is_of_api_server;
 use crate::source::validate;
 use crate::sync::worker::Life;
 
@@ -50,7 +49,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 if matches!(phase, "Succeeded" | "Failed") { "is completed" } else { "is not kept running" };
             return Err(format!("pod {key} {why}: nothing can be added to it; current phase is {phase}"));
         };
-        if is_of_api_server(&pod.pod) {
+        if pod.pod.is_of_api_server() {
             return Err(format!("pod {key} is the API server's: add a container with kubectl debug"));
         }
         let mut containers = pod.ephemeral_containers().to_vec();

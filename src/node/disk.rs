@@ -1,12 +1,11 @@
 //! What the loop keeps on disk: the identity file, and that nothing is left of pods that are gone.
 
-use std::collections::BTreeSet;
-
 use super::agent::{Agent, Event};
 use super::jobs;
 use super::record::Record;
 use crate::cri::Runtime;
 use crate::limits::SYNC_RETRY;
+use crate::model::SortedSet;
 use crate::model::{Mono, PodKey, PodUid};
 use crate::sync::worker::Worker;
 
@@ -21,7 +20,7 @@ pub(super) struct Disk {
     write_at: Option<Mono>,
     swept: bool,
     /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
-    pub(super) spared: Option<BTreeSet<PodUid>>,
+    pub(super) spared: Option<SortedSet<PodUid>>,
 }
 
 impl Disk {
@@ -75,7 +74,7 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         self.disk.swept = true;
         let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
-        let known: BTreeSet<PodUid> =
+        let known: SortedSet<PodUid> =
             relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
         // What was adopted and went while no agent ran is nobody's any more.
         self.disk.changed |= self.identity.release_all_but(|uid| known.contains(uid));
@@ -103,7 +102,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// that is away: they end as others do, each tried until nothing is left, with events of the node.
     pub(super) fn sweep_ended(&mut self, slow: Vec<PodUid>) {
         self.disk.spared = None;
-        let mut touched = BTreeSet::new();
+        let mut touched = SortedSet::new();
         for uid in slow {
             if !self.records.contains_key(&uid) {
                 let key = PodKey::new("", self.identity.node_name(), uid.as_str());

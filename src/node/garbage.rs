@@ -4,11 +4,10 @@
 //! Without that limit, as by default, nothing of this is looked at. Only pods that go on are: of one that has ended, what is
 //! left stays until its manifest goes.
 
-use std::collections::BTreeMap;
-
 use super::agent::Agent;
 use crate::cri::Runtime;
 use crate::gc::{self, GcPlan, GcPolicy, GcRemoval};
+use crate::model::SortedMap;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid};
 use crate::sync::worker::Life;
 
@@ -20,12 +19,12 @@ pub(super) struct Garbage {
     /// When a container is old enough to go that was not at the last look.
     next: Option<Mono>,
     /// By pod, as of the last look. At most what was read of them.
-    surplus: BTreeMap<PodUid, Vec<GcRemoval>>,
+    surplus: SortedMap<PodUid, Vec<GcRemoval>>,
 }
 
 impl Garbage {
     pub(super) fn new(policy: GcPolicy) -> Self {
-        Self { policy, stale: false, next: None, surplus: BTreeMap::new() }
+        Self { policy, stale: false, next: None, surplus: SortedMap::new() }
     }
 
     /// When all pods are looked at without a cause from outside.

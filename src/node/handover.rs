@@ -4,8 +4,6 @@
 //! that is not the manifest's pod any more is replaced by it, as by the former agent. What nothing names is left alone,
 //! unless we were told to take the node over.
 
-use std::rc::Rc;
-
 use super::agent::Agent;
 use crate::cri::Runtime;
 use crate::model::PodUid;
@@ -90,5 +88,7 @@ impl<R: Runtime + 'static> Agent<R> {
 /// The pod goes by this UID.
 fn rename(sourced: &mut SourcedPod, uid: &PodUid) {
     sourced.pod.key.uid = uid.clone();
-    Rc::make_mut(&mut sourced.pod.pod).metadata.uid = Some(uid.to_string());
+    let mut pod = (*sourced.pod.pod).clone();
+    pod.metadata.uid = Some(uid.to_string());
+    sourced.pod.pod = pod.into();
 }

@@ -11,7 +11,7 @@
 //! Each removal is decided here with the manifests as they are at that moment: one that comes in the middle of a
 //! collection keeps its image. What is decided by is in `image::gc`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -28,6 +28,7 @@ use crate::limits::{
     PODS_IN_HAND_MAX,
 };
 use crate::metrics::Collected;
+use crate::model::SortedSet;
 use crate::model::{ContainerItem, Mono, PodKey, PodUid};
 use crate::sync::act::ActContext;
 
@@ -45,7 +46,7 @@ pub(super) struct Collecting {
     /// Whatever the thresholds say, the next one takes all that may go.
     needs_room: bool,
     /// Pods that found no room since the last one began; they are tried again when some is made.
-    waiting: BTreeSet<PodUid>,
+    waiting: SortedSet<PodUid>,
     /// Somebody waits for that.
     reclaiming: bool,
     /// A task is under way.
@@ -59,7 +60,7 @@ pub(super) struct Collecting {
 struct Run {
     goal: Goal,
     /// Pods that found no room.
-    waiting: BTreeSet<PodUid>,
+    waiting: SortedSet<PodUid>,
     candidates: VecDeque<Candidate>,
     mountpoint: Rc<str>,
     /// As it was before the first removal.
@@ -100,7 +101,7 @@ impl Collecting {
             next: now + IMAGE_GC_PERIOD,
             began: now - IMAGE_GC_PERIOD_MIN,
             needs_room: false,
-            waiting: BTreeSet::new(),
+            waiting: SortedSet::new(),
             reclaiming: false,
             in_flight: false,
             run: None,
@@ -307,7 +308,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// There is room now that these pods did not find. Differs from the kubelet, where they wait out their back-off.
-    fn pull_again(&mut self, waiting: &BTreeSet<PodUid>) {
+    fn pull_again(&mut self, waiting: &SortedSet<PodUid>) {
         for uid in waiting {
             let (Some(entry), Some(record)) = (self.desired.pod(uid), self.records.get_mut(uid)) else {
                 continue;

@@ -1,15 +1,14 @@
 //! The tasks the loop starts: each gets a snapshot and sends back one event.
-
-use std::collections::BTreeSet;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::cgroups::{NodeCgroups, SliceError};
+use super::cgroups::{NodeCgroups, RemoveFiles, SliceError};
 use crate::blocking::{Blocking, Server, Stuck};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{NFS_LEFTOVERS_MAX, NFS_MOUNT_TIME, NFS_UNMOUNT_TIME, ORPHAN_DIRS_MAX, OUTSIDE_PATIENCE};
+use crate::model::SortedSet;
 use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::{Environment, NodeSettings, paths};
@@ -112,7 +111,8 @@ pub(super) async fn sync<R: Runtime>(
         return Outcome { sync_error: Some(error), ..Outcome::default() };
     }
     if !plan.starts().is_empty() {
-        let made = make_volumes(ctx, pod, objects).await;
+        let made = ctx.give_up.unless_ending(make_volumes(ctx, pod, objects)).await;
+        let Some(made) = made else { return Outcome::default() };
         let note = |error: &VolumeError| (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         match made {
             Ok(kept) => kept.iter().for_each(note),
@@ -187,7 +187,7 @@ async fn mount<R: Runtime>(
 pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
     let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
     let found = ctx.blocking.run_for(uid, move || mounted_below(&pod_dir)).await?;
-    let (mut first, mut failed) = (Ok(()), BTreeSet::new());
+    let (mut first, mut failed) = (Ok(()), SortedSet::new());
     for mounted in found.map_err(|error| error.0)? {
         if failed.contains(&mounted.server) {
             continue;
@@ -216,9 +216,28 @@ pub(super) async fn remove<R: Runtime>(
     observed: &ObservedPod,
 ) -> Result<(), String> {
     remove_pod(ctx, key, observed).await?;
-    cgroups.stop(ctx, &key.uid).await.map_err(|error| error.to_string())?;
-    cgroups.remove(ctx, &key.uid).await?;
-    cgroups.weigh(ctx, &key.uid).await;
+    remove_disk(ctx, cgroups, &key.uid, volume::remove_pod_dir).await
+}
+
+/// Removes what an ended pod needs no more (`SyncTerminatedPod`): its cgroups, its volumes with what is mounted for them, its
+/// range of users. Its dead containers, its logs and the rest of its directory stay until it is wanted no more.
+pub(super) async fn clean_up<R: Runtime>(
+    ctx: &ActContext<R>,
+    cgroups: &NodeCgroups,
+    uid: &PodUid,
+) -> Result<(), String> {
+    remove_disk(ctx, cgroups, uid, volume::remove_volumes).await
+}
+
+async fn remove_disk<R: Runtime>(
+    ctx: &ActContext<R>,
+    cgroups: &NodeCgroups,
+    uid: &PodUid,
+    remove: RemoveFiles,
+) -> Result<(), String> {
+    cgroups.stop(ctx, uid).await.map_err(|error| error.to_string())?;
+    cgroups.remove(ctx, uid, remove).await?;
+    cgroups.weigh(ctx, uid).await;
     Ok(())
 }
 
@@ -231,7 +250,7 @@ pub(super) async fn remove<R: Runtime>(
 pub(super) async fn sweep<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
-    mut known: BTreeSet<String>,
+    mut known: SortedSet<String>,
 ) -> (Result<usize, String>, Vec<PodUid>) {
     // Another agent's pods may have their directories here too: whatever the runtime has stays.
     let mut note = |sandbox: SandboxItem| {
@@ -260,7 +279,7 @@ pub(super) async fn sweep<R: Runtime>(
     for uid in &left {
         let uid = PodUid::from(uid.as_str());
         let removed = match cgroups.stop(ctx, &uid).await {
-            Ok(()) => cgroups.remove(ctx, &uid).await,
+            Ok(()) => cgroups.remove(ctx, &uid, volume::remove_pod_dir).await,
             // Not waited for once for each pod.
             Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
                 return (first.and(Err(error.to_string())), slow);

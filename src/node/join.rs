@@ -17,12 +17,14 @@ use super::cluster::{Cluster, ClusterEvent, Joined, Network};
 use super::cluster_kept::{self, Keeping};
 use super::k3s::{self, Joining};
 use super::{forward, node_api};
+use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::Config;
 use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::facts;
+use crate::iptables;
 use crate::k3s::{Common, Reach, Servers, Supervisor, Tunnels};
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
@@ -31,6 +33,7 @@ use crate::render::NodeSettings;
 use crate::server::{Asker, Query};
 use crate::source::NodeName;
 use crate::source::api::ApiPods;
+use crate::source::api_here::PodsHere;
 use crate::source::api_kept::Trees;
 use crate::source::api_node::ApiNode;
 use crate::source::api_objects::Found;
@@ -54,7 +57,8 @@ pub(super) fn begin(
     let network = Network::new(joined.bridge, clock.now().mono, &joined.machine.name);
     executor.spawn(cluster_kept::wait(joined.failed, clock.clone(), events.clone())).detach();
     let keeping = Keeping::new(joined.folder, joined.trees, clock.now().mono);
-    Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, clock.now().mono)
+    let now = clock.now().mono;
+    Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, joined.here, now)
 }
 
 /// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
@@ -69,20 +73,23 @@ pub(super) fn remember(config: &Config, node: &mut NodeSettings) {
 }
 
 /// What this node asks its cluster for.
-fn asking(config: &Config, node: &NodeSettings, purpose: Purpose, clock: &SharedClock) -> Asking {
-    let names = match purpose {
-        Purpose::Client => Vec::new(),
-        Purpose::Server => node_api::names(node),
-    };
+fn asking(
+    config: &Config,
+    node: &NodeSettings,
+    addresses: &NodeAddresses,
+    purpose: Purpose,
+    clock: &SharedClock,
+) -> Asking {
     let folder = config.root_dir.join("pki");
-    let wanted = Wanted { purpose, folder, node: node.node_name.clone(), names };
-    Asking { wanted, clock: clock.clone(), told: RefCell::default() }
+    let wanted = Wanted { purpose, folder, node: node.node_name.clone(), names: Vec::new() };
+    Asking { wanted, addresses: addresses.clone(), clock: clock.clone(), told: RefCell::default() }
 }
 
 /// Joins the cluster of the configured kubeconfig, if there is one.
 pub(super) fn join(
     config: &Config,
     node: &NodeSettings,
+    addresses: &NodeAddresses,
     (runtime, handlers): (&RuntimeVersion, &[RuntimeHandler]),
     executor: &Rc<LocalExecutor<'static>>,
     clock: &SharedClock,
@@ -90,6 +97,12 @@ pub(super) fn join(
 ) -> Option<Joined> {
     let kubeconfig = config.kubeconfig.as_deref()?;
     let mut machine = facts::machine(config, node, runtime, handlers);
+    if config.make_iptables_util_chains
+        && let Some((_, _, blocking, _)) = &listening
+    {
+        let blocking = blocking.clone();
+        executor.spawn(async move { blocking.run(iptables::ensure_hint_chains).await }).detach();
+    }
     let bootstrap = config.bootstrap_kubeconfig.clone();
     let access = match (&bootstrap, &config.k3s) {
         (None, None) => kube::Access::new(kubeconfig),
@@ -116,7 +129,7 @@ pub(super) fn join(
             files: k3s::Files::new(&config.root_dir),
             kubeconfig: kubeconfig.to_owned(),
             node: node.node_name.clone(),
-            ips: node.node_ips.iter().map(ToString::to_string).collect(),
+            addresses: addresses.clone(),
             client: client.clone(),
             // What the settings say of it counts more.
             told: config.cluster_dns.is_empty().then_some(settings_told),
@@ -130,12 +143,12 @@ pub(super) fn join(
         kubeconfig: kubeconfig.to_owned(),
         bootstrap,
         rotates: config.rotate_certificates,
-        asking: asking(config, node, Purpose::Client, clock),
+        asking: asking(config, node, addresses, Purpose::Client, clock),
         client: client.clone(),
         executor: executor.clone(),
     };
     if config.server_tls_bootstrap {
-        let asking = asking(config, node, Purpose::Server, clock);
+        let asking = asking(config, node, addresses, Purpose::Server, clock);
         let kubeconfig = kubeconfig.to_owned();
         let serving = ServingCertificate { asking, kubeconfig, client: client.clone() };
         executor.spawn(serving.run()).detach();
@@ -149,8 +162,14 @@ pub(super) fn join(
     let (collection, followed) = (ApiPods::collection(&name), client.clone());
     let (unreached, failed) = smol::channel::bounded(1);
     let trees = Trees::new(unreached);
-    let mut follower = ApiPods::new(name, clock.clone(), updates, trees.clone());
-    executor.spawn(async move { kube::follow::<()>(&followed, &collection, &mut follower).await }).detach();
+    let (here, looked) = PodsHere::new();
+    let mut follower = ApiPods::new(name, clock.clone(), updates, trees.clone(), here.clone());
+    let follow = async move {
+        // What runs here comes first: it has to be known what does. Closed: the loop is gone, and the process with it.
+        let _ = looked.recv().await;
+        kube::follow::<()>(&followed, &collection, &mut follower).await;
+    };
+    executor.spawn(follow).detach();
     let (told, marks) = smol::channel::bounded(1);
     let (collection, followed) = (ApiNode::collection(&node.node_name), client.clone());
     let mut follower = ApiNode::new(told);
@@ -189,5 +208,5 @@ pub(super) fn join(
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
-    Some(Joined { client, machine, pods, marks, trees, failed, folder, bridge, dns })
+    Some(Joined { client, machine, pods, marks, trees, here, failed, folder, bridge, dns })
 }

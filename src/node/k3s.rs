@@ -14,6 +14,7 @@ use smol::channel::{Receiver, Sender};
 
 use super::certificate_asking::apart;
 use super::certificate_files::{is_for, usable};
+use crate::addresses::NodeAddresses;
 use crate::clock::SharedClock;
 use crate::cluster::csr::{self, Due};
 use crate::config::{K3s, TokenSource};
@@ -100,7 +101,7 @@ pub(super) struct Joining {
     pub(super) kubeconfig: PathBuf,
     pub(super) node: Box<str>,
     /// Its addresses, for which the certificate of its API is.
-    pub(super) ips: Vec<String>,
+    pub(super) addresses: NodeAddresses,
     pub(super) client: Client,
     /// Whether the server reaches pods through the tunnel.
     pub(super) pods: Rc<Cell<bool>>,
@@ -149,6 +150,7 @@ impl Joining {
             list_wait: KUBE_RETRY_MIN,
             list_said: String::new(),
         };
+        let changes = self.addresses.changes();
         self.remember().await;
         loop {
             let pause = match self.turn(&mut state).await {
@@ -175,7 +177,12 @@ impl Joining {
                 false
             };
             let lost = async { self.lost.recv().await.is_ok() || std::future::pending().await };
-            if smol::future::or(late, lost).await {
+            // Others are in its certificates then.
+            let changed = async {
+                let _ = changes.recv().await;
+                false
+            };
+            if smol::future::or(smol::future::or(late, lost), changed).await {
                 state.list_due = state.list_due.min(self.clock.now().mono + K3S_LOST_WAIT);
             }
         }
@@ -276,7 +283,7 @@ impl Joining {
     /// Does what is to be done; how long to wait before the next look.
     async fn turn(&self, state: &mut State) -> Result<Duration, String> {
         let (kubeconfig, files, mark) = (self.kubeconfig.clone(), self.files.clone(), self.mark());
-        let has_addresses = !self.ips.is_empty();
+        let has_addresses = !self.addresses.now().is_empty();
         let (held, has_authorities, settings) = apart(move || {
             // What cannot be used is as good as none: it is replaced.
             let held = kube::credential(&kubeconfig).unwrap_or(Credential::NoKubeconfig);
@@ -407,7 +414,7 @@ impl Joining {
     async fn issue(&self, with: &mut With) -> Result<(Vec<u8>, Vec<u8>, x509::Validity), String> {
         let path = self.k3s.node_password.clone();
         let password = apart(move || node_password(&path)).await?;
-        let ips = self.ips.join(",");
+        let ips = self.addresses.now().join(",");
         let headers = [
             ("k3s-node-name", &*self.node),
             ("k3s-node-password", password.as_str()),
@@ -420,7 +427,7 @@ impl Joining {
 
     /// What the certificate of the node's API begins with: for whom it is.
     fn mark(&self) -> String {
-        format!("# {} {}\n", self.node, self.ips.join(" "))
+        format!("# {} {}\n", self.node, self.addresses.now().join(" "))
     }
 
     /// One certificate, with its key in PEM behind it.

@@ -2,11 +2,14 @@
 
 use std::rc::Rc;
 
+use k8s_openapi::api::core::v1::Pod;
 use smol::LocalExecutor;
 use smol::channel::Sender;
 
 use super::agent::{Agent, Event};
 use super::node_api;
+use crate::addresses::NodeAddresses;
+use crate::admit::Rejection;
 use crate::admit::resize::Pending;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
@@ -42,6 +45,7 @@ pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
 pub(super) fn join(
     _: &Config,
     _: &NodeSettings,
+    _: &NodeAddresses,
     _: (&RuntimeVersion, &[RuntimeHandler]),
     _: &Rc<LocalExecutor<'static>>,
     _: &SharedClock,
@@ -57,6 +61,33 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     pub(super) fn turn_cluster(&mut self, _: Now) {}
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn admit_static(
+        &mut self,
+        _: &PodUid,
+        _: &DesiredPod,
+        _: &[Rc<Pod>],
+    ) -> Option<Result<(), Option<Rejection>>> {
+        None
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn tell_pods_here(&self) {}
+    #[expect(clippy::unused_self, reason = "with a cluster it says so there")]
+    pub(super) fn note_start(&self) {}
+
+    pub(super) fn tell_node(&mut self) {}
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn node_is_told(&self) -> bool {
+        true
+    }
+
+    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn note_missing_dns(&self, _: &DesiredPod) {}
+
+    pub(super) fn node_has_addresses(&mut self, _: &[Box<str>]) {}
 
     pub(super) fn cluster_event(&mut self, event: ClusterEvent) {
         match event {}

@@ -1,6 +1,4 @@
 //! What the node's own API asks of the loop: where logs are, where the runtime streams, what is used. In the kubelet's words.
-
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 
@@ -10,6 +8,7 @@ use serde_json::{Value, json};
 use super::agent::Agent;
 use super::record::Record;
 use super::{certificate_files, k3s};
+use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
@@ -19,6 +18,7 @@ use crate::facts;
 use crate::filesystem::Filesystem;
 use crate::limits::STATS_CONTAINERS_MAX;
 use crate::logs::choose::container_id;
+use crate::model::SortedMap;
 use crate::model::{ContainerId, ContainerState, ContainerStatus, SandboxState, Wall};
 pub(super) use crate::node_api::Listening;
 use crate::node_api::stats::{ContainerUse, NodeUse, PodUse, Uses};
@@ -29,16 +29,20 @@ use crate::server::{Answer, Later, Place};
 use crate::sync::worker::Life;
 
 /// What the node is called, in the cluster and by its addresses.
-pub(super) fn names(node: &NodeSettings) -> Vec<String> {
-    let ips = node.node_ips.iter().map(ToString::to_string);
-    std::iter::once(node.node_name.to_string()).chain(ips).collect()
+pub(super) fn names(node: &str, addresses: &NodeAddresses) -> Vec<String> {
+    let ips = addresses.now().into_iter().map(String::from);
+    std::iter::once(node.to_owned()).chain(ips).collect()
 }
 
 /// Binds the ports of the API, where this node joins a cluster.
 ///
 /// # Errors
 /// A sentence: a port or a certificate cannot be used.
-pub(super) fn listen(config: &Config, node: &NodeSettings) -> Result<Option<Listening>, String> {
+pub(super) fn listen(
+    config: &Config,
+    node: &NodeSettings,
+    addresses: &NodeAddresses,
+) -> Result<Option<Listening>, String> {
     if config.kubeconfig.is_none() {
         return Ok(None);
     }
@@ -52,11 +56,14 @@ pub(super) fn listen(config: &Config, node: &NodeSettings) -> Result<Option<List
             Issued { certificate, client_ca: None }
         }),
     };
-    let mut names = names(node);
-    let hostname = facts::hostname();
-    if !names.contains(&hostname) {
-        names.insert(1, hostname);
-    }
+    let (node, addresses, hostname) = (node.node_name.clone(), addresses.clone(), facts::hostname());
+    let names = Rc::new(move || {
+        let mut names = names(&node, &addresses);
+        if !names.contains(&hostname) {
+            names.insert(1, hostname.clone());
+        }
+        names
+    });
     Listening::bind(&config.node_api, &config.root_dir, names, issued).map(Some)
 }
 
@@ -233,7 +240,7 @@ impl<R: Runtime + 'static> Agent<R> {
     /// One look at the runtime's counters and the machine's.
     fn measure_all(&self, with_disk: bool, show: impl FnOnce(&Uses) -> String + 'static) -> Answer {
         let mut pods = Vec::new();
-        let mut places = BTreeMap::new();
+        let mut places = SortedMap::new();
         for record in self.sorted(None) {
             let Some(observed) = record.worker.observed() else { continue };
             let Some(sandbox) = observed.sandboxes.first() else { continue };
@@ -315,7 +322,7 @@ impl<R: Runtime> Looking<R> {
     async fn look(
         self,
         mut pods: Vec<PodUse>,
-        mut places: BTreeMap<ContainerId, (usize, Rc<str>, Option<Wall>)>,
+        mut places: SortedMap<ContainerId, (usize, Rc<str>, Option<Wall>)>,
     ) -> Uses {
         let mut each = |stats: ContainerStats| {
             // A container that is told twice counts once.

@@ -1,6 +1,4 @@
 //! Looks at memory, disks and what pods use: the I/O of node pressure. What follows from it is decided in `pressure`.
-
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -10,6 +8,7 @@ use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
 use crate::eviction::{Observation, Observations, Signal};
 use crate::filesystem::Filesystem;
 use crate::limits::MEMINFO_BYTES_MAX;
+use crate::model::SortedMap;
 use crate::model::{ContainerState, DesiredPod, ObservedPod};
 use crate::render::{NodeSettings, paths};
 use crate::sync::act::ActContext;
@@ -110,9 +109,9 @@ impl Measured {
 pub(super) async fn measure<R: Runtime>(
     ctx: &ActContext<R>,
     pods: Vec<Measured>,
-) -> RuntimeResult<BTreeMap<String, PodUsage>> {
-    let mut usages: BTreeMap<String, PodUsage> = BTreeMap::new();
-    let mut unmeasured: BTreeMap<&str, (&str, &Box<str>)> = BTreeMap::new();
+) -> RuntimeResult<SortedMap<String, PodUsage>> {
+    let mut usages: SortedMap<String, PodUsage> = SortedMap::new();
+    let mut unmeasured: SortedMap<&str, (&str, &Box<str>)> = SortedMap::new();
     for pod in &pods {
         unmeasured.extend(pod.containers.iter().map(|(id, name)| (&**id, (&*pod.uid, name))));
     }
@@ -136,7 +135,7 @@ pub(super) async fn measure<R: Runtime>(
     // A large volume takes long, and nothing else waits.
     Ok(ctx.blocking.run_alone(walk).await.unwrap_or_else(|error| {
         log::warn!("what pods use was not measured: {error}");
-        BTreeMap::new()
+        SortedMap::new()
     }))
 }
 

@@ -4,8 +4,7 @@
 //!     drive ─► read ─► status ─► plan ─► act ─► read … ─► settled
 //!                                  └─► collect garbage, or bring volumes up to date
 //! ```
-
-use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,16 +19,17 @@ use crate::cri::{Runtime, RuntimeError};
 use crate::events::EventKind;
 use crate::gc::{self, GcPlan};
 use crate::limits::{
-    NAME_RESERVED_RETRY, OBJECTS_PATIENCE, PULL_ERROR_SHOWN, RELIST_PERIOD, START_FAILURES_MAX,
-    STATUS_PASSES_MAX, SYNC_RETRY,
+    KILL_PATIENCE_MIN, NAME_RESERVED_RETRY, OBJECTS_PATIENCE, OVERRIDE_GRACE_SECONDS_MIN, PULL_ERROR_SHOWN,
+    RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
 };
-use crate::model::desired::conditions_of;
-use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid};
+use crate::model::SortedSet;
+use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::pleg;
 use crate::render::cgroup_settings::burstable_milli_cpu;
 use crate::render::paths;
+use crate::status::eviction::EVICTED;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
-use crate::status::{self, StatusInput, merge, time};
+use crate::status::{self, DEADLINE_EXCEEDED, DEADLINE_MESSAGE, Phase, StatusInput, merge, time};
 use crate::store::poison;
 use crate::sync::act::{GiveUp, LeastCounts};
 use crate::sync::backoff::BackoffKey;
@@ -38,6 +38,10 @@ use crate::sync::outcome::{Failure, Outcome, SyncError};
 use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
 use crate::sync::worker::{Job, Life, Step};
 use crate::volume::{self, VolumeStep};
+
+/// Refusals that only the runtime's word tells, for which the kubelet does not admit a pod
+/// (`rejectPodAdmissionBasedOnSupplementalGroupsPolicy`). The others fail the sandbox there too, which is tried again.
+const NOT_ADMITTED: [&str; 1] = ["SupplementalGroupsPolicyNotSupported"];
 
 /// What a job carries out.
 pub(super) enum Work {
@@ -86,7 +90,12 @@ impl<R: Runtime + 'static> Agent<R> {
                     }
                     return;
                 }
-                Some(Step::Start(job)) => return self.start(uid, job, None),
+                Some(Step::Start(job)) => {
+                    if job == Job::CleanUp {
+                        self.show_ended(uid, now);
+                    }
+                    return self.start(uid, job, None);
+                }
                 Some(Step::Forget) => return self.forget(uid),
                 Some(Step::Plan) => {
                     if let Some(work) = self.plan(uid, now) {
@@ -107,6 +116,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let record = self.records.get(uid)?;
         let deadline = active_deadline(record.worker.pod()?, record.active_since);
         if deadline.is_some_and(|at| at <= now.mono) {
+            if !self.statuses.has_ended(uid) {
+                (self.ctx.notes)(record.worker.key(), EventKind::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
+            }
             // Time alone changed it: the status says now that the pod has failed.
             self.refresh_status(uid, now);
         }
@@ -130,11 +142,16 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         let plan = plan(&input);
         let deadline = deadline.filter(|at| *at > now.mono);
+        // One of an API server was asked about when it came, and failed then.
         if plan.makes_sandbox()
+            && !pod.pod.is_of_api_server()
             && let Some(why) = self.watching.refuses(&pod, &observed)
         {
             record.worker.settled(deadline);
-            self.hold_back(uid, &plan, &why, now);
+            self.hold_back(uid, &plan, "Evicted", &why, now);
+            return None;
+        }
+        if plan.makes_sandbox() && !self.may_begin(uid, &pod, &observed, &plan, now) {
             return None;
         }
         if self.awaits_objects(uid, &plan, deadline, now) {
@@ -147,6 +164,9 @@ impl<R: Runtime + 'static> Agent<R> {
         if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
             // It is made again after the act, whatever comes of that; the act may have to wait for a write.
             record.worker.settled(deadline);
+            if plan.makes_sandbox() {
+                self.note_missing_dns(&pod);
+            }
             return Some(Work::Act(plan));
         }
         record.worker.settled(wake_at);
@@ -168,7 +188,9 @@ impl<R: Runtime + 'static> Agent<R> {
     /// What the pod names is not known yet, and may come any moment: its start waits for it. Not for long, for a server that is
     /// away says nothing, and the files of before are there; after a reboot they are not, and it begins as a new one does.
     fn awaits_objects(&mut self, uid: &PodUid, plan: &Plan, deadline: Option<Mono>, now: Now) -> bool {
-        if plan.starts().is_empty() || !self.waits_for_objects(uid) {
+        // What has no room does not come any moment: the status says so.
+        let is_left_out = self.desired.pod(uid).is_some_and(|entry| entry.wanted.pod.too_many_objects);
+        if plan.starts().is_empty() || is_left_out || !self.waits_for_objects(uid) {
             return false;
         }
         let Some(record) = self.records.get_mut(uid) else { return false };
@@ -251,13 +273,15 @@ impl<R: Runtime + 'static> Agent<R> {
             .then_some(record.eviction_grace)
             .or(record.shutdown_grace);
         let grace = [grace, record.hurried].into_iter().flatten().min();
+        // `calculateEffectiveGracePeriod`: a hook gets its moment always.
+        let grace = grace.map(|grace| Seconds(grace.0.max(OVERRIDE_GRACE_SECONDS_MIN)));
         let (mut ctx, events) = (self.ctx.clone(), self.events.clone());
         if job == Job::Act
             && let Some(status) = &status
         {
             ctx.least_counts = LeastCounts::new(next_restart_counts(status));
         }
-        let (give_up, asked) = GiveUp::new();
+        let (give_up, ends, asked) = GiveUp::new();
         record.overtaken = asked.overtaken.clone();
         if !record.awaited.is_empty() {
             // The read that the act goes by does not show it yet.
@@ -265,6 +289,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         ctx.give_up = asked;
         record.give_up = Some(give_up);
+        record.ends = Some(ends);
         let task = async move {
             let result = match (job, pod, work) {
                 (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
@@ -283,6 +308,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 (Job::Kill, pod, _) => {
                     JobResult::Done(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace).await)
                 }
+                (Job::CleanUp, ..) => JobResult::Removed(jobs::clean_up(&ctx, &cgroups, &key.uid).await),
                 (Job::Remove, ..) => JobResult::Removed(jobs::remove(&ctx, &cgroups, &key, &observed).await),
             };
             // The loop is gone only when the process ends.
@@ -298,7 +324,7 @@ impl<R: Runtime + 'static> Agent<R> {
     fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
         let changes = match (job, work) {
             (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox() || !plan.resizes.is_empty(),
-            (Job::Remove, _) => true,
+            (Job::CleanUp | Job::Remove, _) => true,
             (Job::Act | Job::Read | Job::Collect | Job::Kill, _) => false,
         };
         if !changes {
@@ -343,7 +369,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
         record.task = None;
-        record.give_up = None;
+        (record.give_up, record.ends) = (None, None);
         let _handling = poison::handling(Some(record.mark.clone()));
         match result {
             JobResult::Read(Ok(mut observed)) => {
@@ -392,6 +418,10 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.count_starts(&pod, &outcome);
                 }
                 self.resized(uid, &outcome, now);
+                self.reject_not_admitted(uid, &outcome);
+                if kind == Job::Kill {
+                    self.note_late_kill(uid, now);
+                }
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
                     (self.ctx.notes)(&key, EventKind::Warning, "FailedKillPod", &error);
                 }
@@ -415,6 +445,52 @@ impl<R: Runtime + 'static> Agent<R> {
         self.drive(uid);
     }
 
+    /// The kill of a pod that was evicted has ended later than its grace period allows (`killPodNow`).
+    fn note_late_kill(&self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get(uid) else { return };
+        let is_evicted =
+            self.statuses.status(uid).is_some_and(|status| status.reason.as_deref() == Some(EVICTED));
+        let grace = u64::try_from(record.eviction_grace.0).unwrap_or_default();
+        let patience = Duration::from_secs(grace.saturating_add(grace / 2)).max(KILL_PATIENCE_MIN);
+        if is_evicted && now.mono.since(record.job_began) > patience {
+            let message = "Container runtime did not kill the pod within specified grace period.";
+            (self.ctx.notes)(record.worker.key(), EventKind::Warning, "ExceededGracePeriod", message);
+        }
+    }
+
+    /// A pod of the API server that this node's runtime cannot run fails for good, as the kubelet does not admit it: whoever owns
+    /// it makes another one, perhaps elsewhere. Alone it waits.
+    fn reject_not_admitted(&mut self, uid: &PodUid, outcome: &Outcome) {
+        let refusal = outcome.starts().find_map(|(_, failure)| match failure {
+            Some(Failure { error: SyncError::Refused(reason), message, .. })
+                if NOT_ADMITTED.contains(reason) =>
+            {
+                Some((*reason, message))
+            }
+            Some(_) | None => None,
+        });
+        let Some((reason, message)) = refusal else { return };
+        let Some(record) = self.records.get(uid) else { return };
+        let is_api = record.worker.pod().is_some_and(|pod| pod.pod.is_of_api_server());
+        if !is_api || record.worker.life() != Life::Syncing {
+            return;
+        }
+        let message = format!("Pod was rejected: {message}");
+        self.reject_pod(uid, reason.to_owned(), message);
+    }
+
+    /// The pod has failed, for good, and does not begin (`rejectPod`).
+    pub(super) fn reject_pod(&mut self, uid: &PodUid, reason: String, message: String) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        record.worker.finished();
+        let mut status = self.statuses.status(uid).unwrap_or_default();
+        status.phase = Some(Phase::Failed.as_str().to_owned());
+        status.reason = Some(reason);
+        status.message = Some(message);
+        self.statuses.put(uid, status);
+        self.refresh_status(uid, self.ctx.clock.now());
+    }
+
     /// Drops a record of which nothing is left; who waited for its name, or for its end, begins.
     fn forget(&mut self, uid: &PodUid) {
         let Some(mut record) = self.records.remove(uid) else { return };
@@ -428,10 +504,11 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(relist) = &mut self.relist {
             relist.pods.remove(uid);
         }
+        self.tell_pods_here();
         self.disk.changed |= self.identity.release(uid);
         self.write_identity();
         self.told_held.remove(uid);
-        let mut touched = BTreeSet::new();
+        let mut touched = SortedSet::new();
         if let Some(pod) = record.worker.take_afresh() {
             // The history went with the record; the waits go too.
             for container in pod.init_containers().iter().chain(pod.containers()) {
@@ -492,7 +569,7 @@ impl<R: Runtime + 'static> Agent<R> {
             pod_cgroup: None,
             agent_start: self.started,
             host_ips: &self.host_ips,
-            ipv6_first: false,
+            ipv6_first: self.host_ips.first().is_some_and(IpAddr::is_ipv6),
             runtime_name: &self.runtime_name,
             recursive_read_only: self.ctx.mounts_recursively_read_only(&pod),
         };
@@ -500,8 +577,16 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(previous) = &previous {
             count_lost_again(previous, &mut fresh);
         }
-        match merge::update(&pod.pod, previous.as_ref(), fresh, now.wall) {
-            Ok(None) => false,
+        let updated = merge::update(&pod.pod, previous.as_ref(), fresh, now.wall);
+        if let Some(error) = record.is_aborted(updated.as_ref().err()) {
+            log::warn!(
+                "pod {}: status update aborted: {error}; its last status is shown until the container has ended again \
+                 (somebody else ended the pod's sandbox or its containers?)",
+                pod.key
+            );
+        }
+        match updated {
+            Ok(None) | Err(_) => false,
             Ok(Some(status)) => {
                 let is_running = |status: &PodStatus| status.phase.as_deref() == Some("Running");
                 if is_running(&status)
@@ -524,10 +609,6 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
                 is_new
             }
-            Err(error) => {
-                log::error!("pod {}: status not shown: {error}", pod.key);
-                false
-            }
         }
     }
 
@@ -542,14 +623,48 @@ impl<R: Runtime + 'static> Agent<R> {
                 continue;
             }
             let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
-            let known = record.worker.pod().map(|known| conditions_of(&known.pod)).unwrap_or_default();
-            if known != conditions_of(&pod.pod) {
+            let known = record.worker.pod().map(|known| known.pod.conditions()).unwrap_or_default();
+            if known != pod.pod.conditions() {
                 record.worker.knows(Rc::new(record.as_granted(pod.clone())));
                 changed.push(pod.key.uid.clone());
             }
         }
         for uid in changed {
             self.refresh_status(&uid, now);
+        }
+    }
+
+    /// Pods that others have set to Succeeded or Failed in the API, and that are kept here, end for good: their containers are
+    /// killed, and phase, reason and message stay as they are there (`podWorkers.UpdatePod`, `generateAPIPodStatus`).
+    pub(super) fn end_terminal(&mut self, over: &SortedSet<PodUid>) {
+        let now = self.ctx.clock.now();
+        for uid in over {
+            if self.statuses.has_ended(uid) {
+                continue;
+            }
+            let Some(entry) = self.desired.pod(uid) else { continue };
+            let Some(record) = self.records.get_mut(uid) else { continue };
+            if record.set_aside || !matches!(record.worker.life(), Life::Waiting | Life::Syncing) {
+                continue;
+            }
+            let pod = record.as_granted(entry.wanted.pod.clone());
+            let status = pod.pod.status.as_ref();
+            let (phase, reason) =
+                (status.and_then(|of| of.phase.as_deref()), status.and_then(|of| of.reason.as_deref()));
+            log::info!(
+                "pod {}: its phase in the API was set to {} ({}); it ends",
+                pod.key,
+                phase.unwrap_or_default(),
+                reason.unwrap_or("no reason")
+            );
+            record.worker.knows(Rc::new(pod));
+            record.cut_off_act();
+            self.refresh_status(uid, now);
+            if let Some(record) = self.records.get_mut(uid) {
+                record.worker.name_is_free();
+                record.worker.finished();
+            }
+            self.drive(uid);
         }
     }
 

@@ -15,8 +15,6 @@
 //!
 //! Differs from the kubelet in two things. There no pod of a manifest is ended, for nobody would make it again; here one that
 //! had to go comes again when its node is well. And one that comes while the node is not is not marked Failed but waits.
-
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -31,8 +29,8 @@ use crate::eviction::{NodeCondition, Observation, Pressure, Signal, Threshold};
 use crate::limits::{
     EVICTION_CLEANUP_MAX, EVICTION_NEAR_TIMES, EVICTION_PERIOD, EVICTION_PERIOD_NEAR, IMAGE_GC_PERIOD_MIN,
 };
+use crate::model::SortedMap;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
-use crate::source::identity::is_of_api_server;
 use crate::status::eviction;
 use crate::sync::outcome::SyncError;
 use crate::sync::plan::Plan;
@@ -62,7 +60,7 @@ pub(super) struct Measures {
     seen: Observation,
     images_apart: bool,
     /// By UID.
-    usages: RuntimeResult<BTreeMap<String, PodUsage>>,
+    usages: RuntimeResult<SortedMap<String, PodUsage>>,
 }
 
 impl Watching {
@@ -297,7 +295,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // One whose manifest is gone ends anyway.
             let Some(pod) = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone()) else { continue };
             // One of an API server has failed for good: whoever owns it makes another one, perhaps elsewhere.
-            if is_of_api_server(&pod.pod) {
+            if pod.pod.is_of_api_server() {
                 continue;
             }
             log::info!("pod {}: the node is well again; it comes again", pod.key);
@@ -308,15 +306,22 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     /// The pod may not come while the node is short of something: its containers wait, with the kubelet's word for it.
-    pub(super) fn hold_back(&mut self, uid: &PodUid, plan: &Plan, message: &str, now: Now) {
+    pub(super) fn hold_back(
+        &mut self,
+        uid: &PodUid,
+        plan: &Plan,
+        reason: &'static str,
+        message: &str,
+        now: Now,
+    ) {
         let mut room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid) else { return };
         let Some(pod) = record.worker.pod().cloned() else { return };
         for start in plan.starts() {
             let name = Rc::from(pod.container(start.kind, start.index).name);
-            record.failures.set(&name, SyncError::Refused("Evicted").to_string(), message, &mut room);
+            record.failures.set(&name, SyncError::Refused(reason).to_string(), message, &mut room);
         }
-        (self.ctx.notes)(&pod.key, EventKind::Warning, "Evicted", message);
+        (self.ctx.notes)(&pod.key, EventKind::Warning, reason, message);
         self.refresh_status(uid, now);
     }
 }

@@ -1,20 +1,21 @@
 //! Probes: which are due, the tasks that run them, and what their answers lead to.
 //!
 //! ```text
-//!     due (all records) ─► the ones due first ─► at most PROBES_AT_ONCE_MAX tasks ─► Event::Probed ─► status, plan
+//!     due (all records) ─► the ones due first, of each pod its share ─► at most PROBES_AT_ONCE_MAX tasks ─► Event::Probed ─► status, plan
 //! ```
-
-use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 use super::agent::{Agent, Event};
 use super::record::{Record, StartFailures};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{PROBERS_MAX, PROBES_AT_ONCE_MAX};
+use crate::model::SortedMap;
 use crate::model::{ContainerId, DesiredPod, Mono, PodUid};
 use crate::probe::handler::Handler;
 use crate::probe::prober::ProbeKind;
 use crate::probe::run::{Answer, Lookups, Tools, probe};
+use crate::probe::share::may_begin;
 use crate::probe::{Place, Probers, has_probe, timeout};
 use crate::status::{self, StatusFacts, StatusProbe};
 use crate::store::poison;
@@ -27,7 +28,7 @@ pub(super) struct Probing<R> {
     /// Numbers them.
     asked: u64,
     /// At most `PROBES_AT_ONCE_MAX`.
-    running: BTreeMap<u64, Running>,
+    running: SortedMap<u64, Running>,
 }
 
 struct Running {
@@ -42,12 +43,21 @@ impl<R> Probing<R> {
     pub(super) fn new(ctx: &ActContext<R>) -> Self {
         let tools =
             Tools { runtime: ctx.runtime.clone(), clock: ctx.clock.clone(), lookups: Lookups::default() };
-        Self { tools, asked: 0, running: BTreeMap::new() }
+        Self { tools, asked: 0, running: SortedMap::new() }
     }
 
     /// How many run.
     pub(super) fn len(&self) -> usize {
         self.running.len()
+    }
+
+    /// How many of that pod run.
+    fn of_pod(&self, pod: &PodUid) -> usize {
+        self.running.values().filter(|running| running.pod == *pod).count()
+    }
+
+    fn may_begin(&self, pod: &PodUid) -> bool {
+        may_begin(self.of_pod(pod), self.running.len())
     }
 
     /// The pod is gone, and its probes with it.
@@ -117,12 +127,13 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    /// When the next probe is to run. While as many run as may, an answer brings the next turn.
+    /// When the next probe is to run. While as many run as may, of all pods or of one, an answer brings the next turn.
     pub(super) fn probes_due(&self) -> Option<Mono> {
         if self.probing.running.len() >= PROBES_AT_ONCE_MAX {
             return None;
         }
-        self.probed_records().filter_map(|(_, record)| record.probers.due()).min()
+        let may_begin = |(uid, _): &(&PodUid, &Record)| self.probing.may_begin(uid);
+        self.probed_records().filter(may_begin).filter_map(|(_, record)| record.probers.due()).min()
     }
 
     fn probed_records(&self) -> impl Iterator<Item = (&PodUid, &Record)> {
@@ -131,7 +142,6 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Begins the probes that are due, as many as may run; those that are due first come first.
     pub(super) fn probe_when_due(&mut self, now: Mono) {
-        let room = PROBES_AT_ONCE_MAX.saturating_sub(self.probing.running.len());
         if self.probes_due().is_none_or(|at| at > now) {
             return;
         }
@@ -141,8 +151,10 @@ impl<R: Runtime + 'static> Agent<R> {
         };
         let mut due: Vec<(Mono, PodUid, Place)> = self.probed_records().flat_map(due).collect();
         due.sort_by_key(|(at, ..)| *at);
-        for (_, uid, place) in due.into_iter().take(room) {
-            self.start_probe(uid, place, now);
+        for (_, uid, place) in due {
+            if self.probing.may_begin(&uid) {
+                self.start_probe(uid, place, now);
+            }
         }
     }
 
@@ -152,6 +164,9 @@ impl<R: Runtime + 'static> Agent<R> {
         let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else { return };
         let Some((container, spec)) = place.find(pod) else { return };
         let pod_ip = status::pod_ip(pod, observed, &self.host_ips);
+        // Differs from the kubelet, which finds no address then: a node without one reaches itself all the same.
+        let on_node = pod.spec().host_network == Some(true);
+        let pod_ip = pod_ip.or(on_node.then_some(Ipv4Addr::LOCALHOST.into()));
         let handler = Handler::of_probe(spec, container, pod_ip);
         let timeout = timeout(spec);
         let Some(asked) = record.probers.ask(place, now) else { return };

@@ -1,6 +1,4 @@
 //! What the loop keeps of one pod, but for its status (`store::statuses`).
-
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,10 +12,12 @@ use crate::events::cut;
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
+use crate::model::SortedMap;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::probe::Probers;
-use crate::source::identity::{CONFIG_HASH, is_of_api_server};
+use crate::source::identity::CONFIG_HASH;
+use crate::status::merge::IllegalTransition;
 use crate::status::time;
 use crate::store::poison::{Mark, pod_mark};
 use crate::store::statuses::StatusStore;
@@ -40,6 +40,8 @@ pub(super) struct Record {
     /// When the manifest went away, to be shown as the deletion time.
     pub(super) unwanted_at: Option<Wall>,
     pub(super) failures: StartFailures,
+    /// Why its last status update was aborted, which was told.
+    pub(super) aborted: Option<Box<IllegalTransition>>,
     /// It is being resized, or was: what it was granted is not what its containers were made with.
     pub(super) resizing: Option<Box<Resizing>>,
     pub(super) probers: Probers,
@@ -47,12 +49,15 @@ pub(super) struct Record {
     pub(super) task: Option<smol::Task<()>>,
     /// Dropping it asks the act in flight to end before its next step.
     pub(super) give_up: Option<Sender<Infallible>>,
+    /// Dropping it asks the act in flight to end, because the pod does. A kill's waits are cut by nothing but a shorter grace
+    /// period.
+    pub(super) ends: Option<Sender<Infallible>>,
     /// Asks the act in flight for another look before it makes anything.
     pub(super) overtaken: Overtaken,
     pub(super) agreement: Agreement,
     /// What events told, by the id, that the runtime's status does not show yet. Of all
     /// pods at most `CHANGES_AWAITED_MAX`.
-    pub(super) awaited: BTreeMap<Box<str>, Awaited>,
+    pub(super) awaited: SortedMap<Box<str>, Awaited>,
     /// What a panic is put down to while this pod is handled.
     pub(super) mark: Mark,
     /// Handling it ended the process too often: nothing is done to it until its manifest changes.
@@ -65,6 +70,10 @@ pub(super) struct Record {
     pub(super) eviction_grace: Seconds,
     /// It has limits of its own on the node's disk, to be held against.
     pub(super) limits_disk: bool,
+    /// It may begin, or began before: it is not asked about again.
+    pub(super) admitted: bool,
+    /// A static pod that has no room beside so many others.
+    pub(super) awaits_room: Option<usize>,
     /// The node's shutdown ends it, with this grace period.
     pub(super) shutdown_grace: Option<Seconds>,
     /// It was deleted once more, with this grace period.
@@ -113,19 +122,23 @@ impl Record {
             wanted_since: None,
             unwanted_at: None,
             failures: StartFailures::default(),
+            aborted: None,
             resizing: None,
             probers: Probers::default(),
             task: None,
             give_up: None,
+            ends: None,
             overtaken: Overtaken::default(),
             agreement: Agreement::default(),
-            awaited: BTreeMap::new(),
+            awaited: SortedMap::new(),
             mark,
             set_aside: false,
             volumes_stale: true,
             objects_until: None,
             eviction_grace: Seconds(0),
             limits_disk,
+            admitted: false,
+            awaits_room: None,
             shutdown_grace: None,
             hurried: None,
             debugger: 0,
@@ -144,7 +157,7 @@ impl Record {
     /// The same with the CPU and memory that it is wanted with: it was granted them.
     pub(super) fn want_whole(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
-            _ if is_of_api_server(&pod.pod) => Vec::new(),
+            _ if pod.pod.is_of_api_server() => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
                 self.worker.pod().map(|pod| pod.ephemeral_containers().to_vec()).unwrap_or_default()
             }
@@ -170,12 +183,11 @@ impl Record {
         self.give_up = None;
     }
 
-    /// Ends the act in flight at once. What a call does later all the same goes with the sandbox, or is found as an orphan.
+    /// The pod is to end: the act in flight waits for nothing any more, and ends when the runtime has answered the call that is
+    /// under way (`GiveUp`). The kill follows.
     pub(super) fn cut_off_act(&mut self) {
-        self.give_up = None;
         if self.worker.in_flight() == Some(Job::Act) {
-            self.task = None;
-            self.worker.cancelled();
+            (self.give_up, self.ends) = (None, None);
         }
     }
 
@@ -236,6 +248,19 @@ impl Record {
         Some(oldest)
     }
 
+    /// Its status update was aborted for this reason, or was not; the reason when it is another than before: of the same one the
+    /// log was told (`updateStatusInternal`, which says it with every sync).
+    pub(super) fn is_aborted<'a>(
+        &mut self,
+        why: Option<&'a IllegalTransition>,
+    ) -> Option<&'a IllegalTransition> {
+        let news = why.filter(|why| self.aborted.as_deref() != Some(why));
+        if news.is_some() || why.is_none() {
+            self.aborted = why.map(|why| Box::new(why.clone()));
+        }
+        news
+    }
+
     /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
     pub(super) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
@@ -283,7 +308,7 @@ fn named(key: &PodKey) -> Pod {
 
 /// Why containers did not start (kubelet `ReasonCache`), by container name; at most `START_FAILURES_MAX` of all pods.
 #[derive(Debug, Default)]
-pub(super) struct StartFailures(BTreeMap<Rc<str>, (String, String)>);
+pub(super) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
     /// Takes in how the starts of a sync went; at most `room` further containers.
@@ -331,6 +356,15 @@ impl StartFailures {
 mod tests {
     use super::*;
     use crate::limits::START_FAILURE_BYTES_MAX;
+
+    #[test]
+    fn an_aborted_status_update_is_told_once() {
+        let mut record = Record::new(Worker::orphan(PodKey::new("default", "web", "u")), None);
+        let (app, init) = (IllegalTransition::App("a".into()), IllegalTransition::Init("i".into()));
+        let looks = [Some(&app), Some(&app), Some(&init), Some(&init), None, None, Some(&init)];
+        let told = looks.map(|why| record.is_aborted(why).is_some());
+        assert_eq!(told, [true, false, true, false, false, false, true]);
+    }
 
     #[test]
     fn without_room_only_known_containers_reasons_are_renewed() {

@@ -1,12 +1,11 @@
 //! Looks at everything in the runtime: when, and what follows from one.
-
-use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use super::agent::{Agent, Event};
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeResult};
 use crate::limits::{CONTAINERS_READ_MAX, RELIST_PERIOD, RELIST_PERIOD_MAX, RELIST_RETRY_MAX};
+use crate::model::SortedSet;
 use crate::model::{Mono, Now, ObservedPod, PodUid};
 use crate::pleg::{self, Interest, Relist, RelistPod};
 
@@ -56,12 +55,11 @@ impl<R: Runtime + 'static> Agent<R> {
         self.relisting.begun = now;
         // Nothing is due but what is requested from now on.
         self.relisting.at = Mono(i64::MAX);
-        let mut uids: BTreeSet<PodUid> = self.records.keys().cloned().collect();
+        let mut uids: SortedSet<PodUid> = self.records.keys().cloned().collect();
         uids.extend(self.identity.adopted().iter().cloned());
-        let orphans = self.records.keys().filter(|uid| self.desired.pod(uid).is_none()).count();
         let node = Rc::from(self.identity.node_name());
         let all_former = self.take_over || self.cluster.is_some();
-        let interest = Interest { node, uids, orphans, all_former };
+        let interest = Interest { node, uids, in_hand: self.records.len(), all_former };
         let (runtime, events) = (self.ctx.runtime.clone(), self.events.clone());
         let task = async move {
             let result = pleg::relist(&*runtime, &interest).await;
@@ -97,7 +95,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.runtime_events.strangers.looked(begun);
         // As the kubelet with each `HandlePodCleanups`.
         self.backoff.collect(now.mono);
-        let mut touched = BTreeSet::new();
+        let mut touched = SortedSet::new();
         if failed_before {
             log::info!("the runtime answers again");
             self.runtime_events.watch.runtime_is_back(now.mono);
@@ -132,6 +130,7 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
         self.write_identity();
+        self.tell_pods_here();
         for (_, update) in std::mem::take(&mut self.early_updates) {
             self.apply(update);
         }

@@ -13,11 +13,9 @@
 //!
 //! Differs from the kubelet:
 //! - One that waits is asked about when something changes that may give it room, and not every three minutes besides.
-//! - A static pod is resized in place only when its manifest gives its UID, and is not asked whether it fits: no static pod is.
+//! - A static pod is resized in place only when its manifest gives its UID, and is not asked whether it fits once more.
 //! - Resources of the pod itself (`spec.resources`) are not changed: this node does not declare that it can.
 
-#[cfg(feature = "tls")]
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
@@ -34,7 +32,6 @@ use crate::model::{
 };
 use crate::render::NodeSettings;
 use crate::render::resources::{container_resources, is_sidecar, set_sizes, sizes};
-use crate::source::identity::is_of_api_server;
 use crate::status::{nanos, time};
 use crate::store::checkpoint::KeptSizes;
 #[cfg(feature = "tls")]
@@ -380,7 +377,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if let Some(pending) = infeasible(&self.ctx.node, &wanted.pod, &granted.pod) {
             return Some(Err(pending));
         }
-        if is_of_api_server(&wanted.pod) { self.asks_for_room(uid, wanted) } else { Some(Ok(())) }
+        if wanted.pod.is_of_api_server() { self.asks_for_room(uid, wanted) } else { Some(Ok(())) }
     }
 
     /// The pod may have what it is wanted with.
@@ -476,7 +473,7 @@ impl<R: Runtime + 'static> Agent<R> {
 /// (`PodRequests` with `UseStatusResources`).
 #[cfg(feature = "tls")]
 pub(super) fn as_it_counts(
-    records: &BTreeMap<PodUid, Record>,
+    records: &std::collections::BTreeMap<PodUid, Record>,
     statuses: &StatusStore,
     pod: &DesiredPod,
 ) -> Rc<Pod> {
@@ -485,7 +482,7 @@ pub(super) fn as_it_counts(
     let granted = record.and_then(|record| record.worker.pod()).map_or(&pod.pod, |pod| &pod.pod);
     let resizing = record.and_then(|record| record.resizing.as_ref());
     if resizing.is_none_or(|resizing| resizing.in_progress.is_none()) {
-        return granted.clone();
+        return granted.without_volumes();
     }
     let mut object = (**granted).clone();
     object.status = statuses.status(uid);
@@ -528,7 +525,9 @@ mod tests {
         );
         assert!(record.begins_resize(&pod("200m")));
         let mut wanted = pod("200m");
-        Rc::make_mut(&mut wanted.pod).metadata.generation = Some(7);
+        let mut object = (*wanted.pod).clone();
+        object.metadata.generation = Some(7);
+        wanted.pod = object.into();
         record.want(wanted.clone());
         let held = record.worker.pod().unwrap();
         assert_eq!((cpu(held), held.pod.metadata.generation), (100, Some(7)));

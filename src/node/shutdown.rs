@@ -16,9 +16,9 @@ use super::record::Record;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::eviction::pods::priority;
+use crate::limits::SHUTDOWN_TOLD_WAIT;
 use crate::model::{Mono, PodUid, Wall};
 use crate::shutdown::{REFUSED, REFUSED_MESSAGE, ShutdownGroup, TERMINATED, TERMINATED_MESSAGE};
-use crate::source::identity::is_of_api_server;
 use crate::status::{self, Phase};
 use crate::sync::worker::Life;
 use crate::systemd::logind::DelayLock;
@@ -30,6 +30,8 @@ pub(super) struct Shutdown {
     group: usize,
     /// When its time is over; `None` = it has not begun.
     until: Option<Mono>,
+    /// How long the server is waited for when no pod is.
+    told_until: Mono,
 }
 
 impl<R: Runtime + 'static> Agent<R> {
@@ -41,7 +43,9 @@ impl<R: Runtime + 'static> Agent<R> {
                 "the node shuts down: its pods end within {} s, and none begins",
                 self.shutdown_groups.all().as_secs()
             );
-            self.shutdown = Some(Shutdown { group: 0, until: None });
+            let told_until = self.ctx.clock.now().mono + SHUTDOWN_TOLD_WAIT;
+            self.shutdown = Some(Shutdown { group: 0, until: None, told_until });
+            self.tell_node();
         }
     }
 
@@ -51,6 +55,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if self.shutdown.take().is_none() {
             return;
         }
+        self.tell_node();
         log::info!("the node does not shut down after all: its pods begin afresh");
         let ended: Vec<PodUid> = self
             .records
@@ -61,7 +66,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for uid in ended {
             let pod = self.desired.pod(&uid).map(|entry| entry.wanted.pod.clone());
             // One of an API server has failed for good.
-            if pod.as_ref().is_some_and(|pod| is_of_api_server(&pod.pod)) {
+            if pod.as_ref().is_some_and(|pod| pod.pod.is_of_api_server()) {
                 continue;
             }
             let Some(record) = self.records.get_mut(&uid) else { continue };
@@ -79,8 +84,15 @@ impl<R: Runtime + 'static> Agent<R> {
         self.shutdown.as_ref().is_some_and(|shutdown| self.shutdown_groups.get(shutdown.group).is_none())
     }
 
+    /// The Node says that it shuts down, or the server had its time to take that in.
+    pub(super) fn shutdown_is_told(&self, now: Mono) -> bool {
+        self.node_is_told() || self.shutdown.is_none_or(|shutdown| shutdown.told_until <= now)
+    }
+
     pub(super) fn shutdown_due(&self) -> Option<Mono> {
-        self.shutdown.as_ref()?.until
+        let shutdown = self.shutdown.as_ref()?;
+        let waits = self.shutdown_is_over() && !self.node_is_told();
+        shutdown.until.or(waits.then_some(shutdown.told_until))
     }
 
     /// Goes on with it, as far as it goes now.
@@ -92,7 +104,7 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     fn end_groups(&mut self, now: Mono) {
-        while let Some(Shutdown { group: place, until }) = self.shutdown
+        while let Some(Shutdown { group: place, until, told_until }) = self.shutdown
             && let Some(group) = self.shutdown_groups.get(place)
         {
             match until {
@@ -100,13 +112,13 @@ impl<R: Runtime + 'static> Agent<R> {
                     let pods = self.pods_of_group(place, |record| !is_over(record));
                     // Nobody is waited for in a group without pods.
                     if pods.is_empty() {
-                        self.shutdown = Some(Shutdown { group: place + 1, until: None });
+                        self.shutdown = Some(Shutdown { group: place + 1, until: None, told_until });
                         continue;
                     }
                     log::info!("the node shuts down: {} pods of priority {} end", pods.len(), group.priority);
                     let grace = u64::try_from(group.grace.0).unwrap_or_default();
                     let until = now + Duration::from_secs(grace);
-                    self.shutdown = Some(Shutdown { group: place, until: Some(until) });
+                    self.shutdown = Some(Shutdown { group: place, until: Some(until), told_until });
                     for uid in pods {
                         self.end_for_shutdown(&uid, group, TERMINATED, TERMINATED_MESSAGE);
                     }
@@ -119,7 +131,7 @@ impl<R: Runtime + 'static> Agent<R> {
                     if !left.is_empty() {
                         log::warn!("the node shuts down: {} pods have not ended in time", left.len());
                     }
-                    self.shutdown = Some(Shutdown { group: place + 1, until: None });
+                    self.shutdown = Some(Shutdown { group: place + 1, until: None, told_until });
                 }
             }
         }
@@ -149,7 +161,6 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         record.shutdown_grace =
             Some(group.grace_of(record.worker.pod().and_then(|pod| pod.pod.spec.as_ref())));
-        // As the kubelet cancels the sync of a pod that is to end.
         record.cut_off_act();
         (self.ctx.notes)(record.worker.key(), EventKind::Normal, "NodeShutdown", message);
         let now = self.ctx.clock.now();
@@ -165,6 +176,9 @@ impl<R: Runtime + 'static> Agent<R> {
         self.statuses.put(uid, status);
         self.refresh_status(uid, now);
         if let Some(record) = self.records.get_mut(uid) {
+            if record.worker.pod().is_some_and(|pod| !pod.pod.is_of_api_server()) {
+                record.worker.keep_volumes();
+            }
             record.worker.name_is_free();
             record.worker.finished();
         }

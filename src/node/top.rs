@@ -1,17 +1,16 @@
 //! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
 
-use std::collections::BTreeMap;
-
 use super::agent::Agent;
 use crate::cli::top_text::{self, PodUse};
 use crate::clock::SharedClock;
 use crate::cri::{ContainerStats, CpuSample, Runtime, RuntimeResult};
 use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
+use crate::model::SortedMap;
 use crate::model::{ContainerId, PodKey, PodUid};
 use crate::server::{Answer, Later, Place, TopQuestion};
 
 /// The pods that are asked for.
-type Wanted = BTreeMap<PodUid, PodKey>;
+type Wanted = SortedMap<PodUid, PodKey>;
 
 impl<R: Runtime + 'static> Agent<R> {
     /// The answer is waited for by the connection that asks.
@@ -50,7 +49,7 @@ async fn measure<R: Runtime>(
     clock: &SharedClock,
     wanted: &Wanted,
 ) -> RuntimeResult<Option<Vec<PodUse>>> {
-    let mut before: BTreeMap<ContainerId, CpuSample> = BTreeMap::new();
+    let mut before: SortedMap<ContainerId, CpuSample> = SortedMap::new();
     let mut too_many = false;
     runtime
         .list_container_stats(&mut |stats: ContainerStats| {
@@ -66,7 +65,7 @@ async fn measure<R: Runtime>(
         return Ok(None);
     }
     clock.sleep(STATS_SAMPLE_TIME).await;
-    let mut pods: BTreeMap<&PodUid, PodUse> =
+    let mut pods: SortedMap<&PodUid, PodUse> =
         wanted.iter().map(|(uid, key)| (uid, PodUse::nothing(key.clone()))).collect();
     runtime
         .list_container_stats(&mut |stats: ContainerStats| {

@@ -3,13 +3,12 @@
 //!
 //! Looked at every [`VOLUME_USAGE_PERIOD`], all pods in one task; with no such limit on the node nothing wakes up.
 
-use std::collections::BTreeMap;
-
 use crate::cri::{Runtime, RuntimeResult};
 use crate::events::EventKind;
 use crate::eviction::local::{OwnLimit, broken, is_limited};
 use crate::eviction::pods::PodUsage;
 use crate::limits::VOLUME_USAGE_PERIOD;
+use crate::model::SortedMap;
 use crate::model::{Mono, PodUid, Seconds};
 use crate::render::paths;
 use crate::status;
@@ -34,7 +33,7 @@ pub(super) struct HeldToLimits {
     /// Those with an emptyDir that has outgrown its limit, and the message.
     outgrown: Vec<(String, String)>,
     /// What those use that have limits on `ephemeral-storage`, by UID.
-    usages: RuntimeResult<BTreeMap<String, PodUsage>>,
+    usages: RuntimeResult<SortedMap<String, PodUsage>>,
     images_apart: Option<bool>,
 }
 
@@ -87,7 +86,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 log::warn!("no emptyDir with a sizeLimit was measured: {error}");
                 Vec::new()
             });
-            let mut usages = Ok(BTreeMap::new());
+            let mut usages = Ok(SortedMap::new());
             if !measured.is_empty() {
                 if images_apart.is_none() {
                     let seen = observe::observe(&ctx, meminfo, None).await;
@@ -144,7 +143,7 @@ impl<R: Runtime + 'static> Agent<R> {
         status::eviction::evict(&mut status, message, for_the_node, now.wall);
         record.eviction_grace = grace;
         // An act that starts its containers would go on.
-        record.give_up = None;
+        record.cut_off_act();
         (self.ctx.notes)(record.worker.key(), EventKind::Warning, "Evicted", message);
         self.statuses.put(uid, status);
         // Over a restart too: not with the next write, but now.

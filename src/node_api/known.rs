@@ -1,12 +1,11 @@
 //! What is remembered for a while, so that the API server is not asked with every request. PURE.
-
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
 
 use crate::metrics::{Entered, Gauge};
 use crate::model::Mono;
+use crate::model::SortedMap;
 
 /// The digest of what is asked about; no token is kept as it is.
 pub(super) type Key = [u8; 32];
@@ -25,14 +24,14 @@ pub(super) fn key(parts: &[&str]) -> Key {
 /// Answers by key. Full: the one whose time is over first goes.
 pub(super) struct Known<T> {
     entries_max: usize,
-    entries: BTreeMap<Key, (Mono, T, Entered)>,
+    entries: SortedMap<Key, (Mono, T, Entered)>,
     held: Gauge,
 }
 
 impl<T: Clone> Known<T> {
     /// So many at most, which `held` counts.
     pub(super) fn new(entries_max: usize, held: Gauge) -> Self {
-        Self { entries_max, entries: BTreeMap::new(), held }
+        Self { entries_max, entries: SortedMap::new(), held }
     }
 
     /// What is known, while its time lasts.

@@ -7,13 +7,13 @@
 //!        /metrics/resource /stats/summary                ─► one look at the runtime's counters, one at a time
 //!        /containerLogs/NAMESPACE/POD/CONTAINER          ─► where it is, from the loop; read on a thread, piece by piece
 //!        /exec /attach /portForward                      ─► the runtime's URL, from the loop; upgraded, then spliced
-//!        /run /configz
+//!        /run /configz /logs/
 //! ```
 //!
 //! A connection has one request. The loop owns the state: each request becomes questions for it (`server::Query`). Nothing is
 //! done while nobody asks.
 //!
-//! Differs from the kubelet: HTTP/1.1 alone, a connection for each request; no `/logs/`, `/debug/`, `/checkpoint`,
+//! Differs from the kubelet: HTTP/1.1 alone, a connection for each request; no `/debug/`, `/checkpoint`,
 //! `/metrics/cadvisor` and `/metrics/probes`; a WebSocket is passed to the runtime as it is, so that the node does not declare
 //! `ExtendWebSocketsToKubelet` and the API server translates to SPDY.
 //!
@@ -25,6 +25,7 @@ mod logs;
 mod question;
 mod request;
 pub(crate) mod stats;
+mod system_logs;
 mod tls;
 mod upgrade;
 
@@ -32,7 +33,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -76,10 +77,14 @@ pub struct Listening {
     api: Async<TcpListener>,
     healthz: Option<Async<TcpListener>>,
     address: SocketAddr,
+    names: Names,
     files: Files,
     loaded: Loaded,
     serving: Serving,
 }
+
+/// What the node is called now: its names, and its addresses, which change.
+pub type Names = Rc<dyn Fn() -> Vec<String>>;
 
 impl Listening {
     /// Binds the ports, and reads or makes the certificate, for these names and addresses; what the cluster has `issued` takes
@@ -90,10 +95,10 @@ impl Listening {
     pub fn bind(
         settings: &NodeApi,
         root: &Path,
-        names: Vec<String>,
+        names: Names,
         issued: Option<Issued>,
     ) -> Result<Self, String> {
-        let files = Files::new(settings, root, names, issued);
+        let files = Files::new(settings, root, names(), issued);
         let loaded = files.load()?;
         let serving = loaded.serving(&files)?;
         let address = SocketAddr::new(settings.address, settings.port);
@@ -106,7 +111,7 @@ impl Listening {
                 format!("healthz {address}: {error}; choose another with healthzPort, 0: none")
             })
         });
-        Ok(Self { api, healthz: healthz.transpose()?, address, files, loaded, serving })
+        Ok(Self { api, healthz: healthz.transpose()?, address, names, files, loaded, serving })
     }
 
     /// The port, as the Node object says it (`status.daemonEndpoints`).
@@ -160,14 +165,18 @@ pub struct Needs {
 
 /// Serves the ports; ends with the executor.
 pub async fn run(listening: Listening, needs: Needs) {
-    let Listening { api, healthz, files, loaded, serving, .. } = listening;
+    let Listening { api, healthz, names, files, loaded, serving, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
     let asker = Asker::new(queries);
+    let system_logs = settings.system_logs.clone();
     let shared = Rc::new(Api {
+        system_logs,
         gate: Gate::new(client, clock.clone(), settings, node, &held),
         reading: Reading { asker: asker.clone(), blocking, clock: clock.clone() },
         configz,
         tls: Tls {
+            named: RefCell::new(names()),
+            names,
             files,
             loaded: RefCell::new(loaded),
             serving: RefCell::new(serving),
@@ -307,6 +316,8 @@ struct Api {
     gate: Gate,
     reading: Reading,
     configz: String,
+    /// What `/logs/` shows.
+    system_logs: Option<PathBuf>,
     tls: Tls,
     /// The right to last.
     streams: Arc<Semaphore>,
@@ -315,6 +326,9 @@ struct Api {
 
 /// The certificates, which are followed when their files change.
 struct Tls {
+    names: Names,
+    /// For these the certificate of our own was looked at last.
+    named: RefCell<Vec<String>>,
     files: Files,
     loaded: RefCell<Loaded>,
     serving: RefCell<Serving>,
@@ -328,13 +342,16 @@ impl Tls {
     async fn now(&self, clock: &SharedClock) -> Serving {
         let now = clock.now().mono;
         // What the cluster issues is there for the first that connects after it.
-        let period =
-            if self.loaded.borrow().makeshift().is_some() { Duration::ZERO } else { NODE_FILES_PERIOD };
+        let names = (self.names)();
+        let is_makeshift = self.loaded.borrow().makeshift().is_some();
+        let is_for_others = *self.named.borrow() != names;
+        let period = if is_makeshift || is_for_others { Duration::ZERO } else { NODE_FILES_PERIOD };
         if now.since(self.looked.get()) >= period
             && let Some(turn) = self.looking.try_acquire_arc()
         {
             self.looked.set(now);
-            let files = self.files.clone();
+            self.named.replace(names.clone());
+            let files = self.files.clone().with_names(names);
             let load = unblock_apart(move || {
                 let _turn = turn;
                 files.load()
@@ -456,6 +473,13 @@ impl Api {
             Route::Log(request) => {
                 self.lasts(own)?;
                 self.reading.clone().show(request).await
+            }
+            Route::SystemLog(path, slash) => {
+                // `getHandlerForDisabledEndpoint`.
+                let disabled = || (405, "logs endpoint is disabled.\n".to_owned());
+                let root = self.system_logs.clone().ok_or_else(disabled)?;
+                self.lasts(own)?;
+                system_logs::show(&self.reading.blocking, root, path, slash).await
             }
             Route::Run(question) => {
                 self.lasts(own)?;

@@ -47,6 +47,8 @@ pub(super) enum Route {
     Config,
     /// What a container wrote.
     Log(LogRequest),
+    /// A file or a directory of the node's logs, by the parts of its path; with a slash at its end.
+    SystemLog(Vec<String>, bool),
     /// A connection that is to be upgraded.
     Stream(NodeQuestion),
     /// A command with its output.
@@ -107,6 +109,7 @@ pub(super) fn route(method: &str, path: &str, query: &str) -> Result<Route, Refu
     let parts: Option<Vec<String>> = path.strip_prefix('/').unwrap_or(path).split('/').map(decoded).collect();
     let parts = parts.ok_or_else(not_found)?;
     let mut parts: Vec<&str> = parts.iter().map(String::as_str).collect();
+    let slash = parts.last() == Some(&"");
     // A path may end so.
     if parts.len() > 1 && parts.last() == Some(&"") {
         parts.pop();
@@ -127,6 +130,11 @@ pub(super) fn route(method: &str, path: &str, query: &str) -> Result<Route, Refu
             get(Route::Measure(NodeQuestion::Summary { only_cpu_and_memory }, JSON))
         }
         ["configz"] => get(Route::Config),
+        ["logs", ref path @ ..] => {
+            let path: Vec<String> = path.iter().map(|&part| part.to_owned()).collect();
+            let slash = slash || path.is_empty();
+            get(Route::SystemLog(path, slash))
+        }
         ["containerLogs", namespace, pod, container] => {
             let target = target(namespace, pod, None)?;
             get(Route::Log(log(target, container, &query)?))
@@ -439,14 +447,15 @@ mod tests {
             "/portForward/default",
             "/containerLogs/default/web",
             "/metrics/cadvisor",
-            "/logs/",
             "/debug/pprof",
             "/%zz",
             "/pods/more",
         ] {
             assert_eq!(route("GET", path, "").unwrap_err().0, 404, "{path}");
         }
-        for path in ["/pods", "/healthz", "/metrics", "/configz", "/stats/summary", "/containerLogs/a/b/c"] {
+        for path in
+            ["/pods", "/healthz", "/metrics", "/configz", "/stats/summary", "/containerLogs/a/b/c", "/logs/"]
+        {
             assert_eq!(route("POST", path, "").unwrap_err().0, 405, "{path}");
             assert!(route("GET", path, "").is_ok(), "{path}");
         }

@@ -12,11 +12,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use futures_rustls::rustls::client::danger::HandshakeSignatureValid;
-use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::crypto::{CryptoProvider, ring};
 use futures_rustls::rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use futures_rustls::rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
+use futures_rustls::rustls::version::TLS13;
 use futures_rustls::rustls::{
-    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+    ALL_VERSIONS, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
 };
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 
@@ -37,6 +38,28 @@ pub(super) struct Files {
     client_ca: Option<PathBuf>,
     /// Those that take the place of these as soon as they are there.
     issued: Option<Box<Files>>,
+    policy: TlsPolicy,
+}
+
+/// Which versions and suites are offered.
+#[derive(Clone, Debug, Default)]
+struct TlsPolicy {
+    tls13_only: bool,
+    /// Of TLS 1.2; empty: all.
+    suites: Vec<String>,
+}
+
+impl TlsPolicy {
+    /// As the Go names say; TLS 1.3 has its own suites in any case (`crypto/tls.Config.CipherSuites`).
+    fn provider(&self) -> CryptoProvider {
+        let mut provider = ring::default_provider();
+        provider.cipher_suites.retain(|suite| {
+            let own = format!("{:?}", suite.suite());
+            let is_named = |name: &String| *name == own || own.strip_suffix("_SHA256") == Some(name);
+            suite.tls13().is_some() || self.suites.is_empty() || self.suites.iter().any(is_named)
+        });
+        provider
+    }
 }
 
 /// What a cluster gives a node for its API.
@@ -67,16 +90,17 @@ pub(super) struct Serving {
 impl Files {
     /// Those of the settings, of the cluster, or ours below the state directory for these names and addresses.
     pub(super) fn new(settings: &NodeApi, root: &Path, names: Vec<String>, issued: Option<Issued>) -> Self {
+        let policy = TlsPolicy { tls13_only: settings.tls13_only, suites: settings.cipher_suites.clone() };
         let client_ca = settings.client_ca.clone();
         let issued = issued.map(|issued| {
             let Issued { certificate, client_ca: authority } = issued;
             let client_ca = client_ca.clone().or(authority);
             let given = settings.certificate.clone();
             let (certificate, key) = given.unwrap_or_else(|| (certificate.clone(), certificate));
-            Box::new(Self { certificate, key, own: None, client_ca, issued: None })
+            Box::new(Self { certificate, key, own: None, client_ca, issued: None, policy: policy.clone() })
         });
         match settings.certificate.clone() {
-            Some((certificate, key)) => Self { certificate, key, own: None, client_ca, issued },
+            Some((certificate, key)) => Self { certificate, key, own: None, client_ca, issued, policy },
             // Not by the kubelet's names: those of a node that is taken over stay as they are.
             None => Self {
                 certificate: root.join("pki/smolet.crt"),
@@ -84,8 +108,15 @@ impl Files {
                 own: Some(names),
                 client_ca,
                 issued,
+                policy,
             },
         }
+    }
+
+    /// The same, where the certificate is ours to make, for these names and addresses.
+    pub(super) fn with_names(mut self, names: Vec<String>) -> Self {
+        self.own = self.own.map(|_| names);
+        self
     }
 
     /// Reads them, and makes those that are ours to make. I/O, blocking.
@@ -182,8 +213,9 @@ impl Loaded {
             }
             (None, _) | (_, None) => None,
         };
-        let builder = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
+        let versions: &[_] = if files.policy.tls13_only { &[&TLS13] } else { ALL_VERSIONS };
+        let builder = ServerConfig::builder_with_provider(Arc::new(files.policy.provider()))
+            .with_protocol_versions(versions)
             .map_err(|error| format!("TLS: {error}"))?;
         let builder = match &clients {
             Some(clients) => builder.with_client_cert_verifier(clients.clone()),
@@ -282,6 +314,7 @@ mod tests {
             own: Some(names.iter().map(|&name| name.to_owned()).collect()),
             client_ca: None,
             issued: None,
+            policy: TlsPolicy::default(),
         };
         let first = files(&["gw", "10.0.0.2"]).load().unwrap();
         assert!(first.serving(&files(&[])).is_ok());
@@ -300,12 +333,41 @@ mod tests {
     fn files_that_cannot_be_used_are_named() {
         let path = PathBuf::from("/nowhere/at.crt");
         let (certificate, key) = (path.clone(), path.clone());
-        let files = Files { certificate, key, own: None, client_ca: Some(path), issued: None };
+        let files = Files {
+            certificate,
+            key,
+            own: None,
+            client_ca: Some(path),
+            issued: None,
+            policy: TlsPolicy::default(),
+        };
         assert!(files.load().err().unwrap().starts_with("/nowhere/at.crt: "));
         let (certificate, key) = (b"x".to_vec(), b"secret".to_vec());
         let loaded = Loaded { certificate, key, client_ca: None, makeshift: None };
         let why = loaded.serving(&files).err().unwrap();
         assert_eq!(why, "/nowhere/at.crt: holds no certificate in PEM");
         assert!(Clients::new(b"").is_err());
+    }
+
+    #[test]
+    fn the_suites_of_tls_1_2_are_those_that_are_named() {
+        let offered = |names: &[&str]| {
+            let suites = names.iter().map(|&name| name.to_owned()).collect();
+            let provider = TlsPolicy { tls13_only: false, suites }.provider();
+            let (new, old): (Vec<_>, Vec<_>) =
+                provider.cipher_suites.into_iter().partition(|suite| suite.tls13().is_some());
+            (new.len(), old.into_iter().map(|suite| format!("{:?}", suite.suite())).collect::<Vec<_>>())
+        };
+        assert_eq!(offered(&[]).1.len(), 6);
+        let (new, old) = offered(&[
+            "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+            "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+            "TLS_RSA_WITH_AES_128_CBC_SHA",
+        ]);
+        assert_eq!(new, 3);
+        assert_eq!(
+            old,
+            ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256", "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256"]
+        );
     }
 }

@@ -1,5 +1,4 @@
 //! PURE: a relist beside what was read → the pods that changed.
-
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 

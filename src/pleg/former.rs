@@ -3,9 +3,8 @@
 //! A static pod's UID is another one from agent to agent, for it is a hash of what each makes of the manifest. What both
 //! write alike tells whose pod it is: namespace, name, that it came from a file, and the hashes of its containers.
 
-use std::collections::BTreeMap;
-
 use crate::limits::{FORMER_HASHES_MAX, FORMER_KEY_BYTES_MAX, FORMER_PODS_MAX, FORMER_UID_BYTES_MAX};
+use crate::model::SortedMap;
 use crate::model::{ContainerItem, DesiredPod, PodKey, PodUid, SandboxItem, SandboxState, Wall};
 
 /// One of them.
@@ -27,7 +26,7 @@ pub struct FormerPod {
 
 /// All of them.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct FormerPods(BTreeMap<PodUid, FormerPod>);
+pub struct FormerPods(SortedMap<PodUid, FormerPod>);
 
 impl FormerPods {
     /// Adds a sandbox that is not ours. Only those with a kubelet's labels count, and none of another smolet's. `all`:

@@ -9,14 +9,13 @@ mod diff;
 mod former;
 pub mod news;
 pub mod watch;
-
-use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::limits::{CHANGE_LOOK_TIME, CONTAINERS_READ_MAX, POD_KEY_BYTES_MAX, RELIST_ORPHANS_MAX};
+use crate::model::SortedSet;
 use crate::model::{
     ContainerId, ContainerItem, ContainerState, ContainerStatus, Mono, Now, ObservedPod, PodKey, PodUid,
     SandboxId, SandboxItem, SandboxState,
@@ -32,9 +31,9 @@ pub struct Interest {
     /// The value of `smolet.io/node` on our sandboxes.
     pub node: Rc<str>,
     /// UIDs to keep whoever made them.
-    pub uids: BTreeSet<PodUid>,
-    /// How many of these are in hand and not wanted: they leave others of their kind less room.
-    pub orphans: usize,
+    pub uids: SortedSet<PodUid>,
+    /// How many of these are in hand: they leave those that are not less room.
+    pub in_hand: usize,
     /// Of a former agent's pods all are kept, not only those of files.
     pub all_former: bool,
 }
@@ -45,8 +44,8 @@ pub struct Interest {
 /// The runtime's, from either list call; a half list is never handed out.
 pub async fn relist<R: Runtime>(runtime: &R, interest: &Interest) -> RuntimeResult<Relist> {
     let mut relist = Relist::default();
-    let mut ours = BTreeSet::<SandboxId>::new();
-    let mut orphans = interest.orphans;
+    let mut ours = SortedSet::<SandboxId>::new();
+    let mut orphans = interest.in_hand;
     runtime
         .list_pod_sandboxes(None, &mut |sandbox: SandboxItem| {
             // With names that are no names it is not ours, whatever its annotation says.

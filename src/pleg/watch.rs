@@ -12,8 +12,6 @@
 //! one of containerd's does not even answer before its first event: only an event shows that events come, and only what
 //! we start ourselves shows that they do not. Unlike the kubelet's `EventedPLEG`, which gives up its stream after some
 //! failures, nothing here is for ever.
-
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use crate::cri::EventService;
@@ -21,6 +19,7 @@ use crate::limits::{
     DOUBTED_LOOKS, EVENT_LATE_MAX, EVENTS_RETRY_MAX, EVENTS_UNSUPPORTED_RETRY, RELIST_PERIOD,
     RELIST_PERIOD_MAX, UNTOLD_MAX,
 };
+use crate::model::SortedSet;
 use crate::model::{Mono, PodUid};
 
 /// What is known of the runtime's events.
@@ -40,7 +39,7 @@ pub struct Watch {
     absent: bool,
     missed: u64,
     /// Pods that a relist found changed without an event, which may be on its way. As many as there are pods.
-    suspects: BTreeSet<PodUid>,
+    suspects: SortedSet<PodUid>,
     judged_at: Option<Mono>,
     /// When the first event is overdue: something was started while the stream was open.
     overdue_at: Option<Mono>,
@@ -83,7 +82,7 @@ impl Watch {
             failures: 0,
             absent: false,
             missed: 0,
-            suspects: BTreeSet::new(),
+            suspects: SortedSet::new(),
             judged_at: None,
             overdue_at: None,
         }

@@ -14,6 +14,7 @@ pub mod handler;
 pub(crate) mod http;
 pub mod prober;
 pub mod run;
+pub mod share;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]

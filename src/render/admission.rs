@@ -5,6 +5,8 @@
 //!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
 //!     RuntimeClassNotFound                  a runtime class that is no handler of the runtime
+//!     TooManyObjects                        what it names in the cluster has no room on the node
+//!     FailedPrepareDynamicResources         claims of dynamic resources, for which there are no drivers (`PrepareDynamicResources`)
 //!     CreatePodSandboxError                 a user namespace, and the handler has none (`userns.Manager`)
 //! ```
 //!
@@ -19,6 +21,12 @@ use crate::cri::RuntimeStatus;
 use crate::model::DesiredPod;
 use crate::model::desired::ClassHandler;
 use crate::text::quoted;
+
+/// What a pod says when the node has no room for what it names in the cluster: `limits::KUBE_OBJECTS_MAX` and
+/// `limits::KUBE_OBJECTS_BYTES_MAX`. The kubelet has no such bounds.
+pub const TOO_MANY_OBJECTS: &str = "too many objects on this node: its pods may name 1024 ConfigMaps, Secrets, tokens, claims, \
+     classes and namespaces with services together, of 2 MiB; the pod waits until others end: run it on another node, or name \
+     fewer or smaller objects";
 
 /// Why a pod cannot run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,6 +115,13 @@ pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeSt
     let refuse = |reason, message| Some(Refusal { reason, message });
     if let Some(why) = refusal_of_settings(node, pod) {
         return Some(why);
+    }
+    if pod.too_many_objects {
+        return refuse("TooManyObjects", TOO_MANY_OBJECTS.to_owned());
+    }
+    if pod.spec().resource_claims.as_ref().is_some_and(|claims| !claims.is_empty()) {
+        let message = "Failed to prepare dynamic resources: this node has no drivers for them".to_owned();
+        return refuse("FailedPrepareDynamicResources", message);
     }
     if let (Some(class), ClassHandler::Missing) = (runtime_class(pod), &pod.handler) {
         let message = format!("RuntimeClass.node.k8s.io {} not found", quoted(class));
@@ -337,5 +352,19 @@ mod tests {
         ] {
             assert_eq!(is_namespaced_sysctl(pattern), namespaced, "{pattern}");
         }
+    }
+
+    #[test]
+    fn what_the_node_lacks_for_a_pod_of_a_cluster() {
+        let node = NodeSettings::new("n", "/r");
+        let why = |pod: &DesiredPod| refusal(&node, pod, None).map(|refusal| refusal.reason);
+        let claims = pod(&json!({"resourceClaims": [{"name": "gpu"}]}), &json!({}));
+        assert_eq!(why(&claims), Some("FailedPrepareDynamicResources"));
+        let mut many = pod(&json!({}), &json!({}));
+        assert_eq!(why(&many), None);
+        many.too_many_objects = true;
+        assert_eq!(why(&many), Some("TooManyObjects"));
+        let bounds = (crate::limits::KUBE_OBJECTS_MAX, crate::limits::KUBE_OBJECTS_BYTES_MAX);
+        assert_eq!(bounds, (1024, 2 << 20), "as TOO_MANY_OBJECTS has them");
     }
 }

@@ -2,7 +2,7 @@
 //! Follows `cm/qos_container_manager_linux.go`, `cm/pod_container_manager_linux.go` and libcontainer's writing of it.
 //!
 //! ```text
-//!     kubepods                left as it is: what all pods together may use is not limited (enforceNodeAllocatable: [])
+//!     kubepods                CPU weight: all of the node's CPUs; what all pods together may use is not limited
 //!     ├─ burstable            CPU weight: what its pods ask for together
 //!     │  └─ podUID            CPU weight, quota, memory, huge pages
 //!     ├─ besteffort           CPU weight: the least there is
@@ -27,11 +27,13 @@ pub enum Controller {
     Memory,
     /// Huge pages.
     Hugetlb,
+    /// The number of processes.
+    Pids,
 }
 
 impl Controller {
     /// All there are here.
-    pub const ALL: [Self; 3] = [Self::Cpu, Self::Memory, Self::Hugetlb];
+    pub const ALL: [Self; 4] = [Self::Cpu, Self::Memory, Self::Hugetlb, Self::Pids];
 
     /// As the kernel calls it.
     pub fn as_str(self) -> &'static str {
@@ -39,6 +41,7 @@ impl Controller {
             Self::Cpu => "cpu",
             Self::Memory => "memory",
             Self::Hugetlb => "hugetlb",
+            Self::Pids => "pids",
         }
     }
 }
@@ -116,9 +119,13 @@ pub fn burstable_milli_cpu(pod: &DesiredPod) -> i64 {
     }
 }
 
-/// The cgroups of the two classes that have some, when the burstable pods together ask for so much CPU.
-pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupSettings; 2] {
-    [(QosClass::Burstable, burstable_milli_cpu), (QosClass::BestEffort, 0)].map(|(class, milli_cpu)| {
+/// The cgroup of all pods, and those of the two classes that have some, when the burstable pods together ask for so much CPU.
+///
+/// All pods weigh as much as the node has CPUs, whatever is enforced (`enforceNodeAllocatableCgroups`): with the kernel's own weight
+/// the pods together would get no more than one of the system's slices.
+pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupSettings; 3] {
+    let all = (QosClass::Guaranteed, node.cpu_capacity_millis);
+    [all, (QosClass::Burstable, burstable_milli_cpu), (QosClass::BestEffort, 0)].map(|(class, milli_cpu)| {
         let (file, property) = weight(node.cgroup_version, milli_cpu_to_shares(milli_cpu));
         kept(
             node,
@@ -172,6 +179,10 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
         let name = if is_v1 { "memory.limit_in_bytes" } else { "memory.max" };
         put(Controller::Memory, name, bytes.to_string(), true);
         properties.push((if is_v1 { "MemoryLimit" } else { "MemoryMax" }, number(bytes)));
+    }
+    if let Some(most) = node.pod_pids_limit {
+        put(Controller::Pids, "pids.max", most.to_string(), true);
+        properties.push(("TasksMax", most));
     }
     let asked = own
         .huge_page_limit_bytes
@@ -364,7 +375,9 @@ mod tests {
         assert_eq!(properties(&uncapped, &odd)[1], ("CPUQuotaPerSecUSec", u64::MAX));
         assert_eq!(lines(&pod_settings(&uncapped, &odd))[1], "cpu.max=max 100000");
         assert_eq!(properties(&v2, &of(json!({}))), [("CPUWeight", 1)]);
-        let [burstable, best_effort] = class_settings(&v1, 1750);
+        let [all, burstable, best_effort] =
+            class_settings(&NodeSettings { cpu_capacity_millis: 4_000, ..v1.clone() }, 1750);
+        assert_eq!((&*all.name, all.properties), ("/kubepods.slice", vec![("CPUShares", 4096)]));
         assert_eq!(&*burstable.name, "/kubepods.slice/kubepods-burstable.slice");
         assert_eq!(
             (burstable.properties, best_effort.properties),
@@ -385,6 +398,18 @@ mod tests {
     }
 
     #[test]
+    fn a_pods_processes_are_limited_when_the_settings_say_so() {
+        let mut node = NodeSettings::new("n", "/r");
+        let pod = pod(&json!({"containers": [{"name": "c"}]}));
+        assert_eq!(lines(&pod_settings(&node, &pod)), ["cpu.weight=1"]);
+        node.pod_pids_limit = Some(100);
+        let limited = pod_settings(&node, &pod);
+        assert_eq!(lines(&limited), ["cpu.weight=1", "pids.max!=100"]);
+        node.cgroup_driver = CgroupDriver::Systemd;
+        assert!(pod_settings(&node, &pod).properties.contains(&("TasksMax", 100)));
+    }
+
+    #[test]
     fn a_class_weighs_what_its_pods_ask_for() {
         let node = NodeSettings::new("n", "/r");
         let of = |cpu: &str, limit: Option<&str>| {
@@ -395,7 +420,9 @@ mod tests {
             burstable_milli_cpu(&pod(&json!({"containers": [{"name": "c", "resources": resources}]})))
         };
         assert_eq!((of("250m", None), of("1500m", Some("2")), of("1", Some("1"))), (250, 1500, 0));
-        let [burstable, best_effort] = class_settings(&node, 1750);
+        let node = NodeSettings { cpu_capacity_millis: 4_000, ..node };
+        let [all, burstable, best_effort] = class_settings(&node, 1750);
+        assert_eq!((&*all.name, lines(&all)), ("/kubepods", vec!["cpu.weight=157".to_owned()]));
         assert_eq!(
             (&*burstable.name, lines(&burstable)),
             ("/kubepods/burstable", vec!["cpu.weight=69".to_owned()])

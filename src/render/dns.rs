@@ -143,7 +143,7 @@ fn cluster_dns(node: &NodeSettings, namespace: &str) -> DnsConfig {
 }
 
 fn omit_duplicates(texts: &mut Vec<String>) {
-    let mut seen = std::collections::BTreeSet::new();
+    let mut seen = crate::model::SortedSet::new();
     texts.retain(|text| seen.insert(text.clone()));
 }
 

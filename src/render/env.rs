@@ -1,7 +1,5 @@
 //! A container's environment (`makeEnvironmentVariables`). PURE: what stands outside the pod comes through
 //! [`EnvSources`].
-
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -13,11 +11,12 @@ use super::expand::expand;
 use super::services::service_variables;
 use super::{ContainerInput, NodeSettings};
 use crate::limits::ENVIRONMENT_BYTES_MAX;
+use crate::model::SortedMap;
 use crate::model::{Object, ObjectKey, ObjectKind, Objects};
 use crate::text::quoted;
 
 /// Variables by name, in the order of their names. A value may come from a Secret and need not be UTF-8.
-pub type Environment = BTreeMap<String, Vec<u8>>;
+pub type Environment = SortedMap<String, Vec<u8>>;
 
 /// Where environment variables come from besides the pod.
 ///

@@ -24,6 +24,16 @@ pub enum CgroupDriver {
     Systemd,
 }
 
+impl CgroupDriver {
+    /// As `cgroupDriver` of a KubeletConfiguration has it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cgroupfs => "cgroupfs",
+            Self::Systemd => "systemd",
+        }
+    }
+}
+
 /// `memorySwap.swapBehavior`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SwapBehavior {
@@ -92,6 +102,8 @@ pub struct NodeSettings {
     /// `singleProcessOOMKill`: on cgroup v2 only the one process is killed when memory runs out. False by default
     /// on v2.
     pub single_process_oom_kill: bool,
+    /// `podPidsLimit`: processes of a pod; `None` = no limit.
+    pub pod_pids_limit: Option<u64>,
     /// `memorySwap.swapBehavior`.
     pub memory_swap: SwapBehavior,
     /// `AppArmor` is on in the kernel.
@@ -128,6 +140,7 @@ impl NodeSettings {
             cluster_domain: "".into(),
             seccomp_default: false,
             single_process_oom_kill: false,
+            pod_pids_limit: None,
             memory_swap: SwapBehavior::NoSwap,
             apparmor: false,
             allowed_unsafe_sysctls: Vec::new(),

@@ -7,29 +7,34 @@
 //! | is a mirror of a static pod | is that pod's copy, and nothing that runs |
 //! | has a deletionTimestamp | ends, and is deleted there when nothing of it is left |
 //! | cannot be run by this version | is refused, and told so there |
-//! | has Succeeded or Failed | is wanted, and does not begin |
+//! | has Succeeded or Failed, and something of it is here | is wanted, and does not begin; what runs of it ends, whoever said so |
+//! | has Succeeded or Failed | is forgotten (`filterOutInactivePods`) |
 //! | was marked as not ready by another | is wanted, and its status is told again |
 //! | else | is wanted |
-
-use std::collections::{BTreeMap, BTreeSet};
+//!
+//! Room is for the pods that are here first, then for those that begin, the oldest first. Pods that are over take none of it; what
+//! they have left here is bounded by itself. What was left out for want of entries is listed anew when there are some.
 use std::rc::Rc;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use smol::channel::Sender;
 
+use super::api_here::PodsHere;
 use super::api_kept::Trees;
 use super::decode::Node;
 use super::identity::{CONFIG_MIRROR, NodeName};
 use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourcedPod, manifest};
+use crate::admit::first_come;
 use crate::clock::SharedClock;
 use crate::events::cut;
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{
-    CONDITION_STATUS_BYTES_MAX, KUBE_PODS_MAX, MIRROR_HASH_BYTES_MAX, PODS_BYTES_MAX, READINESS_GATES_MAX,
+    CONDITION_STATUS_BYTES_MAX, ENDED_PODS_BYTES_MAX, ENDED_PODS_MAX, KUBE_PODS_MAX, MIRROR_HASH_BYTES_MAX,
+    PODS_BYTES_MAX, READINESS_GATES_MAX, TERMINAL_STATUS_TEXT_BYTES_MAX,
 };
-use crate::model::desired::conditions_of;
 use crate::model::{DesiredPod, PodKey, PodUid, Seconds};
+use crate::model::{SortedMap, SortedSet};
 
 /// What stands in the place of a manifest's file.
 pub(crate) const ORIGIN: &str = "the API server";
@@ -44,10 +49,16 @@ pub struct ApiPods {
     /// Bounded by one: the newest update takes the place of one that was not taken yet.
     updates: Sender<SourceUpdate>,
     origin: Arc<str>,
-    /// At most `KUBE_PODS_MAX`. Full: a further pod is passed over, with a message.
-    pods: BTreeMap<PodUid, Entry>,
+    /// At most `KUBE_PODS_MAX`, besides those that are here. Full: a further pod is left out, with a message, until there is
+    /// room.
+    pods: SortedMap<PodUid, Entry>,
+    here: PodsHere,
+    /// How many were seen to end.
+    ended: u64,
+    /// A pod was left out since the last list began.
+    left_out: bool,
     /// Those that the list under way has told so far.
-    listed: Option<BTreeSet<PodUid>>,
+    listed: Option<SortedSet<PodUid>>,
     /// That list does not tell all there are.
     short: bool,
     /// There is something that no update told yet; most of what comes is the echo of our own statuses.
@@ -58,7 +69,12 @@ pub struct ApiPods {
 }
 
 enum Entry {
-    Wanted { pod: SourcedPod, over: bool, marked: bool },
+    /// `over`: it has Succeeded or Failed; after so many others did, or before the last list.
+    Wanted {
+        pod: SourcedPod,
+        over: Option<u64>,
+        marked: bool,
+    },
     Ending(EndingPod),
     Refused(RefusedPod),
     Mirror(MirrorPod),
@@ -73,9 +89,9 @@ impl Entry {
                 Self::Wanted { pod: other, over: was_over, marked: was_marked },
             ) => {
                 pod.config_hash == other.config_hash
-                    && over == was_over
+                    && over.is_some() == was_over.is_some()
                     && marked == was_marked
-                    && conditions_of(&pod.pod.pod) == conditions_of(&other.pod.pod)
+                    && pod.pod.pod.conditions() == other.pod.pod.conditions()
             }
             (Self::Ending(pod), Self::Ending(other)) => pod == other,
             (Self::Refused(pod), Self::Refused(other)) => pod == other,
@@ -95,14 +111,24 @@ impl ApiPods {
         }
     }
 
-    /// Tells each change to `updates`, which holds one, and leaves the pods in `trees`.
-    pub fn new(node: NodeName, clock: SharedClock, updates: Sender<SourceUpdate>, trees: Trees) -> Self {
+    /// Tells each change to `updates`, which holds one, and leaves the pods in `trees`. `here` has to be known when the first
+    /// list begins.
+    pub fn new(
+        node: NodeName,
+        clock: SharedClock,
+        updates: Sender<SourceUpdate>,
+        trees: Trees,
+        here: PodsHere,
+    ) -> Self {
         Self {
             node,
             clock,
             updates,
             origin: Arc::from(ORIGIN),
-            pods: BTreeMap::new(),
+            pods: SortedMap::new(),
+            here,
+            ended: 0,
+            left_out: false,
             listed: None,
             short: false,
             changed: true,
@@ -111,61 +137,72 @@ impl ApiPods {
         }
     }
 
-    fn bytes(&self) -> usize {
-        let bytes = |entry: &Entry| if let Entry::Wanted { pod, .. } = entry { pod.bytes } else { 0 };
-        self.pods.values().map(bytes).sum()
+    /// Memory of the pods that are over, or of the others, and how many these are.
+    fn held(&self, are_over: bool) -> (usize, usize) {
+        let bytes = |entry: &Entry| match entry {
+            Entry::Wanted { pod, over, .. } if over.is_some() == are_over => Some(pod.bytes),
+            Entry::Wanted { .. } | Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_) => None,
+        };
+        let held = self.pods.values().filter_map(bytes);
+        held.fold((0, 0), |(pods, sum), bytes| (pods + 1, sum + bytes))
     }
 
-    fn entry(&self, key: PodKey, mut object: Node) -> Entry {
+    fn entry(&mut self, key: PodKey, mut object: Node) -> Option<Entry> {
         let metadata = object.field("metadata");
         let deleted = metadata.is_some_and(|m| m.field("deletionTimestamp").is_some());
         if let Some(hash) = mirrored(&object) {
             let hash = cut(hash, MIRROR_HASH_BYTES_MAX).into();
-            return Entry::Mirror(MirrorPod { key, hash, deleted, marked: is_marked(&object) });
+            return Some(Entry::Mirror(MirrorPod { key, hash, deleted, marked: is_marked(&object) }));
         }
         if deleted {
             let grace = match metadata.and_then(|m| m.field("deletionGracePeriodSeconds")) {
                 Some(Node::Int(seconds)) => Seconds(*seconds),
                 _ => Seconds(0),
             };
-            return Entry::Ending(EndingPod { key, grace });
+            return Some(Entry::Ending(EndingPod { key, grace }));
         }
-        let phase = object.field("status").and_then(|status| status.field("phase")).and_then(Node::text);
-        let over = matches!(phase, Some("Succeeded" | "Failed"));
-        let marked = !over && is_marked(&object);
+        let over = self.over(&key.uid, &object);
+        let is_here = self.here.has(&key.uid);
+        if over.is_some() && !is_here {
+            return None;
+        }
+        let marked = over.is_none() && is_marked(&object);
         let generation = match metadata.and_then(|m| m.field("generation")) {
             Some(Node::Int(generation)) => Some(*generation),
             _ => None,
         };
-        let refused = |why: String| {
-            let message = format!("Pod was rejected: {why}").into();
-            Entry::Refused(RefusedPod { key: key.clone(), reason: REFUSED.into(), message, generation })
-        };
-        let gates = gates(&object);
+        let status = status_of(&object, over.is_some());
         let mut read = match manifest::bound(&mut object, &self.node, self.clock.now().wall) {
             Ok(read) => read,
             Err(errors) => {
                 let shown = errors.iter().map(|error| format!("{}: {}", error.path, error.message));
-                return refused(shown.collect::<Vec<_>>().join("; "));
+                return Some(refused(key, &shown.collect::<Vec<_>>().join("; "), generation));
             }
         };
         let before = match self.pods.get(&key.uid) {
             Some(Entry::Wanted { pod, .. }) if pod.config_hash == read.config_hash => {
                 // Only its status changed: what is held already stays.
-                return Entry::Wanted { pod: with_gates(pod, gates), over, marked };
+                return Some(Entry::Wanted { pod: with_status(pod, status), over, marked });
             }
-            Some(Entry::Wanted { pod, .. }) => pod.bytes,
-            Some(Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_)) | None => 0,
+            Some(Entry::Wanted { pod, .. }) => Some(pod),
+            Some(Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_)) | None => None,
         };
-        if self.bytes() - before + read.bytes > PODS_BYTES_MAX {
-            return refused(format!(
-                "does not fit: all pods of this node may take {PODS_BYTES_MAX} bytes together"
-            ));
+        let (_, held) = self.held(false);
+        let held = held - before.map_or(0, |pod| pod.bytes);
+        if over.is_none() && held + read.bytes > PODS_BYTES_MAX {
+            if let Some(before) = before.filter(|_| is_here) {
+                log::warn!("pod {key}: it goes on as it was: what is wanted of it now {}", does_not_fit());
+                return Some(Entry::Wanted { pod: with_status(before, status), over, marked });
+            }
+            let fits = self.give_way(held + read.bytes - PODS_BYTES_MAX, (!is_here).then_some(&read.pod));
+            if !fits && !is_here {
+                return Some(refused(key, &does_not_fit(), generation));
+            }
         }
-        if !over {
+        if over.is_none() {
             self.trees.put(&key.uid, &object);
         }
-        read.pod.status = status_of(gates);
+        read.pod.status = status;
         let origin = Origin { file: self.origin.clone(), document: read.document };
         let pod = SourcedPod {
             pod: DesiredPod::new(read.pod),
@@ -173,14 +210,94 @@ impl ApiPods {
             config_hash: read.config_hash,
             bytes: read.bytes,
         };
-        Entry::Wanted { pod, over, marked }
+        Some(Entry::Wanted { pod, over, marked })
     }
+
+    /// Since when the pod is over: it has Succeeded or Failed.
+    fn over(&mut self, uid: &PodUid, object: &Node) -> Option<u64> {
+        if !is_over(object) {
+            return None;
+        }
+        match self.pods.get(uid) {
+            Some(Entry::Wanted { over: Some(over), .. }) => Some(*over),
+            _ if self.listed.is_some() => Some(0),
+            _ => {
+                self.ended += 1;
+                Some(self.ended)
+            }
+        }
+    }
+
+    /// Pods that have not begun give so many bytes, the youngest first: to one that is here, or to one that is older than they
+    /// are. Nobody gives any when that would not do.
+    fn give_way(&mut self, bytes: usize, to: Option<&Pod>) -> bool {
+        let gives = |(uid, entry): (&PodUid, &Entry)| match entry {
+            Entry::Wanted { pod, over: None, .. } if !self.here.has(uid) => {
+                let its = pod.pod.pod.without_volumes();
+                let younger = to.is_none_or(|to| first_come(to, &its).is_lt());
+                younger.then_some((its, pod.bytes))
+            }
+            Entry::Wanted { .. } | Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_) => None,
+        };
+        let mut giving: Vec<(Rc<Pod>, usize)> = self.pods.iter().filter_map(gives).collect();
+        // Their times have whole seconds: of one second the first in the order of the list stays.
+        giving.sort_by(|(a, _), (b, _)| first_come(b, a).then_with(|| b.metadata.name.cmp(&a.metadata.name)));
+        let mut given = 0;
+        let enough = giving.iter().position(|(_, its)| {
+            given += its;
+            given >= bytes
+        });
+        for (pod, _) in giving.iter().take(enough.map_or(0, |last| last + 1)) {
+            let uid = PodUid::from(pod.metadata.uid.as_deref().unwrap_or_default());
+            if let Some(Entry::Wanted { pod: sourced, .. }) = self.pods.get(&uid) {
+                let entry = refused(sourced.pod.key.clone(), &does_not_fit(), pod.metadata.generation);
+                self.trees.remove(&uid);
+                self.pods.insert(uid, entry);
+            }
+        }
+        enough.is_some()
+    }
+
+    fn forget(&mut self, uid: &PodUid) {
+        self.changed |= self.pods.remove(uid).is_some();
+        self.trees.remove(uid);
+    }
+
+    /// Of the pods that are over those stay that have something here, the newest, within the bounds of these. The others are not
+    /// wanted any more: what they have left here goes, their statuses stay with the server.
+    fn forget_ended(&mut self) {
+        loop {
+            let (pods, bytes) = self.held(true);
+            let is_full = pods > ENDED_PODS_MAX || bytes > ENDED_PODS_BYTES_MAX;
+            let ended = self.pods.iter().filter_map(|(uid, entry)| match entry {
+                Entry::Wanted { pod, over: Some(over), .. } if is_full || !self.here.has(uid) => Some((
+                    self.here.has(uid),
+                    over,
+                    pod.pod.pod.without_volumes().metadata.creation_timestamp.clone(),
+                    uid,
+                )),
+                Entry::Wanted { .. } | Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_) => None,
+            });
+            let Some(uid) = ended.min_by(Ord::cmp).map(|(.., uid)| uid.clone()) else { return };
+            self.forget(&uid);
+        }
+    }
+}
+
+fn does_not_fit() -> String {
+    format!("does not fit: all pods of this node may take {PODS_BYTES_MAX} bytes together")
+}
+
+fn refused(key: PodKey, why: &str, generation: Option<i64>) -> Entry {
+    let message = format!("Pod was rejected: {why}").into();
+    Entry::Refused(RefusedPod { key, reason: REFUSED.into(), message, generation })
 }
 
 impl Follower for ApiPods {
     fn list_begins(&mut self) {
-        self.listed = Some(BTreeSet::new());
+        self.listed = Some(SortedSet::new());
         self.short = false;
+        self.left_out = false;
     }
 
     fn passed_over(&mut self) {
@@ -189,16 +306,22 @@ impl Follower for ApiPods {
 
     fn is_there(&mut self, object: Node) {
         let Some(key) = key(&object) else { return };
+        let is_known = self.pods.contains_key(&key.uid) || self.here.has(&key.uid);
+        if self.pods.len() >= KUBE_PODS_MAX && !is_known && !is_over(&object) {
+            if !std::mem::replace(&mut self.left_out, true) {
+                log::warn!("pod {key}: {KUBE_PODS_MAX} pods are bound to this node; it waits for room");
+            }
+            return;
+        }
+        let Some(mut entry) = self.entry(key.clone(), object) else { return self.forget(&key.uid) };
+        if let Entry::Wanted { pod, .. } = &mut entry {
+            pod.pod.pod.pack();
+        }
         if let Some(listed) = &mut self.listed {
             listed.insert(key.uid.clone());
         }
-        if self.pods.len() >= KUBE_PODS_MAX && !self.pods.contains_key(&key.uid) {
-            log::warn!("pod {key}: more than {KUBE_PODS_MAX} pods are bound to this node; it is passed over");
-            return;
-        }
-        let entry = self.entry(key.clone(), object);
         self.changed |= !self.pods.get(&key.uid).is_some_and(|known| known.is_as(&entry));
-        if !matches!(entry, Entry::Wanted { over: false, .. }) {
+        if !matches!(entry, Entry::Wanted { over: None, .. }) {
             self.trees.remove(&key.uid);
         }
         self.pods.insert(key.uid, entry);
@@ -206,9 +329,12 @@ impl Follower for ApiPods {
 
     fn is_gone(&mut self, object: &Node) {
         if let Some(key) = key(object) {
-            self.changed |= self.pods.remove(&key.uid).is_some();
-            self.trees.remove(&key.uid);
+            self.forget(&key.uid);
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.left_out && self.listed.is_none() && self.pods.len() < KUBE_PODS_MAX
     }
 
     fn settled(&mut self) {
@@ -227,6 +353,7 @@ impl Follower for ApiPods {
             });
             self.changed |= self.pods.len() < before;
         }
+        self.forget_ended();
         if !std::mem::take(&mut self.changed) {
             return;
         }
@@ -234,7 +361,7 @@ impl Follower for ApiPods {
         for entry in self.pods.values() {
             match entry {
                 Entry::Wanted { pod, over, marked } => {
-                    if *over {
+                    if over.is_some() {
                         server.over.insert(pod.pod.key.uid.clone());
                     }
                     if *marked {
@@ -253,7 +380,7 @@ impl Follower for ApiPods {
             objects: Vec::new(),
             problems: Vec::new(),
             complete: true,
-            held: Held { pod_bytes: self.bytes(), ..Held::default() },
+            held: Held { pod_bytes: self.held(true).1 + self.held(false).1, ..Held::default() },
             server,
         };
         // The loop is gone only when the process ends.
@@ -267,6 +394,15 @@ impl Follower for ApiPods {
             self.lost = Some(why.clone());
         }
     }
+}
+
+/// It has Succeeded or Failed, and was not deleted; a static pod's copy is not meant.
+fn is_over(object: &Node) -> bool {
+    let phase = object.field("status").and_then(|status| status.field("phase")).and_then(Node::text);
+    let metadata = object.field("metadata");
+    matches!(phase, Some("Succeeded" | "Failed"))
+        && mirrored(object).is_none()
+        && metadata.is_some_and(|metadata| metadata.field("deletionTimestamp").is_none())
 }
 
 /// Which pod; nothing when the object names none that directories can be made for.
@@ -306,17 +442,24 @@ fn gates(object: &Node) -> Vec<PodCondition> {
     gates.filter_map(condition).collect()
 }
 
-fn status_of(gates: Vec<PodCondition>) -> Option<PodStatus> {
-    (!gates.is_empty()).then(|| PodStatus { conditions: Some(gates), ..PodStatus::default() })
+/// What of the status there counts here: the conditions of readiness gates and, of a pod that is over, how it ended.
+fn status_of(object: &Node, over: bool) -> Option<PodStatus> {
+    let status = object.field("status").filter(|_| over);
+    let text = |field| Some(cut(status?.field(field)?.text()?, TERMINAL_STATUS_TEXT_BYTES_MAX).to_owned());
+    let gates = gates(object);
+    let (phase, reason, message) = (text("phase"), text("reason"), text("message"));
+    let conditions = Some(gates).filter(|gates| !gates.is_empty());
+    let is_some = phase.is_some() || conditions.is_some();
+    is_some.then(|| PodStatus { phase, reason, message, conditions, ..PodStatus::default() })
 }
 
-/// The same wish, with these conditions.
-fn with_gates(of: &SourcedPod, gates: Vec<PodCondition>) -> SourcedPod {
+/// The same wish, with this status.
+fn with_status(of: &SourcedPod, status: Option<PodStatus>) -> SourcedPod {
     let mut of = of.clone();
-    if conditions_of(&of.pod.pod) != gates {
+    if of.pod.pod.status != status {
         let mut pod = (*of.pod.pod).clone();
-        pod.status = status_of(gates);
-        of.pod.pod = Rc::new(pod);
+        pod.status = status;
+        of.pod.pod = pod.into();
     }
     of
 }

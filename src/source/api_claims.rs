@@ -7,7 +7,7 @@ use hyper::Method;
 
 use super::api_objects::{Found, Sought};
 use super::claim::{bound, volume};
-use crate::kube::{Client, KubeError, Resource, RetryWait, object_path, seed};
+use crate::kube::{AuthorizerLag, Client, KubeError, Resource, RetryWait, object_path, seed};
 use crate::limits::CLAIM_RETRY_MAX;
 use crate::model::object::{Claim, ClaimedVolume};
 use crate::model::{Object, ObjectKey};
@@ -15,20 +15,20 @@ use crate::model::{Object, ObjectKey};
 /// Asks for the claim and its volume, until it is dropped.
 pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
     let mut wait = RetryWait::new(seed(&key.name));
-    let (mut told, mut asked_before) = (None, false);
+    let (mut told, mut of_claim, mut of_volume) = (None, AuthorizerLag::default(), AuthorizerLag::default());
     loop {
+        let mut soon = None;
         match ask(&client, &key).await {
-            // The pod waits as it is.
-            Err(why) if !why.is(403) && !why.is_not_found() => log::debug!("{key}: {why}"),
-            // A node may read what a pod of its names, and the server learns of the pod a moment after the node.
-            Err(_) if !std::mem::replace(&mut asked_before, true) => {}
-            Err(why) => {
-                put(
-                    &found,
-                    &key,
-                    &mut told,
-                    Err(format!("failed to fetch PVC from API server: {why}").into()),
-                );
+            Err((volume, why)) => {
+                soon = if volume.is_some() { of_volume.wait(&why) } else { of_claim.wait(&why) };
+                if soon.is_none() && (why.is(403) || why.is_not_found()) {
+                    let what = volume.map_or_else(|| "PVC".to_owned(), |volume| format!("PV {volume}"));
+                    let why = format!("failed to fetch {what} from API server: {why}");
+                    put(&found, &key, &mut told, Err(why.into()));
+                } else {
+                    // The pod waits as it is.
+                    log::debug!("{key}: {why}");
+                }
             }
             Ok(volume) => {
                 let is_there = volume.is_ok();
@@ -38,7 +38,7 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
                 }
             }
         }
-        client.clock().sleep(wait.failed().min(CLAIM_RETRY_MAX)).await;
+        client.clock().sleep(soon.unwrap_or_else(|| wait.failed().min(CLAIM_RETRY_MAX))).await;
     }
 }
 
@@ -53,22 +53,18 @@ fn put(found: &Found, key: &ObjectKey, told: &mut Option<Claimed>, volume: Claim
     }
 }
 
-/// Its volume, or why there is none.
-async fn ask(client: &Client, key: &ObjectKey) -> Result<Claimed, KubeError> {
+/// Its volume, or why there is none; or why the claim, or the volume of that name, could not be read.
+async fn ask(client: &Client, key: &ObjectKey) -> Result<Claimed, (Option<Box<str>>, KubeError)> {
     // Behind it stands whose it is.
     let name = key.name.split('/').next().unwrap_or_default();
     let path = object_path(Resource::CLAIMS, &key.namespace, name);
-    let claim = client.call(Method::GET, &path, None).await?;
+    let claim = client.call(Method::GET, &path, None).await.map_err(|why| (None, why))?;
     let claim = match bound(&claim) {
         Ok(bound) => bound,
         Err(why) => return Ok(Err(why.into())),
     };
     let path = object_path(Resource::VOLUMES, "", &claim.volume);
-    match client.call(Method::GET, &path, None).await {
-        Ok(found) => Ok(volume(&found, &claim).map(Arc::new).map_err(Arc::from)),
-        Err(why) if why.is(403) || why.is_not_found() => {
-            Ok(Err(format!("failed to fetch PV {} from API server: {why}", claim.volume).into()))
-        }
-        Err(why) => Err(why),
-    }
+    let found = client.call(Method::GET, &path, None).await;
+    let found = found.map_err(|why| (Some(claim.volume.clone()), why))?;
+    Ok(volume(&found, &claim).map(Arc::new).map_err(Arc::from))
 }

@@ -1,12 +1,12 @@
 //! The API server's pods on their way to the disk, and back from there when the server is away at the start.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use smol::channel::Sender;
 
 use super::api::ApiPods;
+use super::api_here::PodsHere;
 use super::decode::Node;
 use super::identity::NodeName;
 use super::{API, SourceUpdate};
@@ -14,13 +14,14 @@ use crate::clock::SharedClock;
 use crate::kube::Follower as _;
 use crate::limits::KEPT_TREES_BYTES_MAX;
 use crate::model::PodUid;
+use crate::model::SortedMap;
 use crate::store::keep::tree;
 
 /// The objects of pods that are new or changed, as they are kept. They wait here until the loop has taken the pods of them
 /// over; nothing of them is held afterwards.
 #[derive(Clone)]
 pub struct Trees {
-    trees: Rc<RefCell<BTreeMap<PodUid, Vec<u8>>>>,
+    trees: Rc<RefCell<SortedMap<PodUid, Vec<u8>>>>,
     /// Bounded by one: the server was not reached.
     failed: Sender<()>,
 }
@@ -65,10 +66,10 @@ impl Trees {
 }
 
 /// The pods that were kept, as an update that is not complete: nothing ends for what is not in it.
-pub fn update(node: &NodeName, clock: SharedClock, pods: Vec<Vec<u8>>) -> SourceUpdate {
+pub fn update(node: &NodeName, clock: SharedClock, here: PodsHere, pods: Vec<Vec<u8>>) -> SourceUpdate {
     let (updates, told) = smol::channel::bounded(1);
     let (failed, _) = smol::channel::bounded(1);
-    let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed));
+    let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), here);
     // One at a time: a tree takes ten times what its bytes do.
     for bytes in pods {
         if let Ok(object) = tree::decode(&bytes) {

@@ -7,8 +7,10 @@ use k8s_openapi::api::core::v1::Taint;
 use smol::channel::Sender;
 
 use super::decode::{Node, Path, typed};
+use crate::admit::Resources;
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
+use crate::model::SortedMap;
 
 /// The labels, the taints, the conditions and the pods' addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,7 +22,9 @@ pub struct NodeMarks {
     /// `spec.taints`.
     pub taints: Vec<Taint>,
     /// `status.conditions`: types and statuses. At most what an object may hold.
-    pub conditions: BTreeMap<Box<str>, Box<str>>,
+    pub conditions: SortedMap<Box<str>, Box<str>>,
+    /// Of `status.allocatable` what others may have put there: extended resources. At most what an object may hold.
+    pub scalars: SortedMap<Box<str>, i64>,
     /// `spec.podCIDRs`, else `spec.podCIDR`; at most `POD_CIDRS_MAX`.
     pub pod_cidrs: Vec<Box<str>>,
 }
@@ -36,6 +40,8 @@ impl NodeMarks {
             let text = |field| condition.field(field).and_then(Node::text).map(Box::from);
             Some((text("type")?, text("status")?))
         };
+        let allocatable = object.field("status").and_then(|status| status.field("allocatable"));
+        let allocatable = allocatable.and_then(|list| typed::read_known(list, Path::default()).ok());
         let spec = object.field("spec");
         let taints = spec.and_then(|spec| spec.field("taints"));
         let several = spec.and_then(|spec| spec.field("podCIDRs")).map(Node::items).unwrap_or_default();
@@ -50,6 +56,7 @@ impl NodeMarks {
                 .iter()
                 .filter_map(condition)
                 .collect(),
+            scalars: allocatable.map(|list| Resources::of(&list).scalars).unwrap_or_default(),
             labels: labels
                 .and_then(|labels| typed::read_known(labels, Path::default()).ok())
                 .unwrap_or_default(),

@@ -2,7 +2,6 @@
 //! their service accounts; and the services of their namespaces, for variables.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +15,13 @@ use smol::channel::Sender;
 use super::decode::{Node, Path};
 use super::object;
 use crate::kube::{
-    Client, Collection, Content, Follower, KubeError, Resource, RetryWait, follow, subresource_path,
+    AuthorizerLag, Client, Collection, Content, Follower, KubeError, Resource, RetryWait, Watches,
+    follow_or_list, subresource_path,
 };
-use crate::limits::{KUBE_SERVICES_MAX, TOKEN_AGE_MAX, TOKEN_DOUBT, TOKEN_RETRY_MAX};
+use crate::limits::{
+    KUBE_SERVICES_MAX, KUBE_WATCHES_ALL_MAX, KUBE_WATCHES_MAX, TOKEN_AGE_MAX, TOKEN_RETRY_MAX,
+};
+use crate::model::SortedMap;
 use crate::model::object::{Services, Token, TokenWish};
 use crate::model::{Object, ObjectKey, ObjectKind};
 
@@ -36,7 +39,7 @@ pub enum Sought {
 /// What was found of the followed objects and is not taken yet. One entry for each of them.
 #[derive(Clone)]
 pub struct Found {
-    found: Rc<RefCell<BTreeMap<ObjectKey, Sought>>>,
+    found: Rc<RefCell<SortedMap<ObjectKey, Sought>>>,
     /// Bounded by one: there is something to take.
     news: Sender<()>,
 }
@@ -54,13 +57,13 @@ impl Found {
     }
 
     /// All that was found since the last time.
-    pub fn take(&self) -> BTreeMap<ObjectKey, Sought> {
+    pub fn take(&self) -> SortedMap<ObjectKey, Sought> {
         std::mem::take(&mut self.found.borrow_mut())
     }
 }
 
 /// Follows a ConfigMap, a Secret, a runtime class or services until it is dropped.
-pub async fn follow_object(client: Client, key: ObjectKey, found: Found) {
+pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, found: Found) {
     let resource = match key.kind {
         ObjectKind::ConfigMap => Resource::CONFIG_MAPS,
         ObjectKind::Secret => Resource::SECRETS,
@@ -72,12 +75,15 @@ pub async fn follow_object(client: Client, key: ObjectKey, found: Found) {
     let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
     let collection =
         Collection { resource, namespace: key.namespace.clone(), field_selector: selector.into() };
-    if key.kind == ObjectKind::Services {
-        let mut follower = Several { key, now: BTreeMap::new(), told: None, refused: false, found };
-        return follow::<()>(&client, &collection, &mut follower).await;
-    }
-    let mut follower = One { key, now: None, told: None, refused: 0, found };
-    follow::<()>(&client, &collection, &mut follower).await;
+    let may_be_many = matches!(key.kind, ObjectKind::ConfigMap | ObjectKind::Secret);
+    let watches_max = if may_be_many { KUBE_WATCHES_MAX } else { KUBE_WATCHES_ALL_MAX };
+    let mut follower: Box<dyn Follower> = if key.kind == ObjectKind::Services {
+        Box::new(Several { key, now: SortedMap::new(), told: None, refused: false, found })
+    } else {
+        let lag = AuthorizerLag::default();
+        Box::new(One { key, now: None, told: None, refused: 0, lag, found })
+    };
+    follow_or_list::<()>(&client, &collection, &mut *follower, Some((&watches, watches_max))).await;
 }
 
 struct One {
@@ -88,6 +94,7 @@ struct One {
     told: Option<Sought>,
     /// How often the server has refused to tell; two are as many as any.
     refused: u8,
+    lag: AuthorizerLag,
     found: Found,
 }
 
@@ -113,6 +120,7 @@ impl Follower for One {
     }
 
     fn settled(&mut self) {
+        self.lag.is_over();
         let now = self.now.clone().map_or(Sought::Missing, Sought::There);
         if self.told.as_ref() != Some(&now) {
             self.told = Some(now.clone());
@@ -121,9 +129,12 @@ impl Follower for One {
     }
 
     fn lost(&mut self, why: &KubeError) {
-        // A node may read what a pod of its names, and the server learns of the pod a moment after the node: the first
-        // refusal is no news.
-        self.refused = self.refused.saturating_add(u8::from(matches!(why, KubeError::Refused { .. })));
+        self.refused = self.refused.saturating_add(match why {
+            // It has been asked for long enough.
+            KubeError::Refused { code: 403, .. } => 2,
+            KubeError::Refused { .. } => 1,
+            KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => 0,
+        });
         if self.refused > 1 && self.told.is_none() {
             log::warn!("{}: {why}; the pods that name it wait", self.key);
             self.told = Some(Sought::Refused);
@@ -132,13 +143,22 @@ impl Follower for One {
             log::debug!("{}: {why}", self.key);
         }
     }
+
+    fn again_in(&mut self, why: &KubeError) -> Option<Duration> {
+        self.lag.wait(why)
+    }
+
+    /// As with the kubelet, which stops its reflector then (`objectCache.Get`).
+    fn is_final(&self) -> bool {
+        self.now.as_ref().is_some_and(Object::is_immutable)
+    }
 }
 
 /// Services of a namespace.
 struct Several {
     key: ObjectKey,
     /// As they are there, at most `KUBE_SERVICES_MAX`. Full: a further one is passed over.
-    now: BTreeMap<Box<str>, Service>,
+    now: SortedMap<Box<str>, Service>,
     told: Option<Vec<Service>>,
     refused: bool,
     found: Found,
@@ -223,7 +243,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
         },
     });
     let mut wait = RetryWait::new(crate::kube::seed(&key.name));
-    let (mut has_one, mut refused) = (false, false);
+    let (mut has_one, mut lag) = (false, AuthorizerLag::default());
     loop {
         let asked = client.call(Method::POST, &path, Some(Content::json(&request))).await;
         let answer = asked.and_then(|answer| {
@@ -234,6 +254,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
         let pause = match answer {
             Ok(value) => {
                 wait.succeeded();
+                lag.is_over();
                 has_one = true;
                 let token = Token { namespace: key.namespace.clone(), name: key.name.clone(), value };
                 found.put(&key, Sought::There(Object::Token(Arc::new(token))));
@@ -241,13 +262,12 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
             }
             Err(why) => {
                 log::debug!("token of {} in {}: {why}", wish.account, key.namespace);
-                // The server learns that the pod is this node's a moment after the node ("bound to a pod scheduled on a
-                // different node"): the first refusal is no news, and is over at once.
-                let is_news = std::mem::replace(&mut refused, true) || !why.is(403);
-                if !has_one && is_news {
+                // "bound to a pod scheduled on a different node", "no relationship found".
+                let soon = lag.wait(&why);
+                if !has_one && soon.is_none() {
                     found.put(&key, Sought::Refused);
                 }
-                if is_news { wait.failed().min(TOKEN_RETRY_MAX) } else { TOKEN_DOUBT }
+                soon.unwrap_or_else(|| wait.failed().min(TOKEN_RETRY_MAX))
             }
         };
         client.clock().sleep(pause).await;

@@ -1,7 +1,6 @@
 //! `smolet check`: manifests read and validated as the agent would, without an agent.
 
 use std::cell::Cell;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +13,7 @@ use super::{Held, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, 
 use crate::desired::Desired;
 use crate::limits;
 use crate::model::Wall;
+use crate::model::{SortedMap, SortedSet};
 
 /// What [`check`] found.
 #[derive(Debug)]
@@ -130,9 +130,9 @@ fn look(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::Found, String> 
         dir: dir.to_owned(),
         node: node.clone(),
         seen,
-        known: BTreeMap::new(),
-        force: BTreeSet::new(),
-        skip: BTreeSet::new(),
+        known: SortedMap::new(),
+        force: SortedSet::new(),
+        skip: SortedSet::new(),
         watch: scan::Watch::Without,
         set_aside: Arc::default(),
     })

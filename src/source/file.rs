@@ -3,13 +3,14 @@
 //! A change counts once the directory has settled:
 //!
 //! ```text
-//!     event ──► quiet for MANIFEST_DEBOUNCE (MANIFEST_WRITE_QUIET while a writer has the file open) ──► look
-//!     look: a file became invalid or is gone ──► MANIFEST_GRACE ──► look again ──► counts
+//!     file renamed into place, or a new one closed after writing ──► look
+//!     other event ──► quiet for MANIFEST_DEBOUNCE (MANIFEST_WRITE_QUIET while a writer has the file open) ──► look
+//!     look: a file changed again within MANIFEST_DEBOUNCE ──► look again after it
+//!     look: a file became invalid, names fewer pods or is gone ──► MANIFEST_GRACE ──► look again ──► counts
 //! ```
 //!
-//! so that half-written files, and files an editor takes away and puts back, are never taken for what they are not.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! so that half-written files, and files an editor takes away and puts back, are never taken for what they are not, and
+//! nothing is waited for where a file is certainly whole.
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -28,6 +29,7 @@ use super::{Held, Origin, Problem, ServerPods, SourceUpdate, SourcedObject, Sour
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
+use crate::model::{SortedMap, SortedSet};
 use crate::store::poison::SetAside;
 
 /// The name of this source in `SourceUpdate::source`.
@@ -46,14 +48,14 @@ pub struct FileSource {
     watched: Option<DirId>,
     /// The directory whose manifests count.
     home: Option<DirId>,
-    files: BTreeMap<OsString, Record>,
+    files: SortedMap<OsString, Record>,
     /// Events not yet looked at. Full: the whole directory is read anew.
-    pending: BTreeMap<OsString, Pending>,
+    pending: SortedMap<OsString, Pending>,
     read_all: bool,
     dir_problem: Option<String>,
     left_off: usize,
     /// Names already said to be left alone, at most `MANIFEST_FILES_MAX`.
-    ignored: BTreeSet<OsString>,
+    ignored: SortedSet<OsString>,
     said_no_watch: bool,
     said: Vec<Problem>,
     /// A change that no update told yet.
@@ -77,22 +79,40 @@ struct Record {
     problems: Vec<Problem>,
     /// Further ones that are not kept.
     more_problems: usize,
-    /// Its new content is invalid since then; it may be half-written.
+    /// When its content last became another one.
+    changed_at: Option<Mono>,
+    /// Its new content is invalid, or names fewer pods or objects, since then; it may be half-written, or a pod on its way
+    /// to another file.
     suspect_since: Option<Mono>,
     /// It is gone since then; it may come back.
     missing_since: Option<Mono>,
 }
 
+/// A file that was told to have changed.
 #[derive(Clone, Copy)]
 struct Pending {
     last: Mono,
+    change: FileChange,
+}
+
+/// What the last event of a file says of its content.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileChange {
+    /// It is whole: it was renamed into place, or is new and was closed after writing.
+    Whole,
+    /// It may change again at once: a further step of an editor, a further command of a script that appends to it.
+    Unsettled,
     /// Written to and not closed yet.
-    writing: bool,
+    Writing,
 }
 
 impl Pending {
     fn ready_at(self) -> Mono {
-        self.last + if self.writing { limits::MANIFEST_WRITE_QUIET } else { limits::MANIFEST_DEBOUNCE }
+        match self.change {
+            FileChange::Whole => self.last,
+            FileChange::Unsettled => self.last + limits::MANIFEST_DEBOUNCE,
+            FileChange::Writing => self.last + limits::MANIFEST_WRITE_QUIET,
+        }
     }
 }
 
@@ -109,12 +129,12 @@ impl FileSource {
             watch: None,
             watched: None,
             home: None,
-            files: BTreeMap::new(),
-            pending: BTreeMap::new(),
+            files: SortedMap::new(),
+            pending: SortedMap::new(),
             read_all: false,
             dir_problem: None,
             left_off: 0,
-            ignored: BTreeSet::new(),
+            ignored: SortedSet::new(),
             said_no_watch: false,
             said: Vec::new(),
             changed: false,
@@ -231,7 +251,11 @@ impl FileSource {
         if !is_manifest_name(name) {
             // A directory of links to `..data/*` is switched by renaming `..data`.
             if name.as_bytes().starts_with(b"..") {
-                self.look_soon(now);
+                if flags.contains(ReadFlags::MOVED_TO) {
+                    self.look_at = now;
+                } else {
+                    self.look_soon(now);
+                }
             }
             return;
         }
@@ -240,9 +264,19 @@ impl FileSource {
             self.look_soon(now);
             return;
         }
-        let writing = flags.contains(ReadFlags::MODIFY)
-            || (flags.contains(ReadFlags::ATTRIB) && self.pending.get(name).is_some_and(|p| p.writing));
-        self.pending.insert(name.to_owned(), Pending { last: now, writing });
+        let change = if flags.contains(ReadFlags::MODIFY) {
+            FileChange::Writing
+        } else if flags.contains(ReadFlags::ATTRIB) {
+            self.pending.get(name).map_or(FileChange::Unsettled, |pending| pending.change)
+        } else if flags.contains(ReadFlags::MOVED_TO)
+            // Written over in place, a valid part of what is still to come would restart the pods that run.
+            || (flags.contains(ReadFlags::CLOSE_WRITE) && self.files.get(name).is_none_or(Record::is_empty))
+        {
+            FileChange::Whole
+        } else {
+            FileChange::Unsettled
+        };
+        self.pending.insert(name.to_owned(), Pending { last: now, change });
     }
 
     fn look_soon(&mut self, now: Mono) {
@@ -257,9 +291,9 @@ impl FileSource {
         let names = |wanted: bool| {
             self.pending.iter().filter(move |(_, p)| ready(p) == wanted).map(|(name, _)| name.clone())
         };
-        let mut force: BTreeSet<OsString> = names(true).collect();
+        let mut force: SortedSet<OsString> = names(true).collect();
         force.extend(self.files.iter().filter(|(_, record)| due(record)).map(|(name, _)| name.clone()));
-        let skip: BTreeSet<OsString> = names(false).collect();
+        let skip: SortedSet<OsString> = names(false).collect();
         if self.read_all {
             force.extend(self.files.keys().cloned());
         }
@@ -296,7 +330,11 @@ impl FileSource {
                 self.dir_problem = Some(problem);
             }
         }
-        let unsettled = !self.pending.is_empty() || self.files.values().any(|r| r.grace_until().is_some());
+        // What happened meanwhile, before anything is told: what was read may be changing already.
+        self.take_events();
+        let waits = |pending: &Pending| pending.change != FileChange::Whole;
+        let unsettled =
+            self.pending.values().any(waits) || self.files.values().any(|r| r.grace_until().is_some());
         self.unsettled_since = if unsettled { self.unsettled_since.or(Some(now)) } else { None };
     }
 
@@ -384,12 +422,12 @@ impl FileSource {
         let others = self.files.iter().filter(|(other, _)| **other != name);
         let kept: usize = others.map(|(_, record)| record.problems.len()).sum();
         let room = limits::PROBLEMS_MAX.saturating_sub(kept).max(1);
-        let record = self.files.entry(name).or_default();
+        let record = self.files.entry(name.clone()).or_default();
         let same_problems = record.problems.len() + record.more_problems == parsed.problems.len()
             && record.problems.iter().zip(&parsed.problems).all(|(old, new)| old.same_as(new));
         let invalid = !parsed.problems.is_empty();
-        if invalid && !same_problems && !self.first {
-            // Invalid just now: it may be half-written. It counts when it is still so after the grace.
+        if ((invalid && !same_problems) || record.names_more_than(&parsed)) && !self.first {
+            // Just now: it may be half-written. It counts when it is still so after the grace.
             let since = *record.suspect_since.get_or_insert(now);
             if now < since + limits::MANIFEST_GRACE {
                 return;
@@ -413,6 +451,16 @@ impl FileSource {
                 .iter()
                 .zip(&record.objects)
                 .all(|(new, old)| (&new.object, &new.origin) == (&old.object, &old.origin));
+        let changes = !same_pods || !same_objects || !same_problems;
+        if changes && !self.first {
+            let settled_at = record.changed_at.map(|at| at + limits::MANIFEST_DEBOUNCE);
+            if let Some(last) = record.changed_at.filter(|_| settled_at.is_some_and(|at| now < at)) {
+                // Told a moment ago, and another one already: whoever writes it may not have ended.
+                self.pending.insert(name, Pending { last, change: FileChange::Unsettled });
+                return;
+            }
+            record.changed_at = Some(now);
+        }
         record.stamp = stamp;
         if !same_pods {
             record.pods = pods;
@@ -424,7 +472,7 @@ impl FileSource {
         record.problems = parsed.problems;
         record.problems.truncate(room);
         record.bytes = parsed.bytes;
-        self.changed |= !same_pods || !same_objects || !same_problems;
+        self.changed |= changes;
     }
 
     /// A change is told once the directory has settled, or has not for too long.
@@ -503,6 +551,19 @@ impl Record {
         self.pods.is_empty() && self.objects.is_empty()
     }
 
+    /// A pod or an object that it had is not in its new content.
+    fn names_more_than(&self, parsed: &ParsedFile) -> bool {
+        let same_pod = |pod: &SourcedPod, other: &ManifestPod| {
+            let (key, of) = (&pod.pod.key, &other.pod.metadata);
+            of.name.as_deref() == Some(&*key.name) && of.namespace.as_deref() == Some(&*key.namespace)
+        };
+        self.pods.iter().any(|pod| !parsed.pods.iter().any(|other| same_pod(pod, other)))
+            || self.objects.iter().any(|object| {
+                let key = object.object.key();
+                !parsed.objects.iter().any(|other| other.object.key() == key)
+            })
+    }
+
     fn grace_until(&self) -> Option<Mono> {
         let since = match (self.suspect_since, self.missing_since) {
             (Some(a), Some(b)) => Some(a.min(b)),
@@ -519,10 +580,13 @@ pub(super) fn sourced_object(object: ManifestObject, file: &Arc<str>) -> Sourced
 
 /// Makes the pod of a file a pod of the loop's thread.
 pub(super) fn sourced(pod: ManifestPod, file: &Arc<str>) -> SourcedPod {
+    let (bytes, config_hash) = (pod.bytes, pod.config_hash);
+    let mut desired = DesiredPod::new(pod.pod);
+    desired.pod.pack();
     SourcedPod {
-        pod: DesiredPod::new(pod.pod),
+        pod: desired,
         origin: Origin { file: file.clone(), document: pod.document },
-        config_hash: pod.config_hash,
-        bytes: pod.bytes,
+        config_hash,
+        bytes,
     }
 }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use super::identity::{self, NodeName};
-use super::{Problem, defaults, object, validate};
+use super::{Problem, defaults, object, packed, validate};
 use crate::limits;
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
 
@@ -86,6 +86,36 @@ pub fn cost(pod: &Node) -> usize {
     POD + containers * limits::CONTAINER_BYTES + items("volumes") * VOLUME + values(pod)
 }
 
+/// Memory a pod of an API server takes while nothing is done for it: its object when that is small, else its text
+/// (`packed`). What its containers and volumes take while they are started is there in part, so that only so many are wanted.
+fn packed_cost(pod: &Pod, tree: &Node) -> usize {
+    const RECORD: usize = 1024;
+    const VOLUME: usize = 1024;
+    fn text(node: &Node) -> usize {
+        match node {
+            Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) => 8,
+            Node::Text(text) => 3 + text.len(),
+            Node::List(items) => 3 + items.iter().map(text).sum::<usize>(),
+            Node::Map(entries) => {
+                3 + entries.iter().map(|(key, value)| 4 + key.len() + text(value)).sum::<usize>()
+            }
+        }
+    }
+    let opened = packed::opened_bytes(pod);
+    if opened <= limits::POD_OPENED_BYTES {
+        // What it has of texts (arguments, scripts) stands in it as it stands there.
+        return RECORD + opened + text(tree);
+    }
+    let (mut containers, mut volumes) = (0, 0);
+    if let Some(spec) = &pod.spec {
+        let others =
+            [spec.init_containers.as_ref().map(Vec::len), spec.ephemeral_containers.as_ref().map(Vec::len)];
+        containers = spec.containers.len() + others.into_iter().flatten().sum::<usize>();
+        volumes = spec.volumes.as_ref().map_or(0, Vec::len);
+    }
+    RECORD + containers * limits::CONTAINER_BYTES + volumes * VOLUME + text(tree)
+}
+
 /// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. What it holds may
 /// take `room` bytes of memory; what does not fit is refused.
 ///
@@ -126,11 +156,8 @@ pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: u
 pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod, Vec<FieldError>> {
     if let Node::Map(entries) = tree {
         entries.retain(|(key, _)| &**key != "status");
-        let metadata = entries.iter_mut().find(|(key, _)| &**key == "metadata").map(|(_, value)| value);
-        if let Some(Node::Map(metadata)) = metadata {
-            metadata.retain(|(key, _)| &**key != "resourceVersion");
-        }
     }
+    leave_out(tree, "metadata", "resourceVersion");
     let tree = &*tree;
     if let Some(error) = too_many(tree) {
         return Err(vec![error]);
@@ -145,7 +172,22 @@ pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod
     annotations.insert(identity::CONFIG_SOURCE.to_owned(), super::API.to_owned());
     annotations.insert(identity::CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
     let config_hash = identity::identity(node, tree).config_hash.into();
-    Ok(ManifestPod { pod, document: 1, config_hash, bytes: cost(tree) })
+    let bytes = packed_cost(&pod, tree);
+    Ok(ManifestPod { pod, document: 1, config_hash, bytes })
+}
+
+/// The pod of a text that was made of one (`packed`); nothing when it is none.
+pub(super) fn unpacked(tree: &Node) -> Option<Pod> {
+    let read = typed::read_known::<PodManifest>(tree, Path::default()).ok()?;
+    Some(Pod { metadata: read.metadata, spec: read.spec, status: None })
+}
+
+/// Takes `field` out of the map in `of`.
+pub(super) fn leave_out(tree: &mut Node, of: &str, field: &str) {
+    let Node::Map(entries) = tree else { return };
+    if let Some((_, Node::Map(entries))) = entries.iter_mut().find(|(key, _)| &**key == of) {
+        entries.retain(|(key, _)| &**key != field);
+    }
 }
 
 /// What an error is of.

@@ -15,6 +15,8 @@ pub mod api;
 #[cfg(feature = "tls")]
 pub mod api_claims;
 #[cfg(feature = "tls")]
+pub mod api_here;
+#[cfg(feature = "tls")]
 pub mod api_kept;
 #[cfg(feature = "tls")]
 pub mod api_node;
@@ -29,18 +31,19 @@ pub mod file;
 pub mod identity;
 pub mod manifest;
 pub mod object;
+pub mod packed;
 pub mod resources;
 pub mod scan;
 pub mod validate;
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use decode::middle_cut;
 
 use crate::limits;
+use crate::model::SortedSet;
 use crate::model::{DesiredPod, Object, PodKey, PodUid, Seconds};
 
 pub use check::{CheckReport, check};
@@ -114,10 +117,11 @@ pub struct ServerPods {
     pub ending: Vec<EndingPod>,
     /// They cannot run here, and are to be told so there.
     pub refused: Vec<RefusedPod>,
-    /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here.
-    pub over: BTreeSet<PodUid>,
+    /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here, and take none of the node's room.
+    /// At most `limits::ENDED_PODS_MAX`.
+    pub over: SortedSet<PodUid>,
     /// Of the wanted ones, those that another has marked as not ready there: their statuses are told again.
-    pub marked: BTreeSet<PodUid>,
+    pub marked: SortedSet<PodUid>,
     /// Copies of static pods: nothing of them runs by itself.
     pub mirrors: Vec<MirrorPod>,
 }

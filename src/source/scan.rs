@@ -2,8 +2,6 @@
 //!
 //! Only regular files are opened, without ever waiting on one (`O_NONBLOCK`), and only when their stamp changed, so
 //! an idle look costs one `readdir` and one `stat` a file.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -22,6 +20,7 @@ use super::manifest::{ParsedFile, parse};
 use super::shown_file;
 use crate::limits;
 use crate::model::{Object, Wall};
+use crate::model::{SortedMap, SortedSet};
 use crate::store::poison::{self, SetAside};
 
 /// What tells that a file changed, without reading it.
@@ -59,11 +58,11 @@ pub struct Look {
     /// For the pods' `config.seen`.
     pub seen: Wall,
     /// The files known from earlier looks, and the memory their pods take (`manifest::cost`).
-    pub known: BTreeMap<OsString, (Stamp, usize)>,
+    pub known: SortedMap<OsString, (Stamp, usize)>,
     /// Files to read whatever their stamp says.
-    pub force: BTreeSet<OsString>,
+    pub force: SortedSet<OsString>,
     /// Files that are being written: not to be touched now.
-    pub skip: BTreeSet<OsString>,
+    pub skip: SortedSet<OsString>,
     /// Whether to watch the directory.
     pub watch: Watch,
     /// What is not to be decoded any more.
@@ -88,7 +87,7 @@ pub struct Found {
     /// A new watch on it when `Look::watch` asked for one; nothing when there was no need or inotify is used up.
     pub watch: Option<OwnedFd>,
     /// The manifests, by name.
-    pub files: BTreeMap<OsString, FoundFile>,
+    pub files: SortedMap<OsString, FoundFile>,
     /// Names that are no manifests, at most `MANIFEST_FILES_MAX`.
     pub ignored: Vec<OsString>,
     /// Manifests beyond `MANIFEST_FILES_MAX`.
@@ -138,7 +137,7 @@ pub fn look(look: &Look) -> Result<Found, String> {
         Watch::Has(watched) if watched == id => None,
         Watch::Has(_) | Watch::Wanted => watch(&look.dir),
     };
-    let mut names = BTreeSet::new();
+    let mut names = SortedSet::new();
     let mut ignored = Vec::new();
     for (count, entry) in fs::read_dir(&look.dir).map_err(|e| dir_error(&e))?.enumerate() {
         if count >= limits::MANIFEST_DIR_ENTRIES_MAX {
@@ -156,7 +155,7 @@ pub fn look(look: &Look) -> Result<Found, String> {
     // Files already known keep their room: a new one must not push out a pod that runs.
     let taken = look.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
     let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum());
-    let mut files = BTreeMap::new();
+    let mut files = SortedMap::new();
     for name in names.into_iter().take(limits::MANIFEST_FILES_MAX) {
         let found = if look.skip.contains(&name) {
             FoundFile::Skipped
@@ -330,9 +329,9 @@ mod tests {
                 dir: root.join("m"),
                 node: NodeName::new("n"),
                 seen: Wall(0),
-                known: BTreeMap::new(),
-                force: BTreeSet::new(),
-                skip: BTreeSet::new(),
+                known: SortedMap::new(),
+                force: SortedSet::new(),
+                skip: SortedSet::new(),
                 watch: Watch::Without,
                 set_aside: Arc::new(SetAside::read(&root)),
             });

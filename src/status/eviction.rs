@@ -7,7 +7,7 @@ use super::{Phase, time};
 use crate::model::Wall;
 
 /// `eviction.Reason`.
-const EVICTED: &str = "Evicted";
+pub const EVICTED: &str = "Evicted";
 /// The reason of the condition of a pod that ended because its node was short of something (`PodReasonTerminationByKubelet`).
 const TERMINATED: &str = "TerminationByKubelet";
 

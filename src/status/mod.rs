@@ -32,6 +32,11 @@ use crate::render::qos::pod_qos;
 pub use phase::Phase;
 pub use resources::{ActualResources, PodCgroup};
 
+/// Reason of a pod that was active for longer than `spec.activeDeadlineSeconds`, and of its event (`active_deadline.go`).
+pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
+/// Its message.
+pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+
 /// Which of a container's probes a worker runs for, as far as the status asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusProbe {
@@ -125,7 +130,8 @@ pub(crate) fn pod_ip(pod: &DesiredPod, observed: &ObservedPod, host_ips: &[IpAdd
     if pod.spec().host_network == Some(true) {
         return host_ips.first().copied();
     }
-    sort_pod_ips(&observed.ips, false).first().and_then(|ip| parse_ip(&ip.ip))
+    let ipv6_first = host_ips.first().is_some_and(IpAddr::is_ipv6);
+    sort_pod_ips(&observed.ips, ipv6_first).first().and_then(|ip| parse_ip(&ip.ip))
 }
 
 /// The condition of that kind is true.
@@ -233,8 +239,8 @@ fn decide_phase(
     }
     if past_active_deadline(spec, input.active_for) {
         phase = Phase::Failed;
-        status.reason = Some("DeadlineExceeded".to_owned());
-        status.message = Some("Pod was active on the node longer than the specified deadline".to_owned());
+        status.reason = Some(DEADLINE_EXCEEDED.to_owned());
+        status.message = Some(DEADLINE_MESSAGE.to_owned());
     }
     // No way back from a terminal phase the API has seen.
     let phase = in_api.unwrap_or(phase);

@@ -3,8 +3,6 @@
 //! `ROOT_DIR/identity.cbor` holds the node's name from the first start (a hostname that changes later is
 //! reported, not followed: every static pod's name and UID hang on it) and the UIDs of adopted pods (running
 //! before smolet came, without its annotation). The lock on `ROOT_DIR/lock` makes one agent per state directory.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,6 +11,7 @@ use minicbor::{Decode, Encode};
 
 use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, KEPT_UIDS_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
+use crate::model::{SortedMap, SortedSet};
 
 /// The file's content. Fields are numbered: a new one gets a new number.
 #[derive(Debug, Default, Encode, Decode)]
@@ -36,9 +35,9 @@ const VERSION: u8 = 1;
 pub struct Identity {
     path: PathBuf,
     node_name: String,
-    adopted: BTreeSet<PodUid>,
+    adopted: SortedSet<PodUid>,
     /// By the UID that the manifest's pod would have here; of adopted pods alone.
-    kept: BTreeMap<PodUid, PodUid>,
+    kept: SortedMap<PodUid, PodUid>,
     // Held for its flock; the kernel lets go of it when the process ends, however it ends.
     _lock: File,
 }
@@ -105,7 +104,7 @@ impl Identity {
     }
 
     /// UIDs of pods that were taken over.
-    pub fn adopted(&self) -> &BTreeSet<PodUid> {
+    pub fn adopted(&self) -> &SortedSet<PodUid> {
         &self.adopted
     }
 

@@ -11,7 +11,6 @@
 //! panicking worker and tries again forever, which costs it unwinding tables and half-changed state.)
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -20,6 +19,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use crate::limits::{PANICS_FILE_BYTES_MAX, PANICS_KEPT_MAX, PANICS_TO_SET_ASIDE};
+use crate::model::SortedMap;
 
 /// What panics are put down to: [`pod_mark`] or [`file_mark`].
 pub type Mark = Arc<str>;
@@ -74,7 +74,7 @@ pub async fn scoped<T>(mark: Mark, future: impl Future<Output = T>) -> T {
 
 /// What ended the process too often.
 #[derive(Clone, Debug, Default)]
-pub struct SetAside(BTreeMap<Box<str>, u32>);
+pub struct SetAside(SortedMap<Box<str>, u32>);
 
 impl SetAside {
     /// Reads `ROOT/panics` of the lives before. A file that is not there, or cannot be read, sets nothing aside.
@@ -93,7 +93,7 @@ impl SetAside {
 
     /// PURE: how often each mark stands in the list, of panics of this version.
     fn count(lines: &[&str], version: &str) -> Self {
-        let mut counts = BTreeMap::new();
+        let mut counts = SortedMap::new();
         for line in lines {
             if let Some((of, mark)) = line.split_once(' ')
                 && of == version

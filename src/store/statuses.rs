@@ -12,7 +12,8 @@
 //! A record that was cut stays so until an eighth of the budget is free again: pods do not push each other out in
 //! turns. Each real change has a revision of its own, so that a reader sees it once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
 use k8s_openapi::api::core::v1::PodStatus;
 

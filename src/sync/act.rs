@@ -18,7 +18,6 @@ use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
 use smol::channel::{Receiver, Sender};
-use smol::lock::{Semaphore, SemaphoreGuard};
 
 use super::KillReason;
 use super::actuate::resize;
@@ -30,6 +29,7 @@ use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::sandbox::{PodSandbox, addresses, configure_sandbox, make_sandbox, refused, sandbox_failed};
 use super::start::{Started, VolumeMounts, start_container};
+use super::turns::{StartTurns, Turn};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeHandler};
@@ -79,43 +79,70 @@ pub struct ActContext<R> {
     pub resolv_conf: Option<Rc<Path>>,
     /// Where blocking work is done.
     pub blocking: Rc<Blocking>,
-    /// Turns of the acts that make a sandbox or start containers (`limits::STARTS_AT_ONCE_MAX`).
-    pub starts: Rc<Semaphore>,
+    /// Turns of the acts that make a sandbox or start containers.
+    pub starts: Rc<StartTurns>,
     /// Of this act alone.
     pub give_up: GiveUp,
     /// Of this act alone.
     pub least_counts: LeastCounts,
 }
 
-/// Asks an act to end before its next step, because the wish behind it changed.
+/// Asks an act to end before its next step, because the wish behind it changed, or because the pod is to end.
 ///
-/// Only a pull is cut off in the middle, which may take for ever. A call that makes or starts something is waited
-/// for: a runtime may carry it out although nobody waits any more, after the next read of the pod, and then two
-/// containers of one name would run.
+/// Waits are cut off in the middle: a pull and the wait for a turn by either, and only by the pod's end also a hook, a
+/// container that takes its grace period, and volumes that do not come. A call that makes, starts or removes something is
+/// waited for (`SyncPod`, which runs `WithoutCancel`): a runtime may carry it out although nobody waits any more, after the
+/// next read of the pod, and then two containers of one name would run; or it puts a container down as failed that never
+/// was (containerd's `StartError`, exit code 128).
 #[derive(Clone, Debug, Default)]
 pub struct GiveUp {
     asked: Option<Receiver<Infallible>>,
+    ending: Option<Receiver<Infallible>>,
     /// The pod changed since it was read: nothing is made without another look.
     pub overtaken: Overtaken,
 }
 
 impl GiveUp {
-    /// Dropping the sender asks.
-    pub fn new() -> (Sender<Infallible>, Self) {
-        let (sender, receiver) = smol::channel::bounded(1);
-        (sender, Self { asked: Some(receiver), overtaken: Overtaken::default() })
+    /// Dropping the first sender asks, because the wish changed; dropping the second one too, because the pod is to end.
+    pub fn new() -> (Sender<Infallible>, Sender<Infallible>, Self) {
+        let (changed, asked) = smol::channel::bounded(1);
+        let (ends, ending) = smol::channel::bounded(1);
+        (changed, ends, Self { asked: Some(asked), ending: Some(ending), overtaken: Overtaken::default() })
     }
 
     fn is_asked(&self) -> bool {
-        self.asked.as_ref().is_some_and(Receiver::is_closed)
+        self.asked.iter().chain(&self.ending).any(Receiver::is_closed)
     }
 
-    /// Ends when it is asked.
-    pub(super) async fn asked(&self) {
-        match &self.asked {
-            Some(receiver) => drop(receiver.recv().await),
-            None => std::future::pending().await,
-        }
+    pub(super) fn is_ending(&self) -> bool {
+        self.ending.as_ref().is_some_and(Receiver::is_closed)
+    }
+
+    /// What the wait brings; `None` when it was cut off, because the wish changed or the pod is to end.
+    pub(super) async fn unless_asked<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+        let asked = smol::future::or(closed(self.asked.as_ref()), closed(self.ending.as_ref()));
+        smol::future::or(async { Some(wait.await) }, async {
+            asked.await;
+            None
+        })
+        .await
+    }
+
+    /// What the wait brings; `None` when it was cut off, because the pod is to end.
+    pub(crate) async fn unless_ending<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
+        smol::future::or(async { Some(wait.await) }, async {
+            closed(self.ending.as_ref()).await;
+            None
+        })
+        .await
+    }
+}
+
+/// Ends when the channel is closed; nothing is ever sent.
+async fn closed(channel: Option<&Receiver<Infallible>>) {
+    match channel {
+        Some(receiver) => drop(receiver.recv().await),
+        None => std::future::pending().await,
     }
 }
 
@@ -263,9 +290,8 @@ pub async fn act<R: Runtime>(
     };
     // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
     // and takes no memory for it, that of the steps to come included.
-    let mut turn = Turn::new(&ctx.starts);
-    turn.take().await;
-    if !ctx.give_up.is_asked() {
+    let mut turn = Turn::new(&ctx.starts, &pod.key);
+    if ctx.give_up.unless_asked(turn.take()).await.is_some() && !ctx.give_up.is_asked() {
         Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
     }
     outcome
@@ -314,7 +340,7 @@ async fn make<R: Runtime>(
             let ips = addresses(ctx, pod, observed);
             PodSandbox { id, config: &config.cri, users: config.users, ips }
         }
-        None => match make_sandbox(ctx, pod, observed, &config, outcome).await {
+        None => match make_sandbox(ctx, pod, observed, &config, &mut turn, outcome).await {
             Some(sandbox) => sandbox,
             None => return,
         },
@@ -328,30 +354,6 @@ async fn make<R: Runtime>(
         resize(ctx, pod, &sandbox.id, &plan.resizes, outcome).await;
     }
     start_all(ctx, pod, observed, &sandbox, apps, &mut turn, outcome).await;
-}
-
-/// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
-pub(super) struct Turn<'a> {
-    starts: &'a Semaphore,
-    held: Option<SemaphoreGuard<'a>>,
-}
-
-impl<'a> Turn<'a> {
-    fn new(starts: &'a Semaphore) -> Self {
-        Self { starts, held: None }
-    }
-
-    /// Waits for a turn, unless it is held already.
-    pub(super) async fn take(&mut self) {
-        if self.held.is_none() {
-            self.held = Some(self.starts.acquire().await);
-        }
-    }
-
-    /// Gives the turn to whoever waits.
-    pub(super) fn pause(&mut self) {
-        self.held = None;
-    }
 }
 
 /// Steps 2 and 3: stops what is to stop. False when that failed and the sync is over.

@@ -427,7 +427,7 @@ mod tests {
             BackoffKey::image(&"u1".into(), "img:1"),
             BackoffKey::image(&"u1".into(), "img:2"),
         ];
-        let different: std::collections::BTreeSet<_> = keys.iter().collect();
+        let different: crate::model::SortedSet<_> = keys.iter().collect();
         assert_eq!(different.len(), keys.len());
     }
 

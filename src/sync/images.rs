@@ -1,19 +1,19 @@
 //! Makes sure of what a container is made from: the images of the image volumes it mounts (`getImageVolumes`), then its
 //! own.
-
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
 
-use super::act::{ActContext, Turn};
+use super::act::ActContext;
 use super::outcome::{Failure, SyncError};
 use super::sandbox::PodSandbox;
+use super::turns::Turn;
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::image::credentials::NODE_LOGINS;
 use crate::image::pull::{ImageError, ImageRequest, LoginSources, PullPolicy, ReadyImage};
+use crate::model::SortedMap;
 use crate::model::{ContainerSpec, DesiredPod, object};
 use crate::proto::runtime::v1::ImageSpec;
 use crate::render::admission::runtime_handler;
@@ -97,7 +97,7 @@ impl<R: Runtime> Puller<'_, '_, R> {
     /// or not.
     async fn volumes(&mut self, wanted: &[ImageVolume<'_>]) -> Result<VolumeImages, Failure> {
         self.runtime_mounts(wanted).await?;
-        let (mut found, mut failed) = (BTreeMap::new(), None);
+        let (mut found, mut failed) = (SortedMap::new(), None);
         for volume in wanted {
             match self.ensure(volume.reference, volume.pull_policy).await {
                 Ok(image) => {

@@ -31,6 +31,9 @@ use crate::model::{
 };
 use crate::render::{labels, paths};
 
+/// gRPC's code of a call that was cut off.
+const CANCELLED: i32 = 1;
+
 /// One container to stop, with what is known of its pod.
 #[derive(Clone, Copy)]
 pub(super) struct Victim<'a> {
@@ -84,6 +87,10 @@ pub async fn kill_pod<R: Runtime>(
 ) -> Outcome {
     let mut outcome = Outcome::default();
     kill_containers(ctx, key, pod, observed, grace, &mut outcome).await;
+    // The sandbox's end is its containers' at once: they have not had their grace period yet.
+    if ctx.give_up.is_ending() {
+        return outcome;
+    }
     let mut failure = None;
     for sandbox in &observed.sandboxes {
         if let Err(error) = unless_gone(ctx.runtime.stop_pod_sandbox(&sandbox.id).await) {
@@ -146,12 +153,26 @@ pub(super) async fn kill_container<R: Runtime>(
     } else {
         ctx.note(victim.key, EventKind::Normal, "Killing", victim.message);
     }
-    let mut grace = victim.grace.unwrap_or(known).0;
+    let grace = victim.grace.unwrap_or(known).0;
     let hook = match (&spec, victim.meta) {
         (Some((_, container)), _) => container.pre_stop(),
         (None, Some(meta)) => restored_pre_stop(meta),
         (None, None) => None,
     };
+    // A pod that is to end meanwhile is killed as a whole, with the grace period that it has then.
+    let ended = || Err(RuntimeError::Failed { code: CANCELLED, message: "the pod is to end".to_owned() });
+    ctx.give_up.unless_ending(stop(ctx, &victim, hook, order, grace)).await.unwrap_or_else(ended)
+}
+
+/// The hook, the turn and the stop of [`kill_container`].
+async fn stop<R: Runtime>(
+    ctx: &ActContext<R>,
+    victim: &Victim<'_>,
+    hook: Option<PreStop<'_>>,
+    order: Option<&TerminationOrder>,
+    mut grace: i64,
+) -> RuntimeResult<()> {
+    let name = victim.name;
     if let Some((handler, ports)) = hook.filter(|_| grace > 0) {
         let call = HookCall {
             key: victim.key,

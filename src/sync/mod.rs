@@ -29,6 +29,7 @@ pub mod resize;
 pub mod rules;
 mod sandbox;
 pub mod start;
+pub mod turns;
 pub mod worker;
 
 /// What a probe last said of a container (`proberesults.Result`).

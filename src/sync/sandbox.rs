@@ -7,6 +7,7 @@ use std::rc::Rc;
 use super::act::ActContext;
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use super::start::create_dir;
+use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::facts;
@@ -67,7 +68,8 @@ pub(super) async fn configure_sandbox<R: Runtime>(
     }
     let mut node = ctx.node.clone();
     if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
-        Rc::make_mut(&mut node).resolv_conf = facts::resolv_conf(path);
+        let host_network = pod.spec().host_network == Some(true);
+        Rc::make_mut(&mut node).resolv_conf = facts::resolv_conf(path, host_network);
     }
     let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
     config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
@@ -85,6 +87,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     pod: &DesiredPod,
     observed: &ObservedPod,
     made: &'a SandboxConfig,
+    turn: &mut Turn<'_>,
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
     let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));
@@ -102,15 +105,17 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
         return None;
     }
-    let run = ctx.runtime.run_pod_sandbox(config, admission::runtime_handler(pod)).await;
-    let id = match run.map_err(|error| error.to_string()) {
-        Ok(id) => id,
-        Err(error) => {
-            let message = format!("Failed to create sandbox for pod {name}: {error}");
-            sandbox_failed(ctx, pod, outcome, &error, message);
-            return None;
-        }
-    };
+    let run = ctx.runtime.run_pod_sandbox(config, admission::runtime_handler(pod));
+    let id =
+        match turn.call(&ctx.clock, StartCall::RunPodSandbox, run).await.map_err(|error| error.to_string()) {
+            Ok(id) => id,
+            Err(error) => {
+                note_network(ctx, pod).await;
+                let message = format!("Failed to create sandbox for pod {name}: {error}");
+                sandbox_failed(ctx, pod, outcome, &error, message);
+                return None;
+            }
+        };
     outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), None);
     outcome.sandbox = Some(id.clone());
     let status = match ctx.runtime.pod_sandbox_status(&id).await {
@@ -125,6 +130,24 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     let host_network = pod.spec().host_network == Some(true);
     let ips = if host_network { addresses(ctx, pod, observed) } else { sandbox_ips(&status) };
     Some(PodSandbox { id, config, users: made.users, ips })
+}
+
+/// Says that the runtime's network is not ready, when that may be why there is no sandbox (`SyncPod`).
+///
+/// Differs from the kubelet, which asks before and then makes none: here the runtime is asked for it all the same.
+async fn note_network<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) {
+    if pod.spec().host_network == Some(true) {
+        return;
+    }
+    let Ok(status) = ctx.runtime.status().await else { return };
+    let network = status.conditions.iter().find(|of| &*of.kind == "NetworkReady" && !of.status);
+    if let Some(of) = network {
+        let message = format!(
+            "network is not ready: container runtime network not ready: NetworkReady=false reason:{} message:{}",
+            of.reason, of.message
+        );
+        ctx.note(&pod.key, EventKind::Warning, "NetworkNotReady", &message);
+    }
 }
 
 /// The addresses of a pod whose sandbox is there. The runtime knows none on the node's network: they are the node's then, as

@@ -1,6 +1,4 @@
 //! Starts one container (`startContainer`): images, configuration, create, start, log link.
-
-use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
@@ -10,15 +8,17 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, LifecycleHandler, Secret, Service};
 
 use super::KillReason;
-use super::act::{ActContext, HookCall, Turn};
+use super::act::{ActContext, HookCall};
 use super::images::{Images, ensure_images};
 use super::kill::{Victim, kill_container, remove_container};
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use super::sandbox::PodSandbox;
+use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::LOG_NAMES_READ_MAX;
+use crate::model::SortedMap;
 use crate::model::{
     ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, Sizes,
 };
@@ -55,19 +55,17 @@ pub(super) async fn start_container<R: Runtime>(
         ctx.note(&pod.key, EventKind::Warning, "Failed", &shown);
         Failure::new(error, message)
     };
-    let images = async { Some(ensure_images(ctx, pod, &spec, sandbox, secrets, turn).await) };
-    let given_up = async {
-        ctx.give_up.asked().await;
-        None
-    };
-    let images = match smol::future::or(images, given_up).await {
+    let images = ensure_images(ctx, pod, &spec, sandbox, secrets, turn);
+    let images = match ctx.give_up.unless_asked(images).await {
         None => return Ok(Started::GivenUp),
         Some(Ok(images)) => images,
         Some(Err(Failure { error, message, retry_at })) => {
             return Err(Failure { retry_at, ..fail(error, message) });
         }
     };
-    turn.take().await;
+    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
+        return Ok(Started::GivenUp);
+    }
     let counted = match observed.container(name) {
         Some(status) => status.meta.restart_count.saturating_add(1),
         None => {
@@ -85,10 +83,12 @@ pub(super) async fn start_container<R: Runtime>(
         }
     };
     let made = Made { restart_count, images: &images, target };
-    let config = configuration(ctx, pod, sandbox, start, &spec, &made, turn)
-        .await
-        .map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
-    turn.take().await;
+    let config = configuration(ctx, pod, sandbox, start, &spec, &made, turn);
+    let Some(config) = ctx.give_up.unless_ending(config).await else { return Ok(Started::GivenUp) };
+    let config = config.map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
+    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
+        return Ok(Started::GivenUp);
+    }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let overtaken = &ctx.give_up.overtaken;
     if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
@@ -100,10 +100,11 @@ pub(super) async fn start_container<R: Runtime>(
         let removed = remove_container(ctx, &pod.key, left, true).await;
         removed.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     }
-    let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config).await;
+    let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config);
+    let created = turn.call(&ctx.clock, StartCall::CreateContainer, created).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));
-    let started = ctx.runtime.start_container(&id).await;
+    let started = turn.call(&ctx.clock, StartCall::StartContainer, ctx.runtime.start_container(&id)).await;
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);
@@ -137,12 +138,14 @@ async fn post_start<R: Runtime>(
         pod_ips: &sandbox.ips,
         handler,
     };
-    let message = match ctx.hooks.run(call).await {
-        Ok(warning) => {
+    let message = match ctx.give_up.unless_ending(ctx.hooks.run(call)).await {
+        // The kill follows, which waits for no hook.
+        None => return Ok(()),
+        Some(Ok(warning)) => {
             ctx.warn_of_hook(&pod.key, warning);
             return Ok(());
         }
-        Err(message) => message,
+        Some(Err(message)) => message,
     };
     // What it printed is not for events: it may hold secrets.
     let shown = format!("PostStartHook of {} failed", spec.name);
@@ -375,7 +378,7 @@ pub trait VolumeMounts {
 pub type VolumeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 /// By volume and path: a file's text, or why there is none.
-pub type EnvFiles = BTreeMap<(Box<str>, Box<str>), Result<Rc<str>, String>>;
+pub type EnvFiles = SortedMap<(Box<str>, Box<str>), Result<Rc<str>, String>>;
 
 /// The node's sources of variables with the files of one container.
 struct WithFiles<'a> {

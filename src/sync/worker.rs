@@ -40,7 +40,7 @@ pub enum Life {
     Syncing,
     /// Being stopped.
     Ending(Why),
-    /// Stopped by itself; its dead containers stay until the manifest goes.
+    /// Stopped by itself; its dead containers stay until the manifest goes, its volumes do not (`SyncTerminatedPod`).
     Ended,
     /// Stopped; its objects are being removed.
     Removing,
@@ -69,6 +69,9 @@ pub enum Job {
     Kill,
     /// Remove dead containers and sandboxes that nobody needs, while the pod goes on.
     Collect,
+    /// Remove what an ended pod needs no more: volumes, cgroups, its range of users (`SyncTerminatedPod`). What its logs and
+    /// its status are read from stays.
+    CleanUp,
     /// Remove its objects from the runtime and the disk.
     Remove,
 }
@@ -92,6 +95,8 @@ pub struct Worker {
     asked_anew: bool,
     /// A removal went well: what the runtime and the disk held is gone.
     removed: bool,
+    /// Likewise what an ended pod needs no more.
+    cleaned_up: bool,
     /// When it has ended, nothing of it is to be left but its record.
     clears: bool,
     /// Desired, observed or time changed since the last plan.
@@ -129,6 +134,7 @@ impl Worker {
             after_job: false,
             asked_anew: false,
             removed: false,
+            cleaned_up: false,
             clears: false,
             replan: true,
             read_at: None,
@@ -150,6 +156,17 @@ impl Worker {
     /// As it is wanted, or was wanted last.
     pub fn pod(&self) -> Option<&Rc<DesiredPod>> {
         self.pod.as_ref()
+    }
+
+    /// Memory of its object that [`Worker::pack`] frees, about, unless a task holds it.
+    pub fn opened_bytes(&self) -> usize {
+        self.pod.iter().chain(&self.afresh).map(|pod| pod.pod.opened_bytes()).sum()
+    }
+
+    /// Lets go of its object until somebody reads it; not while a task has it.
+    pub fn pack(&mut self) {
+        let held = self.pod.iter_mut().chain(&mut self.afresh);
+        held.filter_map(Rc::get_mut).for_each(|pod| pod.pod.pack());
     }
 
     /// The last full read.
@@ -207,7 +224,10 @@ impl Worker {
                 self.retry_at = None;
                 self.life = Life::Ending(Why::Unwanted);
             }
-            Life::Ended => self.life = Life::Removing,
+            Life::Ended => {
+                self.retry_at = None;
+                self.life = Life::Removing;
+            }
             Life::Ending(Why::Unwanted) | Life::Removing => {}
         }
     }
@@ -223,12 +243,20 @@ impl Worker {
     pub fn finished(&mut self) {
         if self.life == Life::Syncing {
             self.life = Life::Ending(Why::Finished);
+            // A sync that failed, or fails now because it is cut off, does not delay the kill.
+            self.asked_anew = true;
+            self.retry_at = None;
         }
     }
 
     /// What is left of it when it has ended goes at once, though it is wanted: its node is short of room. False when it did already.
     pub fn clear_when_ended(&mut self) -> bool {
         !std::mem::replace(&mut self.clears, true)
+    }
+
+    /// It ends now and is kept again later: its volumes stay.
+    pub fn keep_volumes(&mut self) {
+        self.cleaned_up = true;
     }
 
     /// The runtime or a job changed something since the last read.
@@ -278,6 +306,7 @@ impl Worker {
             Life::Ended if self.clears && !(observed.is_empty() && self.removed) => {
                 Some(Step::Start(Job::Remove))
             }
+            Life::Ended if !self.cleaned_up && !self.removed => Some(Step::Start(Job::CleanUp)),
             Life::Waiting | Life::Ended | Life::Ending(_) => None,
             Life::Syncing => self.replan.then_some(Step::Plan),
             Life::Removing if observed.is_empty() && self.removed => Some(Step::Forget),
@@ -292,7 +321,7 @@ impl Worker {
         // What changes from here on is not in this read.
         match job {
             Job::Read => self.stale = false,
-            Job::Act | Job::Kill | Job::Collect | Job::Remove => self.asked_anew = false,
+            Job::Act | Job::Kill | Job::Collect | Job::CleanUp | Job::Remove => self.asked_anew = false,
         }
     }
 
@@ -333,8 +362,12 @@ impl Worker {
     /// A job other than a read ended, well or to be tried again at the given time.
     pub fn ended(&mut self, result: Result<(), Mono>) {
         let job = self.in_flight.take();
-        self.stale = true;
-        self.after_job = true;
+        if job == Some(Job::CleanUp) {
+            self.cleaned_up = result.is_ok();
+        } else {
+            self.stale = true;
+            self.after_job = true;
+        }
         if job == Some(Job::Remove) {
             // Disk and runtime are clean: with the next read empty the record goes.
             self.removed = result.is_ok();
@@ -402,6 +435,7 @@ mod tests {
 
     const READ: Step = Step::Start(Job::Read);
     const KILL: Step = Step::Start(Job::Kill);
+    const CLEAN_UP: Step = Step::Start(Job::CleanUp);
     const REMOVE: Step = Step::Start(Job::Remove);
 
     /// Does the next step, which must be `expected`, and ends it with what a read would show then.
@@ -480,8 +514,15 @@ mod tests {
         step(&mut worker, READ, &with_sandbox(SandboxState::Ready));
         worker.finished();
         step(&mut worker, KILL, &with_sandbox(SandboxState::NotReady));
-        assert_eq!(worker.next(NOW), None);
+        assert_eq!(worker.next(NOW), Some(CLEAN_UP));
         assert_eq!(worker.life(), Life::Ended);
+        worker.started(Job::CleanUp);
+        worker.ended(Err(NOW + UNCHANGED_RETRY));
+        assert_eq!(worker.next(NOW), None, "something is still mounted");
+        assert_eq!(worker.next(NOW + UNCHANGED_RETRY), Some(CLEAN_UP));
+        worker.started(Job::CleanUp);
+        worker.ended(Ok(()));
+        assert_eq!(worker.next(NOW), None, "nothing in the runtime changed: nothing is read");
         worker.unwant();
         step(&mut worker, REMOVE, &empty());
         assert_eq!(worker.next(NOW), Some(Step::Forget));

@@ -24,7 +24,6 @@ mod wire;
 pub mod logind;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::io;
@@ -38,6 +37,7 @@ use smol::lock::{Mutex, MutexGuard};
 use crate::clock::SharedClock;
 use crate::limits::{SYSTEMD_CALL_TIME, SYSTEMD_LINE_BYTES_MAX};
 use crate::model::Mono;
+use crate::model::SortedSet;
 use crate::render::slice::Slice;
 use wire::{HEAD_BYTES, Kind, MANAGER, MANAGER_PROPERTIES, Message, Object, Value, Writer};
 
@@ -107,7 +107,7 @@ pub struct Systemd {
     silent: Cell<Option<Mono>>,
     /// Slices that it was asked for and whose call was given up: they may come yet. At most one for each pod that is not
     /// removed, and the classes'.
-    unanswered: RefCell<BTreeSet<Box<str>>>,
+    unanswered: RefCell<SortedSet<Box<str>>>,
 }
 
 impl Systemd {

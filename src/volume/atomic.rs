@@ -9,25 +9,27 @@
 //!
 //! What an interrupted write left behind goes with the next one. Only names beginning with `..` and the links are ever
 //! removed; the kubelet names the directories by the time of day, of which smolet's users may have none.
-
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, symlink,
+};
 use std::path::Path;
 
 use super::files::File;
+use crate::model::SortedSet;
 
 const DATA: &str = "..data";
 const DATA_NEW: &str = "..data_tmp";
 const PLACES: [&str; 2] = ["..0", "..1"];
 
 /// Makes the volume in `dir`, which is there, hold exactly `files`. Returns whether anything was written: nothing is when
-/// they stand there already. With `group`, the files belong to it and it may read them (`SetVolumeOwnership`).
+/// they stand there already. With `group`, the files belong to it and it may read them (`SetVolumeOwnership`); one with a user
+/// is that user's.
 pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
     let now = fs::read_link(dir.join(DATA)).ok();
     let now = now.as_deref().and_then(Path::to_str);
-    let tops: BTreeSet<&str> = files.iter().filter_map(|file| file.path.split('/').next()).collect();
+    let tops: SortedSet<&str> = files.iter().filter_map(|file| file.path.split('/').next()).collect();
     if let Some(now) = now
         && holds(&dir.join(now), files, group)?
         && links(dir)? == tops.iter().map(|top| (*top).to_owned()).collect()
@@ -80,8 +82,8 @@ fn write_place(place: &Path, files: &[File], group: Option<u32>) -> io::Result<(
         // Nobody else reads it before it has its mode.
         let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         io::Write::write_all(&mut open, file.content.bytes())?;
-        if group.is_some() {
-            chown(&path, None, group)?;
+        if group.is_some() || file.user.is_some() {
+            chown(&path, file.user, group)?;
         }
         fs::set_permissions(&path, fs::Permissions::from_mode(mode_of(file, group)))?;
     }
@@ -102,7 +104,7 @@ fn make_dir(path: &Path, group: Option<u32>) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// These files stand there with their content and modes. That no others do is known from the links.
+/// These files stand there with their content, modes and users. That no others do is known from the links.
 fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
     for file in files {
         let path = place.join(&file.path);
@@ -110,6 +112,7 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
             Ok(there) => {
                 there.is_file()
                     && there.permissions().mode() & 0o7777 == mode_of(file, group)
+                    && file.user.is_none_or(|user| there.uid() == user)
                     && there.len() == file.content.bytes().len() as u64
                     && reads_as(&path, file.content.bytes())?
             }
@@ -150,8 +153,8 @@ fn count(dir: &Path) -> io::Result<usize> {
 }
 
 /// The names that users see.
-fn links(dir: &Path) -> io::Result<BTreeSet<String>> {
-    let mut names = BTreeSet::new();
+fn links(dir: &Path) -> io::Result<SortedSet<String>> {
+    let mut names = SortedSet::new();
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -181,7 +184,7 @@ mod tests {
     use crate::volume::files::Content;
 
     fn file(path: &str, mode: u32, text: &str) -> File {
-        File { path: path.into(), mode, content: Content::Text(text.into()) }
+        File { path: path.into(), mode, user: None, content: Content::Text(text.into()) }
     }
 
     /// What users see: names with what is read through them, and the mode.
@@ -288,5 +291,23 @@ mod tests {
         assert!(!write(&scratch.0, &[file("a", 0o400, "1")], Some(group)).unwrap());
         let place = scratch.0.join("..0").metadata().unwrap();
         assert_eq!(place.permissions().mode() & 0o7777, 0o2755);
+    }
+
+    #[test]
+    fn a_file_is_its_users() {
+        let scratch = Scratch::new("user");
+        let own = rustix::process::getuid().as_raw();
+        // Only root gives files away.
+        let user = if own == 0 { 4711 } else { own };
+        let of = |user| File { user, ..file("token", 0o600, "1") };
+        write(&scratch.0, &[of(None)], None).unwrap();
+        assert_eq!(
+            write(&scratch.0, &[of(Some(user))], None).unwrap(),
+            user != own,
+            "another's is written anew"
+        );
+        assert!(!write(&scratch.0, &[of(Some(user))], None).unwrap());
+        let there = scratch.0.join("token").metadata().unwrap();
+        assert_eq!((there.uid(), there.mode() & 0o7777), (user, 0o600));
     }
 }

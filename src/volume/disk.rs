@@ -193,7 +193,8 @@ mod tests {
             pod_dir.join("volumes/kubernetes.io~empty-dir/m"),
             pod_dir.join("volumes/kubernetes.io~secret/s"),
         );
-        let file = File { path: "key".into(), mode: 0o400, content: Content::Text("hunter2".into()) };
+        let file =
+            File { path: "key".into(), mode: 0o400, user: None, content: Content::Text("hunter2".into()) };
         let steps = [
             step(shared.clone(), VolumeContent::Empty { medium: memory, group: Some(group) }),
             step(secret.clone(), VolumeContent::Files { files: vec![file], group: None, medium: memory }),

@@ -1,10 +1,11 @@
 //! What stands in a volume that is made of other things (configMap, secret, downwardAPI, projected). PURE.
-
-use std::collections::BTreeMap;
 use std::fmt;
 
-use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, KeyToPath, ServiceAccountTokenProjection, Volume};
+use k8s_openapi::api::core::v1::{
+    DownwardAPIVolumeFile, KeyToPath, PodSpec, SecurityContext, ServiceAccountTokenProjection, Volume,
+};
 
+use crate::model::SortedMap;
 use crate::model::object::{TOKEN_KEY, TokenWish};
 use crate::model::{DesiredPod, Object, ObjectKey, ObjectKind, Objects};
 use crate::render::{NodeSettings, file_field, file_resource};
@@ -20,6 +21,8 @@ pub struct File {
     pub path: String,
     /// Permission bits, before what an `fsGroup` adds.
     pub mode: u32,
+    /// Whose it is, when not root's (`FileProjection.FsUser`).
+    pub user: Option<u32>,
     /// What it holds.
     pub content: Content,
 }
@@ -73,7 +76,7 @@ pub fn in_memory(volume: &Volume) -> bool {
 /// An object or a key of it is not there and not optional, or a field of the pod cannot be told, in the kubelet's words
 /// (`MakePayload`, `CollectData`).
 pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>, String>> {
-    let mut found = Files { from, mode: FILE_MODE, found: BTreeMap::new(), errors: Vec::new() };
+    let mut found = Files { from, mode: FILE_MODE, found: SortedMap::new(), errors: Vec::new() };
     if let Some(source) = &volume.config_map {
         found.mode = bits(source.default_mode).unwrap_or(FILE_MODE);
         found.object(ObjectKind::ConfigMap, &source.name, source.items.as_deref(), source.optional);
@@ -95,6 +98,11 @@ pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>,
                 found.downward(of.items.as_deref());
             } else if let Some(of) = &source.service_account_token {
                 found.token(of);
+            } else {
+                // The kubelet fails the volume too where these are off.
+                let what =
+                    if source.pod_certificate.is_some() { "PodCertificate" } else { "ClusterTrustBundle" };
+                found.errors.push(format!("{what} projection is not supported by this node"));
             }
         }
     } else {
@@ -107,17 +115,19 @@ pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>,
 struct Files<'a> {
     from: Sources<'a>,
     mode: u32,
-    found: BTreeMap<String, File>,
+    found: SortedMap<String, File>,
     errors: Vec<String>,
 }
 
 impl Files<'_> {
-    fn add(&mut self, path: &str, mode: Option<i32>, content: Content) {
+    /// Where the file stands.
+    fn add(&mut self, path: &str, mode: Option<i32>, content: Content) -> String {
         let mode = bits(mode).unwrap_or(self.mode);
         // `filepath.Clean`: what remains are the parts, as nothing leads upwards.
         let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
         let path = parts.join("/");
-        self.found.insert(path.clone(), File { path, mode, content });
+        self.found.insert(path.clone(), File { path: path.clone(), mode, user: None, content });
+        path
     }
 
     fn object(&mut self, kind: ObjectKind, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) {
@@ -139,13 +149,13 @@ impl Files<'_> {
         };
         if items.is_empty() {
             for key in object.keys() {
-                self.add(key, None, Content::Value(object.clone(), key.into()));
+                let _ = self.add(key, None, Content::Value(object.clone(), key.into()));
             }
         }
         for item in items {
             if object.value(&item.key).is_some() {
                 let content = Content::Value(object.clone(), item.key.as_str().into());
-                self.add(&item.path, item.mode, content);
+                let _ = self.add(&item.path, item.mode, content);
             } else if !optional {
                 self.errors.push(format!("{key_missing}: {}", item.key));
                 return;
@@ -153,7 +163,7 @@ impl Files<'_> {
         }
     }
 
-    /// `collectData` of a token: nobody but its reader may read it once the pod says who that is.
+    /// `collectData` of a token: once the pod says who reads it (`fsGroup`, or one user of all containers), nobody else may.
     fn token(&mut self, source: &ServiceAccountTokenProjection) {
         let pod = &self.from.pod.pod;
         let wish = TokenWish::of(pod, source);
@@ -164,10 +174,14 @@ impl Files<'_> {
                 .push(format!("failed to fetch token: there is none yet for serviceaccount {account}"));
             return;
         };
+        let user = fs_user(self.from.pod.spec());
         let security = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-        let is_narrow = security.is_some_and(|s| s.fs_group.is_some() || s.run_as_user.is_some());
-        let mode = is_narrow.then_some(0o600);
-        self.add(&source.path, mode, Content::Value(object, TOKEN_KEY.into()));
+        let is_narrow = user.is_some() || security.is_some_and(|security| security.fs_group.is_some());
+        let path =
+            self.add(&source.path, is_narrow.then_some(0o600), Content::Value(object, TOKEN_KEY.into()));
+        if let Some(file) = self.found.get_mut(&path) {
+            file.user = user;
+        }
     }
 
     fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) {
@@ -178,7 +192,7 @@ impl Files<'_> {
                 (None, None) => Ok(String::new()),
             };
             match text {
-                Ok(text) => self.add(&item.path, item.mode, Content::Text(text.into())),
+                Ok(text) => drop(self.add(&item.path, item.mode, Content::Text(text.into()))),
                 Err(error) => self.errors.push(error),
             }
         }
@@ -192,6 +206,17 @@ impl Files<'_> {
             _ => Err(format!("[{}]", self.errors.join(", "))),
         }
     }
+}
+
+/// The user that all containers run as (`FsUserFrom`); none when one of them does not say, or says another.
+fn fs_user(spec: &PodSpec) -> Option<u32> {
+    let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
+    let own = |context: Option<&SecurityContext>| context.and_then(|context| context.run_as_user).or(of_pod);
+    let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let ephemeral = spec.ephemeral_containers.iter().flatten().map(|c| own(c.security_context.as_ref()));
+    let mut users = all.map(|c| own(c.security_context.as_ref())).chain(ephemeral);
+    let first = users.next()??;
+    if users.all(|user| user == Some(first)) { u32::try_from(first).ok() } else { None }
 }
 
 /// Validated: 0 to 0777.
@@ -290,6 +315,45 @@ mod tests {
             let mut volume = source.clone();
             volume["name"] = json!("v");
             assert_eq!(shown(volume), wanted, "{source}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_its_readers_alone_once_the_pod_says_who_that_is() {
+        let as_user = |user: i64| json!({"runAsUser": user});
+        for (pod, init, app, debugger, wanted) in [
+            (json!({}), json!({}), json!({}), None, "644 None"),
+            (as_user(7), json!({}), json!({}), None, "600 Some(7)"),
+            (json!({}), as_user(7), as_user(7), None, "600 Some(7)"),
+            (json!({}), json!({}), as_user(7), None, "644 None"),
+            (as_user(7), as_user(8), json!({}), None, "644 None"),
+            (as_user(7), as_user(8), as_user(8), None, "600 Some(8)"),
+            (as_user(0), json!({}), json!({}), None, "600 Some(0)"),
+            (json!({"fsGroup": 9}), json!({}), json!({}), None, "600 None"),
+            (json!({"fsGroup": 9, "runAsUser": 7}), json!({}), json!({}), None, "600 Some(7)"),
+            (as_user(7), json!({}), json!({}), Some(json!({})), "600 Some(7)"),
+            (json!({}), as_user(7), as_user(7), Some(json!({})), "644 None"),
+        ] {
+            let volume =
+                json!({"name": "v", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}});
+            let spec = json!({"securityContext": pod, "volumes": [volume],
+                "initContainers": [{"name": "i", "securityContext": init}],
+                "containers": [{"name": "c", "securityContext": app}],
+                "ephemeralContainers": debugger.iter().map(|own| json!({"name": "e", "securityContext": own})).collect::<Vec<_>>()});
+            let object = json!({"metadata": {"name": "p", "namespace": "ns", "uid": "u"}, "spec": spec});
+            let pod = DesiredPod::new(serde_json::from_value(object).unwrap());
+            let (key, _) = crate::model::object::tokens_of(&pod.pod).next().unwrap();
+            let token = crate::model::object::Token {
+                namespace: key.namespace.clone(),
+                name: key.name.clone(),
+                value: "x".into(),
+            };
+            let objects = Objects::from([(key, Object::Token(Arc::new(token)))]);
+            let node = NodeSettings::new("n", "/r");
+            let volume = &pod.spec().volumes.as_ref().unwrap()[0];
+            let from = Sources { pod: &pod, node: &node, objects: &objects };
+            let files = of_volume(volume, from).unwrap().unwrap();
+            assert_eq!(format!("{:o} {:?}", files[0].mode, files[0].user), wanted, "{spec}");
         }
     }
 }

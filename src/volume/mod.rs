@@ -8,11 +8,12 @@
 //!     object_volumes ─► steps ─► disk::make         when an object or the pod's metadata changed
 //!     mounts ──► subpath::find ──► bind             before each container is made
 //!     nfs::mounted_below ─► unmount                 after the pod
-//!     remove::pod_dir                               after that
+//!     remove::volumes, remove::pod_dir              after that: when the pod has ended, when it is wanted no more
 //! ```
 //!
 //! This file, `files` and `mounts` are PURE; the others touch the disk and belong on a thread of its own. The layout below
-//! the pod's directory is the kubelet's. Every other kind of volume is refused at the source.
+//! the pod's directory is the kubelet's. Every other kind of volume is refused in a manifest; a pod of an API server that has one
+//! waits.
 
 mod atomic;
 mod disk;
@@ -21,7 +22,7 @@ pub mod files;
 mod host_path;
 mod mounts;
 pub mod nfs;
-mod program;
+pub(crate) mod program;
 mod remove;
 pub mod subpath;
 pub mod usage;
@@ -42,7 +43,7 @@ pub use host_path::{HostPath, of as host_paths};
 pub use mounts::{ImageVolume, Mounts, VolumeImages, container_mounts, image_volumes, needs_variables};
 pub use nfs::{Nfs, of as nfs_volumes};
 pub use program::Wanted;
-pub use remove::pod_dir as remove_pod_dir;
+pub use remove::{pod_dir as remove_pod_dir, volumes as remove_volumes};
 
 /// Why a volume is not there. Shown in the pod's status and its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,18 +141,23 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for what the node, a server or the runtime has (hostPath, nfs, a claim's volume, image), and for a kind that is refused at
-/// the source.
+/// `None` for what the node, a server or the runtime has (hostPath, nfs, a claim's volume, image).
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
     let content = if volume.host_path.is_some() || volume.nfs.is_some() {
         return None;
+    } else if is_device(from.pod, volume) {
+        return Some(Err(not_processed(from.pod, volume, "block devices are not mapped by this node")));
     } else if let Some(claimed) = from.pod.claimed(volume) {
         let why = claimed.err()?;
         return Some(Err(not_processed(from.pod, volume, why)));
+    } else if volume.image.is_some() {
+        return None;
     } else if let Some(source) = &volume.empty_dir {
         medium(source, from).map(|medium| VolumeContent::Empty { medium, group: group(from.pod) })
     } else {
-        let files = files::of_volume(volume, from)?;
+        let Some(files) = files::of_volume(volume, from) else {
+            return Some(Err(no_plugin(&volume.name)));
+        };
         let medium = if files::in_memory(volume) {
             memory(&EmptyDirVolumeSource::default(), from)
         } else {
@@ -180,6 +186,22 @@ fn not_processed(pod: &DesiredPod, volume: &Volume, why: &str) -> VolumeError {
          volumes=[{name}]: error processing PVC {}/{claim}: {why}",
         pod.key.namespace
     ))
+}
+
+/// The kubelet's words for a kind that none of its plugins is for (`FindPluginBySpec`). Only a pod of an API server has one:
+/// in a manifest it is refused.
+fn no_plugin(volume: &str) -> VolumeError {
+    VolumeError(format!(
+        "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process \
+         volumes=[{volume}]: failed to get Plugin from volumeSpec for volume {volume:?} err=no volume plugin matched"
+    ))
+}
+
+/// A container of the pod has the volume as a block device.
+fn is_device(pod: &DesiredPod, volume: &Volume) -> bool {
+    let all = pod.init_containers().iter().chain(pod.containers());
+    all.flat_map(|container| container.volume_devices.iter().flatten())
+        .any(|device| device.name == volume.name)
 }
 
 fn group(pod: &DesiredPod) -> Option<u32> {
@@ -315,12 +337,22 @@ mod tests {
             (
                 json!({"name": "v", "downwardAPI": {"items": [{"path": "n", "fieldRef": {"fieldPath": "metadata.name"}}]}}),
                 json!({}),
-                "/r/volumes/kubernetes.io~downward-api/v Files { files: [File { path: \"n\", mode: 420, content: 1 bytes }], group: Some(7), medium: Memory { bytes_max: Some(1073741824) } }".into(),
+                "/r/volumes/kubernetes.io~downward-api/v Files { files: [File { path: \"n\", mode: 420, user: None, content: 1 bytes }], group: Some(7), medium: Memory { bytes_max: Some(1073741824) } }".into(),
             ),
             (
                 json!({"name": "v", "configMap": {"name": "m", "optional": true}}),
                 json!({}),
                 "/r/volumes/kubernetes.io~configmap/v Files { files: [], group: Some(7), medium: Disk }".into(),
+            ),
+            (
+                json!({"name": "v", "csi": {"driver": "x"}}),
+                json!({}),
+                "Unable to attach or mount volumes: unmounted volumes=[v], unattached volumes=[], failed to process volumes=[v]: failed to get Plugin from volumeSpec for volume \"v\" err=no volume plugin matched".into(),
+            ),
+            (
+                json!({"name": "v", "projected": {"sources": [{"clusterTrustBundle": {"path": "t"}}, {"podCertificate": {"signerName": "a/b", "keyType": "ED25519"}}]}}),
+                json!({}),
+                "MountVolume.SetUp failed for volume \"v\" : [ClusterTrustBundle projection is not supported by this node, PodCertificate projection is not supported by this node]".into(),
             ),
             (
                 json!({"name": "v", "configMap": {"name": "m"}}),

@@ -1,6 +1,4 @@
 //! Where a container sees its volumes (kubelet `makeMounts`). PURE.
-
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Volume, VolumeMount};
@@ -8,6 +6,7 @@ use k8s_openapi::api::core::v1::{Volume, VolumeMount};
 use super::subpath::{Propagation, SubPath};
 use super::{nfs_path, own_path};
 use crate::model::DesiredPod;
+use crate::model::SortedMap;
 use crate::model::object::{ClaimedVolume, VolumeSource};
 use crate::proto::runtime::v1::{ImageSpec, Mount, MountPropagation};
 use crate::render::{Environment, expand};
@@ -22,7 +21,7 @@ pub struct Mounts {
 }
 
 /// The images of a container's image volumes as the runtime knows them, by the volume's name.
-pub type VolumeImages = BTreeMap<Box<str>, ImageSpec>;
+pub type VolumeImages = SortedMap<Box<str>, ImageSpec>;
 
 /// A volume that is an image (`spec.volumes[].image`), and that a container mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +166,7 @@ fn sub_path(mount: &VolumeMount, variables: &Environment) -> Result<String, Stri
 
 /// `ExpandContainerVolumeMounts`: a variable that is not there, or empty, is an error.
 fn expanded(text: &str, variables: &Environment) -> Result<String, String> {
-    let missing = std::cell::RefCell::new(std::collections::BTreeSet::new());
+    let missing = std::cell::RefCell::new(crate::model::SortedSet::new());
     let lookup = |name: &[u8]| {
         let name = std::str::from_utf8(name).ok()?;
         let value = variables.get(name).filter(|value| !value.is_empty());

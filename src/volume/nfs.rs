@@ -3,8 +3,6 @@
 //!
 //! A server that is away answers nobody: what is mounted is never looked at, only the kernel's table is, and only programs
 //! touch it, which can be killed.
-
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs::DirBuilder;
 use std::io;
@@ -16,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::program::{self, Ended};
 use super::{NFS, VolumeError, nfs_path, set_up_failed};
 use crate::limits::{NFS_MOUNT_TIME, NFS_UNMOUNT_TIME};
+use crate::model::SortedSet;
 use crate::model::object::VolumeSource;
 use crate::model::{DesiredPod, NfsExport};
 use crate::mounts::{self, Mount};
@@ -57,7 +56,7 @@ impl Nfs {
         let directory = nfs_path(pod_dir, name);
         let source = export.source();
         // `JoinMountOptions`: each once, sorted.
-        let mut options: BTreeSet<&str> = export.options.iter().map(|option| &**option).collect();
+        let mut options: SortedSet<&str> = export.options.iter().map(|option| &**option).collect();
         if read_only {
             options.insert("ro");
         }
@@ -180,7 +179,7 @@ pub fn has_volumes(pod_dir: &Path) -> bool {
 fn ours(mounts: &[Mount], pod_dir: &Path) -> Result<Vec<Mounted>, String> {
     let (volumes, parts) = (pod_dir.join("volumes").join(NFS), pod_dir.join(super::SUBPATHS));
     let in_volumes = |mount: &&Mount| Path::new(&mount.point).starts_with(&volumes);
-    let mut devices = BTreeSet::new();
+    let mut devices = SortedSet::new();
     for mount in mounts.iter().filter(in_volumes) {
         // What the server has mounted there itself is mounted by the kernel when somebody goes there.
         let is_volume = Path::new(&mount.point).parent() == Some(&*volumes);

@@ -31,18 +31,18 @@ impl Drop for Wanted {
 }
 
 /// How it ended.
-pub(super) struct Ended {
+pub(crate) struct Ended {
     /// `None`: it took too long, or nobody waited any more, and it was killed.
-    pub(super) status: Option<ExitStatus>,
+    pub(crate) status: Option<ExitStatus>,
     /// The beginning of what it printed, at most `limits::PROGRAM_OUTPUT_BYTES_MAX`.
-    pub(super) output: String,
+    pub(crate) output: String,
 }
 
 /// Runs it with what it starts as a group of its own, so that all of it can be ended.
 ///
 /// # Errors
 /// It cannot be started.
-pub(super) fn run(
+pub(crate) fn run(
     program: &str,
     arguments: &[String],
     patience: Duration,

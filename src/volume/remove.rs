@@ -9,6 +9,7 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
 use super::{NFS, SUBPATHS, VolumeError};
 use crate::mounts::{self, Mount};
+use crate::userns;
 
 /// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
 /// are unmounted, and where something else is still mounted below it nothing is touched.
@@ -16,6 +17,26 @@ use crate::mounts::{self, Mount};
 /// # Errors
 /// One sentence; the caller tries again later.
 pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
+    remove(pod_dir, |pod_dir| std::fs::remove_dir_all(pod_dir))
+}
+
+/// Removes the volumes of a pod that has ended, as [`pod_dir`] does, and its range of users last (`usernsManager.Release`). What
+/// stays is the files that its status is read from, and its hosts file.
+///
+/// # Errors
+/// As [`pod_dir`].
+pub fn volumes(pod_dir: &Path) -> Result<(), VolumeError> {
+    remove(pod_dir, |pod_dir| {
+        let unless_gone = |removed: io::Result<()>| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(()),
+        };
+        unless_gone(std::fs::remove_dir_all(pod_dir.join("volumes")))?;
+        unless_gone(std::fs::remove_file(pod_dir.join(userns::NAME)))
+    })
+}
+
+fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<()>) -> Result<(), VolumeError> {
     let fail = |what: String| VolumeError(format!("pod directory {}: {what}", pod_dir.display()));
     let mounts = mounted_below(pod_dir).map_err(|error| fail(format!("cannot be checked: {error}")))?;
     if let Some(other) = mounts.iter().find(|mounted| !mounted.is_ours) {
@@ -35,7 +56,7 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
     }
     let emptied =
         parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| parts(&pod_dir.join("volumes").join(NFS), 1));
-    match emptied.and_then(|()| one_file_system(pod_dir)) {
+    match emptied.and_then(|()| one_file_system(pod_dir)).and_then(|()| files(pod_dir)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(fail(format!("cannot be removed: {error}")))
         }
@@ -61,7 +82,7 @@ fn parts(directory: &Path, depth: usize) -> io::Result<()> {
     std::fs::remove_dir(directory)
 }
 
-/// Removes a directory unless a volume in it lies on another file system (`RemoveAllOneFilesystem`).
+/// An error when a volume in the directory lies on another file system (`RemoveAllOneFilesystem`).
 fn one_file_system(pod_dir: &Path) -> io::Result<()> {
     let own = pod_dir.metadata()?.dev();
     let entries =
@@ -71,7 +92,7 @@ fn one_file_system(pod_dir: &Path) -> io::Result<()> {
             return Err(io::Error::other(format!("{} is mounted by now", volume.display())));
         }
     }
-    std::fs::remove_dir_all(pod_dir)
+    Ok(())
 }
 
 /// What is mounted below a pod's directory.

@@ -1,7 +1,5 @@
 //! Whether an emptyDir on disk has outgrown its `sizeLimit` (eviction manager, `emptyDirLimitEviction`). What [`limited`]
 //! finds is PURE; measuring is I/O, blocking.
-
-use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -11,6 +9,7 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open
 use super::{CONFIG_MAP, EMPTY_DIR, own_path};
 use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
 use crate::model::DesiredPod;
+use crate::model::SortedSet;
 use crate::mounts;
 use crate::render::quantity::Quantity;
 
@@ -86,7 +85,7 @@ struct Sum {
     /// There is such.
     has_mounts: bool,
     /// Files of several names that are counted already.
-    links: BTreeSet<u64>,
+    links: SortedSet<u64>,
 }
 
 impl Sum {
@@ -100,7 +99,7 @@ impl Sum {
             open(path, DIRECTORY, Mode::empty()).ok()?
         };
         let device = fstat(&directory).ok()?.st_dev;
-        let mut sum = Self { bytes: 0, inodes: 0, bytes_max, device, has_mounts, links: BTreeSet::new() };
+        let mut sum = Self { bytes: 0, inodes: 0, bytes_max, device, has_mounts, links: SortedSet::new() };
         sum.add(&directory, 0);
         Some(sum)
     }

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use smolet::model::Seconds;
+use smolet::node::Stop;
+use smolet::shutdown::{ShutdownGroup, ShutdownGroups};
+
 use crate::common::fake::Program;
 use crate::world::{World, full, manifest, names};
 
@@ -43,6 +47,60 @@ fn an_image_changed_while_a_container_starts_waits_for_that_start() {
         world.actions(),
         ["StopContainer web/app#0 grace=30", "CreateContainer web/app#1", "StartContainer web/app#1"]
     );
+}
+
+#[test]
+fn a_pod_that_is_to_end_while_a_container_starts_waits_for_that_start() {
+    type End = fn(&World);
+    let ends: [End; 2] = [|world| world.remove("web"), |world| world.tell(Stop::Prepare(None))];
+    for end in ends {
+        let world = World::without_agent();
+        let mut config = world.config();
+        let group = ShutdownGroup { priority: 0, grace: Seconds(30) };
+        config.shutdown = ShutdownGroups::of_priorities(vec![group]).unwrap();
+        world.start_with(config);
+        world.fake.delay("StartContainer", Duration::from_secs(5));
+        world.put("web", PAIR);
+        world.until("the call", |world| world.count("StartContainer web/app#0") == 1);
+        world.fake.clear_calls();
+        end(&world);
+        world.until("its end", |world| world.count("StopPodSandbox") > 0);
+        // The runtime has started it, and nothing else was made meanwhile.
+        let actions = world.actions();
+        assert_eq!(actions[0], "StopContainer web/app#0 grace=8", "{actions:?}");
+        let state = world.fake.state();
+        assert!(state.container("app").is_none_or(|app| app.reason != "StartError"));
+    }
+}
+
+#[test]
+fn what_a_pod_waits_for_does_not_hold_up_its_end() {
+    let world = World::new();
+    // A hook, and a container that is being stopped for another image.
+    world.fake.hang("ExecSync");
+    world.put(
+        "hook",
+        "terminationGracePeriodSeconds: 5, containers: [{name: app, image: 'busybox:1', \
+         lifecycle: {postStart: {exec: {command: [sleep]}}}}]",
+    );
+    world.until("the hook", |world| world.fake.count("ExecSync") == 1);
+    world.fake.program("slow", Program::STUBBORN);
+    let slow = "terminationGracePeriodSeconds: 600, containers: [{name: slow, image: 'busybox:1'}]";
+    world.run("slow", slow);
+    world.put("slow", &slow.replace("busybox:1", "busybox:2"));
+    world.until("the stop", |world| world.count("StopContainer slow/slow#0 grace=600") == 1);
+    world.fake.clear_calls();
+    world.remove("hook");
+    world.remove("slow");
+    world.until("their end", |world| world.pod("hook").is_none() && world.pod("slow").is_none());
+    let actions = world.actions();
+    for (stop, sandbox) in [
+        ("StopContainer hook/app#0 grace=5", "StopPodSandbox hook#0"),
+        ("StopContainer slow/slow#0 grace=600", "StopPodSandbox slow#0"),
+    ] {
+        let at = |call: &str| actions.iter().position(|action| action == call).unwrap();
+        assert!(at(stop) < at(sandbox), "{actions:?}");
+    }
 }
 
 #[test]

@@ -118,6 +118,29 @@ fn paths_that_hang_hold_up_no_other_pod() {
     assert!(!dir.join("whole").exists(), "of the pod that is gone nothing is made");
 }
 
+/// More calls hang than there are turns, of every kind, and each of their pods waits for its own.
+#[test]
+fn starts_that_hang_hold_up_no_other_pod() {
+    for call in ["RunPodSandbox", "CreateContainer", "StartContainer"] {
+        let world = World::new();
+        world.run("before", OWN);
+        world.fake.hang_on(call, "stuck");
+        for n in 0..=STARTS_AT_ONCE_MAX {
+            world.put(&format!("stuck{n}"), OWN);
+        }
+        world.until("all to hang", |world| world.count(&format!("{call} stuck")) > STARTS_AT_ONCE_MAX);
+        // A new one, and the restart of one that ran.
+        let began = world.seconds();
+        world.run("after", OWN);
+        world.fake.exit("before-gw/app", 1, "Error", "");
+        world.until("its restart", |world| world.running().contains(&"before/app#1".to_owned()));
+        let took = world.seconds() - began;
+        assert!(took < 15, "{call}: {took} s, the first back-off of 10 s included");
+        world.fake.heal(call);
+        world.until("all to run", |world| world.running().len() == STARTS_AT_ONCE_MAX + 3);
+    }
+}
+
 #[test]
 fn parts_that_hang_hold_no_turn_of_the_starts() {
     let world = World::new();

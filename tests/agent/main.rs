@@ -13,6 +13,7 @@ mod collect;
 #[path = "../common/mod.rs"]
 mod common;
 mod debug;
+mod ended;
 mod events;
 mod faults;
 mod garbage;
@@ -28,6 +29,7 @@ mod objects;
 mod pressure;
 mod probes;
 mod restart;
+mod room;
 #[allow(dead_code)]
 #[path = "../common/runner.rs"]
 mod runner;

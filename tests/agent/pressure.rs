@@ -301,3 +301,14 @@ fn a_runtime_that_does_not_tell_what_pods_use_ends_none() {
     world.fake.heal("ListContainerStats");
     world.until("the end", |world| gone(world, &["web"]));
 }
+
+#[test]
+fn a_pod_that_goes_at_once_has_a_second_for_its_hook() {
+    let world = world(hard());
+    world.fake.state().memory.insert("c-web".to_owned(), i64::try_from(500 * MIB).unwrap());
+    let hook = "lifecycle: {preStop: {exec: {command: [bye]}}}";
+    world.run("web", &format!("containers: [{{name: c-web, image: 'busybox:1', {hook}}}]"));
+    memory(&world, 50);
+    world.until("its end", |world| world.count("StopContainer") == 1);
+    assert_eq!(world.fake.count("ExecSync"), 1, "{}", world.trace());
+}

@@ -273,6 +273,31 @@ fn a_probe_that_hangs_holds_up_no_other_until_too_many_do_and_then_lateness_is_c
 }
 
 #[test]
+fn probes_of_one_pod_that_hang_hold_up_no_other_pod() {
+    let world = World::new();
+    world.fake.hang_on("ExecSync", "stuck");
+    let readiness = exec("readiness", ", periodSeconds: 5");
+    let many: Vec<String> = (0..2 * PROBES_AT_ONCE_MAX)
+        .map(|n| format!("{{name: app{n}, image: 'busybox:1', {readiness}}}"))
+        .collect();
+    for name in ["stuck", "stuck-too"] {
+        world.put(name, &format!("terminationGracePeriodSeconds: 2, containers: [{}]", many.join(", ")));
+        world.until("its probes to hang", |world| {
+            asked(world, &format!("{name}/app")).len() >= PROBES_AT_ONCE_MAX / 4
+        });
+    }
+    world.pass(20);
+    let shares = PROBES_AT_ONCE_MAX / 2 + PROBES_AT_ONCE_MAX / 4;
+    assert_eq!(entries(&world, "probes_running"), shares);
+    world.run("good", &app(&readiness));
+    world.until("it to be ready", |world| ready(world, "good"));
+    let (begun, turns) = (asked(&world, "good/app").len(), world.turns());
+    world.pass(20);
+    assert_eq!(asked(&world, "good/app").len(), begun + 4, "in time");
+    assert!(world.turns() - turns < 1000, "{} turns for nothing", world.turns() - turns);
+}
+
+#[test]
 fn a_probe_that_cannot_be_run_counts_for_nothing() {
     let world = World::new();
     world.run(

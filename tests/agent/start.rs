@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use smolet::config::Config;
 use smolet::model::container_hash;
+use smolet::proto::runtime::v1 as cri;
+use smolet::render::CgroupDriver;
 
 use crate::common::fake::Program;
-use crate::world::{NODE, START, World};
+use crate::world::{NODE, START, World, manifest};
 
 #[test]
 fn a_pod_starts_with_the_kubelets_arguments() {
@@ -41,6 +44,34 @@ fn a_pod_starts_with_the_kubelets_arguments() {
     assert_eq!(config.log_path, "app/0.log");
     drop(state);
     assert!(world.describe("web").contains("Started container app"), "{}", world.describe("web"));
+}
+
+/// Virtual time stands still: whatever waited for a time would wait for ever.
+#[test]
+fn from_a_manifests_rename_to_its_sandbox_no_time_is_waited_for() {
+    let world = World::new();
+    let spec = "terminationGracePeriodSeconds: 2, containers: [{name: app, image: 'busybox:1'}]";
+    // What the agent does once after its start is over.
+    world.run("before", spec);
+    world.put("renamed", spec);
+    world.wait("its container", |world| world.running().contains(&"renamed/app#0".to_owned()));
+    std::fs::write(world.path("manifests").join("closed.yaml"), manifest("closed", spec)).unwrap();
+    world.wait("its container", |world| world.running().contains(&"closed/app#0".to_owned()));
+    // Later: what changes again within a moment waits.
+    world.step();
+    world.put("renamed", &spec.replace("busybox:1", "busybox:2"));
+    world.wait("another container", |world| world.count("StopContainer renamed/app#0") == 1);
+}
+
+#[test]
+fn the_runtimes_cgroup_driver_counts() {
+    let world = World::without_agent();
+    world.fake.state().cgroup_driver = Some(cri::CgroupDriver::Cgroupfs);
+    world.start_with(Config { cgroup_driver: CgroupDriver::Systemd, ..world.config() });
+    world.run("web", "containers: [{name: app, image: 'busybox:1'}]");
+    let state = world.fake.state();
+    let parent = state.sandbox("web-gw").unwrap().config.linux.as_ref().unwrap().cgroup_parent.clone();
+    assert!(parent.starts_with("/kubepods/besteffort/pod"), "{parent}");
 }
 
 #[test]

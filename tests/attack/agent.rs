@@ -51,6 +51,8 @@ impl Agent {
         let child = Command::new(binary)
             .args(["run", "--node-name", "gw"])
             .args(["--config", configuration])
+            // Many pods at once pull what is `latest`: none waits for its turn.
+            .arg("--registry-qps=0")
             // Nothing is mounted there: the machine's own cgroups are left alone.
             .arg("--cgroup-mounts")
             .arg(path("cgroup"))

@@ -3,17 +3,18 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use smolet::config::{Authorization, Config, NodeApi};
 use smolet::limits::{
-    CLUSTER_BOUNDS, KUBE_MEMORY_MAX, NODE_CONNECTIONS_MAX, NODE_HANDSHAKE_TIME, NODE_STREAMS_MAX,
+    CLUSTER_BOUNDS, KUBE_MEMORY_MAX, NODE_CONNECTIONS_MAX, NODE_HANDSHAKE_TIME, NODE_STREAMS_MAX, PODS_MAX,
     STATUS_STORE_BYTES, memory_ceiling,
 };
 use smolet::model::Wall;
 
 use crate::client::Said;
+use crate::common::Stopwatch;
 use crate::common::apiserver::{ApiServer, Identity};
 use crate::common::fake::{Exec, Program};
 use crate::world::{World, app};
@@ -190,6 +191,29 @@ fn what_a_node_of_a_cluster_holds_is_told_beside_its_limits() {
     assert_eq!(value("smolet_memory_ceiling_bytes"), ceiling);
 }
 
+/// Those that are refused are known too, so that the limit is that of all that are.
+#[test]
+fn more_known_pods_than_may_run_are_within_the_limit_that_is_shown() {
+    let world = World::new();
+    world.run("web");
+    let identity = server(&world);
+    let mut spec = app();
+    spec["nodeSelector"] = json!({"nowhere": "true"});
+    let pods: Vec<String> = (0..PODS_MAX + 10).map(|n| format!("elsewhere-{n}")).collect();
+    for pod in &pods {
+        world.bind(pod, spec.clone());
+    }
+    world.until("all are refused", |world| {
+        let page = get(world, &identity, "/metrics").body;
+        let value = |family: &str| -> usize {
+            let line = format!("smolet_bounded_{family}{{structure=\"cluster_pods\"}} ");
+            page.lines().find_map(|other| other.strip_prefix(&*line)).unwrap().parse().unwrap()
+        };
+        assert!(value("entries") <= value("entries_limit"), "{page}");
+        pods.iter().all(|pod| world.phase(pod) == "Failed")
+    });
+}
+
 fn log(world: &World, pod: &str) -> std::fs::File {
     let uid = world.pod(pod).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
     let path = world.path(&format!("logs/default_{pod}_{uid}/app/0.log"));
@@ -230,14 +254,14 @@ fn logs_are_shown_in_part_or_whole_and_followed() {
     let head = client.until(|text| text.contains("\r\n\r\n"));
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
     for number in 0..3 {
-        let begun = Instant::now();
+        let begun = Stopwatch::start();
         writeln!(file, "2026-01-01T00:00:04Z stdout F line {number}").unwrap();
         client.until(|text| text.contains(&format!("line {number}\n")));
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
     world.fake.exit("web/app", 0, "Completed", "");
     drop(file);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     client.until(|text| text.ends_with("0\r\n\r\n"));
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }
@@ -471,7 +495,7 @@ fn hostile_clients_hold_up_nobody() {
     assert_eq!(said.status, 404);
     // More than there are places, of those that say nothing.
     open.extend((0..=NODE_CONNECTIONS_MAX).map(|_| TcpStream::connect(("127.0.0.1", port)).unwrap()));
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     assert_eq!(get(&world, &identity, "/healthz").body, "ok");
     assert!(begun.elapsed() < NODE_HANDSHAKE_TIME / 2, "{:?}", begun.elapsed());
 }

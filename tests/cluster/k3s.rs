@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smolet::config::{Config, K3s as Joins, NodeApi, Registration, TokenSource};
@@ -13,7 +13,7 @@ use smolet::limits::{TUNNEL_CONNECTIONS_MAX, TUNNEL_PING_PERIOD, TUNNELS_MAX};
 use crate::client::Client;
 use crate::common::apiserver::ApiServer;
 use crate::supervisor::{K3s, SECRET};
-use crate::world::{NODE, World, app};
+use crate::world::{NODE, PATIENCE, World, app};
 
 /// The settings of a node that has a token, and nothing else.
 pub fn joining(world: &World, k3s: &K3s, token: &str) -> Config {
@@ -309,15 +309,26 @@ fn of_a_pod_on_the_nodes_network_declared_ports_are_reached() {
     for port in &ports {
         port.set_nonblocking(true).unwrap();
     }
-    let came = |port: u16| {
-        let mut socket =
-            TcpStream::connect(("127.0.0.1", k3s.forward(NODE, &format!("{node}:{port}")))).unwrap();
-        socket.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-        // Refused, it ends; else nothing comes.
-        socket.read(&mut [0]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
+    // Somebody comes, or the connection ends: refused.
+    let comes = |port: u16, listener: &TcpListener| {
+        let through = k3s.forward(NODE, &format!("{node}:{port}"));
+        let mut socket = TcpStream::connect(("127.0.0.1", through)).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let begun = Instant::now();
+        loop {
+            if listener.accept().is_ok() {
+                return true;
+            }
+            match socket.read(&mut [0]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                _ => return false,
+            }
+            assert!(begun.elapsed() < PATIENCE, "neither came somebody, nor was it refused");
+            std::thread::sleep(Duration::from_millis(2));
+        }
     };
-    world.until("somebody came", |_| came(declared) && ports[0].accept().is_ok());
-    assert!(!came(other) && ports[1].accept().is_err(), "it is not declared");
+    world.until("somebody came", |_| comes(declared, &ports[0]));
+    assert!(!comes(other, &ports[1]), "it is not declared");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! The link to the server: away, cut, behind, standing still.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::common::Stopwatch;
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
 
@@ -77,7 +78,7 @@ fn a_server_that_is_back_is_followed_at_once_though_it_has_forgotten() {
         world.api.requests().iter().any(|request| request.path == "/api/v1/pods" && request.verb == verb)
     };
     world.until("it goes on from where it was", |world| asks(world, "watch"));
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     world.until("it begins afresh", |world| asks(world, "list"));
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
 }

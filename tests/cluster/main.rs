@@ -7,11 +7,14 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod addresses;
 mod admission;
 mod api;
 mod certificates;
 mod claims;
 mod client;
+mod ended;
+mod finished;
 mod gates;
 mod k3s;
 mod link;
@@ -19,6 +22,7 @@ mod mirrors;
 mod network;
 mod nfs;
 mod node;
+mod node_status;
 mod objects;
 mod offline;
 mod pods;

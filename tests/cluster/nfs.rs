@@ -4,11 +4,12 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use smolet::limits::OUTSIDE_JOBS_MAX;
 
+use crate::common::Stopwatch;
 use crate::common::TempDir;
 use crate::world::{World, app};
 
@@ -343,7 +344,7 @@ fn a_server_that_does_not_answer_holds_up_none_but_its_own_pods() {
         world.bind(name, with_nfs(json!({"server": "away", "path": format!("/{name}")}), ""));
     }
     world.until("one mount hangs", |_| !servers.hanging().is_empty());
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     world.bind("web", with_nfs(json!({"server": "nas", "path": "/data"}), "part"));
     let path = world.path("typed");
     world.bind(
@@ -364,7 +365,7 @@ fn a_server_that_does_not_answer_holds_up_none_but_its_own_pods() {
     let hanging = servers.hanging();
     let calls = servers.calls();
     let of = calls.iter().find_map(|call| call.strip_prefix("away:/")?.split(' ').next()).unwrap();
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     world.api.delete("pods", "default", of, None);
     world.until("it is gone", |world| world.pod(of).is_none() && servers.hanging() != hanging);
     assert!(begun.elapsed() < Duration::from_secs(25), "{:?}", begun.elapsed());
@@ -409,7 +410,7 @@ fn a_volume_whose_server_is_away_stays_until_it_can_be_unmounted() {
     std::fs::write(servers.path("dead"), "").unwrap();
     world.api.delete("pods", "default", "web", None);
     let at = pod_dir(&world, &pod).join("volumes/kubernetes.io~nfs/v");
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     world.run("app");
     assert!(begun.elapsed() < Duration::from_secs(10), "others begin meanwhile");
     let words = format!(
@@ -425,7 +426,7 @@ fn a_volume_whose_server_is_away_stays_until_it_can_be_unmounted() {
     world.api.delete("pods", "default", "web", Some(0));
     assert!(world.pod("web").is_none());
     assert!(mount_points(&world).iter().any(|point| Path::new(point) == at));
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     world.start();
     world.run("after");
     assert!(

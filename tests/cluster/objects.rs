@@ -193,3 +193,150 @@ fn a_runtime_class_names_the_handler_and_its_overhead_counts() {
         world.fake.state().sandboxes.values().map(|sandbox| sandbox.handler.clone()).collect();
     assert_eq!(all, ["runsc", "runsc"]);
 }
+
+/// The Node authorizer learns of a pod a moment after the node: that is no failure, and no second of waiting.
+#[test]
+fn what_the_authorizer_does_not_know_yet_is_asked_for_again_soon() {
+    let world = World::without_agent();
+    world.api.admit_accounts();
+    world.api.authorize_late(3);
+    let path = world.path("data");
+    std::fs::create_dir(&path).unwrap();
+    let claim =
+        json!({"metadata": {"name": "mine"}, "spec": {"volumeName": "data"}, "status": {"phase": "Bound"}});
+    let claim = world.api.create("persistentvolumeclaims", claim);
+    let uid = &claim["metadata"]["uid"];
+    let spec =
+        json!({"hostPath": {"path": path}, "claimRef": {"namespace": "default", "name": "mine", "uid": uid}});
+    world.api.create("persistentvolumes", json!({"metadata": {"name": "data"}, "spec": spec}));
+    world.api.create("configmaps", json!({"metadata": {"name": "words"}, "data": {"word": "hello"}}));
+    world.start();
+    let mut spec = with_env("configMapKeyRef");
+    spec["volumes"] = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "mine"}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "data", "mountPath": "/data"}]);
+    world.bind("web", spec);
+    world.until("it runs", |world| world.is_ready("web"));
+    assert_eq!(world.api.count("POST", "/api/v1/namespaces/default/serviceaccounts"), 4);
+    let events = world.api.list("events", "default");
+    assert!(events.iter().all(|event| event["type"] != "Warning"), "{events:?}");
+}
+
+#[test]
+fn what_the_authorizer_never_allows_is_told_and_asked_for_now_and_then() {
+    let world = World::new();
+    world.api.authorize_late(u32::MAX);
+    world.bind("web", with_env("configMapKeyRef"));
+    world.until("it says why it waits", |world| {
+        let pod = world.pod("web").unwrap();
+        pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+    });
+    world.api.create("configmaps", json!({"metadata": {"name": "words"}, "data": {"word": "hello"}}));
+    world.api.authorize_late(0);
+    world.until("it runs", |world| world.is_ready("web"));
+}
+
+/// A pod with so many ConfigMaps of its own, in one volume.
+fn with_maps(world: &World, name: &str, count: usize, bytes: usize) -> serde_json::Value {
+    let mut spec = app();
+    let names: Vec<String> = (0..count).map(|number| format!("{name}-{number}")).collect();
+    for map in &names {
+        world.api.create(
+            "configmaps",
+            json!({"metadata": {"name": map}, "data": {map.as_str(): "x".repeat(bytes)}}),
+        );
+    }
+    let sources: Vec<_> =
+        names.iter().map(|map| json!({"configMap": {"name": map, "optional": true}})).collect();
+    spec["volumes"] = json!([{"name": "all", "projected": {"sources": sources}}]);
+    spec["containers"][0]["volumeMounts"] = json!([{"name": "all", "mountPath": "/all"}]);
+    spec
+}
+
+fn files_of(world: &World, name: &str) -> usize {
+    let uid = world.pod(name).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let volume = world.path(&format!("root/pods/{uid}/volumes/kubernetes.io~projected/all/..data/"));
+    std::fs::read_dir(volume).map_or(0, Iterator::count)
+}
+
+#[test]
+fn pods_that_name_hundreds_of_objects_start_with_all_of_them() {
+    let world = World::new();
+    let names: Vec<String> = (0..15).map(|number| format!("pod{number}")).collect();
+    // Each of the waits is bounded, and a busy machine takes long for all of them together.
+    for names in names.chunks(3) {
+        for name in names {
+            let spec = with_maps(&world, name, 50, 1);
+            world.bind(name, spec);
+        }
+        for name in names {
+            world.until("it runs", |world| world.is_ready(name));
+            assert_eq!(files_of(&world, name), 50, "{name}");
+        }
+    }
+    assert!(world.api.open_watches() <= 128 + 24 + 2, "{}", world.api.open_watches());
+    let events = world.api.list("events", "default");
+    assert!(events.iter().all(|event| event["type"] != "Warning"), "{events:?}");
+    for name in &names {
+        world.api.delete("pods", "default", name, Some(0));
+    }
+    world.until("nothing is followed any more", |world| world.api.open_watches() == 2);
+}
+
+/// Reason and message of a container that waits.
+fn waits(world: &World, name: &str) -> (String, String) {
+    let waiting = world.pod(name).unwrap()["status"]["containerStatuses"][0]["state"]["waiting"].clone();
+    let text = |field: &str| waiting[field].as_str().unwrap_or_default().to_owned();
+    (text("reason"), text("message"))
+}
+
+#[test]
+fn a_pod_whose_objects_have_no_room_says_so_and_waits_for_it() {
+    let world = World::new();
+    let large = with_maps(&world, "large", 2, 900 << 10);
+    world.bind("large", large);
+    world.until("it runs", |world| world.is_ready("large"));
+    let other = with_maps(&world, "other", 1, 500 << 10);
+    world.bind("other", other);
+    world.until("the other one says why it waits", |world| {
+        let (reason, message) = waits(world, "other");
+        reason == "TooManyObjects"
+            && message.starts_with("too many objects on this node: its pods may name 1024 ")
+    });
+    assert_eq!(world.phase("other"), "Pending");
+    world.api.delete("pods", "default", "large", Some(0));
+    world.until("there is room for it", |world| world.is_ready("other"));
+    assert_eq!(files_of(&world, "other"), 1);
+}
+
+#[test]
+fn a_pod_that_has_ended_leaves_room_for_others() {
+    let world = World::new();
+    let mut job = with_maps(&world, "job", 2, 900 << 10);
+    job["restartPolicy"] = "Never".into();
+    world.bind("job", job);
+    world.until("it runs", |world| world.is_ready("job"));
+    world.fake.exit("job/app", 0, "Completed", "");
+    world.until("it has ended", |world| world.phase("job") == "Succeeded");
+    let next = with_maps(&world, "next", 2, 900 << 10);
+    world.bind("next", next);
+    world.until("the next one runs", |world| world.is_ready("next"));
+    assert_eq!(files_of(&world, "next"), 2);
+}
+
+#[test]
+fn more_objects_than_there_is_room_for_leave_out_whole_pods() {
+    let world = World::new();
+    for name in ["one", "two", "three", "four"] {
+        let mut spec = app();
+        let named =
+            |number: usize| json!({"configMapRef": {"name": format!("{name}-{number}"), "optional": true}});
+        spec["containers"][0]["envFrom"] = (0..300).map(named).collect();
+        world.bind(name, spec);
+        if name != "four" {
+            world.until("it runs", |world| world.is_ready(name));
+        }
+    }
+    world.until("the fourth says why it does not", |world| waits(world, "four").0 == "TooManyObjects");
+    world.api.delete("pods", "default", "two", Some(0));
+    world.until("it has its turn", |world| world.is_ready("four"));
+}

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::common::Stopwatch;
 use crate::common::apiserver::ApiServer;
 use crate::world::{NODE, World, app};
 
@@ -397,7 +398,7 @@ fn a_link_that_swallows_everything_is_waited_for_no_longer_than_half_a_minute() 
     world.run("web");
     world.stop();
     world.api.freeze(true);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     reboot(&world);
     world.until("it runs", |world| runs(world, "web/app"));
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());

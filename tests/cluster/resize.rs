@@ -1,9 +1,10 @@
 //! Pods that get other CPU and memory while they run.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::common::Stopwatch;
 use crate::common::fake::Program;
 use crate::world::{NODE, World};
 
@@ -353,7 +354,7 @@ fn a_neighbour_that_waits_out_its_back_off_holds_up_nothing() {
         statuses.into_iter().find(|status| status["state"]["waiting"]["reason"] == "CrashLoopBackOff")
     };
     world.until("it waits", |world| waits(world).is_some());
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     resize(&world, "web", "app", &resources("200m/16Mi", "200m/16Mi"));
     world.until("the other has more", |world| made_with(world, "web/app") == (204, 20_000, 16 << 20));
     // The first wait is ten seconds.

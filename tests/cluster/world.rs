@@ -20,7 +20,7 @@ use crate::common::{TempDir, show_log};
 
 pub const NODE: &str = "gw";
 /// How long anything may take, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 pub struct World {
     pub api: ApiServer,
@@ -72,6 +72,7 @@ impl World {
             pod_logs_dir: Some(self.path("logs")),
             container_logs_dir: Some(self.path("links")),
             cgroup_mounts: Some(self.path("cgroup")),
+            sysctl_root: Some(self.path("sys")),
             kubeconfig: Some(self.api.kubeconfig(self.folder.path(), &format!("system:node:{NODE}"))),
             ..Flags::default()
         };
@@ -85,11 +86,18 @@ impl World {
             healthz: None,
             ..config.node_api
         };
-        Config { image_gc: None, eviction: EvictionPolicy::NEVER, node_api, ..config }
+        Config {
+            make_iptables_util_chains: false,
+            image_gc: None,
+            eviction: EvictionPolicy::NEVER,
+            node_api,
+            ..config
+        }
     }
 
+    /// An agent that knows the cluster's name servers.
     pub fn start(&self) {
-        self.start_with(self.config());
+        self.start_with(Config { cluster_dns: vec!["10.43.0.10".to_owned()], ..self.config() });
     }
 
     pub fn start_with(&self, config: Config) {
@@ -129,6 +137,12 @@ impl World {
         assert_eq!(life.thread.join().unwrap(), Ok(Some(Ending::Stopped)));
     }
 
+    /// As logind, or a signal.
+    pub fn tell(&self, stop: Stop) {
+        let agent = self.agent.borrow();
+        agent.as_ref().expect("an agent runs").stop.try_send(stop).unwrap();
+    }
+
     /// As `kill -9`.
     pub fn kill(&self) {
         let life = self.agent.take().expect("an agent runs");
@@ -164,6 +178,18 @@ impl World {
         self.wait(what, |world| holds(world).then_some(()));
     }
 
+    /// What the agent answers to one GET on its own socket.
+    pub fn local(&self, path: &str) -> String {
+        use std::io::{Read as _, Write as _};
+        let mut stream =
+            std::os::unix::net::UnixStream::connect(self.path("sock")).expect("the agent listens");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer in time");
+        answer
+    }
+
     // ---- objects ---------------------------------------------------------------------------------------
 
     pub fn node(&self) -> Option<Value> {
@@ -195,7 +221,12 @@ impl World {
 
     /// Binds a pod of one container and waits until the cluster has it as ready.
     pub fn run(&self, name: &str) {
-        self.bind(name, app());
+        self.run_as(name, app());
+    }
+
+    /// The same with that spec.
+    pub fn run_as(&self, name: &str, spec: Value) {
+        self.bind(name, spec);
         self.until("the pod is ready", |world| world.is_ready(name));
     }
 }

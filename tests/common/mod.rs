@@ -14,6 +14,33 @@ pub mod seeds;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long something takes, without the time in which some task of the machine waited for a processor (`/proc/pressure/cpu`):
+/// a test that wants something soon holds for what the agent waits, whoever else is busy. A kernel without that file counts all
+/// of the time.
+pub struct Stopwatch {
+    begun: Instant,
+    waited: Duration,
+}
+
+impl Stopwatch {
+    pub fn start() -> Self {
+        Self { begun: Instant::now(), waited: waited_for_processors() }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed().saturating_sub(waited_for_processors().saturating_sub(self.waited))
+    }
+}
+
+/// Since the boot.
+fn waited_for_processors() -> Duration {
+    let pressure = std::fs::read_to_string("/proc/pressure/cpu").unwrap_or_default();
+    let some = pressure.lines().find(|line| line.starts_with("some "));
+    let total = some.and_then(|line| line.split_once("total=")?.1.parse().ok());
+    Duration::from_micros(total.unwrap_or(0))
+}
 
 /// Names tried for one temporary folder. Full: the test fails and says what to remove.
 const FOLDER_NAMES_MAX: usize = 10_000;

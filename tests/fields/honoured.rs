@@ -500,6 +500,7 @@ fn rows() -> Vec<Row> {
 
 /// The fields that are not applicable, each with a value the check takes.
 fn without_effect() -> Vec<(&'static str, Value)> {
+    let windows = json!({"runAsUserName": "x", "hostProcess": true});
     let spread = json!([{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule"}]);
     let term = json!([{"topologyKey": "a", "labelSelector": {"matchLabels": {"a": "b"}}}]);
     let required = json!({"requiredDuringSchedulingIgnoredDuringExecution": term});
@@ -519,6 +520,8 @@ fn without_effect() -> Vec<(&'static str, Value)> {
         ("spec.nodeName", json!("elsewhere")),
         ("spec.preemptionPolicy", json!("Never")),
         ("spec.schedulerName", json!("x")),
+        ("spec.containers[*].securityContext.windowsOptions", windows.clone()),
+        ("spec.securityContext.windowsOptions", windows),
         ("spec.securityContext.fsGroupChangePolicy", json!("OnRootMismatch")),
         ("spec.securityContext.seLinuxChangePolicy", json!("Recursive")),
         ("spec.tolerations", json!([{"key": "a", "operator": "Exists", "effect": "NoExecute"}])),
@@ -582,6 +585,8 @@ fn what_is_not_applicable_changes_nothing() {
     let mut wrong = Vec::new();
     let mut before = pod();
     assert!(set(&mut before, "spec.securityContext.fsGroup", &json!(5)));
+    // Beside os.name linux there may be no options for Windows.
+    assert!(set(&mut before, "spec.os", &Value::Null));
     for line in table.iter().filter(|line| line.answer == Answer::NotApplicable) {
         // The exceptions of init containers.
         let field = line.path.replace("initContainers", "containers");

@@ -3,6 +3,7 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::print_stdout)]
 
+mod configuration;
 mod effects;
 mod honoured;
 mod probes;

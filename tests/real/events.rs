@@ -61,13 +61,15 @@ pub fn events_come_again_after_containerd_was_killed(runtime: &Runtime) {
     runtime.start();
     // The first event after the restart shows that events come again. One that comes before the stream is open shows
     // nothing.
-    let told_again = |n: usize| {
-        let late = format!("late{n}");
-        agent.apply_pod(&late, PLAIN);
-        agent.running(&late);
-        said(&agent, "come; everything is looked at") == 2
-    };
-    assert!((0..3).any(told_again), "no events after three more pods");
+    let mut late = 0;
+    wait_for("events again", PATIENCE, || {
+        late += 1;
+        let name = format!("late{late}");
+        agent.apply_pod(&name, PLAIN);
+        agent.running(&name);
+        agent.delete(&name);
+        (said(&agent, "come; everything is looked at") == 2).then_some(())
+    });
     let relists = relists_for_restarts(runtime, &agent);
     println!("  {} restarts, {relists} relists meanwhile", NAMES.len());
     assert!(relists < NAMES.len() / 2, "{relists} relists for {} restarts", NAMES.len());

@@ -82,7 +82,7 @@ pub fn logs_commands_and_ports_of_pods_are_reached_through_it(runtime: &Runtime)
     let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
     let settings = format!(
         "{}address: 127.0.0.1\nport: {port}\nhealthzPort: 0\nauthorization: {{mode: AlwaysAllow}}\n\
-         authentication: {{anonymous: {{enabled: true}}}}\n",
+         authentication: {{anonymous: {{enabled: true}}}}\nmakeIPTablesUtilChains: false\n",
         text(&agent.config)
     );
     agent.config = agent.dir.join("config.yaml");
@@ -93,7 +93,9 @@ pub fn logs_commands_and_ports_of_pods_are_reached_through_it(runtime: &Runtime)
                  insecure-skip-tls-verify: true}}]\nusers: [{name: u, user: {token: t}}]\n\
                  contexts: [{name: c, context: {cluster: c, user: u}}]\ncurrent-context: c\n";
     std::fs::write(&kubeconfig, lines).expect("a file");
-    agent.arguments = vec!["--kubeconfig".into(), kubeconfig.into()];
+    // The machine's own settings and chains stay as they are.
+    let sysctls = agent.dir.join("sys");
+    agent.arguments = vec!["--kubeconfig".into(), kubeconfig.into(), "--sysctl-root".into(), sysctls.into()];
     agent.start();
     agent.apply_pod("web", PODS);
     agent.running("web");

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use smol::LocalExecutor;
 use smol::channel::Sender;
+use smolet::addresses::NodeAddresses;
 use smolet::blocking::Blocking;
 use smolet::cli::table::PodsFormat;
 use smolet::clock::{Clock as _, VirtualClock};
@@ -164,6 +165,7 @@ impl World {
         let identity =
             Identity::open(&config.root_dir, Some(NODE), NODE).expect("the state directory is free");
         let node = Rc::new(facts::node_settings(&config, NODE));
+        let addresses = NodeAddresses::new(&node.node_ips);
         let executor = Rc::new(LocalExecutor::new());
         let (updates, source) = smol::channel::bounded(1);
         // No image archives.
@@ -178,6 +180,7 @@ impl World {
                 config: &config,
                 identity,
                 node,
+                addresses,
                 executor: on,
                 clock,
                 blocking,

@@ -114,7 +114,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         hosts_file: Rc::from(dir.join("hosts")),
         resolv_conf: None,
         blocking: Rc::new(smolet::blocking::Blocking::on_threads(clock, dir)),
-        starts: Rc::new(smol::lock::Semaphore::new(1)),
+        starts: Rc::new(smolet::sync::turns::StartTurns::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
         least_counts: smolet::sync::act::LeastCounts::default(),
     }

@@ -43,6 +43,8 @@ fn good() -> Facts {
             conditions: Ok(vec![condition("RuntimeReady", true), condition("NetworkReady", true)]),
             pause_image: Some(("registry.k8s.io/pause:3.10".to_owned(), true)),
             foreign_sandboxes: None,
+            cgroup_driver_told: None,
+            cgroup_driver_set: None,
         }),
         kubelets: Vec::new(),
         cni: CniFacts {
@@ -59,6 +61,8 @@ fn good() -> Facts {
         },
         swaps: Vec::new(),
         inotify: InotifyFacts { instances: Some(128), watches: Some(8192) },
+        tunables: Vec::new(),
+        cgroup_driver: CgroupDriver::Cgroupfs,
     }
 }
 
@@ -85,7 +89,8 @@ fn where_nothing_is_wrong_everything_is_ok() {
             "disk of images",
             "clock",
             "swap",
-            "inotify"
+            "inotify",
+            "kernel settings"
         ]
     );
     assert!(!has_problems(&findings));
@@ -100,6 +105,30 @@ fn each_fault_is_one_finding_with_its_mend() {
     let rows: &[Row] = &[
         (|f| f.bad_settings = Some("maxPods: 0".to_owned()), "configuration", Problem, "maxPods: 0"),
         (|f| f.is_root = false, "user", Warning, "sudo"),
+        (
+            |f| f.tunables.push(Differing { name: "kernel.panic".to_owned(), actual: 0, wanted: 10 }),
+            "kernel settings",
+            Warning,
+            "kernel.panic is 0 instead of 10: sysctl -w kernel.panic=10",
+        ),
+        (
+            |f| runtime_of(f).cgroup_driver_set = Some(CgroupDriver::Systemd),
+            "cgroup driver",
+            Problem,
+            "configured with cgroupfs, and the runtime with systemd: no pod starts: set cgroupDriver: systemd",
+        ),
+        (
+            |f| runtime_of(f).cgroup_driver_set = Some(CgroupDriver::Cgroupfs),
+            "cgroup driver",
+            Fine,
+            "cgroupfs",
+        ),
+        (
+            |f| runtime_of(f).cgroup_driver_told = Some(CgroupDriver::Systemd),
+            "cgroup driver",
+            Warning,
+            "systemd, as the runtime tells; the configured one, cgroupfs, is not used",
+        ),
         // Raspberry Pi OS: the kernel's controllers are there, without memory.
         (
             |f| {

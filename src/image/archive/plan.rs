@@ -8,7 +8,7 @@
 //! An archive with both is read as an OCI layout. Of an index, the manifest that fits the node best counts, and the others
 //! need not be in the archive. Digests are checked by whoever stores the blobs; here is checked that everything is there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::tar::{Extent, Index};
 use crate::image::name::full_name;
 use crate::limits::{IMAGE_JSON_BYTES_MAX, IMAGES_PER_ARCHIVE_MAX, LAYERS_PER_IMAGE_MAX};
+use crate::model::SortedSet;
 
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -135,14 +136,14 @@ impl Plan {
     /// Leaves the images of those names alone, with the blobs they are made of.
     pub fn retain(&mut self, keep: &mut dyn FnMut(&str) -> bool) {
         self.images.retain(|image| keep(&image.name));
-        let mut needed: BTreeSet<&str> = self.images.iter().map(|image| &*image.target.digest).collect();
+        let mut needed: SortedSet<&str> = self.images.iter().map(|image| &*image.target.digest).collect();
         // What refers to others comes after them.
         for blob in self.blobs.iter().rev() {
             if needed.contains(&*blob.digest) {
                 needed.extend(blob.labels.values().map(String::as_str));
             }
         }
-        let needed: BTreeSet<String> = needed.into_iter().map(str::to_owned).collect();
+        let needed: SortedSet<String> = needed.into_iter().map(str::to_owned).collect();
         self.blobs.retain(|blob| needed.contains(&blob.digest));
     }
 }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 
 use crate::limits::{IMAGE_ARCHIVE_ENTRIES_MAX, IMAGE_ARCHIVE_NAME_BYTES_MAX};
+use crate::model::SortedMap;
 
 const BLOCK: u64 = 512;
 
@@ -23,7 +24,7 @@ pub struct Extent {
 /// The files and links of an archive, by name.
 #[derive(Debug, Default)]
 pub struct Index {
-    files: BTreeMap<String, Extent>,
+    files: SortedMap<String, Extent>,
     /// What a symbolic or hard link leads to, from the archive's root.
     links: BTreeMap<String, String>,
 }

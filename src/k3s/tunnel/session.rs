@@ -1,7 +1,6 @@
 //! A tunnel that is open: the server's connections through it, each with its queue and its socket.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::rc::Rc;
@@ -26,6 +25,7 @@ use crate::limits::{
 };
 use crate::metrics::Gauge;
 use crate::model::Mono;
+use crate::model::SortedMap;
 use crate::node_api::NodeQuestion;
 use crate::server::{Answer, Question};
 
@@ -34,7 +34,7 @@ pub(super) struct Session {
     pub(super) frames: Sender<Vec<u8>>,
     /// Messages so far.
     pub(super) sent: Cell<i64>,
-    pub(super) connections: RefCell<BTreeMap<i64, Rc<Connection>>>,
+    pub(super) connections: RefCell<SortedMap<i64, Rc<Connection>>>,
     pub(super) places: Arc<Semaphore>,
     /// Bytes that wait for sockets here.
     pub(super) queued: Cell<usize>,

@@ -311,7 +311,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
 }
 
 /// The field that `key` was probably meant to be: at most two letters off, and no more than a third of them.
-fn nearest(key: &str, fields: &'static [&'static str]) -> Option<&'static str> {
+pub(crate) fn nearest(key: &str, fields: &[&'static str]) -> Option<&'static str> {
     let lower = key.to_ascii_lowercase();
     fields
         .iter()

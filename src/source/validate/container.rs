@@ -1,20 +1,19 @@
 //! Containers and init containers (`validateContainers`, `validateInitContainers`). PURE.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, PodSpec, VolumeMount};
 
 use super::{Check, env, names, probe, resources, security};
+use crate::model::SortedSet;
 use crate::render::{as_container, stop_signal};
 
 /// Both lists of containers, and the host ports they share.
 pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
-    let volumes: BTreeSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
-    let mut seen = BTreeSet::new();
+    let volumes: SortedSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    let mut seen = SortedSet::new();
     if spec.containers.is_empty() {
         check.at("containers", |check| check.required("at least one container"));
     }
-    let mut ports = BTreeSet::new();
+    let mut ports = SortedSet::new();
     check.each("containers", &spec.containers, |check, container| {
         common(check, container, spec, &volumes, &mut seen);
         restart_policy(check, container);
@@ -35,16 +34,16 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
         common(check, container, spec, &volumes, &mut seen);
         restart_policy(check, container);
         // Init containers run one after the other, so each has its ports for itself.
-        host_ports(check, container, &mut BTreeSet::new());
+        host_ports(check, container, &mut SortedSet::new());
         init_only(check, container, spec);
     });
 }
 
 /// `validateEphemeralContainers`, of one that is added to a running pod: it has nothing that such a container may not have.
 pub(super) fn ephemeral(check: &mut Check, added: &EphemeralContainer, spec: &PodSpec) {
-    let volumes: BTreeSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
+    let volumes: SortedSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
     let init = spec.init_containers.iter().flatten();
-    let others: BTreeSet<&str> = init.chain(&spec.containers).map(|of| of.name.as_str()).collect();
+    let others: SortedSet<&str> = init.chain(&spec.containers).map(|of| of.name.as_str()).collect();
     check.at("targetContainerName", |check| match added.target_container_name.as_deref() {
         None | Some("") => {}
         Some(target) if others.contains(target) => {}
@@ -86,8 +85,8 @@ fn common<'a>(
     check: &mut Check,
     container: &'a Container,
     spec: &PodSpec,
-    volumes: &BTreeSet<&str>,
-    seen: &mut BTreeSet<&'a str>,
+    volumes: &SortedSet<&str>,
+    seen: &mut SortedSet<&'a str>,
 ) {
     check.at("name", |check| {
         if container.name.is_empty() {
@@ -112,7 +111,7 @@ fn common<'a>(
     check.at("imagePullPolicy", |check| pull_policy(check, container.image_pull_policy.as_deref()));
     ports(check, container.ports.as_deref().unwrap_or_default());
     env::env(check, container, spec.volumes.as_deref().unwrap_or_default());
-    let mut places = BTreeSet::new();
+    let mut places = SortedSet::new();
     check.each("volumeMounts", container.volume_mounts.as_deref().unwrap_or_default(), |check, mount| {
         volume_mount(check, mount, container, volumes);
         if !places.insert(mount.mount_path.as_str()) {
@@ -149,7 +148,7 @@ fn stop_signal_of(check: &mut Check, container: &Container, spec: &PodSpec) {
 
 /// `validateContainerPorts`.
 fn ports(check: &mut Check, ports: &[ContainerPort]) {
-    let mut seen = BTreeSet::new();
+    let mut seen = SortedSet::new();
     check.each("ports", ports, |check, port| {
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
             check.at("name", |check| {
@@ -180,7 +179,7 @@ fn ports(check: &mut Check, ports: &[ContainerPort]) {
 type HostPort<'a> = (&'a str, &'a str, i32);
 
 /// `AccumulateUniqueHostPorts`.
-fn host_ports<'a>(check: &mut Check, container: &'a Container, seen: &mut BTreeSet<HostPort<'a>>) {
+fn host_ports<'a>(check: &mut Check, container: &'a Container, seen: &mut SortedSet<HostPort<'a>>) {
     check.each("ports", container.ports.as_deref().unwrap_or_default(), |check, port| {
         let Some(number) = port.host_port.filter(|number| *number != 0) else { return };
         let protocol = port.protocol.as_deref().unwrap_or_default();
@@ -193,7 +192,7 @@ fn host_ports<'a>(check: &mut Check, container: &'a Container, seen: &mut BTreeS
 }
 
 /// `ValidateVolumeMounts`.
-fn volume_mount(check: &mut Check, mount: &VolumeMount, container: &Container, volumes: &BTreeSet<&str>) {
+fn volume_mount(check: &mut Check, mount: &VolumeMount, container: &Container, volumes: &SortedSet<&str>) {
     check.at("name", |check| {
         if mount.name.is_empty() {
             check.required("the volume's name");
@@ -268,7 +267,7 @@ fn restart_policy(check: &mut Check, container: &Container) {
 
 /// `validateResizePolicy`.
 fn resize_policy(check: &mut Check, container: &Container, spec: &PodSpec) {
-    let mut seen = BTreeSet::new();
+    let mut seen = SortedSet::new();
     check.each("resizePolicy", container.resize_policy.as_deref().unwrap_or_default(), |check, policy| {
         check.at("resourceName", |check| {
             check.one_of(&policy.resource_name, &["cpu", "memory"]);

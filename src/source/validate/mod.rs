@@ -51,7 +51,7 @@ pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
 /// Checks a defaulted pod that has its identity: first what this version does not do, then what no version takes.
 pub fn pod(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();
-    unsupported::pod(&mut check, pod, unsupported::Of::Manifest);
+    unsupported::pod(&mut check, pod);
     check.at("metadata", |check| {
         metadata::metadata(check, &pod.metadata);
         security::app_armor_annotations(check, pod);
@@ -62,10 +62,11 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
     check.errors
 }
 
-/// Checks a pod that an API server has bound to this node, and has checked itself: only what this version does not do.
+/// Checks a pod that an API server has bound to this node, and has checked itself: only what memory bounds. What this version does
+/// not do lets the pod wait, as with a kubelet that lacks a plugin or a driver: a pod that is Failed is made anew by its controller,
+/// again and again.
 pub fn bound(pod: &Pod) -> Vec<FieldError> {
     let mut check = Check::default();
-    unsupported::pod(&mut check, pod, unsupported::Of::ApiServer);
     let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
     if gates.is_some_and(|gates| gates.len() > limits::READINESS_GATES_MAX) {
         let message = format!("must have at most {} items", limits::READINESS_GATES_MAX);

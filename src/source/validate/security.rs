@@ -1,10 +1,11 @@
 //! Security contexts (`validatePodSpecSecurityContext`, `ValidateSecurityContext`). PURE.
 
-use std::collections::BTreeSet;
-
-use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod, PodSpec, SeccompProfile};
+use k8s_openapi::api::core::v1::{
+    AppArmorProfile, Container, Pod, PodSpec, SeccompProfile, WindowsSecurityContextOptions,
+};
 
 use super::{Check, names};
+use crate::model::SortedSet;
 use crate::render::admission::APPARMOR_ANNOTATION;
 
 /// Largest user and group id.
@@ -13,6 +14,13 @@ const ID_MAX: i64 = i32::MAX as i64;
 fn id(check: &mut Check, field: &str, value: Option<i64>) {
     if let Some(value) = value {
         check.at(field, |check| check.range(value, 0, ID_MAX));
+    }
+}
+
+/// Options for Windows are ignored here, unless the pod says that it is one for Linux (`validateLinux`).
+fn windows(check: &mut Check, options: Option<&WindowsSecurityContextOptions>, spec: &PodSpec) {
+    if options.is_some() && spec.os.as_ref().is_some_and(|os| os.name == "linux") {
+        check.at("windowsOptions", |check| check.wrong("may not be given when os.name is linux"));
     }
 }
 
@@ -32,6 +40,7 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
     }
     let Some(context) = &spec.security_context else { return };
     check.at("securityContext", |check| {
+        windows(check, context.windows_options.as_ref(), spec);
         id(check, "fsGroup", context.fs_group);
         id(check, "runAsUser", context.run_as_user);
         id(check, "runAsGroup", context.run_as_group);
@@ -53,7 +62,7 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
         }
         seccomp(check, context.seccomp_profile.as_ref());
         app_armor(check, context.app_armor_profile.as_ref());
-        let mut seen = BTreeSet::new();
+        let mut seen = SortedSet::new();
         check.each("sysctls", context.sysctls.as_deref().unwrap_or_default(), |check, sysctl| {
             check.at("name", |check| {
                 if sysctl.name.is_empty() {
@@ -81,6 +90,7 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
 pub(super) fn container(check: &mut Check, container: &Container, spec: &PodSpec) {
     let Some(context) = &container.security_context else { return };
     check.at("securityContext", |check| {
+        windows(check, context.windows_options.as_ref(), spec);
         id(check, "runAsUser", context.run_as_user);
         id(check, "runAsGroup", context.run_as_group);
         if let Some(mount) = context.proc_mount.as_deref() {

@@ -2,7 +2,7 @@
 //!
 //! A row leaves the tables when its feature arrives; `fields` then answers for the field what its own line says.
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, SecurityContext, Volume, VolumeProjection};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Volume, VolumeProjection};
 
 use super::Check;
 
@@ -52,9 +52,6 @@ const SPEC: &[Row<PodSpec>] = &[
     Row("resources.claims", "dynamic resources need an API server", |spec| {
         spec.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
     }),
-    Row("securityContext.windowsOptions", "this is Linux", |spec| {
-        spec.security_context.as_ref().is_some_and(|context| context.windows_options.is_some())
-    }),
 ];
 
 /// Fields of a container in either list.
@@ -67,9 +64,6 @@ const CONTAINER: &[Row<Container>] = &[
         let resources = container.resources.as_ref();
         let lists = resources.map(|r| [r.limits.as_ref(), r.requests.as_ref()]);
         lists.iter().flatten().flatten().any(|list| list.keys().any(|name| name.contains('/')))
-    }),
-    Row("securityContext.windowsOptions", "this is Linux", |container| {
-        security(container, |context| context.windows_options.is_some())
     }),
 ];
 
@@ -149,55 +143,31 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
 
 const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs or image";
 
-/// Fields of `spec`, kinds of volumes and of a projected volume's sources that are refused for want of an API server only.
-const SERVED: &[&str] = &[
-    "ephemeralContainers",
-    "serviceAccountName",
-    "serviceAccount",
-    "schedulingGates",
-    "schedulingGroup",
-    "readinessGates",
-    "overhead",
-    "persistentVolumeClaim",
-    "serviceAccountToken",
-];
-
-/// Where a pod comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Of {
-    Manifest,
-    ApiServer,
-}
-
-/// Refuses what the tables name.
-pub(super) fn pod(check: &mut Check, pod: &Pod, of: Of) {
-    if of == Of::Manifest {
-        check.at("metadata", |check| rows(check, METADATA, pod, of));
-    }
+/// Refuses what the tables name in a pod of a manifest.
+pub(super) fn pod(check: &mut Check, pod: &Pod) {
+    check.at("metadata", |check| rows(check, METADATA, pod));
     let Some(spec) = &pod.spec else { return };
     check.at("spec", |check| {
-        rows(check, SPEC, spec, of);
-        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container, of);
+        rows(check, SPEC, spec);
+        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container);
         check.each("containers", &spec.containers, own);
         check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), own);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
             for (field, _, _) in VOLUME_KINDS.iter().filter(|(_, supported, is)| !supported && is(volume)) {
-                if !(of == Of::ApiServer && SERVED.contains(field)) {
-                    refuse(check, field, KIND);
-                }
+                refuse(check, field, KIND);
             }
             let sources = volume.projected.iter().flat_map(|of| of.sources.iter().flatten());
             for (index, source) in sources.enumerate() {
                 let at = format!("projected.sources[{index}]");
-                check.at_path(&at, |check| rows(check, PROJECTION, source, of));
+                check.at_path(&at, |check| rows(check, PROJECTION, source));
             }
         });
     });
 }
 
-fn rows<T>(check: &mut Check, rows: &[Row<T>], part: &T, of: Of) {
+fn rows<T>(check: &mut Check, rows: &[Row<T>], part: &T) {
     for Row(field, why, has) in rows {
-        if has(part) && !(of == Of::ApiServer && SERVED.contains(field)) {
+        if has(part) {
             refuse(check, field, why);
         }
     }
@@ -209,8 +179,4 @@ fn refuse(check: &mut Check, field: &str, why: &str) {
 
 fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {
     pod.metadata.annotations.iter().flatten().any(|(key, value)| is(key, value))
-}
-
-fn security(container: &Container, has: fn(&SecurityContext) -> bool) -> bool {
-    container.security_context.as_ref().is_some_and(has)
 }

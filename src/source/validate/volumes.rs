@@ -1,19 +1,18 @@
 //! `spec.volumes` (`ValidateVolumes`). PURE.
 
-use std::collections::BTreeSet;
-
 use k8s_openapi::api::core::v1::{
     DownwardAPIVolumeFile, ImageVolumeSource, KeyToPath, ProjectedVolumeSource, Volume,
 };
 
 use super::container::pull_policy;
 use super::{Check, env, names};
+use crate::model::SortedSet;
 use crate::model::nfs;
 use crate::render::quantity::Quantity;
 
 /// All volumes.
 pub(super) fn volumes(check: &mut Check, volumes: &[Volume]) {
-    let mut seen = BTreeSet::new();
+    let mut seen = SortedSet::new();
     check.each("volumes", volumes, |check, volume| {
         check.at("name", |check| {
             if volume.name.is_empty() {

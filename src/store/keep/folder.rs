@@ -1,6 +1,4 @@
 //! The folder of what is kept: written file by file, read once at a start without a server. I/O, blocking.
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -17,6 +15,7 @@ use super::seal::Key;
 use super::tree;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, KEPT_RECORDS_MAX};
 use crate::model::{Object, ObjectKey};
+use crate::model::{SortedMap, SortedSet};
 
 /// Its name below the state directory.
 const FOLDER: &str = "cluster";
@@ -120,7 +119,7 @@ pub struct Kept {
     /// The pods' objects, each as it is in its file ([`tree::decode`]).
     pub pods: Vec<Vec<u8>>,
     /// What they name; `None` = it was not there.
-    pub objects: BTreeMap<ObjectKey, Option<Object>>,
+    pub objects: SortedMap<ObjectKey, Option<Object>>,
     /// The Node's marks.
     pub marks: Option<Marks>,
 }
@@ -146,8 +145,8 @@ impl Folder {
     pub fn write(
         &self,
         owner: Owner,
-        wanted: &BTreeSet<FileName>,
-        puts: &BTreeMap<FileName, Put>,
+        wanted: &SortedSet<FileName>,
+        puts: &SortedMap<FileName, Put>,
     ) -> io::Result<Written> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
@@ -222,7 +221,7 @@ impl Folder {
 struct Write<'a> {
     folder: &'a Folder,
     owner: Owner,
-    sizes: BTreeMap<FileName, u64>,
+    sizes: SortedMap<FileName, u64>,
     /// Read, or made, when it is needed.
     key: Option<Result<Key, String>>,
     changed: bool,

@@ -1,8 +1,6 @@
 //! The folder and its files: what is written is read, and what was touched is not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
-
-use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, symlink};
 use std::path::PathBuf;
@@ -22,6 +20,7 @@ use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, PODS_BYTES_MAX};
 use crate::model::NfsExport;
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
 use crate::model::{Object, ObjectKey, ObjectKind};
+use crate::model::{SortedMap, SortedSet};
 use crate::source::decode::Node;
 
 struct Place(PathBuf);
@@ -44,7 +43,7 @@ impl Place {
     }
 
     /// The files of objects, by what they are of.
-    fn files(&self) -> BTreeMap<Kind, PathBuf> {
+    fn files(&self) -> SortedMap<Kind, PathBuf> {
         let entries = fs::read_dir(self.0.join("cluster")).unwrap().flatten().map(|entry| entry.path());
         let files = entries.filter(|path| path.file_name().unwrap().len() == 32);
         files.map(|path| (from_bytes(&fs::read(&path).unwrap()).unwrap().kind, path)).collect()
@@ -149,7 +148,7 @@ fn of_pod(uid: &str) -> Name {
 }
 
 /// One of each, by its file.
-fn all() -> BTreeMap<FileName, Put> {
+fn all() -> SortedMap<FileName, Put> {
     let node = Name { kind: Kind::Node, namespace: "".into(), name: "gw".into() };
     let fixed = [
         Put { name: of_pod("uid"), content: Content::Bytes(tree::encode(&pod())) },
@@ -164,7 +163,7 @@ fn all() -> BTreeMap<FileName, Put> {
     puts.map(|put| (FileName::of(&put.name), put)).collect()
 }
 
-fn names(of: &BTreeMap<FileName, Put>) -> BTreeSet<FileName> {
+fn names(of: &SortedMap<FileName, Put>) -> SortedSet<FileName> {
     of.keys().copied().collect()
 }
 
@@ -288,8 +287,8 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
         assert!(!bytes.windows(SECRET.len()).any(|part| part == SECRET.as_bytes()), "plain");
     }
     // What is not wanted any more goes.
-    let pod = BTreeSet::from([FileName::of(&of_pod("uid"))]);
-    place.folder().write(ours(), &pod, &BTreeMap::new()).expect("written");
+    let pod = SortedSet::from([FileName::of(&of_pod("uid"))]);
+    place.folder().write(ours(), &pod, &SortedMap::new()).expect("written");
     assert_eq!(shown(&place.folder().read(ours())), "1 pods, 0 marks, ");
 }
 
@@ -381,7 +380,7 @@ fn a_secret_opens_with_its_key_in_its_place_alone() {
     let other = Name { name: "other".into(), ..record.of() };
     let forged = to_bytes(&Record { name: "other", ..record.clone() });
     let path = place.0.join("cluster");
-    let twin = BTreeMap::from([(FileName::of(&other), Put { name: other, content: Content::Object(None) })]);
+    let twin = SortedMap::from([(FileName::of(&other), Put { name: other, content: Content::Object(None) })]);
     place.folder().write(ours(), &names(&twin), &twin).expect("written");
     let file = fs::read_dir(&path).unwrap().flatten().map(|entry| entry.path());
     let file = file.into_iter().find(|path| path.file_name().unwrap().len() == 32).expect("its file");
@@ -397,16 +396,16 @@ fn what_has_no_room_is_left_out_with_what_it_was_before() {
         (FileName::of(&put.name), put)
     };
     let half = KEPT_RECORD_BYTES_MAX - 1024;
-    let first: BTreeMap<_, _> = [big("a", half), big("b", half), big("c", 10)].into();
+    let first: SortedMap<_, _> = [big("a", half), big("b", half), big("c", 10)].into();
     let written = place.folder().write(ours(), &names(&first), &first).expect("written");
     assert_eq!(written, Written { files: 3, ..Written::default() });
-    let second: BTreeMap<_, _> = [big("c", KEPT_BYTES_MAX - 2 * half)].into();
+    let second: SortedMap<_, _> = [big("c", KEPT_BYTES_MAX - 2 * half)].into();
     let written = place.folder().write(ours(), &names(&first), &second).expect("written");
     assert_eq!(written, Written { left_out: 1, ..Written::default() });
     assert_eq!(place.files().len(), 1, "of one kind");
     let files = fs::read_dir(place.0.join("cluster")).unwrap().flatten();
     assert_eq!(files.count(), 2, "what it was before is not what is wanted");
-    let long: BTreeMap<_, _> = [big("c", PODS_BYTES_MAX)].into();
+    let long: SortedMap<_, _> = [big("c", PODS_BYTES_MAX)].into();
     assert_eq!(place.folder().write(ours(), &names(&long), &long).expect("written").left_out, 1);
 }
 

@@ -1,6 +1,8 @@
 //! What a node may do: the rules of the real server's Node authorizer and of its NodeRestriction plugin, as far as the
 //! resources here go; and what somebody with a bootstrap token may do, as kubeadm sets it up. Everybody else may do everything.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::User;
@@ -41,6 +43,38 @@ pub fn authorize(store: &Store, attempt: &Attempt<'_>) -> Outcome<()> {
     };
     let why = refusal(store, attempt, node);
     why.map_or(Ok(()), |why| Err(forbidden(attempt, &why)))
+}
+
+/// How far the authorizer is behind what it authorizes by: each thing that a node may ask for by a pod of its is refused so
+/// often first.
+#[derive(Default)]
+pub struct Lag {
+    pub refusals: u32,
+    refused: BTreeMap<String, u32>,
+}
+
+impl Lag {
+    /// # Errors
+    /// 403, as long as it does not know the pod.
+    pub fn authorize(&mut self, attempt: &Attempt<'_>) -> Outcome<()> {
+        let by_pod =
+            ["configmaps", "secrets", "persistentvolumeclaims", "persistentvolumes", "serviceaccounts"];
+        let node = attempt.user.name.strip_prefix("system:node:");
+        let Some(node) = node.filter(|_| by_pod.contains(&attempt.route.resource.plural)) else {
+            return Ok(());
+        };
+        let name = attempt.route.name.as_deref().or_else(|| attempt.query.selector.wants("/metadata/name"));
+        let pod = text(attempt.body, "/spec/boundObjectRef/uid");
+        let route = attempt.route;
+        let what =
+            format!("{} {}/{} {pod}", route.resource.plural, route.namespace, name.unwrap_or_default());
+        let refused = self.refused.entry(what).or_default();
+        if *refused >= self.refusals {
+            return Ok(());
+        }
+        *refused += 1;
+        Err(forbidden(attempt, &unrelated(node)))
+    }
 }
 
 /// Why the node may not do this.

@@ -185,6 +185,7 @@ fn act(shared: &Arc<Shared>, asked: Asked<'_>) -> Outcome<Reply> {
     if shared.state().authorizes_nodes {
         let attempt = Attempt { user, verb, route, query, body: &asked.body };
         authorize(&shared.state().store, &attempt)?;
+        shared.state().lag.authorize(&attempt)?;
     }
     // Patches have types of their own.
     if !matches!(content_type.split(';').next().unwrap_or_default().trim(), "" | "application/json")

@@ -188,6 +188,11 @@ impl ApiServer {
         self.shared.state().authorizes_nodes = true;
     }
 
+    /// What a node may ask for by a pod of its is refused so often first: the authorizer learns of pods later than the node.
+    pub fn authorize_late(&self, refusals: u32) {
+        self.shared.state().lag.refusals = refusals;
+    }
+
     /// From now on pods need their service account, and get the volume with its token.
     pub fn admit_accounts(&self) {
         self.shared.state().store.admits_accounts = true;

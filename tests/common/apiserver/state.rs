@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use hyper::Method;
 use serde_json::Value;
 
+use super::authorize::Lag;
 use super::review::Access;
 use super::store::Store;
 
@@ -26,6 +27,7 @@ pub struct State {
     pub delay: Duration,
     pub expired: Expired,
     pub authorizes_nodes: bool,
+    pub lag: Lag,
     pub watches_begun: u64,
     pub watches_open: usize,
     /// How often the test wanted bookmarks, and an end of all watches.

@@ -138,14 +138,18 @@ async fn serve(shared: Arc<Shared>, request: Request<Incoming>) -> Response<Answ
         Some(Fault::BreakOff(how)) => break_off = Some(how),
         Some(Fault::Fail { code, message }) => return status(code, &message),
         Some(Fault::Delay(delay)) => {
+            let start = Starting::new(&shared, method, &target);
             active.pause();
             shared.clock.shared().sleep(delay).await;
             active.resume();
+            start.goes_on();
         }
         Some(Fault::Hang) => {
+            let start = Starting::new(&shared, method, &target);
             active.pause();
             std::future::poll_fn(|cx| shared.settled().poll_hanging(method, &target, cx)).await;
             active.resume();
+            start.goes_on();
         }
     }
 
@@ -244,6 +248,32 @@ fn items(answer: &[u8]) -> impl Iterator<Item = Bytes> {
         rest = after;
         Some(Bytes::copy_from_slice(item))
     })
+}
+
+/// A start that takes its time. As containerd, whoever hangs up meanwhile has failed it: the container ends with `StartError`.
+struct Starting {
+    shared: Arc<Shared>,
+    container: Option<String>,
+}
+
+impl Starting {
+    fn new(shared: &Arc<Shared>, method: &str, target: &str) -> Self {
+        let container = (method == "StartContainer").then(|| target.to_owned());
+        Self { shared: shared.clone(), container }
+    }
+
+    fn goes_on(mut self) {
+        self.container = None;
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(container) = self.container.take() {
+            let now = self.shared.clock.now();
+            self.shared.settled().start_was_cut_off(&container, now.wall);
+        }
+    }
 }
 
 /// Counts a call as being answered, until dropped.

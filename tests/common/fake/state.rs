@@ -82,6 +82,8 @@ pub struct State {
     now: Mono,
     /// A container that starts gets its log file, as in a real runtime.
     pub writes_logs: bool,
+    /// What `RuntimeConfig` tells; `None` = the runtime has no such call.
+    pub cgroup_driver: Option<cri::CgroupDriver>,
     /// Pods have addresses on which tests can listen.
     pub pods_on_loopback: bool,
     /// What no agent may ever do, seen after a call: see [`State::check`].
@@ -182,8 +184,8 @@ pub struct Call {
 
 impl Call {
     pub fn changes(&self) -> bool {
-        let reads =
-            ["Version", "Status", "ImageFsInfo", "GetContainerEvents", "Subscribe"].contains(&&*self.method);
+        let reads = ["Version", "Status", "RuntimeConfig", "ImageFsInfo", "GetContainerEvents", "Subscribe"]
+            .contains(&&*self.method);
         !(reads
             || self.method.starts_with("List")
             || self.method.starts_with("Stream")
@@ -330,6 +332,15 @@ impl State {
     fn found(&mut self, container: &str) -> &mut Container {
         let id = self.container(container).unwrap_or_else(|| panic!("no container {container}")).id.clone();
         self.containers.get_mut(&id).unwrap()
+    }
+
+    /// Whoever waited for the container's start hung up: it ends as it does in containerd. By the label that its call has.
+    pub(super) fn start_was_cut_off(&mut self, label: &str, at: Wall) {
+        let id = self.containers.values().find(|c| self.label(c) == label).map(|c| c.id.clone());
+        let Some(container) = id.and_then(|id| self.containers.get_mut(&id)) else { return };
+        if container.state == ContainerState::ContainerCreated {
+            container.finish(at, 128, "StartError", "failed to create containerd task: context canceled");
+        }
     }
 
     pub fn exit(&mut self, container: &str, at: Wall, code: i32, reason: &str, message: &str) {
@@ -765,6 +776,13 @@ impl State {
                 }
             }
             "UpdateRuntimeConfig" => encode(&cri::UpdateRuntimeConfigResponse {}),
+            "RuntimeConfig" => match self.cgroup_driver {
+                Some(driver) => {
+                    let linux = cri::LinuxRuntimeConfiguration { cgroup_driver: driver.into() };
+                    encode(&cri::RuntimeConfigResponse { linux: Some(linux) })
+                }
+                None => Err((UNIMPLEMENTED, "unknown method RuntimeConfig".to_owned())),
+            },
             "ReopenContainerLog" => {
                 let id = decode::<cri::ReopenContainerLogRequest>(m)?.container_id;
                 match self.containers.get(&id) {

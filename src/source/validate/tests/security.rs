@@ -42,6 +42,11 @@ fn security_contexts() {
             "spec.containers[0].securityContext.allowPrivilegeEscalation: false: may not be false beside the cap",
         ),
         (
+            "/spec/securityContext/windowsOptions".into(),
+            json!({"runAsUserName": "x"}),
+            "spec.securityContext.windowsOptions: may not be given when os.name is linux",
+        ),
+        (
             "/spec/securityContext/fsGroup".into(),
             json!(-5),
             "spec.securityContext.fsGroup: -5: must be between 0",

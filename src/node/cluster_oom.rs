@@ -1,0 +1,89 @@
+//! Processes that the kernel kills because the machine is out of memory are told by events of the Node (`SystemOOM`).
+//!
+//! The kernel's count of kills is read with each look at the Node; its log only when there are more than before, so that what
+//! else stands there wakes nobody.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt as _;
+
+use super::agent::{Agent, Event};
+use super::cluster::ClusterEvent;
+use crate::cluster::system_oom::{oom_kills, system_oom};
+use crate::cri::Runtime;
+use crate::events::EventKind;
+use crate::limits::{KMSG_RECORD_BYTES_MAX, KMSG_RECORDS_MAX, SYSTEM_OOMS_TOLD_MAX};
+
+/// What is known of the kernel's kills.
+#[derive(Default)]
+pub(super) struct SystemOoms {
+    /// `None` = not counted yet.
+    kills: Option<u64>,
+    /// The kernel's log, behind what was read of it; `None` = it is being read, or cannot be.
+    log: Option<File>,
+}
+
+/// The log, and what it says of victims.
+pub(super) struct OomsRead {
+    log: File,
+    messages: Vec<String>,
+}
+
+impl<R: Runtime + 'static> Agent<R> {
+    /// Looks whether the kernel has killed more processes.
+    pub(super) fn count_ooms(&mut self) {
+        let Some(cluster) = &mut self.cluster else { return };
+        let ooms = &mut cluster.ooms;
+        // Procfs: made in memory, so that nothing is waited for.
+        let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+        let Some(kills) = oom_kills(&vmstat) else { return };
+        let Some(before) = ooms.kills.replace(kills) else {
+            ooms.log =
+                open().inspect_err(|error| log::debug!("/dev/kmsg: {error}; no SystemOOM events")).ok();
+            return;
+        };
+        let Some(log) = (kills > before).then(|| ooms.log.take()).flatten() else { return };
+        let (blocking, events) = (self.ctx.blocking.clone(), self.events.clone());
+        let task = async move {
+            let read = blocking.run(move || read(log)).await;
+            // The loop is gone only when the process ends.
+            let _ = events.send(Event::Cluster(Box::new(ClusterEvent::OomsRead(read)))).await;
+        };
+        self.executor.spawn(task).detach();
+    }
+
+    pub(super) fn ooms_read(&mut self, read: OomsRead) {
+        if let Some(cluster) = &mut self.cluster {
+            cluster.ooms.log = Some(read.log);
+        }
+        for message in read.messages {
+            self.note_node(EventKind::Warning, "SystemOOM", &message);
+        }
+    }
+}
+
+/// Behind all that was logged before.
+fn open() -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let mut log = File::options().read(true).custom_flags(flags).open("/dev/kmsg")?;
+    log.seek(SeekFrom::End(0))?;
+    Ok(log)
+}
+
+/// Reads what is there by now: a record at a time. I/O, blocking.
+fn read(mut log: File) -> OomsRead {
+    let (mut record, mut messages) = (vec![0; KMSG_RECORD_BYTES_MAX], Vec::new());
+    for _ in 0..KMSG_RECORDS_MAX {
+        match log.read(&mut record) {
+            Ok(0) => break,
+            Ok(length) if messages.len() < SYSTEM_OOMS_TOLD_MAX => {
+                messages.extend(system_oom(&String::from_utf8_lossy(&record[..length])));
+            }
+            Ok(_) => {}
+            // EPIPE: the oldest records were overwritten; the next ones follow.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            Err(_) => break,
+        }
+    }
+    OomsRead { log, messages }
+}

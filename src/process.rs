@@ -1,0 +1,52 @@
+//! The agent's own process and what it may run beside: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`. I/O, once at start.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::config::Config;
+
+/// Gives the process what the settings say. What is not permitted is logged, as by the kubelet (`RunKubelet`).
+///
+/// # Errors
+/// A sentence, when the node has swap and may not (`NewContainerManager`).
+pub(crate) fn settle(config: &Config) -> Result<(), String> {
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    if config.fail_swap_on && is_swap_on(&swaps) {
+        return Err(
+            "failSwapOn: the node has swap; switch it off (swapoff -a, and its line in /etc/fstab), or set \
+                    failSwapOn to false"
+                .to_owned(),
+        );
+    }
+    if let Some(adj) = config.process.oom_score_adj
+        && let Err(error) = std::fs::write("/proc/self/oom_score_adj", adj.to_string())
+    {
+        log::warn!("oomScoreAdj: {adj} cannot be set: {error}; the OOM score of the agent stays as it is");
+    }
+    if let Some(files) = config.process.open_files {
+        let maximum = getrlimit(Resource::Nofile).maximum.map_or(files, |maximum| maximum.max(files));
+        // More than the hard limit needs a capability, less does not.
+        let both = Rlimit { current: Some(files), maximum: Some(maximum) };
+        if let Err(error) = setrlimit(Resource::Nofile, both) {
+            log::warn!("maxOpenFiles: {files} cannot be set: {error}; the limit of the agent stays as it is");
+        }
+    }
+    Ok(())
+}
+
+/// `/proc/swaps` has a heading and a line for each swap (`swap.IsSwapOn`).
+fn is_swap_on(swaps: &str) -> bool {
+    swaps.lines().skip(1).any(|line| !line.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn swap_is_on_when_the_kernel_lists_one() {
+        let heading = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
+        assert!(!is_swap_on(heading));
+        assert!(!is_swap_on(""));
+        assert!(is_swap_on(&format!("{heading}/dev/zram0 partition 524284 0 100\n")));
+    }
+}

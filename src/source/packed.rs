@@ -1,0 +1,180 @@
+//! A pod's object that is typed while it is in use and a text while it is not.
+//!
+//! The generated types are large even when almost nothing is set (a `Volume` takes 3.2 kB), so a pod of 50 volumes takes
+//! 190 kB as an object and 11 kB as its JSON. Whoever reads a [`PackedPod`] sees a `Pod`; the first read opens it, and all who
+//! have it open share one object. Whoever keeps it without using it packs it again.
+//!
+//! PURE.
+
+use std::cell::{OnceCell, RefCell};
+use std::fmt;
+use std::ops::Deref;
+use std::rc::{Rc, Weak};
+
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
+
+use super::decode::json;
+use super::identity::is_of_api_server;
+use super::manifest;
+use crate::limits::{CONTAINER_BYTES, POD_OPENED_BYTES};
+
+/// A pod's object. A copy shares what it is of.
+#[derive(Clone)]
+pub struct PackedPod {
+    shared: Rc<Shared>,
+    /// Empty: this one is packed; others may have it open.
+    opened: OnceCell<Rc<Pod>>,
+}
+
+struct Shared {
+    /// The JSON without the status; nothing when the object cannot be had back from it. Made when it is first packed.
+    text: OnceCell<Option<Box<[u8]>>>,
+    opened: RefCell<Weak<Pod>>,
+    /// See [`PackedPod::conditions`].
+    status: Option<Box<PodStatus>>,
+    /// See [`PackedPod::is_of_api_server`].
+    served: bool,
+    /// See [`opened_bytes`].
+    bytes: usize,
+}
+
+impl From<Pod> for PackedPod {
+    fn from(pod: Pod) -> Self {
+        let (bytes, served) = (opened_bytes(&pod), is_of_api_server(&pod));
+        let status = pod.status.clone().map(Box::new);
+        let opened = Rc::new(pod);
+        let shared = Shared {
+            text: OnceCell::new(),
+            opened: RefCell::new(Rc::downgrade(&opened)),
+            status,
+            served,
+            bytes,
+        };
+        Self { shared: Rc::new(shared), opened: opened.into() }
+    }
+}
+
+impl Deref for PackedPod {
+    type Target = Pod;
+
+    fn deref(&self) -> &Pod {
+        self.opened.get_or_init(|| self.open())
+    }
+}
+
+impl fmt::Debug for PackedPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PackedPod").finish_non_exhaustive()
+    }
+}
+
+impl PackedPod {
+    /// The object, for as long as the answer is held; this one stays packed when it is.
+    pub fn open(&self) -> Rc<Pod> {
+        if let Some(opened) = self.opened.get() {
+            return opened.clone();
+        }
+        if let Some(opened) = self.shared.opened.borrow().upgrade() {
+            return opened;
+        }
+        // `pack` lets the object go only when the text is there and was read back.
+        let text = self.shared.text.get().and_then(Option::as_deref);
+        let mut pod = text.and_then(|text| read(text, true)).unwrap_or_default();
+        pod.status = self.shared.status.as_deref().cloned();
+        let opened = Rc::new(pod);
+        *self.shared.opened.borrow_mut() = Rc::downgrade(&opened);
+        opened
+    }
+
+    /// The object without its volumes when it is a large one, which is not to be opened for what they do not matter to.
+    pub fn without_volumes(&self) -> Rc<Pod> {
+        if !self.is_large() {
+            return self.open();
+        }
+        let Some(text) = self.text() else { return self.open() };
+        let mut pod = read(text, false).unwrap_or_default();
+        pod.status = self.shared.status.as_deref().cloned();
+        Rc::new(pod)
+    }
+
+    /// Lets go of the object, when it is a large one; the next read opens it again. The object of a small pod stays: it takes
+    /// little, and opening it takes time.
+    pub fn pack(&mut self) {
+        if self.is_large() && self.opened.get().is_some() && self.text().is_some() {
+            self.opened.take();
+            // What it points to takes its place until nobody points there.
+            let mut opened = self.shared.opened.borrow_mut();
+            if opened.strong_count() == 0 {
+                *opened = Weak::new();
+            }
+        }
+    }
+
+    /// Memory that [`PackedPod::pack`] would free, about: 0 for one that is packed or stays open.
+    pub fn opened_bytes(&self) -> usize {
+        if self.is_large() && self.opened.get().is_some() { self.shared.bytes } else { 0 }
+    }
+
+    /// The conditions of the object's status, without opening it.
+    pub fn conditions(&self) -> &[PodCondition] {
+        self.shared.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
+    }
+
+    /// The same as `identity::is_of_api_server`, without opening the object.
+    pub fn is_of_api_server(&self) -> bool {
+        self.shared.served
+    }
+
+    fn is_large(&self) -> bool {
+        self.shared.bytes > POD_OPENED_BYTES
+    }
+
+    fn text(&self) -> Option<&[u8]> {
+        let made = || {
+            let text = text_of(&self.open());
+            // Read back before the object may go: a pod that the reader does not give back whole stays open.
+            let is_whole = read(&text, true).is_some_and(|back| text_of(&back) == text);
+            is_whole.then_some(text)
+        };
+        self.shared.text.get_or_init(made).as_deref()
+    }
+}
+
+fn text_of(pod: &Pod) -> Box<[u8]> {
+    let mut value = serde_json::to_value(pod).unwrap_or_default();
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("status");
+    }
+    value.to_string().into_bytes().into()
+}
+
+fn read(text: &[u8], volumes: bool) -> Option<Pod> {
+    let mut tree = json::read(text).ok()?;
+    if !volumes {
+        manifest::leave_out(&mut tree, "spec", "volumes");
+    }
+    manifest::unpacked(&tree)
+}
+
+/// Memory the typed object takes, about: its lists of large items, and what is usual besides.
+pub fn opened_bytes(pod: &Pod) -> usize {
+    const POD: usize = 5 * 1024;
+    const VOLUME: usize = 3456;
+    const MOUNT: usize = 256;
+    const VARIABLE: usize = 384;
+    let Some(spec) = &pod.spec else { return POD };
+    let of = |mounts: Option<usize>, variables: Option<usize>| {
+        CONTAINER_BYTES + 512 + mounts.unwrap_or_default() * MOUNT + variables.unwrap_or_default() * VARIABLE
+    };
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let containers =
+        containers.map(|c| of(c.volume_mounts.as_ref().map(Vec::len), c.env.as_ref().map(Vec::len)));
+    let debuggers = spec.ephemeral_containers.iter().flatten();
+    let debuggers =
+        debuggers.map(|c| of(c.volume_mounts.as_ref().map(Vec::len), c.env.as_ref().map(Vec::len)));
+    let volumes = spec.volumes.as_ref().map_or(0, Vec::len);
+    let texts = pod.metadata.annotations.iter().chain(&pod.metadata.labels).flatten();
+    // Their texts are as long in the JSON: packing would free nothing of them.
+    let texts = texts.count() * 64;
+    POD + texts + volumes * VOLUME + containers.chain(debuggers).sum::<usize>()
+}

@@ -1,0 +1,275 @@
+//! Turns of the acts that make sandboxes and start containers: how many go on at once, and which gives its turn back.
+//!
+//! ```text
+//!     take ─► call ─► ended in time: how long it took says how many may go on at once
+//!                └──► not within its patience: the turn goes to the next act, and the call is waited for without one
+//! ```
+//!
+//! The kubelet has no such bound: each pod worker calls as it likes. [`StartLimit`] is PURE.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use smol::lock::{Semaphore, SemaphoreGuard};
+
+use crate::clock::SharedClock;
+use crate::limits::{
+    START_PATIENCE_FACTOR, START_PATIENCE_MAX, START_PATIENCE_MIN, STARTS_AT_ONCE_MAX, STARTS_AT_ONCE_MIN,
+    STARTS_OVERDUE_MAX,
+};
+use crate::model::PodKey;
+
+/// A call of a start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartCall {
+    /// `RunPodSandbox`.
+    RunPodSandbox,
+    /// `CreateContainer`.
+    CreateContainer,
+    /// `StartContainer`.
+    StartContainer,
+}
+
+/// How many starts go on at once, by what the runtime shows: a gradient controller.
+///
+/// While calls take up to twice as long as the shortest of their kind, the runtime has room: the limit grows. Where they take
+/// longer they wait for each other in the runtime, and more at once make none of them quicker: the limit shrinks by that part.
+/// It ends a little above what keeps the runtime busy.
+#[derive(Clone, Debug)]
+pub struct StartLimit {
+    /// In thousandths.
+    limit: u64,
+    /// By [`StartCall`].
+    calls: [CallTimes; 3],
+}
+
+/// What calls of one kind took, in microseconds; zero before the first.
+#[derive(Clone, Copy, Debug, Default)]
+struct CallTimes {
+    /// The shortest; it grows slowly, for a runtime may have become slower for good.
+    shortest: u64,
+    /// The usual one.
+    usual: u64,
+}
+
+const ONE: u64 = 1000;
+const LIMIT_MIN: u64 = STARTS_AT_ONCE_MIN as u64 * ONE;
+const LIMIT_MAX: u64 = STARTS_AT_ONCE_MAX as u64 * ONE;
+
+impl StartLimit {
+    /// Before the runtime has shown anything: two for each of the machine's processors.
+    pub fn new(processors: usize) -> Self {
+        let limit = (processors as u64).saturating_mul(2 * ONE).clamp(LIMIT_MIN, LIMIT_MAX);
+        Self { limit, calls: Default::default() }
+    }
+
+    /// How many may go on at once.
+    pub fn at_once(&self) -> usize {
+        usize::try_from(self.limit / ONE).unwrap_or(STARTS_AT_ONCE_MIN)
+    }
+
+    /// A call has succeeded after this time, with so many starts under way when it began, itself included.
+    pub fn ended(&mut self, call: StartCall, took: Duration, under_way: usize) {
+        let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX / 8).clamp(1, u64::MAX / 8);
+        let times = &mut self.calls[call as usize];
+        if times.shortest == 0 {
+            *times = CallTimes { shortest: took, usual: took };
+        }
+        times.shortest = (times.shortest + times.shortest / 1024).min(took);
+        times.usual = (times.usual * 7 + took) / 8;
+        let gradient = (2 * ONE).saturating_mul(times.shortest) / took;
+        let target = self.limit * gradient.clamp(ONE / 2, ONE) / ONE + ONE;
+        let limit = ((self.limit * 3 + target) / 4).clamp(LIMIT_MIN, LIMIT_MAX);
+        // A limit that was not reached is not known to be too low.
+        if limit < self.limit || 2 * under_way >= self.at_once() {
+            self.limit = limit;
+        }
+    }
+
+    /// How long a call may take before it gives its turn back.
+    pub fn patience(&self, call: StartCall) -> Duration {
+        let usual = Duration::from_micros(self.calls[call as usize].usual);
+        usual.saturating_mul(START_PATIENCE_FACTOR).clamp(START_PATIENCE_MIN, START_PATIENCE_MAX)
+    }
+}
+
+/// The turns of all acts.
+pub struct StartTurns {
+    turns: Semaphore,
+    /// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until there is room.
+    overdue: Semaphore,
+    state: RefCell<State>,
+}
+
+struct State {
+    limit: StartLimit,
+    /// Turns that there are, held or free; follows the limit as they come back.
+    turns: usize,
+    held: usize,
+}
+
+impl StartTurns {
+    /// On a machine with so many processors.
+    pub fn new(processors: usize) -> Self {
+        let limit = StartLimit::new(processors);
+        let turns = limit.at_once();
+        Self {
+            turns: Semaphore::new(turns),
+            overdue: Semaphore::new(STARTS_OVERDUE_MAX),
+            state: RefCell::new(State { limit, turns, held: 0 }),
+        }
+    }
+
+    fn ended(&self, call: StartCall, took: Duration, under_way: usize) {
+        let mut state = self.state.borrow_mut();
+        state.limit.ended(call, took, under_way);
+        let more = state.limit.at_once().saturating_sub(state.turns);
+        if more > 0 {
+            state.turns += more;
+            self.turns.add_permits(more);
+        }
+    }
+}
+
+struct Held<'a> {
+    of: &'a StartTurns,
+    guard: Option<SemaphoreGuard<'a>>,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut state = self.of.state.borrow_mut();
+        state.held -= 1;
+        if state.turns > state.limit.at_once() {
+            state.turns -= 1;
+            if let Some(guard) = self.guard.take() {
+                guard.forget();
+            }
+        }
+    }
+}
+
+/// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
+pub(super) struct Turn<'a> {
+    of: &'a StartTurns,
+    key: &'a PodKey,
+    held: Option<Held<'a>>,
+}
+
+impl<'a> Turn<'a> {
+    /// The turn of that pod's act; it is not held yet.
+    pub(super) fn new(of: &'a StartTurns, key: &'a PodKey) -> Self {
+        Self { of, key, held: None }
+    }
+
+    /// Waits for a turn, unless it is held already.
+    pub(super) async fn take(&mut self) {
+        if self.held.is_none() {
+            let guard = self.of.turns.acquire().await;
+            self.of.state.borrow_mut().held += 1;
+            self.held = Some(Held { of: self.of, guard: Some(guard) });
+        }
+    }
+
+    /// Gives the turn to whoever waits.
+    pub(super) fn pause(&mut self) {
+        self.held = None;
+    }
+
+    /// Makes a call in this turn. One that hangs is waited for, but gives the turn back: a pod's trouble holds up itself only.
+    pub(super) async fn call<T, E>(
+        &mut self,
+        clock: &SharedClock,
+        call: StartCall,
+        answer: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        self.take().await;
+        let (begun, of) = (clock.now().mono, self.of);
+        let (under_way, patience) = {
+            let state = of.state.borrow();
+            (state.held, state.limit.patience(call))
+        };
+        let give_back = async {
+            clock.sleep(patience).await;
+            let _overdue = of.overdue.acquire().await;
+            log::info!(
+                "pod {}: {call:?} has not ended within {} s; other pods are started meanwhile",
+                self.key,
+                patience.as_secs()
+            );
+            self.held = None;
+            std::future::pending().await
+        };
+        let answer = smol::future::or(answer, give_back).await;
+        if answer.is_ok() {
+            of.ended(call, clock.now().mono.since(begun), under_way);
+        }
+        answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A runtime whose calls take so long with so many under way: where the limit ends, from where it begins.
+    fn ends_at(begins: usize, took_ms: impl Fn(usize) -> usize) -> usize {
+        let mut limit = StartLimit { limit: begins as u64 * ONE, calls: Default::default() };
+        // One alone, as most starts are.
+        limit.ended(StartCall::RunPodSandbox, Duration::from_millis(took_ms(1) as u64), 1);
+        for _ in 0..200 {
+            let at_once = limit.at_once();
+            limit.ended(StartCall::RunPodSandbox, Duration::from_millis(took_ms(at_once) as u64), at_once);
+        }
+        limit.at_once()
+    }
+
+    #[test]
+    fn the_limit_follows_what_the_runtime_shows() {
+        // A runtime of so many processors: more at once wait for each other.
+        let bound_by = |processors: usize| move |at_once: usize| 200 * at_once.max(processors) / processors;
+        for begins in [2, 4, 8, 12] {
+            for (what, ends, expected) in [
+                ("one processor", ends_at(begins, bound_by(1)), 2..=4),
+                ("two processors", ends_at(begins, bound_by(2)), 4..=7),
+                ("four processors", ends_at(begins, bound_by(4)), 8..=11),
+                ("it waits for the network only", ends_at(begins, |_| 2000), 12..=12),
+                ("it takes no time", ends_at(begins, |_| 0), 12..=12),
+                ("one after another", ends_at(begins, |at_once| 200 * at_once * at_once), 2..=4),
+            ] {
+                assert!(expected.contains(&ends), "{what}, from {begins}: {ends}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_limit_begins_with_the_processors_and_stays_in_its_bounds() {
+        for (processors, at_once) in [(0, 2), (1, 2), (2, 4), (4, 8), (16, 12), (256, 12)] {
+            assert_eq!(StartLimit::new(processors).at_once(), at_once, "{processors}");
+        }
+        let mut limit = StartLimit::new(4);
+        for _ in 0..100 {
+            limit.ended(StartCall::StartContainer, Duration::from_millis(50), 1);
+        }
+        assert_eq!(limit.at_once(), 8, "one at a time says nothing of eight");
+        for under_way in 1..100 {
+            limit.ended(StartCall::StartContainer, Duration::MAX, under_way);
+        }
+        assert_eq!(limit.at_once(), 2, "and calls that take for ever leave the least");
+    }
+
+    #[test]
+    fn patience_is_a_multiple_of_the_usual() {
+        for (took_ms, patience_ms) in [(0, 2_000), (300, 2_000), (1_000, 4_000), (60_000, 30_000)] {
+            let mut limit = StartLimit::new(2);
+            assert_eq!(limit.patience(StartCall::RunPodSandbox), START_PATIENCE_MIN);
+            limit.ended(StartCall::RunPodSandbox, Duration::from_millis(took_ms), 1);
+            assert_eq!(
+                limit.patience(StartCall::RunPodSandbox),
+                Duration::from_millis(patience_ms),
+                "{took_ms}"
+            );
+            assert_eq!(limit.patience(StartCall::CreateContainer), START_PATIENCE_MIN, "each has its own");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Room for pods of manifests on a node that is alone: what has none waits, says so, and begins when there is some.
+
+use smolet::config::Config;
+
+use crate::world::World;
+
+const PORT: &str =
+    "containers: [{name: app, image: 'busybox:1', ports: [{containerPort: 80, hostPort: 8080}]}]";
+const PLAIN: &str = "containers: [{name: app, image: 'busybox:1'}]";
+
+/// Waits until the pod waits for that reason, and answers the message.
+fn waits(world: &World, name: &str, reason: &str) -> String {
+    world.until(reason, |world| world.waiting(name, "app").0 == reason);
+    let message = world.waiting(name, "app").1;
+    let (describe, events) = (world.describe(name), world.ask("/events").1);
+    assert!(describe.contains(&message), "{message}\n{describe}");
+    assert!(events.contains(reason), "{events}");
+    message
+}
+
+#[test]
+fn a_pod_without_room_waits_and_begins_when_another_goes() {
+    let world = World::new();
+    world.run("first", PORT);
+    world.put("second", PORT);
+    assert_eq!(
+        waits(&world, "second", "NodePorts"),
+        "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports; it begins when there is room"
+    );
+    let large =
+        "containers: [{name: app, image: 'busybox:1', resources: {requests: {cpu: '500', memory: 640Gi}}}]";
+    world.put("large", large);
+    let message = waits(&world, "large", "OutOfcpu");
+    assert!(
+        message.starts_with("Node didn't have enough resource: cpu, requested: 500000, used: 0, capacity: "),
+        "{message}"
+    );
+    assert_eq!((world.phase("second").as_str(), world.phase("large").as_str()), ("Pending", "Pending"));
+    // What runs is not asked about again.
+    world.kill();
+    world.start();
+    waits(&world, "second", "NodePorts");
+    assert_eq!(world.running(), ["first/app#0"]);
+    world.remove("first");
+    world.until("the second has the port", |world| world.phase("second") == "Running");
+    assert_eq!(world.phase("large"), "Pending");
+    assert_eq!(world.running(), ["second/app#0"]);
+}
+
+#[test]
+fn one_pod_too_many_waits_for_a_place() {
+    let world = World::without_agent();
+    world.start_with(Config { max_pods: 2, ..world.config() });
+    world.run("a", PLAIN);
+    let once = format!("restartPolicy: Never, {}", PLAIN.replace("app", "job"));
+    world.run("b", &once);
+    world.put("c", PLAIN);
+    let message = waits(&world, "c", "OutOfpods");
+    assert!(message.contains("pods, requested: 1, used: 2, capacity: 2"), "{message}");
+    // One that has ended takes no place.
+    world.fake.exit("b-gw/job", 0, "Completed", "");
+    world.until("it has a place", |world| world.phase("c") == "Running");
+}

@@ -1,0 +1,123 @@
+//! A node whose address comes late, and is another one later: in a network namespace of its own.
+
+use std::net::TcpListener;
+use std::process::Command;
+
+use serde_json::json;
+use smolet::config::Config;
+
+use crate::world::{NODE, World};
+
+/// Runs the test of that name once more in a network namespace of its own, which ends with the process. True inside.
+fn in_namespace(test: &str) -> bool {
+    const INSIDE: &str = "SMOLET_TEST_IN_NAMESPACE";
+    if std::env::var_os(INSIDE).is_some() {
+        ip("link set lo up");
+        return true;
+    }
+    let exe = std::env::current_exe().unwrap();
+    let test = format!("addresses::{test}");
+    let ended = Command::new("unshare")
+        .args(["--net", exe.to_str().unwrap(), "--exact", &test, "--nocapture"])
+        .env(INSIDE, "1")
+        .status()
+        .expect("unshare of util-linux is there");
+    assert!(ended.success(), "{test}, in a network namespace (needs root): {ended}");
+    false
+}
+
+fn ip(arguments: &str) {
+    let ended = Command::new("ip").args(arguments.split(' ')).status().expect("iproute2 is there");
+    assert!(ended.success(), "ip {arguments}: {ended}");
+}
+
+/// The namespace has this address and a default route, as from DHCP.
+fn lease(address: &str, router: &str) {
+    ip(&format!("address add {address}/24 dev up0"));
+    ip(&format!("route replace default via {router} dev up0"));
+}
+
+fn make_link() {
+    ip("link add up0 type veth peer name up1");
+    ip("link set up0 up");
+    ip("link set up1 up");
+}
+
+const WITH_HOST_IP: &str =
+    "{name: app, image: 'busybox:1', env: [{name: HOST, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]}";
+
+fn host_of(world: &World, pod: &str) -> Option<String> {
+    let state = world.fake.state();
+    let container = state.container(&format!("{pod}/app"))?;
+    let found = container.config.envs.iter().find(|env| env.key == "HOST")?;
+    Some(String::from_utf8_lossy(found.value.as_ref()).into_owned())
+}
+
+#[test]
+fn a_node_that_gets_its_address_late_and_another_one_later() {
+    if !in_namespace("a_node_that_gets_its_address_late_and_another_one_later") {
+        return;
+    }
+    make_link();
+    let world = World::new();
+    let probed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let internal = |world: &World| {
+        let node = world.node()?;
+        let addresses = node["status"]["addresses"].as_array()?.clone();
+        let found = addresses.into_iter().find(|address| address["type"] == "InternalIP");
+        Some(found.and_then(|found| found["address"].as_str().map(str::to_owned)).unwrap_or_default())
+    };
+    world.until("it is registered without an address", |world| internal(world).as_deref() == Some(""));
+    let env = json!([{"name": "HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}]);
+    world.bind("web", json!({"containers": [{"name": "app", "image": "busybox:1", "env": env}]}));
+    let port = probed.local_addr().unwrap().port();
+    let probe = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
+    let app = json!({"name": "app", "image": "busybox:1", "readinessProbe": probe});
+    world.bind("on-node", json!({"hostNetwork": true, "containers": [app]}));
+    world
+        .until("a pod on the node's network is probed without an address", |world| world.is_ready("on-node"));
+    world.until("a pod waits for the node's address", |world| {
+        let pod = world.pod("web").unwrap_or_default();
+        pod["status"]["containerStatuses"][0]["state"]["waiting"]["reason"] == "CreateContainerConfigError"
+    });
+    lease("10.7.0.2", "10.7.0.1");
+    world.until("the Node has it", |world| internal(world).as_deref() == Some("10.7.0.2"));
+    world.until("the pod starts", |world| world.is_ready("web"));
+    assert_eq!(host_of(&world, "web").as_deref(), Some("10.7.0.2"));
+    let host_ip = |world: &World, pod: &str| world.pod(pod).unwrap_or_default()["status"]["hostIP"].clone();
+    let certified = |world: &World, address: &str| {
+        // Whoever connects has it made.
+        let _ = world.connect(None);
+        let pem = std::fs::read_to_string(world.path("root/pki/smolet.crt")).unwrap_or_default();
+        pem.lines().next().is_some_and(|names| names.split(' ').any(|name| name == address))
+    };
+    world.until("the certificate of its API names it", |world| certified(world, "10.7.0.2"));
+    ip("address flush dev up0");
+    lease("10.7.0.3", "10.7.0.1");
+    world.until("the Node has the other one", |world| internal(world).as_deref() == Some("10.7.0.3"));
+    world.until("its pods have it", |world| {
+        host_ip(world, "web") == "10.7.0.3" && host_ip(world, "on-node") == "10.7.0.3"
+    });
+    assert_eq!(world.pod("on-node").unwrap()["status"]["podIP"], "10.7.0.3");
+    world.until("the certificate names the other one", |world| certified(world, "10.7.0.3"));
+    assert_eq!(world.node().unwrap()["metadata"]["name"], NODE);
+}
+
+#[test]
+fn a_node_alone_gets_its_address_late() {
+    if !in_namespace("a_node_alone_gets_its_address_late") {
+        return;
+    }
+    let world = World::without_agent();
+    world.start_with(Config { kubeconfig: None, ..world.config() });
+    let manifest = format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec:\n  containers: [{WITH_HOST_IP}]\n"
+    );
+    std::fs::write(world.path("manifests/web.yaml"), manifest).unwrap();
+    let pod = format!("web-{NODE}");
+    world.until("its sandbox is there", |world| world.fake.state().sandbox(&pod).is_some());
+    make_link();
+    lease("10.7.0.2", "10.7.0.1");
+    world.until("the pod starts", |world| host_of(world, &pod).is_some());
+    assert_eq!(host_of(&world, &pod).as_deref(), Some("10.7.0.2"));
+}
