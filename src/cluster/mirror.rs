@@ -98,7 +98,7 @@ mod tests {
             key: PodKey::new("default", "web-gw", "u"),
             hash: hash.into(),
             deleted,
-            marked: false,
+            changed: false,
         };
         let (same, other, goes) = (mirror("1", false), mirror("2", false), mirror("1", true));
         for (wish, there, wanted) in [

@@ -105,6 +105,8 @@ pub const NODE_TAINTS_MAX: usize = 64;
 pub const KUBE_REFUSALS_SAID_MAX: usize = 64;
 /// How long it is doubted that the node's labels do not fit a new pod: the word of them may be on its way.
 pub const ADMISSION_DOUBT: Duration = Duration::from_secs(2);
+/// How often a status that somebody changes again and again is sent once more (`syncPeriod` of the kubelet's status manager).
+pub const STATUS_CORRECTION_PERIOD: Duration = Duration::from_secs(10);
 /// Statuses and deletions of pods that are told at once. Full: further ones wait for their turn.
 pub const KUBE_TELLING_MAX: usize = 4;
 /// ConfigMaps, Secrets, tokens, claims, classes and services' namespaces that are followed at once: nine for each of 110 pods.

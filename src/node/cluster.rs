@@ -33,14 +33,15 @@ use crate::cluster::pod_status::tells_of_resize;
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
 use crate::kube::{Client, KubeError, RetryWait, seed};
-use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX};
+use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX, STATUS_CORRECTION_PERIOD};
 use crate::model::SortedMap;
 use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
 use crate::pleg::Relist;
-use crate::source::api_here::PodsHere;
+use crate::source::api::Shared;
 use crate::source::api_kept::Trees;
 use crate::source::api_node::NodeMarks;
 use crate::source::api_objects::Found;
+use crate::source::api_statuses::StatusThere;
 use crate::source::{self, EndingPod, RefusedPod, SourceUpdate};
 use crate::status::merge;
 use crate::store::keep::folder::{Folder, Kept};
@@ -58,8 +59,8 @@ pub struct Joined {
     pub marks: Receiver<Option<NodeMarks>>,
     /// Where its pods are left for the disk.
     pub trees: Trees,
-    /// Is told which pods have something here.
-    pub here: PodsHere,
+    /// What their source is told, and tells beside.
+    pub shared: Shared,
     /// The server was not reached.
     pub failed: Receiver<()>,
     /// Where they are kept for a start without the server.
@@ -84,7 +85,7 @@ pub(super) struct Cluster {
     pub(super) telling: usize,
     pub(super) mirrors: Mirrors,
     pub(super) following: Following,
-    pub(super) here: PodsHere,
+    pub(super) shared: Shared,
     pub(super) admission: Admission,
     pub(super) network: Network,
     pub(super) keeping: Keeping,
@@ -133,10 +134,10 @@ pub(super) struct Told {
     revision: u64,
     /// Something of a resize may stand in it.
     resized: bool,
-    /// Another has marked it as not ready there.
-    marked: bool,
-    /// It was marked while its status was on its way: which of the two came first is not known.
-    again: bool,
+    /// Somebody has changed its status there.
+    changed: bool,
+    /// When the status that somebody had changed was sent again.
+    corrected: Option<Mono>,
     /// It was deleted there.
     ending: Option<EndingPod>,
     /// It does not run here, because of this.
@@ -155,8 +156,8 @@ impl Told {
             is_mirror: false,
             revision: 0,
             resized: false,
-            marked: false,
-            again: false,
+            changed: false,
+            corrected: None,
             ending: None,
             refused: None,
             last: None,
@@ -169,14 +170,20 @@ impl Told {
         Self { is_mirror: true, ..Self::new(key, now, seed) }
     }
 
-    /// Another has marked it as not ready there, or no one has any more: its status is told once more (`needsReconcile`).
-    pub(super) fn is_marked(&mut self, marked: bool, now: Mono) {
-        if marked && !self.marked {
-            self.revision = 0;
-            self.again = self.task.in_flight;
-            self.task.at = now;
+    /// Somebody has changed its status there, or no one has any more.
+    pub(super) fn compared(&mut self, changed: bool, now: Mono) {
+        if changed && !self.changed {
+            self.correct(now);
         }
-        self.marked = marked;
+        self.changed = changed;
+    }
+
+    /// Its status is sent once more (`needsReconcile`), to one who changes it again and again not at once.
+    fn correct(&mut self, now: Mono) {
+        let at = self.corrected.map_or(now, |before| now.max(before + STATUS_CORRECTION_PERIOD));
+        self.corrected = Some(at);
+        self.revision = 0;
+        self.task.at = at;
     }
 }
 
@@ -198,7 +205,8 @@ pub(super) enum ClusterEvent {
         key: PodKey,
         revision: u64,
         deleted: bool,
-        result: Result<(), KubeError>,
+        /// With the status that the server has now.
+        result: Result<Option<StatusThere>, KubeError>,
     },
     /// The copy of the static pod of that name was created or deleted, or not.
     Mirrored {
@@ -234,7 +242,7 @@ impl Cluster {
         found: Found,
         network: Network,
         keeping: Keeping,
-        here: PodsHere,
+        shared: Shared,
         now: Mono,
     ) -> Self {
         let seed = seed(&machine.name);
@@ -254,7 +262,7 @@ impl Cluster {
             pods: SortedMap::new(),
             telling: 0,
             following: Following::new(found),
-            here,
+            shared,
             said: Said::default(),
         }
     }
@@ -410,6 +418,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let resized = std::mem::replace(&mut told.resized, tells) || told.revision == 0 && ran;
         told.task.in_flight = true;
         cluster.telling += 1;
+        cluster.shared.statuses.sending(&told.key.uid);
         let (client, key, events) = (cluster.client.clone(), told.key.clone(), self.events.clone());
         let uid = uid.clone();
         let task = async move {
@@ -459,12 +468,17 @@ impl<R: Runtime + 'static> Agent<R> {
                 let told = cluster.pods.get_mut(&uid).filter(|told| told.key == key);
                 let Some(told) = told else { return };
                 told.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+                let answer = result.as_ref().ok().copied().flatten();
+                let changed = cluster.shared.statuses.sent(&key.uid, answer);
                 match result {
-                    Ok(()) if deleted => drop(cluster.pods.remove(&uid)),
-                    Ok(()) => {
-                        told.revision = if std::mem::take(&mut told.again) { 0 } else { revision };
+                    Ok(_) if deleted => drop(cluster.pods.remove(&uid)),
+                    Ok(_) => {
+                        told.revision = revision;
                         // What changed meanwhile is told at once.
                         told.task.at = now;
+                        if changed {
+                            told.correct(now);
+                        }
                     }
                     Err(why) => {
                         told.resized = true;
@@ -514,7 +528,7 @@ impl<R: Runtime + 'static> Agent<R> {
         for sourced in &update.pods {
             let key = &sourced.pod.key;
             let mut told = Told { refused: None, ..know(key) };
-            told.is_marked(update.server.marked.contains(&key.uid), now);
+            told.compared(update.server.changed.contains(&key.uid), now);
             cluster.pods.insert(key.uid.clone(), told);
         }
         for refused in &update.server.refused {

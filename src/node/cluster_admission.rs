@@ -261,7 +261,10 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn tell_pods_here(&self) {
         let (Some(cluster), Some(relist)) = (&self.cluster, &self.relist) else { return };
         let former = relist.former.iter().map(|former| &former.key.uid);
-        cluster.here.are(self.records.keys().chain(relist.pods.keys()).chain(former).cloned().collect());
+        cluster
+            .shared
+            .here
+            .are(self.records.keys().chain(relist.pods.keys()).chain(former).cloned().collect());
     }
 
     /// Whether a pod that is here may have the CPU and memory that it is wanted with (`canAdmitPod`): a critical one others end for.

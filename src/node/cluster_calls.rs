@@ -15,6 +15,7 @@ use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
 use crate::model::{PodKey, Wall};
 use crate::source::RefusedPod;
+use crate::source::api_statuses::StatusThere;
 use crate::source::decode::Node;
 
 /// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
@@ -150,7 +151,7 @@ pub(super) async fn renew(
         .ok_or_else(|| KubeError::Protocol("a Lease without a resourceVersion".to_owned()))
 }
 
-/// Tells a pod's status, and deletes the pod when nothing of it is left here. That it is gone there, or another one has its
+/// Tells a pod's status, and deletes the pod when nothing of it is left here: the status that the server has then. That it is gone there, or another one has its
 /// name, is as good.
 pub(super) async fn tell(
     client: &Client,
@@ -158,14 +159,16 @@ pub(super) async fn tell(
     status: Option<PodStatus>,
     resized: bool,
     deleted: bool,
-) -> Result<(), KubeError> {
+) -> Result<Option<StatusThere>, KubeError> {
     let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
+    let mut there = None;
     if let Some(status) = status {
         let path = subresource_path(Resource::PODS, &key.namespace, &key.name, "status");
         let patch = pod_status::patch(key.uid.as_str(), &status, resized);
         match client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await {
             Err(error) if !is_past(&error) => return Err(error),
-            Ok(_) | Err(_) => {}
+            Ok(pod) => there = StatusThere::of(&pod),
+            Err(_) => {}
         }
     }
     if deleted {
@@ -176,5 +179,5 @@ pub(super) async fn tell(
             Ok(_) | Err(_) => {}
         }
     }
-    Ok(())
+    Ok(there)
 }

@@ -370,7 +370,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let clock = self.ctx.clock.clone();
         let Some(cluster) = &mut self.cluster else { return };
         let update =
-            api_kept::update(&NodeName::new(&cluster.machine.name), clock, cluster.here.clone(), pods);
+            api_kept::update(&NodeName::new(&cluster.machine.name), clock, cluster.shared.here.clone(), pods);
         if update.pods.is_empty() {
             return;
         }

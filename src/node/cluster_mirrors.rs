@@ -104,7 +104,7 @@ impl Cluster {
             let seed = self.mirrors.seed;
             let told = self.pods.entry(uid.clone());
             let told = told.or_insert_with(|| Told::of_mirror(mirror.key.clone(), now, seed));
-            told.is_marked(mirror.marked, now);
+            told.compared(mirror.changed, now);
         }
     }
 }

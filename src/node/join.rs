@@ -32,11 +32,12 @@ use crate::metrics::NodeApiUse;
 use crate::render::NodeSettings;
 use crate::server::{Asker, Query};
 use crate::source::NodeName;
-use crate::source::api::ApiPods;
+use crate::source::api::{ApiPods, Shared};
 use crate::source::api_here::PodsHere;
 use crate::source::api_kept::Trees;
 use crate::source::api_node::ApiNode;
 use crate::source::api_objects::Found;
+use crate::source::api_statuses::StatusesThere;
 use crate::store::keep::folder::Folder;
 
 /// Begins what goes on with the cluster.
@@ -58,7 +59,7 @@ pub(super) fn begin(
     executor.spawn(cluster_kept::wait(joined.failed, clock.clone(), events.clone())).detach();
     let keeping = Keeping::new(joined.folder, joined.trees, clock.now().mono);
     let now = clock.now().mono;
-    Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, joined.here, now)
+    Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, joined.shared, now)
 }
 
 /// What a k3s server said of its cluster counts until it says something else. I/O, blocking.
@@ -163,7 +164,8 @@ pub(super) fn join(
     let (unreached, failed) = smol::channel::bounded(1);
     let trees = Trees::new(unreached);
     let (here, looked) = PodsHere::new();
-    let mut follower = ApiPods::new(name, clock.clone(), updates, trees.clone(), here.clone());
+    let shared = Shared { here, statuses: StatusesThere::default() };
+    let mut follower = ApiPods::new(name, clock.clone(), updates, trees.clone(), shared.clone());
     let follow = async move {
         // What runs here comes first: it has to be known what does. Closed: the loop is gone, and the process with it.
         let _ = looked.recv().await;
@@ -208,5 +210,5 @@ pub(super) fn join(
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();
-    Some(Joined { client, machine, pods, marks, trees, here, failed, folder, bridge, dns })
+    Some(Joined { client, machine, pods, marks, trees, shared, failed, folder, bridge, dns })
 }

@@ -9,7 +9,7 @@
 //! | cannot be run by this version | is refused, and told so there |
 //! | has Succeeded or Failed, and something of it is here | is wanted, and does not begin; what runs of it ends, whoever said so |
 //! | has Succeeded or Failed | is forgotten (`filterOutInactivePods`) |
-//! | was marked as not ready by another | is wanted, and its status is told again |
+//! | has a status that somebody changed | is wanted, and its status is sent again (`needsReconcile`) |
 //! | else | is wanted |
 //!
 //! Room is for the pods that are here first, then for those that begin, the oldest first. Pods that are over take none of it; what
@@ -22,6 +22,7 @@ use smol::channel::Sender;
 
 use super::api_here::PodsHere;
 use super::api_kept::Trees;
+use super::api_statuses::{StatusThere, StatusesThere};
 use super::decode::Node;
 use super::identity::{CONFIG_MIRROR, NodeName};
 use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourcedPod, manifest};
@@ -42,6 +43,15 @@ pub(crate) const ORIGIN: &str = "the API server";
 /// `status.reason` of a pod that this version cannot run.
 const REFUSED: &str = "UnexpectedAdmissionError";
 
+/// What this source and the loop tell each other.
+#[derive(Clone)]
+pub struct Shared {
+    /// By the loop: which pods have something here.
+    pub here: PodsHere,
+    /// What was sent and what is there.
+    pub statuses: StatusesThere,
+}
+
 /// The pods as the server has them, told to the loop with each change.
 pub struct ApiPods {
     node: NodeName,
@@ -52,7 +62,7 @@ pub struct ApiPods {
     /// At most `KUBE_PODS_MAX`, besides those that are here. Full: a further pod is left out, with a message, until there is
     /// room.
     pods: SortedMap<PodUid, Entry>,
-    here: PodsHere,
+    shared: Shared,
     /// How many were seen to end.
     ended: u64,
     /// A pod was left out since the last list began.
@@ -73,7 +83,7 @@ enum Entry {
     Wanted {
         pod: SourcedPod,
         over: Option<u64>,
-        marked: bool,
+        changed: bool,
     },
     Ending(EndingPod),
     Refused(RefusedPod),
@@ -85,12 +95,12 @@ impl Entry {
     fn is_as(&self, other: &Self) -> bool {
         match (self, other) {
             (
-                Self::Wanted { pod, over, marked },
-                Self::Wanted { pod: other, over: was_over, marked: was_marked },
+                Self::Wanted { pod, over, changed },
+                Self::Wanted { pod: other, over: was_over, changed: was_changed },
             ) => {
                 pod.config_hash == other.config_hash
                     && over.is_some() == was_over.is_some()
-                    && marked == was_marked
+                    && changed == was_changed
                     && pod.pod.pod.conditions() == other.pod.pod.conditions()
             }
             (Self::Ending(pod), Self::Ending(other)) => pod == other,
@@ -111,14 +121,14 @@ impl ApiPods {
         }
     }
 
-    /// Tells each change to `updates`, which holds one, and leaves the pods in `trees`. `here` has to be known when the first
-    /// list begins.
+    /// Tells each change to `updates`, which holds one, and leaves the pods in `trees`. Which pods are here has to be
+    /// known when the first list begins.
     pub fn new(
         node: NodeName,
         clock: SharedClock,
         updates: Sender<SourceUpdate>,
         trees: Trees,
-        here: PodsHere,
+        shared: Shared,
     ) -> Self {
         Self {
             node,
@@ -126,7 +136,7 @@ impl ApiPods {
             updates,
             origin: Arc::from(ORIGIN),
             pods: SortedMap::new(),
-            here,
+            shared,
             ended: 0,
             left_out: false,
             listed: None,
@@ -148,11 +158,12 @@ impl ApiPods {
     }
 
     fn entry(&mut self, key: PodKey, mut object: Node) -> Option<Entry> {
+        let changed = self.shared.statuses.watched(&key.uid, StatusThere::of(&object));
         let metadata = object.field("metadata");
         let deleted = metadata.is_some_and(|m| m.field("deletionTimestamp").is_some());
         if let Some(hash) = mirrored(&object) {
             let hash = cut(hash, MIRROR_HASH_BYTES_MAX).into();
-            return Some(Entry::Mirror(MirrorPod { key, hash, deleted, marked: is_marked(&object) }));
+            return Some(Entry::Mirror(MirrorPod { key, hash, deleted, changed }));
         }
         if deleted {
             let grace = match metadata.and_then(|m| m.field("deletionGracePeriodSeconds")) {
@@ -162,11 +173,11 @@ impl ApiPods {
             return Some(Entry::Ending(EndingPod { key, grace }));
         }
         let over = self.over(&key.uid, &object);
-        let is_here = self.here.has(&key.uid);
+        let is_here = self.shared.here.has(&key.uid);
         if over.is_some() && !is_here {
             return None;
         }
-        let marked = over.is_none() && is_marked(&object);
+        let changed = over.is_none() && changed;
         let generation = match metadata.and_then(|m| m.field("generation")) {
             Some(Node::Int(generation)) => Some(*generation),
             _ => None,
@@ -182,7 +193,7 @@ impl ApiPods {
         let before = match self.pods.get(&key.uid) {
             Some(Entry::Wanted { pod, .. }) if pod.config_hash == read.config_hash => {
                 // Only its status changed: what is held already stays.
-                return Some(Entry::Wanted { pod: with_status(pod, status), over, marked });
+                return Some(Entry::Wanted { pod: with_status(pod, status), over, changed });
             }
             Some(Entry::Wanted { pod, .. }) => Some(pod),
             Some(Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_)) | None => None,
@@ -192,7 +203,7 @@ impl ApiPods {
         if over.is_none() && held + read.bytes > PODS_BYTES_MAX {
             if let Some(before) = before.filter(|_| is_here) {
                 log::warn!("pod {key}: it goes on as it was: what is wanted of it now {}", does_not_fit());
-                return Some(Entry::Wanted { pod: with_status(before, status), over, marked });
+                return Some(Entry::Wanted { pod: with_status(before, status), over, changed });
             }
             let fits = self.give_way(held + read.bytes - PODS_BYTES_MAX, (!is_here).then_some(&read.pod));
             if !fits && !is_here {
@@ -210,7 +221,7 @@ impl ApiPods {
             config_hash: read.config_hash,
             bytes: read.bytes,
         };
-        Some(Entry::Wanted { pod, over, marked })
+        Some(Entry::Wanted { pod, over, changed })
     }
 
     /// Since when the pod is over: it has Succeeded or Failed.
@@ -232,7 +243,7 @@ impl ApiPods {
     /// are. Nobody gives any when that would not do.
     fn give_way(&mut self, bytes: usize, to: Option<&Pod>) -> bool {
         let gives = |(uid, entry): (&PodUid, &Entry)| match entry {
-            Entry::Wanted { pod, over: None, .. } if !self.here.has(uid) => {
+            Entry::Wanted { pod, over: None, .. } if !self.shared.here.has(uid) => {
                 let its = pod.pod.pod.without_volumes();
                 let younger = to.is_none_or(|to| first_come(to, &its).is_lt());
                 younger.then_some((its, pod.bytes))
@@ -259,6 +270,7 @@ impl ApiPods {
     }
 
     fn forget(&mut self, uid: &PodUid) {
+        self.shared.statuses.forget(uid);
         self.changed |= self.pods.remove(uid).is_some();
         self.trees.remove(uid);
     }
@@ -270,12 +282,14 @@ impl ApiPods {
             let (pods, bytes) = self.held(true);
             let is_full = pods > ENDED_PODS_MAX || bytes > ENDED_PODS_BYTES_MAX;
             let ended = self.pods.iter().filter_map(|(uid, entry)| match entry {
-                Entry::Wanted { pod, over: Some(over), .. } if is_full || !self.here.has(uid) => Some((
-                    self.here.has(uid),
-                    over,
-                    pod.pod.pod.without_volumes().metadata.creation_timestamp.clone(),
-                    uid,
-                )),
+                Entry::Wanted { pod, over: Some(over), .. } if is_full || !self.shared.here.has(uid) => {
+                    Some((
+                        self.shared.here.has(uid),
+                        over,
+                        pod.pod.pod.without_volumes().metadata.creation_timestamp.clone(),
+                        uid,
+                    ))
+                }
                 Entry::Wanted { .. } | Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_) => None,
             });
             let Some(uid) = ended.min_by(Ord::cmp).map(|(.., uid)| uid.clone()) else { return };
@@ -306,7 +320,7 @@ impl Follower for ApiPods {
 
     fn is_there(&mut self, object: Node) {
         let Some(key) = key(&object) else { return };
-        let is_known = self.pods.contains_key(&key.uid) || self.here.has(&key.uid);
+        let is_known = self.pods.contains_key(&key.uid) || self.shared.here.has(&key.uid);
         if self.pods.len() >= KUBE_PODS_MAX && !is_known && !is_over(&object) {
             if !std::mem::replace(&mut self.left_out, true) {
                 log::warn!("pod {key}: {KUBE_PODS_MAX} pods are bound to this node; it waits for room");
@@ -348,6 +362,7 @@ impl Follower for ApiPods {
                 let stays = listed.contains(uid);
                 if !stays {
                     self.trees.remove(uid);
+                    self.shared.statuses.forget(uid);
                 }
                 stays
             });
@@ -360,12 +375,12 @@ impl Follower for ApiPods {
         let (mut pods, mut server) = (Vec::new(), ServerPods::default());
         for entry in self.pods.values() {
             match entry {
-                Entry::Wanted { pod, over, marked } => {
+                Entry::Wanted { pod, over, changed } => {
                     if over.is_some() {
                         server.over.insert(pod.pod.key.uid.clone());
                     }
-                    if *marked {
-                        server.marked.insert(pod.pod.key.uid.clone());
+                    if *changed {
+                        server.changed.insert(pod.pod.key.uid.clone());
                     }
                     pods.push(pod.clone());
                 }
@@ -411,16 +426,6 @@ fn key(object: &Node) -> Option<PodKey> {
     let text = |field| metadata.field(field).and_then(Node::text);
     let key = PodKey::new(text("namespace")?, text("name")?, text("uid")?);
     key.is_path_safe().then_some(key)
-}
-
-/// It is not ready there, and nobody says why: a node agent does, and whoever marks the pods of a node of which nothing is
-/// heard does not (`MarkPodsNotReady`).
-fn is_marked(object: &Node) -> bool {
-    let conditions = object.field("status").and_then(|status| status.field("conditions"));
-    conditions.map(Node::items).unwrap_or_default().iter().any(|condition| {
-        let text = |field| condition.field(field).and_then(Node::text).unwrap_or_default();
-        text("type") == "Ready" && text("status") == "False" && text("reason").is_empty()
-    })
 }
 
 /// The conditions of the pod's status that its readiness gates name, as others have set them; of the others nothing is kept,

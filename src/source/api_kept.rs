@@ -5,8 +5,9 @@ use std::rc::Rc;
 
 use smol::channel::Sender;
 
-use super::api::ApiPods;
+use super::api::{ApiPods, Shared};
 use super::api_here::PodsHere;
+use super::api_statuses::StatusesThere;
 use super::decode::Node;
 use super::identity::NodeName;
 use super::{API, SourceUpdate};
@@ -69,7 +70,8 @@ impl Trees {
 pub fn update(node: &NodeName, clock: SharedClock, here: PodsHere, pods: Vec<Vec<u8>>) -> SourceUpdate {
     let (updates, told) = smol::channel::bounded(1);
     let (failed, _) = smol::channel::bounded(1);
-    let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), here);
+    let shared = Shared { here, statuses: StatusesThere::default() };
+    let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), shared);
     // One at a time: a tree takes ten times what its bytes do.
     for bytes in pods {
         if let Ok(object) = tree::decode(&bytes) {

@@ -22,6 +22,8 @@ pub mod api_kept;
 pub mod api_node;
 #[cfg(feature = "tls")]
 pub mod api_objects;
+#[cfg(feature = "tls")]
+pub mod api_statuses;
 pub mod check;
 #[cfg(feature = "tls")]
 pub mod claim;
@@ -120,8 +122,8 @@ pub struct ServerPods {
     /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here, and take none of the node's room.
     /// At most `limits::ENDED_PODS_MAX`.
     pub over: SortedSet<PodUid>,
-    /// Of the wanted ones, those that another has marked as not ready there: their statuses are told again.
-    pub marked: SortedSet<PodUid>,
+    /// Of the wanted ones, those whose statuses somebody has changed there: they are sent again.
+    pub changed: SortedSet<PodUid>,
     /// Copies of static pods: nothing of them runs by itself.
     pub mirrors: Vec<MirrorPod>,
 }
@@ -135,8 +137,8 @@ pub struct MirrorPod {
     pub hash: Box<str>,
     /// It was deleted and waits for its node.
     pub deleted: bool,
-    /// Another has marked it as not ready there: its status is told again.
-    pub marked: bool,
+    /// Somebody has changed its status there: it is sent again.
+    pub changed: bool,
 }
 
 /// A pod that was deleted and waits for its node.

@@ -56,6 +56,33 @@ fn a_pod_that_was_marked_with_its_node_is_ready_again() {
 }
 
 #[test]
+fn a_status_that_somebody_changes_is_put_right() {
+    let world = World::new();
+    world.run("web");
+    let own = |world: &World| {
+        let status = world.pod("web").unwrap()["status"].clone();
+        [&status["podIP"], &status["podIPs"], &status["containerStatuses"]].map(|field| field.to_string())
+    };
+    let before = own(&world);
+    for changed in
+        [json!({"podIP": "192.0.2.1", "podIPs": [{"ip": "192.0.2.1"}]}), json!({"containerStatuses": []})]
+    {
+        world.api.patch("pods", "default", "web", &json!({"status": changed}));
+        assert_ne!(own(&world), before);
+        world.until("it is as it was", |world| own(world) == before);
+    }
+    // What is not the node agent's stays as it is.
+    world.api.patch(
+        "pods",
+        "default",
+        "web",
+        &json!({"status": {"nominatedNodeName": "other", "hostIP": "192.0.2.1"}}),
+    );
+    world.until("it is as it was", |world| world.pod("web").unwrap()["status"]["hostIP"] != "192.0.2.1");
+    assert_eq!(world.pod("web").unwrap()["status"]["nominatedNodeName"], "other");
+}
+
+#[test]
 fn a_deleted_pod_ends_within_its_grace_and_goes() {
     let world = World::new();
     world.run("web");
