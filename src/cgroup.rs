@@ -134,6 +134,22 @@ impl Cgroups {
         result
     }
 
+    /// How many process IDs the pod's processes and their threads have; nothing when it has no cgroup that counts them.
+    pub fn pids_of_pod(&self, node: &NodeSettings, uid: &str) -> Option<u64> {
+        if uid.is_empty() || uid.contains('/') {
+            return None;
+        }
+        let apart = self.controllers.iter().find(|(controller, _)| *controller == Controller::Pids);
+        let hierarchy = apart.map(|(_, path)| path).or(self.unified.as_ref())?;
+        pod_cgroup_candidates(node, uid).iter().find_map(|name| {
+            let file = hierarchy.join(name.trim_start_matches('/')).join("pids.current");
+            // A number and a line's end.
+            let mut text = String::new();
+            std::fs::File::open(file).ok()?.take(32).read_to_string(&mut text).ok()?;
+            text.trim().parse().ok()
+        })
+    }
+
     /// Which cgroups of the pod's are there, by name, after SIGKILL for the processes in them: systemd, asked to stop them,
     /// would wait a minute and a half for those. Only for a pod of which the runtime knows no container any more.
     pub fn end_pod(&self, node: &NodeSettings, uid: &str) -> (Vec<String>, SortedSet<i32>) {

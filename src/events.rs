@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX, EVENTS_SIMILAR_MAX};
 use crate::model::SortedMap;
-use crate::model::{Mono, PodKey, PodUid};
+use crate::model::{ContainerKind, Mono, PodKey, PodUid};
 
 /// As Kubernetes' `Event.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,11 +23,47 @@ pub enum EventKind {
     Warning,
 }
 
+/// What an event is about: a pod, or one of its containers (`GenerateContainerRef`).
+#[derive(Clone, Copy, Debug)]
+pub struct About<'a> {
+    /// The pod; one without a namespace stands for the node of that name.
+    pub pod: &'a PodKey,
+    /// The list that the container stands in, and its name.
+    pub container: Option<(ContainerKind, &'a str)>,
+}
+
+impl<'a> About<'a> {
+    /// One container of the pod.
+    pub const fn container(pod: &'a PodKey, kind: ContainerKind, name: &'a str) -> Self {
+        Self { pod, container: Some((kind, name)) }
+    }
+
+    /// `involvedObject.fieldPath`.
+    fn field_path(self) -> Option<String> {
+        self.container.map(|(kind, name)| {
+            let list = match kind {
+                ContainerKind::Init => "initContainers",
+                ContainerKind::App => "containers",
+                ContainerKind::Ephemeral => "ephemeralContainers",
+            };
+            format!("spec.{list}{{{name}}}")
+        })
+    }
+}
+
+impl<'a> From<&'a PodKey> for About<'a> {
+    fn from(pod: &'a PodKey) -> Self {
+        Self { pod, container: None }
+    }
+}
+
 /// One decision or error, however often it was made.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// Which pod it is about; one without a namespace stands for the node of that name.
     pub pod: PodKey,
+    /// Of one of its containers: `spec.containers{NAME}` (`involvedObject.fieldPath`).
+    pub field_path: Option<Rc<str>>,
     /// Normal or warning.
     pub kind: EventKind,
     /// Kubernetes' event reason: `Pulling`, `Created`, `Killing`, `BackOff` ...
@@ -68,15 +104,18 @@ impl EventRing {
     /// that are combined.
     pub fn record(
         &mut self,
-        pod: &PodKey,
+        about: About<'_>,
         kind: EventKind,
         reason: &'static str,
         message: &str,
         now: Mono,
     ) -> bool {
         self.revision += 1;
+        let (pod, field_path) = (about.pod, about.field_path());
         let message = cut(message, EVENT_MESSAGE_BYTES_MAX);
-        let similar = |e: &Event| e.pod.uid == pod.uid && e.reason == reason;
+        let similar = |e: &Event| {
+            e.pod.uid == pod.uid && e.field_path.as_deref() == field_path.as_deref() && e.reason == reason
+        };
         let same = |e: &Event| similar(e) && same_but_ids(&e.message, message);
         if let Some(mut entry) = self.entries.iter().position(same).and_then(|at| self.entries.remove(at)) {
             entry.again(now, self.revision);
@@ -91,6 +130,7 @@ impl EventRing {
         }
         self.entries.push_back(Event {
             pod: pod.clone(),
+            field_path: field_path.as_deref().map(Rc::from),
             kind,
             reason,
             message: Rc::from(message),
@@ -148,7 +188,8 @@ impl EventRing {
 
     /// Memory of the entries, the pods' names included, which most share with others.
     pub fn bytes(&self) -> usize {
-        let of = |e: &Event| size_of::<Event>() + e.message.len() + e.pod.bytes();
+        let path = |e: &Event| e.field_path.as_ref().map_or(0, |path| path.len());
+        let of = |e: &Event| size_of::<Event>() + e.message.len() + path(e) + e.pod.bytes();
         self.entries.iter().map(of).sum()
     }
 
@@ -218,9 +259,9 @@ mod tests {
     fn the_same_again_is_counted_and_moves_to_the_end() {
         let mut ring = EventRing::default();
         let pod = PodKey::new("default", "web", "u1");
-        assert!(ring.record(&pod, EventKind::Normal, "Started", "one", now(1)));
-        assert!(ring.record(&pod, EventKind::Normal, "Started", "two", now(2)));
-        assert!(!ring.record(&pod, EventKind::Normal, "Started", "one", now(3)));
+        assert!(ring.record((&pod).into(), EventKind::Normal, "Started", "one", now(1)));
+        assert!(ring.record((&pod).into(), EventKind::Normal, "Started", "two", now(2)));
+        assert!(!ring.record((&pod).into(), EventKind::Normal, "Started", "one", now(3)));
         let seen: Vec<_> = ring.iter().map(|e| (&*e.message, e.count, e.first, e.last, e.revision)).collect();
         let expected = [("two", 1, now(2), now(2), 2), ("one", 2, now(1), now(3), 3)];
         assert_eq!(seen, expected);
@@ -231,12 +272,18 @@ mod tests {
     fn messages_that_differ_each_time_are_combined() {
         let mut ring = EventRing::default();
         let (pod, other) = (PodKey::new("default", "web", "u1"), PodKey::new("default", "db", "u2"));
-        ring.record(&other, EventKind::Normal, "Started", "other", now(0));
-        ring.record(&pod, EventKind::Normal, "Started", "once", now(0));
+        ring.record((&other).into(), EventKind::Normal, "Started", "other", now(0));
+        ring.record((&pod).into(), EventKind::Normal, "Started", "once", now(0));
         let mut logged = 0;
         for second in 1..1000 {
             let message = format!("Get http://10.0.0.1: port {second}");
-            logged += usize::from(ring.record(&pod, EventKind::Warning, "Unhealthy", &message, now(second)));
+            logged += usize::from(ring.record(
+                (&pod).into(),
+                EventKind::Warning,
+                "Unhealthy",
+                &message,
+                now(second),
+            ));
         }
         // Each once, and that they are combined from then on.
         assert_eq!(logged, EVENTS_SIMILAR_MAX + 1);
@@ -247,7 +294,7 @@ mod tests {
         assert_eq!(counted, 999);
         // What is said again of what is still there is counted where it stands.
         assert!(!ring.record(
-            &pod,
+            (&pod).into(),
             EventKind::Warning,
             "Unhealthy",
             "Get http://10.0.0.1: port 9",
@@ -255,7 +302,7 @@ mod tests {
         ));
         assert_eq!(ring.len(), 2 + EVENTS_SIMILAR_MAX);
         let long = "x".repeat(EVENT_MESSAGE_BYTES_MAX);
-        ring.record(&pod, EventKind::Warning, "Unhealthy", &long, now(1001));
+        ring.record((&pod).into(), EventKind::Warning, "Unhealthy", &long, now(1001));
         assert!(ring.iter().all(|e| e.message.len() <= EVENT_MESSAGE_BYTES_MAX));
     }
 
@@ -278,11 +325,17 @@ mod tests {
         let mut ring = EventRing::default();
         let pod = |number: usize| PodKey::new("default", "web", &format!("u{number}"));
         for number in 0..=EVENTS_MAX {
-            ring.record(&pod(number), EventKind::Warning, "Failed", "it did", now(0));
+            ring.record((&pod(number)).into(), EventKind::Warning, "Failed", "it did", now(0));
         }
         assert_eq!(ring.len(), EVENTS_MAX);
         assert_eq!(ring.iter().next().expect("full").pod.uid.as_str(), "u1");
-        ring.record(&pod(0), EventKind::Warning, "Failed", &"é".repeat(EVENT_MESSAGE_BYTES_MAX), now(0));
+        ring.record(
+            (&pod(0)).into(),
+            EventKind::Warning,
+            "Failed",
+            &"é".repeat(EVENT_MESSAGE_BYTES_MAX),
+            now(0),
+        );
         let last = ring.iter().last().expect("just added");
         assert!(
             last.message.len() <= EVENT_MESSAGE_BYTES_MAX && last.message.len() > EVENT_MESSAGE_BYTES_MAX - 2
@@ -294,11 +347,11 @@ mod tests {
         const REASONS: [&str; 4] = ["Failed", "Unhealthy", "BackOff", "FailedMount"];
         let mut ring = EventRing::default();
         let quiet = PodKey::new("default", "quiet", "quiet");
-        ring.record(&quiet, EventKind::Normal, "Started", "once", now(0));
+        ring.record((&quiet).into(), EventKind::Normal, "Started", "once", now(0));
         for number in 0..4 * EVENTS_MAX {
             let loud = PodKey::new("default", "loud", &format!("loud{}", number % 50));
             let (reason, message) = (REASONS[number % REASONS.len()], format!("number {number}"));
-            ring.record(&loud, EventKind::Warning, reason, &message, now(1));
+            ring.record((&loud).into(), EventKind::Warning, reason, &message, now(1));
         }
         assert_eq!(ring.len(), EVENTS_MAX);
         assert!(ring.iter().any(|e| e.pod == quiet), "its one entry is still there");

@@ -92,7 +92,7 @@ use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::cri::endpoint::EndpointError;
 use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, RuntimeVersion, endpoint};
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::facts;
 use crate::hook::HookRunner;
 use crate::image::import::{self, Importer};
@@ -104,7 +104,7 @@ use crate::limits::{
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
-use crate::model::{Mono, PodKey};
+use crate::model::Mono;
 use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
@@ -654,8 +654,9 @@ fn context<R: Runtime + 'static>(
     ring: &Rc<Ring>,
 ) -> ActContext<R> {
     let (ring, note_clock) = (ring.clone(), clock.clone());
-    let notes = move |pod: &PodKey, kind: EventKind, reason: &'static str, message: &str| {
-        let is_new = ring.record(pod, kind, reason, message, note_clock.now().mono);
+    let notes = move |about: About<'_>, kind: EventKind, reason: &'static str, message: &str| {
+        let pod = about.pod;
+        let is_new = ring.record(about, kind, reason, message, note_clock.now().mono);
         // Every start is a real change, though it reads like the one before.
         if is_new || reason == "Started" {
             match kind {

@@ -17,7 +17,7 @@ use smol::LocalExecutor;
 use smolet::addresses::NodeAddresses;
 use smolet::clock::{Clock as _, SharedClock, VirtualClock};
 use smolet::cri::GrpcRuntime;
-use smolet::events::EventKind;
+use smolet::events::{About, EventKind};
 use smolet::hook::HookRunner;
 use smolet::image::pull::ImagePuller;
 use smolet::limits::{CRASH_BACKOFF_MAX, PULLS_AT_ONCE};
@@ -58,7 +58,7 @@ impl World {
         node.pod_logs_dir = path("logs").into();
         let notes: Rc<RefCell<Vec<String>>> = Rc::default();
         let seen = notes.clone();
-        let note = move |_: &PodKey, _: EventKind, reason: &'static str, message: &str| {
+        let note = move |_: About<'_>, _: EventKind, reason: &'static str, message: &str| {
             seen.borrow_mut().push(format!("{reason}: {message}"));
         };
         let runtime = Rc::new(GrpcRuntime::new(fake.socket(), &executor, shared.clone()));

@@ -79,10 +79,10 @@ mod tests {
     fn ring() -> EventRing {
         let mut ring = EventRing::default();
         let (web, db) = (PodKey::new("default", "web-gw", "u1"), PodKey::new("prod", "db-gw", "u2"));
-        ring.record(&web, EventKind::Normal, "Started", "Container started", at(0));
-        ring.record(&web, EventKind::Warning, "BackOff", "Back-off\nrestarting", at(10));
-        ring.record(&db, EventKind::Normal, "Pulled", "Image is here", at(70));
-        ring.record(&web, EventKind::Warning, "BackOff", "Back-off\nrestarting", at(200));
+        ring.record((&web).into(), EventKind::Normal, "Started", "Container started", at(0));
+        ring.record((&web).into(), EventKind::Warning, "BackOff", "Back-off\nrestarting", at(10));
+        ring.record((&db).into(), EventKind::Normal, "Pulled", "Image is here", at(70));
+        ring.record((&web).into(), EventKind::Warning, "BackOff", "Back-off\nrestarting", at(200));
         ring
     }
 
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(events(std::iter::empty(), shown, now, Style::PLAIN), "");
         let mut of_node = EventRing::default();
         let node = PodKey::new("", "gw", "gw");
-        of_node.record(&node, EventKind::Warning, "FreeDiskSpaceFailed", "No room", at(300));
+        of_node.record((&node).into(), EventKind::Warning, "FreeDiskSpaceFailed", "No room", at(300));
         assert_eq!(
             events(of_node.iter(), shown, now, Style::PLAIN).lines().last(),
             Some("default     10s         Warning   FreeDiskSpaceFailed   Node/gw   No room")

@@ -20,7 +20,7 @@ pub fn place(event: &Event) -> (String, String) {
     let mut hasher = DefaultHasher::new();
     // What is combined has another message each time, and is one object.
     let message = (!event.is_combined()).then_some(&event.message);
-    (event.pod.uid.as_str(), event.reason, message, event.first).hash(&mut hasher);
+    (event.pod.uid.as_str(), &event.field_path, event.reason, message, event.first).hash(&mut hasher);
     let pod = &event.pod;
     let namespace = if pod.namespace.is_empty() { OF_NODES } else { &*pod.namespace };
     let end = pod.name.len().min(EVENT_NAME_BYTES_MAX);
@@ -32,13 +32,16 @@ pub fn place(event: &Event) -> (String, String) {
 pub fn object(event: &Event, uid: &str, node: &str, now: Now) -> Value {
     let (namespace, name) = place(event);
     let pod = &event.pod;
-    let about = if pod.namespace.is_empty() {
+    let mut about = if pod.namespace.is_empty() {
         json!({"apiVersion": "v1", "kind": "Node", "name": &*pod.name, "uid": &*pod.name})
     } else {
         json!({
             "apiVersion": "v1", "kind": "Pod", "namespace": &*pod.namespace, "name": &*pod.name, "uid": uid,
         })
     };
+    if let Some(path) = &event.field_path {
+        about["fieldPath"] = (**path).into();
+    }
     json!({
         "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": name},
         "involvedObject": about, "reason": event.reason, "message": &*event.message, "type": kind(event.kind),
@@ -77,9 +80,9 @@ mod tests {
         let mut ring = EventRing::default();
         let pod = PodKey::new("default", "web", "u");
         let seconds = |seconds: i64| Mono(seconds * 1_000_000_000);
-        ring.record(&pod, EventKind::Warning, "BackOff", "waits", seconds(1));
+        ring.record((&pod).into(), EventKind::Warning, "BackOff", "waits", seconds(1));
         let first = ring.iter().next().map(place);
-        ring.record(&pod, EventKind::Warning, "BackOff", "waits", seconds(5));
+        ring.record((&pod).into(), EventKind::Warning, "BackOff", "waits", seconds(5));
         let event = ring.iter().next().expect("one");
         assert_eq!(first, Some(place(event)));
         let now = Now { mono: seconds(6), wall: Wall(0) };
@@ -88,7 +91,7 @@ mod tests {
         assert_eq!(object["lastTimestamp"], "1969-12-31T23:59:59Z");
         assert_eq!(object["involvedObject"]["uid"], "u");
         assert_eq!(again(event, now)["count"], 2);
-        ring.record(&pod, EventKind::Normal, "Started", "x", seconds(6));
+        ring.record((&pod).into(), EventKind::Normal, "Started", "x", seconds(6));
         let names: Vec<_> = ring.iter().map(place).collect();
         assert_ne!(names[0], names[1]);
     }

@@ -316,7 +316,11 @@ fn conditions(health: &Health, before: &[Value], now: Wall) -> Vec<Value> {
         } else {
             ("DiskPressure", false, "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
         },
-        ("PIDPressure", false, "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+        if pressure(NodeCondition::Pid) {
+            ("PIDPressure", true, "KubeletHasInsufficientPID", "kubelet has insufficient PID available")
+        } else {
+            ("PIDPressure", false, "KubeletHasSufficientPID", "kubelet has sufficient PID available")
+        },
         if ready {
             ("Ready", true, "KubeletReady", "kubelet is posting ready status")
         } else {

@@ -121,7 +121,7 @@ mod tests {
             layer: Some(disk(*layer)),
             logs: disk(*logs),
         });
-        PodUsage { containers: containers.collect(), volumes: disk(volumes) }
+        PodUsage { containers: containers.collect(), volumes: disk(volumes), pids: None }
     }
 
     fn words(pod: &DesiredPod, usage: &PodUsage, images_apart: Option<bool>) -> String {

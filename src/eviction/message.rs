@@ -18,12 +18,12 @@ pub struct ContainerUse<'a> {
 }
 
 /// Why a pod goes: what there is too little of, and which of its containers use more than they asked for. Of inodes
-/// nobody counts a container's.
+/// and process IDs nobody counts a container's.
 pub fn message(threshold: &Threshold, seen: Observation, containers: &[ContainerUse<'_>]) -> String {
     let resource = threshold.signal.resource();
     let shown = |amount: u64| match resource {
         Resource::Memory | Resource::EphemeralStorage => shown_bytes(amount),
-        Resource::Inodes => shown_count(amount),
+        Resource::Inodes | Resource::Pids => shown_count(amount),
     };
     let name = resource.as_str();
     let mut text = format!(

@@ -27,22 +27,25 @@ pub enum NodeCondition {
     Memory,
     /// `DiskPressure`.
     Disk,
+    /// `PIDPressure`.
+    Pid,
 }
 
 impl NodeCondition {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Memory, Self::Disk];
+    pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Pid];
 
     /// The API's word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Memory => "MemoryPressure",
             Self::Disk => "DiskPressure",
+            Self::Pid => "PIDPressure",
         }
     }
 }
 
-/// One signal at one moment, in bytes or inodes.
+/// One signal at one moment, in bytes, inodes or process IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
     /// What is left.
@@ -103,6 +106,11 @@ impl Pressure {
     /// The conditions that hold.
     pub fn conditions(&self, now: Mono) -> Vec<NodeCondition> {
         NodeCondition::ALL.into_iter().filter(|condition| self.holds(*condition, now)).collect()
+    }
+
+    /// A threshold of that signal is configured.
+    pub fn observes(&self, signal: Signal) -> bool {
+        self.thresholds.iter().any(|known| known.threshold.signal == signal)
     }
 
     /// There is something to be observed.

@@ -51,6 +51,8 @@ pub struct PodUsage {
     pub containers: Vec<ContainerUsage>,
     /// What lies in its volumes on the node's disk, and its hosts file.
     pub volumes: DiskUse,
+    /// Process IDs that its processes and their threads have; `None` = not counted, or it has no cgroup.
+    pub pids: Option<u64>,
 }
 
 impl PodUsage {
@@ -69,10 +71,11 @@ impl PodUsage {
             }
             Signal::NodeFsAvailable | Signal::NodeFsInodesFree => (!images_apart, true),
             Signal::ImageFsAvailable | Signal::ImageFsInodesFree => (true, !images_apart),
+            Signal::PidAvailable => return self.pids,
         };
         let part = |disk: DiskUse| match signal.resource() {
             Resource::Inodes => disk.inodes,
-            Resource::Memory | Resource::EphemeralStorage => disk.bytes,
+            Resource::Memory | Resource::EphemeralStorage | Resource::Pids => disk.bytes,
         };
         let of_layers = sum(&|container| container.layer.filter(|_| layers).map(part));
         let of_logs = sum(&|container| others.then(|| part(container.logs)));
@@ -80,7 +83,7 @@ impl PodUsage {
         Some(of_layers + of_logs + volumes)
     }
 
-    /// Each container's, for the message; of inodes nobody counts them.
+    /// Each container's, for the message; of inodes and process IDs nobody counts them.
     fn of_containers(&self, pod: &DesiredPod, resource: Resource) -> Vec<ContainerUse<'_>> {
         let requested = |name: &str| {
             let mut all = pod.containers().iter().chain(pod.init_containers());
@@ -91,7 +94,7 @@ impl PodUsage {
         let used = |container: &ContainerUsage| match resource {
             Resource::Memory => container.memory,
             Resource::EphemeralStorage => Some(container.layer?.bytes + container.logs.bytes),
-            Resource::Inodes => None,
+            Resource::Inodes | Resource::Pids => None,
         };
         let uses = self.containers.iter().filter_map(|container| {
             let (used, name) = (used(container)?, &*container.name);
@@ -119,7 +122,7 @@ pub fn first_to_go(
 ) -> Option<(usize, String)> {
     let resource = threshold.signal.resource();
     let requested = |pod: &DesiredPod| match resource {
-        Resource::Inodes => 0,
+        Resource::Inodes | Resource::Pids => 0,
         Resource::Memory | Resource::EphemeralStorage => {
             let asked = pod_requests(&pod.pod, true).get(resource.as_str()).map_or(0, |asked| asked.value());
             u64::try_from(asked).unwrap_or_default()
@@ -213,7 +216,7 @@ mod tests {
             layer: Some(disk(layer)),
             logs: disk(logs),
         };
-        PodUsage { containers: vec![app], volumes: disk(volumes) }
+        PodUsage { containers: vec![app], volumes: disk(volumes), pids: None }
     }
 
     #[test]
@@ -240,6 +243,25 @@ mod tests {
             assert_eq!(pods[place].pod.key.uid.as_str(), goes, "{signal:?} {apart}");
         }
         assert!(first_to_go(&[], &threshold(Signal::MemoryAvailable), seen, false).is_none());
+    }
+
+    #[test]
+    fn of_process_ids_priority_counts_and_then_how_many() {
+        let with = |pids| PodUsage { pids, ..usage(900, 0, 0, 0) };
+        let mut urgent = json!({});
+        urgent["priority"] = json!(10);
+        let (few, many, urgent) = (pod("few", json!({})), pod("many", json!({})), pod("urgent", urgent));
+        let usages = [with(Some(3)), with(Some(40)), with(Some(500))];
+        let all: Vec<Evictable<'_>> = [&few, &many, &urgent]
+            .into_iter()
+            .zip(&usages)
+            .map(|(pod, usage)| Evictable { pod, usage: Some(usage) })
+            .collect();
+        let seen = Observation { available: 10, capacity: 1000 };
+        let (place, message) =
+            first_to_go(&all, &threshold(Signal::PidAvailable), seen, false).expect("there are pods");
+        assert_eq!(all[place].pod.key.uid.as_str(), "many");
+        assert_eq!(message, "The node was low on resource: pids. Threshold quantity: 100, available: 10. ");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Which pod goes first (`rankMemoryPressure`, `rankDiskPressureFunc`).
+//! Which pod goes first (`rankMemoryPressure`, `rankDiskPressureFunc`, `rankPIDPressure`).
 
 use std::cmp::Reverse;
 
@@ -9,9 +9,9 @@ pub struct PodUse<'a> {
     pub uid: &'a str,
     /// `spec.priority`; 0 when not set.
     pub priority: i32,
-    /// In bytes or inodes; `None` when nothing is known, which counts as the worst.
+    /// In bytes, inodes or process IDs; `None` when nothing is known, which counts as the worst.
     pub used: Option<u64>,
-    /// Its request; 0 when it has none. Of inodes no pod can have one.
+    /// Its request; 0 when it has none. Of inodes and process IDs no pod can have one.
     pub requested: u64,
 }
 

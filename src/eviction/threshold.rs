@@ -18,6 +18,8 @@ pub enum Signal {
     ImageFsAvailable,
     /// Inodes there.
     ImageFsInodesFree,
+    /// Process IDs that are not taken.
+    PidAvailable,
 }
 
 /// What a node runs short of.
@@ -29,6 +31,8 @@ pub enum Resource {
     EphemeralStorage,
     /// `inodes`.
     Inodes,
+    /// `pids`.
+    Pids,
 }
 
 impl Resource {
@@ -38,18 +42,28 @@ impl Resource {
             Self::Memory => "memory",
             Self::EphemeralStorage => "ephemeral-storage",
             Self::Inodes => "inodes",
+            Self::Pids => "pids",
+        }
+    }
+
+    /// It lies on a disk: what ended pods and unused images have there can be removed.
+    pub const fn is_on_disk(self) -> bool {
+        match self {
+            Self::EphemeralStorage | Self::Inodes => true,
+            Self::Memory | Self::Pids => false,
         }
     }
 }
 
 impl Signal {
     /// All of them, each at its own number.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::MemoryAvailable,
         Self::NodeFsAvailable,
         Self::NodeFsInodesFree,
         Self::ImageFsAvailable,
         Self::ImageFsInodesFree,
+        Self::PidAvailable,
     ];
 
     /// As the configuration names it.
@@ -60,6 +74,7 @@ impl Signal {
             Self::NodeFsInodesFree => "nodefs.inodesFree",
             Self::ImageFsAvailable => "imagefs.available",
             Self::ImageFsInodesFree => "imagefs.inodesFree",
+            Self::PidAvailable => "pid.available",
         }
     }
 
@@ -71,6 +86,7 @@ impl Signal {
             | Self::NodeFsInodesFree
             | Self::ImageFsAvailable
             | Self::ImageFsInodesFree => NodeCondition::Disk,
+            Self::PidAvailable => NodeCondition::Pid,
         }
     }
 
@@ -80,6 +96,7 @@ impl Signal {
             Self::MemoryAvailable => Resource::Memory,
             Self::NodeFsAvailable | Self::ImageFsAvailable => Resource::EphemeralStorage,
             Self::NodeFsInodesFree | Self::ImageFsInodesFree => Resource::Inodes,
+            Self::PidAvailable => Resource::Pids,
         }
     }
 }
@@ -87,7 +104,7 @@ impl Signal {
 /// A quantity, or a part of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// Bytes or inodes.
+    /// Bytes, inodes or process IDs.
     Quantity(u64),
     /// Millionths of the capacity, up to a million.
     Share(u32),

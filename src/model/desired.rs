@@ -193,6 +193,19 @@ impl DesiredPod {
         found.unwrap_or_default()
     }
 
+    /// The list that the container of that name stands in; nothing of one that the pod has not.
+    pub fn container_kind(&self, name: &str) -> Option<ContainerKind> {
+        let has = |containers: &[Container]| containers.iter().any(|container| container.name == name);
+        if has(self.init_containers()) {
+            Some(ContainerKind::Init)
+        } else if has(self.containers()) {
+            Some(ContainerKind::App)
+        } else {
+            let mut ephemeral = self.ephemeral_containers().iter();
+            ephemeral.any(|container| container.name == name).then_some(ContainerKind::Ephemeral)
+        }
+    }
+
     /// `spec.ephemeralContainers`, empty when absent.
     pub fn ephemeral_containers(&self) -> &[EphemeralContainer] {
         self.spec().ephemeral_containers.as_deref().unwrap_or_default()

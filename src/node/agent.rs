@@ -483,7 +483,7 @@ impl<R: Runtime + 'static> Agent<R> {
             self.insert(Rc::new(pod), file);
         } else {
             let message = format!("waits: {PODS_IN_HAND_MAX} pods are here, those that end included");
-            (self.ctx.notes)(&pod.key, EventKind::Warning, "TooManyPods", &message);
+            self.ctx.note(&pod.key, EventKind::Warning, "TooManyPods", &message);
         }
     }
 
@@ -547,7 +547,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let mut status = self.statuses.status(uid).unwrap_or_default();
         record.set_aside(panics, &mut status);
         let message = status.message.as_deref().unwrap_or_default();
-        (self.ctx.notes)(record.worker.key(), EventKind::Warning, "SetAside", message);
+        self.ctx.note(record.worker.key(), EventKind::Warning, "SetAside", message);
         self.statuses.put(uid, status);
         true
     }

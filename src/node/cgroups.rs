@@ -24,7 +24,7 @@ use crate::volume::{self, VolumeError};
 /// The node's cgroups. One of it; a job has a clone.
 #[derive(Clone)]
 pub(super) struct NodeCgroups {
-    hierarchies: Arc<Cgroups>,
+    pub(super) hierarchies: Arc<Cgroups>,
     classes: Arc<Classes>,
     /// With its driver.
     systemd: Option<Rc<Systemd>>,

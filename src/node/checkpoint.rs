@@ -303,7 +303,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 return false;
             }
             let message = "its containers' records are not removed until the checkpoint can be written";
-            (self.ctx.notes)(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
+            self.ctx.note(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
         }
         self.saving.waiting.insert(uid.clone());
         true

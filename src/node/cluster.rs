@@ -471,7 +471,10 @@ impl<R: Runtime + 'static> Agent<R> {
                 let answer = result.as_ref().ok().copied().flatten();
                 let changed = cluster.shared.statuses.sent(&key.uid, answer);
                 match result {
-                    Ok(_) if deleted => drop(cluster.pods.remove(&uid)),
+                    Ok(_) if deleted => {
+                        cluster.pods.remove(&uid);
+                        cluster.telling_events.leaves(&uid, &self.ring.borrow());
+                    }
                     Ok(_) => {
                         told.revision = revision;
                         // What changed meanwhile is told at once.
@@ -549,6 +552,9 @@ impl<R: Runtime + 'static> Agent<R> {
             }
             let told = Told { ending: Some(ending.clone()), ..told };
             cluster.pods.insert(ending.key.uid.clone(), told);
+        }
+        for uid in before.keys() {
+            cluster.telling_events.leaves(uid, &self.ring.borrow());
         }
         // The server knows nothing more of a pod that ends here: it was deleted once more, at once (`kubectl delete --force`).
         let forgotten = before.into_values().filter(|told| told.ending.is_some());

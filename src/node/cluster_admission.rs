@@ -19,10 +19,10 @@ use crate::admit::resize::Pending;
 use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Remedy, Resources, admit, first_come, fits};
 use crate::cluster::node_object::Machine;
 use crate::cri::Runtime;
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::eviction::pods::refusal;
 use crate::limits::{ADMISSION_DOUBT, RESIZES_WAITING_BYTES_MAX};
-use crate::model::{DesiredPod, Mono, PodKey, PodUid};
+use crate::model::{DesiredPod, Mono, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
@@ -37,11 +37,11 @@ use crate::sync::worker::Life;
 const REJECTED: &str = "Pod was rejected: ";
 
 /// Says that a pod does not run here (`rejectPod`).
-pub(super) fn note_refusal(note: &dyn Fn(&PodKey, EventKind, &'static str, &str), refused: &RefusedPod) {
+pub(super) fn note_refusal(note: &dyn Fn(About<'_>, EventKind, &'static str, &str), refused: &RefusedPod) {
     let RefusedPod { key, message, .. } = refused;
     let message = message.strip_prefix(REJECTED).unwrap_or(message);
     match &refused.reason {
-        Cow::Borrowed(reason) => note(key, EventKind::Warning, reason, message),
+        Cow::Borrowed(reason) => note(key.into(), EventKind::Warning, reason, message),
         // Of a resource that only this cluster has: the status alone has that word.
         Cow::Owned(reason) => log::warn!("pod {key}: {reason}: {message}"),
     }
@@ -375,7 +375,7 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         }
         record.cut_off_act();
-        (self.ctx.notes)(record.worker.key(), EventKind::Warning, preempt::REASON, preempt::MESSAGE);
+        self.ctx.note(record.worker.key(), EventKind::Warning, preempt::REASON, preempt::MESSAGE);
         let now = self.ctx.clock.now();
         let mut status = self.statuses.status(uid).unwrap_or_default();
         status.phase = Some(Phase::Failed.as_str().to_owned());

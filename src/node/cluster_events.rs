@@ -9,10 +9,10 @@ use super::cluster_mirrors::static_hash;
 use crate::cluster::event;
 use crate::cri::Runtime;
 use crate::desired::Desired;
-use crate::events;
+use crate::events::{self, EventRing};
 use crate::kube::{Client, Content, KubeError, Resource, object_path, seed};
 use crate::limits::KUBE_RETRY_MAX;
-use crate::model::{Mono, Now, PodUid};
+use crate::model::{Mono, Now, PodUid, SortedSet};
 
 /// How far it is.
 pub(super) struct Telling {
@@ -20,12 +20,25 @@ pub(super) struct Telling {
     told: u64,
     /// The same of the node.
     told_of_node: u64,
+    /// Pods that the API server has no more, or that are over, with events that are still to be sent. Bounded by the ring, which
+    /// has at least one of each.
+    left: SortedSet<PodUid>,
     task: Task,
 }
 
 impl Telling {
     pub(super) fn new(now: Mono, node: &str) -> Self {
-        Self { told: 0, told_of_node: 0, task: Task::new(now, seed(node)) }
+        Self { told: 0, told_of_node: 0, left: SortedSet::new(), task: Task::new(now, seed(node)) }
+    }
+
+    /// The pod is none of the node's any more: what happened to it is sent all the same.
+    pub(super) fn leaves(&mut self, uid: &PodUid, ring: &EventRing) {
+        let told = self.told;
+        let waits = |uid: &PodUid| ring.iter().any(|event| event.pod.uid == *uid && event.revision > told);
+        self.left.retain(waits);
+        if waits(uid) {
+            self.left.insert(uid.clone());
+        }
     }
 }
 
@@ -49,11 +62,14 @@ impl<R: Runtime + 'static> Agent<R> {
             if event.is_of_node() {
                 return event.revision > telling.told_of_node;
             }
-            event.revision > telling.told && (pods.contains_key(uid) || hash_of(desired, uid).is_some())
+            let is_known =
+                pods.contains_key(uid) || telling.left.contains(uid) || hash_of(desired, uid).is_some();
+            event.revision > telling.told && is_known
         };
         let next = ring.iter().filter(is_there).min_by_key(|event| (event.is_of_node(), event.revision));
         let Some(next) = next else {
             (telling.told, telling.told_of_node) = (ring.revision(), ring.revision());
+            telling.left.clear();
             return;
         };
         let (next, node) = (next.clone(), cluster.machine.name.clone());

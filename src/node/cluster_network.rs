@@ -79,7 +79,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         self.note_node(EventKind::Warning, "MissingClusterDNS", MISSING_DNS);
         let message = format!("pod: {}. {MISSING_DNS}", quoted(&pod.key.kubelet_format()));
-        (self.ctx.notes)(&pod.key, EventKind::Warning, "MissingClusterDNS", &message);
+        self.ctx.note(&pod.key, EventKind::Warning, "MissingClusterDNS", &message);
     }
 
     pub(super) fn turn_network(&mut self, now: Now) {

@@ -335,7 +335,7 @@ impl<R: Runtime + 'static> Agent<R> {
     pub(super) fn note_node(&self, kind: EventKind, reason: &'static str, message: &str) {
         let node = self.identity.node_name();
         let about = PodKey::new("", node, node);
-        let is_new = self.ring.record(&about, kind, reason, message, self.ctx.clock.now().mono);
+        let is_new = self.ring.record((&about).into(), kind, reason, message, self.ctx.clock.now().mono);
         match kind {
             EventKind::Normal if is_new => log::info!("node {node}: {reason}: {message}"),
             EventKind::Warning if is_new => log::warn!("node {node}: {reason}: {message}"),

@@ -104,7 +104,7 @@ pub(super) async fn sync<R: Runtime>(
         && let Err(error) = cgroups.ensure(ctx, pod).await
     {
         let note = format!("unable to ensure pod container exists: {error}");
-        (ctx.notes)(&pod.key, EventKind::Warning, "FailedCreatePodContainer", &note);
+        ctx.note(&pod.key, EventKind::Warning, "FailedCreatePodContainer", &note);
         let uid = &pod.key.uid;
         let error =
             format!("failed to ensure that the pod: {uid} cgroups exist and are correctly applied: {error}");
@@ -113,7 +113,7 @@ pub(super) async fn sync<R: Runtime>(
     if !plan.starts().is_empty() {
         let made = ctx.give_up.unless_ending(make_volumes(ctx, pod, objects)).await;
         let Some(made) = made else { return Outcome::default() };
-        let note = |error: &VolumeError| (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+        let note = |error: &VolumeError| ctx.note(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         match made {
             Ok(kept) => kept.iter().for_each(note),
             Err(error) => {
@@ -174,7 +174,7 @@ async fn mount<R: Runtime>(
     let told = async {
         ctx.clock.sleep(OUTSIDE_PATIENCE).await;
         let note = stuck(Stuck::Hangs(source.to_owned()));
-        (ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &note.0);
+        ctx.note(&pod.key, EventKind::Warning, "FailedMount", &note.0);
         std::future::pending().await
     };
     smol::future::or(mounted, told).await.map_err(stuck)?

@@ -2,7 +2,9 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use crate::cgroup::Cgroups;
 use crate::cri::{ContainerStats, Runtime, RuntimeResult};
 use crate::eviction::pods::{ContainerUsage, DiskUse, PodUsage};
 use crate::eviction::{Observation, Observations, Signal};
@@ -23,14 +25,20 @@ pub(super) struct Seen {
     pub(super) images_apart: bool,
 }
 
-/// Looks once. What cannot be read is not known, and meets no threshold.
+/// Looks once, with `pids` at process IDs too. What cannot be read is not known, and meets no threshold.
 pub(super) async fn observe<R: Runtime>(
     ctx: &ActContext<R>,
     meminfo: PathBuf,
+    pids: bool,
     images_at: Option<Box<str>>,
 ) -> Seen {
     let root = PathBuf::from(&*ctx.node.root_dir);
-    let (memory, node) = ctx.blocking.run(move || (memory(&meminfo), Filesystem::of(&root).ok())).await;
+    let look = move || {
+        // The others stand beside it.
+        let pids = meminfo.parent().filter(|_| pids).and_then(processes);
+        (memory(&meminfo), pids, Filesystem::of(&root).ok())
+    };
+    let (memory, pids, node) = ctx.blocking.run(look).await;
     let mut images_at = images_at;
     if images_at.is_none() {
         let told = ctx.runtime.image_fs_info().await.unwrap_or_default();
@@ -46,6 +54,7 @@ pub(super) async fn observe<R: Runtime>(
     };
     let mut signals = Observations::default();
     signals[Signal::MemoryAvailable as usize] = memory;
+    signals[Signal::PidAvailable as usize] = pids;
     for (of, bytes, inodes) in [
         (&node, Signal::NodeFsAvailable, Signal::NodeFsInodesFree),
         (&images, Signal::ImageFsAvailable, Signal::ImageFsInodesFree),
@@ -58,10 +67,27 @@ pub(super) async fn observe<R: Runtime>(
     Seen { signals, images_at: images_at.filter(|_| images.is_some()), images_apart }
 }
 
-fn memory(meminfo: &Path) -> Option<Observation> {
+fn read(file: &Path) -> Option<String> {
     let mut text = String::new();
-    File::open(meminfo).ok()?.take(MEMINFO_BYTES_MAX).read_to_string(&mut text).ok()?;
-    memory_of(&text)
+    File::open(file).ok()?.take(MEMINFO_BYTES_MAX).read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+fn memory(meminfo: &Path) -> Option<Observation> {
+    memory_of(&read(meminfo)?)
+}
+
+/// Process IDs: as many as the smaller of the kernel's two limits, less those of all threads (`pidlimit.Stats`).
+fn processes(proc: &Path) -> Option<Observation> {
+    let limit = |name: &str| read(&proc.join("sys/kernel").join(name))?.trim().parse::<u64>().ok();
+    let capacity = limit("pid_max").into_iter().chain(limit("threads-max")).min()?;
+    let taken = threads_of(&read(&proc.join("loadavg"))?)?;
+    Some(Observation { available: capacity.saturating_sub(taken), capacity })
+}
+
+/// How many threads there are: `0.20 0.18 0.12 1/80 11206`. PURE.
+fn threads_of(loadavg: &str) -> Option<u64> {
+    loadavg.split_whitespace().nth(3)?.split_once('/')?.1.parse().ok()
 }
 
 /// What the kernel says can be had without swapping. PURE.
@@ -102,13 +128,14 @@ impl Measured {
     }
 }
 
-/// What these pods use, by UID. Of a container of which the runtime says nothing, nothing is said.
+/// What these pods use, by UID; of process IDs as `counted` in their cgroups. Of a container of which the runtime says nothing, nothing is said.
 ///
 /// # Errors
 /// The runtime's.
 pub(super) async fn measure<R: Runtime>(
     ctx: &ActContext<R>,
     pods: Vec<Measured>,
+    counted: Option<Arc<Cgroups>>,
 ) -> RuntimeResult<SortedMap<String, PodUsage>> {
     let mut usages: SortedMap<String, PodUsage> = SortedMap::new();
     let mut unmeasured: SortedMap<&str, (&str, &Box<str>)> = SortedMap::new();
@@ -124,9 +151,12 @@ pub(super) async fn measure<R: Runtime>(
         usages.entry(uid.to_owned()).or_default().containers.push(usage);
     };
     ctx.runtime.list_container_stats(&mut add).await?;
+    let counted = counted.map(|cgroups| (cgroups, NodeSettings::clone(&ctx.node)));
     let walk = move || {
         for Measured { uid, directories, .. } in pods {
-            if let (Some(usage), Some((directory, logs))) = (usages.get_mut(&uid), directories) {
+            let Some(usage) = usages.get_mut(&uid) else { continue };
+            usage.pids = counted.as_ref().and_then(|(cgroups, node)| cgroups.pids_of_pod(node, &uid));
+            if let Some((directory, logs)) = directories {
                 add_disk_use(usage, &directory, &logs);
             }
         }
@@ -151,6 +181,14 @@ fn add_disk_use(usage: &mut PodUsage, directory: &Path, logs: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn process_ids_are_those_of_all_threads() {
+        assert_eq!(threads_of("0.20 0.18 0.12 1/80 11206\n"), Some(80));
+        for broken in ["", "0.20 0.18 0.12", "0.20 0.18 0.12 80 11206", "0.20 0.18 0.12 1/x 11206"] {
+            assert_eq!(threads_of(broken), None, "{broken:?}");
+        }
+    }
 
     #[test]
     fn memory_is_what_the_kernel_says_can_be_had() {

@@ -16,7 +16,7 @@ use super::jobs;
 use super::probes::Facts;
 use super::record::Record;
 use crate::cri::{Runtime, RuntimeError};
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::gc::{self, GcPlan};
 use crate::limits::{
     KILL_PATIENCE_MIN, NAME_RESERVED_RETRY, OBJECTS_PATIENCE, OVERRIDE_GRACE_SECONDS_MIN, PULL_ERROR_SHOWN,
@@ -117,7 +117,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let deadline = active_deadline(record.worker.pod()?, record.active_since);
         if deadline.is_some_and(|at| at <= now.mono) {
             if !self.statuses.has_ended(uid) {
-                (self.ctx.notes)(record.worker.key(), EventKind::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
+                self.ctx.note(record.worker.key(), EventKind::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
             }
             // Time alone changed it: the status says now that the pod has failed.
             self.refresh_status(uid, now);
@@ -222,7 +222,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let (steps, errors) = volume::object_volumes(from, &dir);
         for error in errors {
             // The files stay as they are.
-            (self.ctx.notes)(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+            self.ctx.note(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         }
         (!steps.is_empty()).then_some(Work::Refresh(steps))
     }
@@ -245,7 +245,8 @@ impl<R: Runtime + 'static> Agent<R> {
                     "Back-off restarting failed container {name} in pod {}",
                     pod.key.kubelet_format()
                 );
-                (self.ctx.notes)(&pod.key, EventKind::Warning, "BackOff", &shown);
+                let about = About::container(&pod.key, start.kind, name);
+                self.ctx.note(about, EventKind::Warning, "BackOff", &shown);
             }
         }
         self.refresh_status(uid, now);
@@ -397,7 +398,7 @@ impl<R: Runtime + 'static> Agent<R> {
             JobResult::Read(Err(error)) => {
                 let key = record.worker.key();
                 if !matches!(error, RuntimeError::Unavailable(_)) {
-                    (self.ctx.notes)(key, EventKind::Warning, "FailedStatus", &error.to_string());
+                    self.ctx.note(key, EventKind::Warning, "FailedStatus", &error.to_string());
                 }
                 record.worker.read_failed(now.mono, RELIST_PERIOD);
             }
@@ -423,20 +424,20 @@ impl<R: Runtime + 'static> Agent<R> {
                     self.note_late_kill(uid, now);
                 }
                 if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
-                    (self.ctx.notes)(&key, EventKind::Warning, "FailedKillPod", &error);
+                    self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
                 }
                 self.refresh_status(uid, now);
             }
             JobResult::Refreshed(result) => {
                 if let Err(error) = &result {
                     record.volumes_stale = true;
-                    (self.ctx.notes)(record.worker.key(), EventKind::Warning, "FailedMount", error);
+                    self.ctx.note(record.worker.key(), EventKind::Warning, "FailedMount", error);
                 }
                 record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
             }
             JobResult::Removed(result) => {
                 if let Err(error) = &result {
-                    (self.ctx.notes)(record.worker.key(), EventKind::Warning, "FailedRemove", error);
+                    self.ctx.note(record.worker.key(), EventKind::Warning, "FailedRemove", error);
                 }
                 record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
             }
@@ -454,7 +455,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let patience = Duration::from_secs(grace.saturating_add(grace / 2)).max(KILL_PATIENCE_MIN);
         if is_evicted && now.mono.since(record.job_began) > patience {
             let message = "Container runtime did not kill the pod within specified grace period.";
-            (self.ctx.notes)(record.worker.key(), EventKind::Warning, "ExceededGracePeriod", message);
+            self.ctx.note(record.worker.key(), EventKind::Warning, "ExceededGracePeriod", message);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What happens when the node is short of memory, disk or inodes (`eviction_manager.go`, `synchronize`).
+//! What happens when the node is short of memory, disk, inodes or process IDs (`eviction_manager.go`, `synchronize`).
 //!
 //! ```text
 //!     every EVICTION_PERIOD ──► look (task) ──► conditions
@@ -115,8 +115,9 @@ impl<R: Runtime + 'static> Agent<R> {
         self.watching.in_flight = true;
         let (ctx, events) = (self.ctx.clone(), self.events.clone());
         let (meminfo, images_at) = (self.watching.meminfo.clone(), self.watching.images_at.clone());
+        let pids = self.watching.pressure.observes(Signal::PidAvailable);
         let task = async move {
-            let seen = Box::new(observe::observe(&ctx, meminfo, images_at).await);
+            let seen = Box::new(observe::observe(&ctx, meminfo, pids, images_at).await);
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Observed(seen)).await;
         };
@@ -139,13 +140,13 @@ impl<R: Runtime + 'static> Agent<R> {
         let resource = threshold.signal.resource();
         let message = format!("Attempting to reclaim {}", resource.as_str());
         self.note_node(EventKind::Warning, "EvictionThresholdMet", &message);
-        if resource != Resource::Memory && self.clear_ended() {
+        if resource.is_on_disk() && self.clear_ended() {
             self.watching.next = now.mono + EVICTION_PERIOD_NEAR;
             return;
         }
         // With images on a disk of their own, those make no room on the other.
         let images_count = match threshold.signal {
-            Signal::MemoryAvailable => false,
+            Signal::MemoryAvailable | Signal::PidAvailable => false,
             Signal::NodeFsAvailable | Signal::NodeFsInodesFree => !images_apart,
             Signal::ImageFsAvailable | Signal::ImageFsInodesFree => true,
         };
@@ -199,10 +200,11 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     fn measure_evictable(&mut self, threshold: Threshold, seen: Observation, images_apart: bool) {
-        let on_disk = threshold.signal.resource() != Resource::Memory;
+        let resource = threshold.signal.resource();
+        let counted = (resource == Resource::Pids).then(|| self.cgroups.hierarchies.clone());
         let pods: Vec<Measured> = self
             .evictable()
-            .map(|(_, pod, observed)| Measured::new(&self.ctx.node, pod, observed, on_disk))
+            .map(|(_, pod, observed)| Measured::new(&self.ctx.node, pod, observed, resource.is_on_disk()))
             .collect();
         if pods.is_empty() {
             return;
@@ -210,7 +212,7 @@ impl<R: Runtime + 'static> Agent<R> {
         self.watching.in_flight = true;
         let (ctx, events) = (self.ctx.clone(), self.events.clone());
         let task = async move {
-            let usages = observe::measure(&ctx, pods).await;
+            let usages = observe::measure(&ctx, pods, counted).await;
             let measures = Box::new(Measures { threshold, seen, images_apart, usages });
             // The loop is gone only when the process ends.
             let _ = events.send(Event::PodsMeasured(measures)).await;
@@ -259,6 +261,8 @@ impl<R: Runtime + 'static> Agent<R> {
                 (NodeCondition::Memory, true, false) => "NodeHasSufficientMemory",
                 (NodeCondition::Disk, false, true) => "NodeHasDiskPressure",
                 (NodeCondition::Disk, true, false) => "NodeHasNoDiskPressure",
+                (NodeCondition::Pid, false, true) => "NodeHasInsufficientPID",
+                (NodeCondition::Pid, true, false) => "NodeHasSufficientPID",
             };
             let kind = if is { EventKind::Warning } else { EventKind::Normal };
             self.note_node(kind, reason, &format!("Node {node} status is now: {reason}"));
@@ -321,7 +325,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let name = Rc::from(pod.container(start.kind, start.index).name);
             record.failures.set(&name, SyncError::Refused(reason).to_string(), message, &mut room);
         }
-        (self.ctx.notes)(&pod.key, EventKind::Warning, reason, message);
+        self.ctx.note(&pod.key, EventKind::Warning, reason, message);
         self.refresh_status(uid, now);
     }
 }

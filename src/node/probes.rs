@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use super::agent::{Agent, Event};
 use super::record::{Record, StartFailures};
 use crate::cri::Runtime;
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::limits::{PROBERS_MAX, PROBES_AT_ONCE_MAX};
 use crate::model::SortedMap;
 use crate::model::{ContainerId, DesiredPod, Mono, PodUid};
@@ -112,7 +112,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(pod) = record.worker.pod() else { return };
         if record.probers.fit(pod, room).is_err() {
             let message = format!("its containers are not probed: there are {PROBERS_MAX} probes already");
-            (self.ctx.notes)(&pod.key, EventKind::Warning, "ProbesNotRun", &message);
+            self.ctx.note(&pod.key, EventKind::Warning, "ProbesNotRun", &message);
         }
     }
 
@@ -197,8 +197,12 @@ impl<R: Runtime + 'static> Agent<R> {
         let Some(record) = self.records.get_mut(&uid) else { return };
         let _handling = poison::handling(Some(record.mark.clone()));
         let kind = place.kind();
+        let pod = record.worker.pod();
+        let probed =
+            pod.and_then(|pod| place.find(pod)).map(|(container, _)| (place.list(), &*container.name));
+        let about = About { pod: record.worker.key(), container: probed };
         let note = |reason: &'static str, message: String| {
-            (self.ctx.notes)(record.worker.key(), EventKind::Warning, reason, &message);
+            self.ctx.note(about, EventKind::Warning, reason, &message);
         };
         let kind_name = kind.as_str();
         let result = match answer {

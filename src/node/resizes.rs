@@ -391,7 +391,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let of = generation(&wanted.pod);
         resizing.in_progress = Some(condition(IN_PROGRESS, None, "", "", of, now.wall));
         let message = event_message("Pod resize started", &wanted.pod, of.unwrap_or_default(), "");
-        (self.ctx.notes)(&wanted.key, EventKind::Normal, "ResizeStarted", &message);
+        self.ctx.note(&wanted.key, EventKind::Normal, "ResizeStarted", &message);
         record.want_whole(wanted);
         self.refresh_status(uid, now);
         self.drive(uid);
@@ -410,7 +410,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if !known {
             let what = format!("Pod resize {}", pending.reason);
             let message = event_message(&what, &wanted.pod, of.unwrap_or_default(), &pending.message);
-            (self.ctx.notes)(&wanted.key, EventKind::Warning, pending.event_reason(), &message);
+            self.ctx.note(&wanted.key, EventKind::Warning, pending.event_reason(), &message);
         }
         self.refresh_status(uid, now);
     }
@@ -432,7 +432,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if !known {
             let message =
                 event_message("Pod resize error", &pod.pod, of.unwrap_or_default(), &failure.message);
-            (self.ctx.notes)(&pod.key, EventKind::Warning, "ResizeError", &message);
+            self.ctx.note(&pod.key, EventKind::Warning, "ResizeError", &message);
         }
     }
 
@@ -458,7 +458,7 @@ impl<R: Runtime + 'static> Agent<R> {
             (Some(done), false) => {
                 let of = done.observed_generation.unwrap_or_default();
                 let message = event_message("Pod resize completed", &pod.pod, of, "");
-                (self.ctx.notes)(&pod.key, EventKind::Normal, "ResizeCompleted", &message);
+                self.ctx.note(&pod.key, EventKind::Normal, "ResizeCompleted", &message);
                 resizing.in_progress = None;
             }
         }

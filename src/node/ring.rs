@@ -7,9 +7,9 @@ use smol::channel::{Receiver, Sender};
 use super::agent::Agent;
 use crate::cli::events_text::{self, Shown};
 use crate::cri::Runtime;
-use crate::events::{Event, EventKind, EventRing};
+use crate::events::{About, Event, EventKind, EventRing};
 use crate::limits::{EVENTS_WAIT_MAX, EVENTS_WAITING_MAX};
-use crate::model::{Mono, PodKey};
+use crate::model::Mono;
 use crate::server::{Answer, EventsQuestion, Later};
 
 /// The ring, shared by the loop and the tasks that note what they do.
@@ -24,14 +24,14 @@ impl Ring {
     /// As [`EventRing::record`].
     pub(super) fn record(
         &self,
-        pod: &PodKey,
+        about: About<'_>,
         kind: EventKind,
         reason: &'static str,
         message: &str,
         now: Mono,
     ) -> bool {
         self.waiting.borrow_mut().clear();
-        self.entries.borrow_mut().record(pod, kind, reason, message, now)
+        self.entries.borrow_mut().record(about, kind, reason, message, now)
     }
 
     /// What it holds. Not to be kept over an await.

@@ -162,7 +162,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.shutdown_grace =
             Some(group.grace_of(record.worker.pod().and_then(|pod| pod.pod.spec.as_ref())));
         record.cut_off_act();
-        (self.ctx.notes)(record.worker.key(), EventKind::Normal, "NodeShutdown", message);
+        self.ctx.note(record.worker.key(), EventKind::Normal, "NodeShutdown", message);
         let now = self.ctx.clock.now();
         let mut status = self.statuses.status(uid).unwrap_or_default();
         if status.phase.as_deref() != Some(Phase::Succeeded.as_str()) {

@@ -89,10 +89,10 @@ impl<R: Runtime + 'static> Agent<R> {
             let mut usages = Ok(SortedMap::new());
             if !measured.is_empty() {
                 if images_apart.is_none() {
-                    let seen = observe::observe(&ctx, meminfo, None).await;
+                    let seen = observe::observe(&ctx, meminfo, false, None).await;
                     images_apart = seen.images_at.map(|_| seen.images_apart);
                 }
-                usages = observe::measure(&ctx, measured).await;
+                usages = observe::measure(&ctx, measured, None).await;
             }
             let found = Box::new(HeldToLimits { outgrown, usages, images_apart });
             // The loop is gone only when the process ends.
@@ -144,7 +144,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.eviction_grace = grace;
         // An act that starts its containers would go on.
         record.cut_off_act();
-        (self.ctx.notes)(record.worker.key(), EventKind::Warning, "Evicted", message);
+        self.ctx.note(record.worker.key(), EventKind::Warning, "Evicted", message);
         self.statuses.put(uid, status);
         // Over a restart too: not with the next write, but now.
         self.saving.waiting.insert(uid.clone());

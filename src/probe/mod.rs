@@ -56,6 +56,11 @@ impl Place {
         self.kind
     }
 
+    /// The list that the container stands in.
+    pub fn list(self) -> ContainerKind {
+        self.list
+    }
+
     /// The container's definition there and the probe's, while the pod has them.
     pub fn find(self, pod: &DesiredPod) -> Option<(&Container, &Probe)> {
         let list = match self.list {

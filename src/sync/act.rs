@@ -33,7 +33,7 @@ use super::turns::{StartTurns, Turn};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeHandler};
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::image::pull::ImagePuller;
 use crate::model::{
     ContainerId, ContainerKind, ContainerStatus, DesiredPod, ObservedPod, PodKey, SandboxId, Seconds,
@@ -46,7 +46,7 @@ pub use super::kill::remove_pod;
 pub use super::start::NoVolumes;
 
 /// Told of a pod, a kind, Kubernetes' event reason and a sentence.
-pub type Notes = Rc<dyn Fn(&PodKey, EventKind, &'static str, &str)>;
+pub type Notes = Rc<dyn Fn(About<'_>, EventKind, &'static str, &str)>;
 
 /// What the tasks share. All of it lives on the loop's thread; cloning is cheap.
 pub struct ActContext<R> {
@@ -193,8 +193,15 @@ impl<R> ActContext<R> {
         handler.is_some_and(|handler| handler.recursive_read_only_mounts)
     }
 
-    pub(super) fn note(&self, key: &PodKey, kind: EventKind, reason: &'static str, message: &str) {
-        (self.notes)(key, kind, reason, message);
+    /// Notes an event of a pod, or of one of its containers.
+    pub fn note<'a>(
+        &self,
+        about: impl Into<About<'a>>,
+        kind: EventKind,
+        reason: &'static str,
+        message: &str,
+    ) {
+        (self.notes)(about.into(), kind, reason, message);
     }
 
     /// What a hook that succeeded warns of.
@@ -471,7 +478,8 @@ async fn start_all<R: Runtime>(
                     "Back-off restarting failed container {name} in pod {}",
                     pod.key.kubelet_format()
                 );
-                ctx.note(&pod.key, EventKind::Warning, "BackOff", &shown);
+                let about = About::container(&pod.key, start.kind, &name);
+                ctx.note(about, EventKind::Warning, "BackOff", &shown);
                 Some(Failure {
                     error: SyncError::CrashLoopBackOff,
                     message: message.clone(),

@@ -10,11 +10,11 @@ use super::outcome::{Failure, SyncError};
 use super::sandbox::PodSandbox;
 use super::turns::Turn;
 use crate::cri::Runtime;
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::image::credentials::NODE_LOGINS;
 use crate::image::pull::{ImageError, ImageRequest, LoginSources, PullPolicy, ReadyImage};
 use crate::model::SortedMap;
-use crate::model::{ContainerSpec, DesiredPod, object};
+use crate::model::{ContainerKind, ContainerSpec, DesiredPod, object};
 use crate::proto::runtime::v1::ImageSpec;
 use crate::render::admission::runtime_handler;
 use crate::volume::{ImageVolume, VolumeImages, image_volumes};
@@ -56,7 +56,9 @@ pub(super) async fn ensure_images<R: Runtime>(
     secrets: &[Arc<Secret>],
     turn: &mut Turn<'_>,
 ) -> Result<Images, Failure> {
-    let mut from = Puller { ctx, pod, sandbox, secrets, turn };
+    let kind = pod.container_kind(container.name).unwrap_or(ContainerKind::App);
+    let about = About::container(&pod.key, kind, container.name);
+    let mut from = Puller { ctx, about, pod, sandbox, secrets, turn };
     let wanted = image_volumes(pod, container.volume_mounts);
     let volumes = if wanted.is_empty() {
         VolumeImages::new()
@@ -70,6 +72,7 @@ pub(super) async fn ensure_images<R: Runtime>(
 
 struct Puller<'a, 't, R> {
     ctx: &'a ActContext<R>,
+    about: About<'a>,
     pod: &'a DesiredPod,
     sandbox: &'a PodSandbox<'a>,
     secrets: &'a [Arc<Secret>],
@@ -78,7 +81,7 @@ struct Puller<'a, 't, R> {
 
 impl<R: Runtime> Puller<'_, '_, R> {
     async fn ensure(&mut self, image: &str, policy: Option<&str>) -> Result<ReadyImage, ImageError> {
-        let Self { ctx, pod, sandbox, secrets, turn } = self;
+        let Self { ctx, about, pod, sandbox, secrets, turn } = self;
         let node_logins = Path::new(&*ctx.node.root_dir).join(NODE_LOGINS);
         let request = ImageRequest {
             pod: &pod.key.uid,
@@ -87,7 +90,7 @@ impl<R: Runtime> Puller<'_, '_, R> {
             logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
             sandbox: sandbox.config,
         };
-        let note = |kind, reason, message: &str| ctx.note(&pod.key, kind, reason, message);
+        let note = |kind, reason, message: &str| ctx.note(*about, kind, reason, message);
         ctx.images.ensure(&*ctx.runtime, &request, &note, &mut || turn.pause()).await
     }
 

@@ -23,11 +23,12 @@ use super::act::{ActContext, HookCall};
 use super::order::{TerminationOrder, grace_period, restored_grace_period};
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::gc::GcPlan;
 use crate::limits::{GRACE_SECONDS_MIN, LOG_LINKS_READ_MAX, STOPS_AT_ONCE_MAX};
 use crate::model::{
-    ContainerId, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, ObservedPod, PodKey, Seconds,
+    ContainerId, ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, ObservedPod,
+    PodKey, Seconds,
 };
 use crate::render::{labels, paths};
 
@@ -53,6 +54,12 @@ pub(super) struct Victim<'a> {
 }
 
 impl<'a> Victim<'a> {
+    /// One that no definition is known of counts as an app container, as in `restoreSpecsFromContainerLabels`.
+    fn about(&self) -> About<'a> {
+        let kind = self.pod.and_then(|pod| pod.container_kind(self.name)).unwrap_or(ContainerKind::App);
+        About::container(self.key, kind, self.name)
+    }
+
     /// Stops this one for no reason of its own.
     pub(super) fn new(
         key: &'a PodKey,
@@ -148,10 +155,11 @@ pub(super) async fn kill_container<R: Runtime>(
         (None, Some(meta)) => restored_grace_period(meta),
         (None, None) => Seconds(GRACE_SECONDS_MIN),
     };
+    let about = victim.about();
     if victim.message.is_empty() {
-        ctx.note(victim.key, EventKind::Normal, "Killing", &format!("Stopping container {name}"));
+        ctx.note(about, EventKind::Normal, "Killing", &format!("Stopping container {name}"));
     } else {
-        ctx.note(victim.key, EventKind::Normal, "Killing", victim.message);
+        ctx.note(about, EventKind::Normal, "Killing", victim.message);
     }
     let grace = victim.grace.unwrap_or(known).0;
     let hook = match (&spec, victim.meta) {
@@ -182,7 +190,7 @@ async fn stop<R: Runtime>(
             pod_ips: victim.pod_ips,
             handler: &handler,
         };
-        grace = grace.saturating_sub(pre_stop(ctx, call, grace).await);
+        grace = grace.saturating_sub(pre_stop(ctx, victim.about(), call, grace).await);
     }
     if let Some(order) = order.filter(|_| grace > 0) {
         grace = grace.saturating_sub(wait_for_turn(ctx, order, name, grace).await);
@@ -197,7 +205,7 @@ async fn stop<R: Runtime>(
 }
 
 /// `executePreStopHook`: the whole seconds it took, at most `grace`.
-async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, call: HookCall<'_>, grace: i64) -> i64 {
+async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookCall<'_>, grace: i64) -> i64 {
     let began = ctx.clock.now().mono;
     let (key, name) = (call.key, call.container);
     let hook = ctx.hooks.run(call);
@@ -211,7 +219,12 @@ async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, call: HookCall<'_>, grace: i6
         // The message may hold secrets, so it goes to the log alone.
         Err(error) => {
             log::warn!("{key}: container {name}: preStop hook failed: {error}");
-            ctx.note(key, EventKind::Warning, "FailedPreStopHook", &format!("PreStopHook of {name} failed"));
+            ctx.note(
+                about,
+                EventKind::Warning,
+                "FailedPreStopHook",
+                &format!("PreStopHook of {name} failed"),
+            );
         }
     }
     whole_seconds(ctx.clock.now().mono.since(began))

@@ -16,7 +16,7 @@ use super::plan::Start;
 use super::sandbox::PodSandbox;
 use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
-use crate::events::EventKind;
+use crate::events::{About, EventKind};
 use crate::limits::LOG_NAMES_READ_MAX;
 use crate::model::SortedMap;
 use crate::model::{
@@ -50,9 +50,10 @@ pub(super) async fn start_container<R: Runtime>(
 ) -> Result<Started, Failure> {
     let spec = pod.container(start.kind, start.index);
     let name = spec.name;
+    let about = About::container(&pod.key, start.kind, name);
     let fail = |error, message: String| {
         let shown = format!("Error: container {name}: {message}");
-        ctx.note(&pod.key, EventKind::Warning, "Failed", &shown);
+        ctx.note(about, EventKind::Warning, "Failed", &shown);
         Failure::new(error, message)
     };
     let images = ensure_images(ctx, pod, &spec, sandbox, secrets, turn);
@@ -103,10 +104,10 @@ pub(super) async fn start_container<R: Runtime>(
     let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config);
     let created = turn.call(&ctx.clock, StartCall::CreateContainer, created).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
-    ctx.note(&pod.key, EventKind::Normal, "Created", &format!("Created container {name}"));
+    ctx.note(about, EventKind::Normal, "Created", &format!("Created container {name}"));
     let started = turn.call(&ctx.clock, StartCall::StartContainer, ctx.runtime.start_container(&id)).await;
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
-    ctx.note(&pod.key, EventKind::Normal, "Started", &format!("Started container {name}"));
+    ctx.note(about, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id);
     if config.stop_signal != 0 {
         check_stop_signal(ctx, pod, name, &id).await;
@@ -149,7 +150,8 @@ async fn post_start<R: Runtime>(
     };
     // What it printed is not for events: it may hold secrets.
     let shown = format!("PostStartHook of {} failed", spec.name);
-    ctx.note(&pod.key, EventKind::Warning, "FailedPostStartHook", &shown);
+    let kind = pod.container_kind(spec.name).unwrap_or(ContainerKind::App);
+    ctx.note(About::container(&pod.key, kind, spec.name), EventKind::Warning, "FailedPostStartHook", &shown);
     let victim = Victim {
         key: &pod.key,
         pod: Some(pod),

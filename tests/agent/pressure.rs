@@ -1,4 +1,4 @@
-//! The node is short of memory or disk: who goes, who waits, and who comes again. How they are ranked is a table of
+//! The node is short of memory, disk or process IDs: who goes, who waits, and who comes again. How they are ranked is a table of
 //! `eviction`.
 
 use std::time::Duration;
@@ -115,6 +115,33 @@ fn the_ranked_pod_goes_alone_and_comes_again_when_the_node_is_well() {
     world.until("its return", |world| world.phase("much") == "Running");
     assert_eq!(world.count("StopContainer"), 1, "{}", world.trace());
     assert!(!world.table().contains("The node has"));
+}
+
+#[test]
+fn short_of_process_ids_the_lowest_priority_goes() {
+    let world = World::without_agent();
+    memory(&world, 900);
+    std::fs::create_dir_all(world.path("sys/kernel")).unwrap();
+    std::fs::write(world.path("sys/kernel/pid_max"), "4194304\n").unwrap();
+    std::fs::write(world.path("sys/kernel/threads-max"), "1000\n").unwrap();
+    let threads = |count: u32| {
+        std::fs::write(world.path("loadavg.new"), format!("0.1 0.1 0.1 1/{count} 99\n")).unwrap();
+        std::fs::rename(world.path("loadavg.new"), world.path("loadavg")).unwrap();
+    };
+    threads(100);
+    let thresholds = vec![threshold(Signal::PidAvailable, 300, 0)];
+    start(&world, EvictionPolicy { thresholds, ..hard() });
+    run(&world, "first", 1, "priority: 10, ");
+    run(&world, "second", 1, "");
+    threads(750);
+    world.until("the end of one", |world| gone(world, &["second"]));
+    threads(100);
+    let words = "The node was low on resource: pids. Threshold quantity: 300, available: 250. ";
+    assert_eq!(why(&world, "second"), ("Evicted".to_owned(), words.to_owned()));
+    assert_eq!(world.phase("first"), "Running");
+    assert!(world.describe("first").contains("PIDPressure"));
+    let events = world.ask("/events").1;
+    assert!(events.contains("NodeHasInsufficientPID"), "{events}");
 }
 
 #[test]

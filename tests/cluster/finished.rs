@@ -149,6 +149,25 @@ fn one_pod_too_many_fails_and_says_so() {
     world.run("d");
 }
 
+/// It is over as soon as it has failed: nothing of it is kept, but for what nobody has heard of it yet.
+#[test]
+fn an_event_of_a_pod_that_is_over_is_sent_late() {
+    let world = World::without_agent();
+    world.start_with(smolet::config::Config { max_pods: 1, ..world.config() });
+    world.run("a");
+    world.wait("the last of its events", |world| event(world, "a", "Started"));
+    // One event at a time is sent, but statuses are four at once.
+    let names = ["b", "c", "d", "e"];
+    world.api.delay(std::time::Duration::from_millis(300));
+    for name in names {
+        world.bind(name, app());
+    }
+    for name in names {
+        world.until("it has failed", |world| world.phase(name) == "Failed");
+        world.wait("its event", |world| event(world, name, "OutOfpods"));
+    }
+}
+
 /// More objects than are known at once: what was left out comes when there is room.
 #[test]
 fn a_pod_that_was_left_out_comes_when_there_is_room() {

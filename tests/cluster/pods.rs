@@ -241,6 +241,7 @@ fn what_happens_is_told_there_and_counted() {
         let event = world.wait(reason, |world| of(world, reason));
         assert_eq!(event["involvedObject"]["uid"], world.pod("web").unwrap()["metadata"]["uid"]);
         assert_eq!(event["source"]["component"], "kubelet");
+        assert_eq!(event["involvedObject"]["fieldPath"], "spec.containers{app}");
     }
     world.until("the second start is counted", |world| {
         of(world, "Started").is_some_and(|event| event["count"].as_u64().is_some_and(|count| count > 1))

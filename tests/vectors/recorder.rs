@@ -12,11 +12,11 @@ use smolet::cri::{
     ContainerStats, EventService, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeEvent,
     RuntimeResult, RuntimeStatus, RuntimeVersion, StreamRequest,
 };
-use smolet::events::EventKind;
+use smolet::events::{About, EventKind};
 use smolet::image::pull::ImagePuller;
 use smolet::limits::PULLS_AT_ONCE;
 use smolet::model::{
-    ContainerId, ContainerItem, ContainerStatus, PodKey, PodUid, SandboxId, SandboxItem, SandboxNetwork,
+    ContainerId, ContainerItem, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxNetwork,
     SandboxState, SandboxStatus, Seconds, Wall,
 };
 use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
@@ -109,7 +109,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         volumes: Rc::new(NoVolumes),
         cgroups: Rc::new(smolet::sync::act::NoCgroups),
         hooks,
-        notes: Rc::new(|_: &PodKey, _: EventKind, _: &'static str, _: &str| {}),
+        notes: Rc::new(|_: About<'_>, _: EventKind, _: &'static str, _: &str| {}),
         container_logs_dir: Rc::from(dir.join("containers")),
         hosts_file: Rc::from(dir.join("hosts")),
         resolv_conf: None,

@@ -247,7 +247,7 @@ fn the_agents_events_are_decisions() {
     let mut ring = crate::events::EventRing::default();
     let at = |second: i64| Mono(second * 1_000_000_000);
     for second in [0, 10, 20] {
-        ring.record(&pod, EventKind::Warning, "BackOff", "restarting", at(second));
+        ring.record((&pod).into(), EventKind::Warning, "BackOff", "restarting", at(second));
     }
     // Whatever the wall clock says.
     let decisions: Vec<Decision<'_>> = ring.iter().map(|event| Decision::of(event, at(30))).collect();
