@@ -19,7 +19,7 @@
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
+//! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `rate`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
 //! of `store` all but `file`, `identity`, `poison`, `keep::folder` and `keep::seal`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
 //! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check` and what begins with `api`,
 //! of `k3s`, `kube` and `node_api` what their first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
@@ -69,6 +69,7 @@ pub mod podcmd;
 pub mod probe;
 mod process;
 pub mod proto;
+pub mod rate;
 pub mod render;
 pub mod server;
 pub mod shutdown;

@@ -23,6 +23,7 @@ use crate::image::gc::ImageGcPolicy;
 use crate::limits;
 use crate::logs::rotate::Rotation;
 use crate::model::Seconds;
+use crate::rate::{ApiRates, Rate};
 use crate::render::quantity::Quantity;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
 use crate::shutdown::{ShutdownGroup, ShutdownGroups};
@@ -299,8 +300,10 @@ pub struct Config {
     pub pod_pids_limit: Option<u64>,
     /// Pods for each CPU, within `max_pods`; `None` = no such limit (`podsPerCore`).
     pub pods_per_core: Option<usize>,
-    /// Image pulls a second, and at once; `None` = as many as come (`registryPullQPS`, `registryBurst`).
-    pub pull_rate: Option<(u32, u32)>,
+    /// How often images are pulled; `None` = as often as they are wanted (`registryPullQPS`, `registryBurst`).
+    pub pull_rate: Option<Rate>,
+    /// How often the API server is asked, and told of events.
+    pub api_rates: ApiRates,
     /// Images in the Node's status (`nodeStatusMaxImages`).
     pub node_images: usize,
     /// Fields that are set to other values than their defaults, for `/configz`.
@@ -491,7 +494,15 @@ impl Config {
             pods_per_core: (between(&file, "podsPerCore", 0, i64::from(i32::MAX))?)
                 .and_then(|pods| usize::try_from(pods).ok())
                 .filter(|pods| *pods > 0),
-            pull_rate: pull_rate(&file)?,
+            pull_rate: limit(rate(&file, ("registryPullQPS", 5), ("registryBurst", 10))?),
+            api_rates: ApiRates {
+                requests: Some(match rate(&file, ("kubeAPIQPS", 50), ("kubeAPIBurst", 100))? {
+                    // client-go's `DefaultQPS`: 0 is no value to it.
+                    Rate { per_second: 0, burst } => Rate { per_second: 5, burst },
+                    rate => rate,
+                }),
+                events: limit(rate(&file, ("eventRecordQPS", 50), ("eventBurst", 100))?),
+            },
             node_images: between(&file, "nodeStatusMaxImages", 0, 50)?
                 .and_then(|images| usize::try_from(images).ok())
                 .unwrap_or(50),
@@ -594,14 +605,23 @@ fn between(file: &FileSettings, field: &str, least: i64, most: i64) -> Result<Op
     }
 }
 
-/// Pulls a second, and at once; a rate of 0 is no limit, a burst of 0 the default (`throttleImagePulling`).
-fn pull_rate(file: &FileSettings) -> Result<Option<(u32, u32)>, ConfigError> {
+/// The rate of two fields, each with its default; a burst of 0 is the default, too (`SetDefaults_KubeletConfiguration`).
+fn rate(
+    file: &FileSettings,
+    (rate_field, rate_default): (&str, u32),
+    (burst_field, burst_default): (&str, u32),
+) -> Result<Rate, ConfigError> {
     let number = |field: &str, default: u32| {
         let given = between(file, field, 0, i64::from(i32::MAX))?;
         Ok(given.and_then(|given| u32::try_from(given).ok()).unwrap_or(default))
     };
-    let (rate, burst) = (number("registryPullQPS", 5)?, number("registryBurst", 10)?);
-    Ok((rate > 0).then_some((rate, if burst == 0 { 10 } else { burst })))
+    let (per_second, burst) = (number(rate_field, rate_default)?, number(burst_field, burst_default)?);
+    Ok(Rate { per_second, burst: if burst == 0 { burst_default } else { burst } })
+}
+
+/// 0 a second is no limit.
+fn limit(rate: Rate) -> Option<Rate> {
+    Some(rate).filter(|rate| rate.per_second > 0)
 }
 
 fn flag_duration(flag: &str, text: Option<&str>) -> Result<Option<GoDuration>, ConfigError> {

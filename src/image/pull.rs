@@ -32,6 +32,7 @@ use crate::events::{EventKind, cut};
 use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
+use crate::rate::{Rate, TokenBucket};
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::text::quoted;
 
@@ -151,29 +152,10 @@ impl PullPolicy {
 pub struct ImagePuller {
     clock: SharedClock,
     turns: Semaphore,
-    rate: RefCell<Option<PullRate>>,
+    rate: RefCell<Option<TokenBucket>>,
     failures: RefCell<Failures>,
     /// What was said last about the node's logins, so that it is said once.
     complaint: RefCell<Option<String>>,
-}
-
-/// A token bucket (`flowcontrol.NewTokenBucketRateLimiter`).
-struct PullRate {
-    per_second: u32,
-    burst: u32,
-    left: f64,
-    at: Mono,
-}
-
-impl PullRate {
-    fn try_accept(&mut self, now: Mono) -> bool {
-        let more = now.since(self.at).as_secs_f64() * f64::from(self.per_second);
-        self.left = (self.left + more).min(f64::from(self.burst));
-        self.at = now;
-        let accepted = self.left >= 1.0;
-        self.left -= if accepted { 1.0 } else { 0.0 };
-        accepted
-    }
 }
 
 struct Failures {
@@ -197,11 +179,9 @@ impl ImagePuller {
 
     /// As before, with at most so many pulls a second, and so many at once (`throttleImagePulling`).
     #[must_use]
-    pub fn limited(self, rate: Option<(u32, u32)>) -> Self {
-        let at = self.clock.now().mono;
-        let limit =
-            |(per_second, burst): (u32, u32)| PullRate { per_second, burst, left: f64::from(burst), at };
-        self.rate.replace(rate.map(limit));
+    pub fn limited(self, rate: Option<Rate>) -> Self {
+        let now = self.clock.now().mono;
+        self.rate.replace(rate.map(|rate| TokenBucket::new(rate, now)));
         self
     }
 
@@ -439,20 +419,4 @@ fn pull_problem(image: &str, text: String) -> (ImageProblem, String) {
         }
     }
     (ImageProblem::Pull, text)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pulls_are_let_through_at_the_rate_that_is_set() {
-        let at = |millis: i64| Mono(millis * 1_000_000);
-        let mut rate = PullRate { per_second: 2, burst: 3, left: 3.0, at: at(0) };
-        let accepted = |rate: &mut PullRate, millis| (0..5).filter(|_| rate.try_accept(at(millis))).count();
-        assert_eq!(accepted(&mut rate, 0), 3, "the burst");
-        assert_eq!(accepted(&mut rate, 400), 0);
-        assert_eq!(accepted(&mut rate, 1_000), 2, "two a second");
-        assert_eq!(accepted(&mut rate, 60_000), 3, "and no more than the burst are saved up");
-    }
 }

@@ -11,7 +11,7 @@ use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT
 use hyper::http::uri::{PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, Uri};
 use smol::LocalExecutor;
-use smol::lock::{Semaphore, SemaphoreGuardArc};
+use smol::lock::{Mutex, Semaphore, SemaphoreGuardArc};
 
 use super::link::{Connected, Link};
 use super::{Access, KubeError, json};
@@ -21,6 +21,7 @@ use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
     KUBE_ANSWER_BYTES_MAX, KUBE_CALL_TIME, KUBE_CALLS_MAX, KUBE_ERROR_BYTES_MAX, KUBE_MESSAGE_BYTES_MAX,
 };
+use crate::rate::{ApiRates, Rate, TokenBucket};
 use crate::source::decode::Node;
 
 /// What a request carries.
@@ -44,11 +45,26 @@ impl Content {
 
 /// An API server. Clones share one connection.
 #[derive(Clone)]
-pub struct Client(Rc<Shared>);
+pub struct Client {
+    shared: Rc<Shared>,
+    lane: Lane,
+}
+
+/// Which requests wait for each other: the kubelet's three clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lane {
+    Requests,
+    Events,
+    /// They wait for nobody: a node that is late with them is taken for lost.
+    Heartbeats,
+}
 
 struct Shared {
     link: Link,
     clock: SharedClock,
+    /// Whoever holds the lock waits for the next token; those behind it wait in line.
+    requests: Option<Mutex<TokenBucket>>,
+    events: Option<Mutex<TokenBucket>>,
     calls: Arc<Semaphore>,
     agent: HeaderValue,
     seed: u64,
@@ -57,45 +73,82 @@ struct Shared {
 impl Client {
     /// A client for the server of that kubeconfig. Connects with the first request; hyper's tasks run on `executor`.
     /// `seed` tells nodes apart: they do not come back at the same instant.
-    pub fn new(access: Access, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock, seed: u64) -> Self {
+    pub fn new(
+        access: Access,
+        executor: &Rc<LocalExecutor<'static>>,
+        clock: SharedClock,
+        seed: u64,
+        rates: ApiRates,
+    ) -> Self {
         let agent = concat!("smolet/", env!("CARGO_PKG_VERSION"));
-        Self(Rc::new(Shared {
+        let now = clock.now().mono;
+        let bucket = |rate: Option<Rate>| rate.map(|rate| Mutex::new(TokenBucket::new(rate, now)));
+        let shared = Rc::new(Shared {
             link: Link::new(access, clock.clone(), Spawner::new(executor), seed),
             clock,
+            requests: bucket(rates.requests),
+            events: bucket(rates.events),
             calls: Arc::new(Semaphore::new(KUBE_CALLS_MAX)),
             agent: HeaderValue::from_static(agent),
             seed,
-        }))
+        });
+        Self { shared, lane: Lane::Requests }
+    }
+
+    /// The same server, for events.
+    #[must_use]
+    pub fn for_events(&self) -> Self {
+        Self { shared: self.shared.clone(), lane: Lane::Events }
+    }
+
+    /// The same server, for the node's lease and status, of which no rate holds any up.
+    #[must_use]
+    pub fn for_heartbeats(&self) -> Self {
+        Self { shared: self.shared.clone(), lane: Lane::Heartbeats }
+    }
+
+    /// Waits for its turn at the rate that is set (`Request.tryThrottle`). Whoever gives up before has had none.
+    async fn throttle(&self) {
+        let bucket = match self.lane {
+            Lane::Requests => &self.shared.requests,
+            Lane::Events => &self.shared.events,
+            Lane::Heartbeats => &None,
+        };
+        let Some(bucket) = bucket else { return };
+        let mut bucket = bucket.lock().await;
+        while !bucket.try_accept(self.shared.clock.now().mono) {
+            self.shared.clock.sleep_until(bucket.ready_at()).await;
+        }
     }
 
     /// Ends the connection, and the wait for the next try: the kubeconfig's files are others now.
     pub(crate) fn reconnect(&self) {
-        self.0.link.afresh();
+        self.shared.link.afresh();
     }
 
     /// How often the connection went to another server of the cluster.
     pub(crate) fn moves(&self) -> u64 {
-        self.0.link.moves()
+        self.shared.link.moves()
     }
 
     /// How many servers there are besides the kubeconfig's.
     pub(crate) fn others(&self) -> usize {
-        self.0.link.access().others().len()
+        self.shared.link.access().others().len()
     }
 
     /// There are other servers than before, besides the kubeconfig's.
     pub(crate) fn servers_changed(&self) {
-        self.0.link.servers_changed();
+        self.shared.link.servers_changed();
     }
 
     /// Requests that are under way, or wait for their turn: each holds the semaphore.
     pub fn calls_under_way(&self) -> usize {
-        (Arc::strong_count(&self.0.calls) - 1).min(KUBE_CALLS_MAX)
+        (Arc::strong_count(&self.shared.calls) - 1).min(KUBE_CALLS_MAX)
     }
 
     /// What tells this node from others.
     pub(super) fn seed(&self) -> u64 {
-        self.0.seed
+        self.shared.seed
     }
 
     /// What the server is trusted by: its authorities' certificates, else its address. One cluster is told from another by it.
@@ -103,15 +156,15 @@ impl Client {
     /// # Errors
     /// The kubeconfig cannot be used.
     pub async fn trust(&self) -> Result<Vec<u8>, KubeError> {
-        self.0.link.access().trust().await
+        self.shared.link.access().trust().await
     }
 
     /// The clock of its waits.
     pub(crate) fn clock(&self) -> &SharedClock {
-        &self.0.clock
+        &self.shared.clock
     }
 
-    /// One request and its answer as a tree, within `limits::KUBE_CALL_TIME`. When the time passes, the connection is given
+    /// One request and its answer as a tree, within `limits::KUBE_CALL_TIME` of its turn. When the time passes, the connection is given
     /// up: one that stands still would hold up everything else for a quarter of an hour.
     pub async fn call(
         &self,
@@ -119,7 +172,8 @@ impl Client {
         path: &str,
         content: Option<Content>,
     ) -> Result<Node, KubeError> {
-        let on = Cell::new(self.0.link.made());
+        self.throttle().await;
+        let on = Cell::new(self.shared.link.made());
         let made = Box::pin(async {
             let (response, _turn) = self.send(method, path, content, &on).await?;
             let body = whole(response.into_body(), KUBE_ANSWER_BYTES_MAX).await?;
@@ -131,7 +185,8 @@ impl Client {
 
     /// A request whose answer is read while it comes.
     pub(super) async fn open(&self, path: &str) -> Result<Opened, KubeError> {
-        let on = Cell::new(self.0.link.made());
+        self.throttle().await;
+        let on = Cell::new(self.shared.link.made());
         let opening = Box::pin(async {
             // Watches last: they take no turn from the requests.
             let (response, _turn) = self.send(Method::GET, path, None, &on).await?;
@@ -150,9 +205,9 @@ impl Client {
         work: impl Future<Output = Result<T, KubeError>>,
     ) -> Result<T, KubeError> {
         let late = async {
-            self.0.clock.sleep(time).await;
+            self.shared.clock.sleep(time).await;
             let why = format!("gave no answer within {} s", time.as_secs());
-            self.0.link.silent(on.get(), &why);
+            self.shared.link.silent(on.get(), &why);
             Err(KubeError::Unreachable(format!("the API server {why}")))
         };
         smol::future::or(work, late).await
@@ -165,14 +220,14 @@ impl Client {
         content: Option<Content>,
         on: &Cell<u64>,
     ) -> Result<(Response<Incoming>, SemaphoreGuardArc), KubeError> {
-        let turn = self.0.calls.acquire_arc().await;
-        let mut up = self.0.link.connected().await?;
+        let turn = self.shared.calls.acquire_arc().await;
+        let mut up = self.shared.link.connected().await?;
         on.set(up.number);
         let request = self.request(&up, method, path, content)?;
         let number = up.number;
         let response = up.requests.send_request(request).await.map_err(|error| {
             // Whatever it was, the next request does better on a connection of its own.
-            self.0.link.give_up(number);
+            self.shared.link.give_up(number);
             KubeError::Unreachable(format!("the connection to the API server was lost: {error}"))
         })?;
         let status = response.status();
@@ -182,8 +237,8 @@ impl Client {
         let body = whole(response.into_body(), KUBE_ERROR_BYTES_MAX).await.unwrap_or_default();
         match status.as_u16() {
             // The token or the certificate in the files may be another one meanwhile: they are read with the connection.
-            401 => self.0.link.give_up(number),
-            503 => self.0.link.unready(number),
+            401 => self.shared.link.give_up(number),
+            503 => self.shared.link.unready(number),
             _ => {}
         }
         Err(refusal(status.as_u16(), &json::read(&body).unwrap_or(Node::Null)))
@@ -208,7 +263,7 @@ impl Client {
         *request.uri_mut() = Uri::from_parts(uri).map_err(|_| wrong())?;
         let headers = request.headers_mut();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
-        headers.insert(USER_AGENT, self.0.agent.clone());
+        headers.insert(USER_AGENT, self.shared.agent.clone());
         if let Some(kind) = kind {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         }

@@ -13,6 +13,7 @@ use crate::cluster::csr::{self, Due};
 use crate::kube::{self, Access, Client, Credential};
 use crate::limits::CERTIFICATE_LOOK;
 use crate::model::{Mono, Wall};
+use crate::rate::ApiRates;
 
 /// What it takes.
 pub(super) struct Certificates {
@@ -105,6 +106,7 @@ impl Certificates {
             &self.executor,
             self.asking.clock.clone(),
             kube::seed(&self.asking.wanted.node),
+            ApiRates::default(),
         );
         let at = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
         self.obtain(&client, file, kept).await.map_err(|failed| match failed {

@@ -367,7 +367,7 @@ impl<R: Runtime + 'static> Agent<R> {
         if !cluster.lease.begins(now.mono) {
             return;
         }
-        let (client, machine) = (cluster.client.clone(), cluster.machine.clone());
+        let (client, machine) = (cluster.client.for_heartbeats(), cluster.machine.clone());
         let (version, events) = (cluster.lease_version.clone(), self.events.clone());
         let task = async move {
             let leased = renew(&client, &machine, &uid, version, now.wall).await;

@@ -1,5 +1,5 @@
 //! What happens to pods of the cluster, and to the node, is told there too: one object for each entry of the ring, one at a
-//! time, the oldest first. What happens faster than the link takes it is told as it stands then.
+//! time, the oldest first. What happens faster than the link takes it, or than `eventRecordQPS` has it, is told as it stands then.
 
 use hyper::Method;
 
@@ -76,7 +76,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let uid: Box<str> = hash_of(desired, &next.pod.uid).unwrap_or(next.pod.uid.as_str()).into();
         drop(ring);
         telling.task.begins(now.mono);
-        let (client, events) = (cluster.client.clone(), self.events.clone());
+        let (client, events) = (cluster.client.for_events(), self.events.clone());
         let task = async move {
             let result = tell(&client, &next, &uid, &node, now).await;
             let (of_node, revision) = (next.is_of_node(), next.revision);

@@ -217,9 +217,10 @@ impl<R: Runtime + 'static> Agent<R> {
             not_ready.push(SHUTTING_DOWN.to_owned());
         }
         let health = Health { pressure, not_ready, images: status.images.clone() };
-        let (client, machine) = (cluster.client.clone(), cluster.machine.clone());
-        let (before, events) = (status.conditions.clone(), self.events.clone());
         let registered = cluster.registered.is_some();
+        let client = if registered { cluster.client.for_heartbeats() } else { cluster.client.clone() };
+        let machine = cluster.machine.clone();
+        let (before, events) = (status.conditions.clone(), self.events.clone());
         let told = status.reported.filter(|(_, at)| now.mono.since(*at) < machine.periods.report);
         let task = async move {
             let event = if registered {

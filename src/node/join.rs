@@ -110,7 +110,7 @@ pub(super) fn join(
         (Some(_), _) | (_, Some(_)) => kube::Access::awaited(kubeconfig),
     };
     let seed = kube::seed(&node.node_name);
-    let client = kube::Client::new(access.clone(), executor, clock.clone(), seed);
+    let client = kube::Client::new(access.clone(), executor, clock.clone(), seed, config.api_rates);
     let (settings_told, dns) = smol::channel::bounded(1);
     let reaches_pods = Rc::new(Cell::new(false));
     let k3s = config.k3s.as_ref().and_then(|k3s| {

@@ -26,6 +26,7 @@ mod node_status;
 mod objects;
 mod offline;
 mod pods;
+mod rates;
 mod resize;
 mod servers;
 mod supervisor;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use smolet::config::fields::{Answer, Field, fields};
 use smolet::config::{Config, Flags};
+use smolet::rate::{ApiRates, Rate};
 
 /// Path, Go type and default of each field; written from the kubelet's `types.go` and its defaulted test data.
 const UPSTREAM: &str = include_str!("kubelet_configuration.tsv");
@@ -304,17 +305,28 @@ fn what_is_honoured_is_in_the_settings() {
     assert_eq!(config.memory_swap, smolet::render::SwapBehavior::LimitedSwap);
     assert!(config.single_process_oom_kill && config.fail_swap_on && config.protect_kernel_defaults);
     assert!(!config.make_iptables_util_chains && config.node_api.tls13_only);
-    assert_eq!((config.pull_rate, config.node_api.cipher_suites.len()), (Some((2, 10)), 1));
+    let rate = |per_second, burst| Some(Rate { per_second, burst });
+    assert_eq!((config.pull_rate, config.node_api.cipher_suites.len()), (rate(2, 10), 1));
     let node = smolet::facts::node_settings(&config, "gw");
     assert_eq!((node.pod_pids_limit, node.single_process_oom_kill), (Some(100), true));
     assert_eq!(node.memory_swap, smolet::render::SwapBehavior::LimitedSwap);
     assert_eq!(load("registryPullQPS: 0", &[]).unwrap().pull_rate, None);
+    for (text, requests, events) in [
+        ("", rate(50, 100), rate(50, 100)),
+        ("kubeAPIQPS: 20\nkubeAPIBurst: 0\neventRecordQPS: 3\neventBurst: 7", rate(20, 100), rate(3, 7)),
+        // As client-go, which has a default of its own.
+        ("kubeAPIQPS: 0\nkubeAPIBurst: 30\neventRecordQPS: 0", rate(5, 30), None),
+    ] {
+        assert_eq!(load(text, &[]).unwrap().api_rates, ApiRates { requests, events }, "{text}");
+    }
     assert!(load("enforceNodeAllocatable: []", &[]).is_ok());
     for (text, why) in [
         ("oomScoreAdj: 1001", "oomScoreAdj: 1001: must be between -1000 and 1000"),
         ("nodeStatusMaxImages: -1", "nodeStatusMaxImages: -1: must be between 0 and 50"),
         ("podsPerCore: -1", "podsPerCore: -1: must be between 0"),
         ("registryBurst: -1", "registryBurst: -1: must be between 0"),
+        ("kubeAPIQPS: -1", "kubeAPIQPS: -1: must be between 0"),
+        ("eventBurst: -1", "eventBurst: -1: must be between 0"),
         (
             "memorySwap: {swapBehavior: Some}",
             "memorySwap.swapBehavior: \"Some\": must be NoSwap or LimitedSwap",

@@ -1,0 +1,94 @@
+//! A token bucket (client-go's `flowcontrol.NewTokenBucketRateLimiter`). PURE.
+
+use std::time::Duration;
+
+use crate::model::Mono;
+
+/// How often something may happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// So often a second; not 0.
+    pub per_second: u32,
+    /// So often at once; not 0.
+    pub burst: u32,
+}
+
+/// The rates of requests to an API server; `None`: no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ApiRates {
+    /// `kubeAPIQPS` and `kubeAPIBurst`: all requests but heartbeats and events.
+    pub requests: Option<Rate>,
+    /// `eventRecordQPS` and `eventBurst`.
+    pub events: Option<Rate>,
+}
+
+/// What is left of a rate.
+#[derive(Debug)]
+pub struct TokenBucket {
+    rate: Rate,
+    left: f64,
+    at: Mono,
+}
+
+impl TokenBucket {
+    /// A full one.
+    pub fn new(rate: Rate, now: Mono) -> Self {
+        Self { rate, left: f64::from(rate.burst), at: now }
+    }
+
+    /// Takes a token, if there is one.
+    pub fn try_accept(&mut self, now: Mono) -> bool {
+        let more = now.since(self.at).as_secs_f64() * f64::from(self.rate.per_second);
+        self.left = (self.left + more).min(f64::from(self.rate.burst));
+        self.at = now;
+        let accepted = self.missing() <= 0.0;
+        self.left -= if accepted { 1.0 } else { 0.0 };
+        accepted
+    }
+
+    /// When there is a token, if nobody takes one before; the instant of the last look when there is one.
+    pub fn ready_at(&self) -> Mono {
+        self.at + Duration::from_secs_f64(self.missing() / f64::from(self.rate.per_second))
+    }
+
+    /// What is missing of a token. A wait is counted in nanoseconds, so that a token is never quite there.
+    fn missing(&self) -> f64 {
+        let missing = 1.0 - self.left;
+        if missing > 1e-6 { missing } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Mono {
+        Mono(millis * 1_000_000)
+    }
+
+    #[test]
+    fn so_many_are_let_through_as_the_rate_has_it() {
+        let mut bucket = TokenBucket::new(Rate { per_second: 2, burst: 3 }, at(0));
+        let accepted =
+            |bucket: &mut TokenBucket, millis| (0..5).filter(|_| bucket.try_accept(at(millis))).count();
+        assert_eq!(accepted(&mut bucket, 0), 3, "the burst");
+        assert_eq!(accepted(&mut bucket, 400), 0);
+        assert_eq!(accepted(&mut bucket, 1_000), 2, "two a second");
+        assert_eq!(accepted(&mut bucket, 60_000), 3, "and no more than the burst are saved up");
+    }
+
+    #[test]
+    fn whoever_waits_until_a_token_is_there_gets_it() {
+        for per_second in [1, 3, 7, 50, 1_000_003] {
+            let mut bucket = TokenBucket::new(Rate { per_second, burst: 1 }, at(0));
+            let mut now = at(0);
+            for turn in 0..1_000 {
+                assert!(bucket.try_accept(now), "{per_second} a second: turn {turn}");
+                assert!(!bucket.try_accept(now));
+                let ready = bucket.ready_at();
+                assert!(ready > now, "{per_second} a second: turn {turn}");
+                now = ready;
+            }
+        }
+    }
+}
