@@ -21,7 +21,7 @@
 //! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `rate`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
 //! of `store` all but `file`, `identity`, `poison`, `keep::folder` and `keep::seal`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
-//! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `scan`, `check` and what begins with `api`,
+//! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `http`, `scan`, `check` and what begins with `api`,
 //! of `k3s`, `kube` and `node_api` what their first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
 //! of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
 //!

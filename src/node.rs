@@ -108,7 +108,7 @@ use crate::model::Mono;
 use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
-use crate::source::{FileSource, NodeName, SourceUpdate};
+use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
@@ -241,6 +241,16 @@ pub async fn run_until(
                 FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency)
                     .setting_aside(set_aside.clone());
             let (updates, source) = smol::channel::bounded(1);
+            let manifests = match &config.static_pods {
+                None => manifests,
+                Some(of) => {
+                    let (room, node) = (ManifestRoom::default(), NodeName::new(identity.node_name()));
+                    let pods = HttpSource::new(of.get.clone(), node, clock.clone(), of.period);
+                    let pods = pods.beside(room.clone(), set_aside.clone());
+                    executor.spawn(pods.run(updates.clone())).detach();
+                    manifests.sharing(room)
+                }
+            };
             executor.spawn(manifests.run(updates)).detach();
             let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
             let executor = executor.clone();

@@ -180,6 +180,22 @@ impl Field {
         fits.then_some(node)
     }
 
+    /// Whether its value is nobody's business (`datapolicy:"token"`).
+    pub(super) fn is_secret(&self) -> bool {
+        self.kind() == Kind::Headers
+    }
+
+    /// The same field without what is nobody's business.
+    pub(super) fn masked(&self, node: Node) -> Node {
+        match node {
+            Node::Map(entries) if self.is_secret() => {
+                let masked = || Node::List(vec![Node::Text("<masked>".into())]);
+                Node::Map(entries.into_iter().map(|(key, _)| (key, masked())).collect())
+            }
+            node => node,
+        }
+    }
+
     /// What a value has to be.
     pub(super) fn rule(&self) -> &'static str {
         match self.kind() {

@@ -112,7 +112,8 @@ impl FileSettings {
             let shown = value.to_string();
             let read = field.read(value).ok_or_else(|| field.rule().to_owned());
             if let Err(why) = read.and_then(|value| self.set(field, value)) {
-                problems.push(format!("{path}: {shown}: {why}"));
+                let shown = if field.is_secret() { String::new() } else { format!("{shown}: ") };
+                problems.push(format!("{path}: {shown}{why}"));
             }
         }
     }
@@ -128,7 +129,8 @@ impl FileSettings {
             };
             self.set(field, value)
         });
-        value.map_err(|why| ConfigError(format!("--{}: {text:?}: {why}", field.flag)))
+        let shown = if field.is_secret() { String::new() } else { format!("{text:?}: ") };
+        value.map_err(|why| ConfigError(format!("--{}: {shown}{why}", field.flag)))
     }
 
     /// Sets what `flags` set, which are stronger (`kubeletConfigFlagPrecedence`).
@@ -151,9 +153,12 @@ impl FileSettings {
         self.0.push((field, value));
     }
 
-    /// Those that no more than the defaults say are left out.
-    pub(super) fn without_defaults(mut self) -> Self {
+    /// What is to be shown: those that no more than the defaults say are left out, and what is nobody's business.
+    pub(super) fn shown(mut self) -> Self {
         self.0.retain(|(field, value)| field.answer != Answer::Fixed && !field.is_default(value));
+        for (field, value) in &mut self.0 {
+            *value = field.masked(std::mem::replace(value, Node::Null));
+        }
         self.0.sort_by_key(|(field, _)| field.path);
         self
     }

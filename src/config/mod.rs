@@ -14,6 +14,7 @@ mod node_api;
 #[cfg(test)]
 mod packaged;
 mod registration;
+mod static_pods;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -37,6 +38,7 @@ pub use kubelet::FileSettings;
 pub(crate) use kubelet::parse_go_duration;
 pub use node_api::{Authorization, NodeApi};
 pub use registration::{NodeTaint, Periods, Registration, Reserved};
+pub use static_pods::StaticPodUrl;
 
 /// Where k3s, kubeadm and smolet users expect things (CONVENTIONS).
 pub mod paths {
@@ -236,6 +238,8 @@ pub struct Config {
     pub resolv_conf: PathBuf,
     /// Rescan of the manifest directory behind inotify.
     pub file_check_frequency: Duration,
+    /// A URL with further manifests (`staticPodURL`).
+    pub static_pods: Option<StaticPodUrl>,
     /// Any call to the runtime without a rule of its own.
     pub runtime_request_timeout: Duration,
     /// Pods of this node, at most `limits::PODS_MAX`.
@@ -410,6 +414,7 @@ impl Config {
                 file.time("fileCheckFrequency"),
                 limits::FILE_CHECK_FREQUENCY,
             ),
+            static_pods: static_pods::url(&file)?,
             runtime_request_timeout: GoDuration::or(
                 file.time("runtimeRequestTimeout"),
                 limits::RUNTIME_REQUEST_TIMEOUT,
@@ -506,7 +511,7 @@ impl Config {
             node_images: between(&file, "nodeStatusMaxImages", 0, 50)?
                 .and_then(|images| usize::try_from(images).ok())
                 .unwrap_or(50),
-            given: file.without_defaults(),
+            given: file.shown(),
         };
         config.check()?;
         Ok(config)
@@ -538,6 +543,9 @@ impl Config {
         };
         let (second, day) = (Duration::from_secs(1), Duration::from_hours(24));
         within("fileCheckFrequency", self.file_check_frequency, second, day)?;
+        if let Some(of) = &self.static_pods {
+            within("httpCheckFrequency", of.period, second, day)?;
+        }
         within("runtimeRequestTimeout", self.runtime_request_timeout, second, day)?;
         within(
             "crashLoopBackOff.maxContainerRestartPeriod",

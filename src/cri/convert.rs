@@ -20,7 +20,7 @@ use crate::proto::runtime::v1 as cri;
 use crate::render::labels::{
     CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_hash_of, container_meta,
 };
-use crate::source::identity::{CONFIG_SOURCE, OF_FILE};
+use crate::source::identity::{CONFIG_SOURCE, OF_FILE, OF_URL};
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
@@ -37,7 +37,10 @@ pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
         id: SandboxId::from(id(row.id)?),
         attempt: metadata.attempt,
         labelled: pod_key(&row.labels).as_ref() == Some(&pod),
-        of_file: row.annotations.get(CONFIG_SOURCE).is_some_and(|source| source == OF_FILE),
+        of_file: row
+            .annotations
+            .get(CONFIG_SOURCE)
+            .is_some_and(|source| source == OF_FILE || source == OF_URL),
         pod,
         state: sandbox_state(row.state),
         created_at: Wall(row.created_at),

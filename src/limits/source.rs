@@ -48,6 +48,16 @@ pub const ENVIRONMENT_BYTES_MAX: usize = 256 * KIB;
 /// Bytes of a file that variables are taken from (`fileKeyRef`). Longer: the container waits with a message.
 pub const ENV_FILE_BYTES_MAX: usize = 64 * KIB;
 
+/// How long a manifest's URL may take to give all of it, redirects included (kubelet: the same). Longer: it is tried again at its
+/// next time.
+pub const MANIFEST_URL_TIME: Duration = Duration::from_secs(10);
+
+/// Requests for it: the first, and one for each redirect (Go's `http.Client`). More: the same.
+pub const MANIFEST_URL_REQUESTS_MAX: usize = 10;
+
+/// Bytes of a file with the system's authorities. Longer: it is passed over.
+pub const AUTHORITIES_BYTES_MAX: u64 = 4 * MIB as u64;
+
 /// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
 pub const MANIFEST_FILES_MAX: usize = 256;
 

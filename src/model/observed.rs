@@ -206,7 +206,7 @@ pub struct SandboxItem {
     pub node: Option<Box<str>>,
     /// A kubelet made it, or an agent that writes its labels: `io.kubernetes.pod.*` say the same as `metadata`.
     pub labelled: bool,
-    /// Of a manifest in a directory: the annotation `kubernetes.io/config.source` is `file`.
+    /// Of a manifest, in a directory or behind a URL: the annotation `kubernetes.io/config.source` is `file` or `http`.
     pub of_file: bool,
 }
 

@@ -196,8 +196,10 @@ impl<R: Runtime + 'static> Agent<R> {
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         let probing = Probing::new(&ctx);
         let allocatable = allocatable(&ctx.node, config.max_pods);
-        let sources: &[&str] =
-            if cluster.is_some() { &[source::file::NAME, source::API] } else { &[source::file::NAME] };
+        let of_url = config.static_pods.is_some().then_some(source::http::NAME);
+        let of_server = cluster.is_some().then_some(source::API);
+        let sources: Vec<&'static str> =
+            [Some(source::file::NAME), of_url, of_server].into_iter().flatten().collect();
         let mut agent = Self {
             ctx,
             executor,
@@ -207,7 +209,7 @@ impl<R: Runtime + 'static> Agent<R> {
             runtime_name,
             started: now.wall,
             host_ips,
-            desired: Desired::new(sources),
+            desired: Desired::new(&sources),
             records: BTreeMap::new(),
             ring,
             backoff: Backoff::new(now.mono, config.max_container_restart_period),

@@ -21,7 +21,7 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// Gives pods of manifests the UIDs with which they run.
     pub(super) fn keep_uids(&mut self, update: &mut SourceUpdate) {
-        if update.source != source::file::NAME {
+        if update.source == source::API {
             return;
         }
         for sourced in &mut update.pods {

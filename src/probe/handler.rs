@@ -186,9 +186,21 @@ impl HttpGet {
         Ok(Self { tls, address, path: encoded_path(path), headers, host })
     }
 
+    /// The request for a URL; `None`: it is no `http://HOST` or `https://HOST`.
+    pub fn of_url(url: &str, headers: HeaderMap) -> Option<Self> {
+        let address = Address { host: String::new(), port: 80 };
+        let nowhere = Self { tls: false, address, path: "/".to_owned(), headers, host: None };
+        nowhere.resolved(url).filter(|get| !get.address.host.is_empty())
+    }
+
     /// Where a redirect leads (Go's `http.Client`): `None` when it is not followed, because it leads to another host or is no
     /// HTTP.
     pub fn redirected(&self, location: &str) -> Option<Self> {
+        self.resolved(location).filter(|to| to.address.host.eq_ignore_ascii_case(&self.address.host))
+    }
+
+    /// The same, whatever host it leads to; with the headers of this one.
+    pub fn resolved(&self, location: &str) -> Option<Self> {
         let location = location.split('#').next().unwrap_or_default();
         let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?']));
         let (is_absolute, tls, rest) = match scheme {
@@ -208,9 +220,6 @@ impl HttpGet {
             None if is_absolute => return None,
             None => (self.address.clone(), own, rest),
         };
-        if !address.host.eq_ignore_ascii_case(&self.address.host) {
-            return None;
-        }
         let joined = match path.as_bytes().first() {
             None => own.to_owned(),
             Some(b'/') => path.to_owned(),

@@ -1,4 +1,4 @@
-//! One GET for a probe or a lifecycle hook (`pkg/probe/http`): HTTP/1.1, a connection for each request.
+//! One GET for a probe, a lifecycle hook (`pkg/probe/http`) or a manifest: HTTP/1.1, a connection for each request.
 
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::{Body as _, Bytes, Incoming};
@@ -50,7 +50,7 @@ pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, S
         } else {
             stream(socket)
         };
-        let (reply, location) = exchange(socket, current).await.map_err(failed)?;
+        let (reply, location) = exchange(socket, current, answer).await.map_err(failed)?;
         let followed = matches!(reply.status, 301 | 302 | 303 | 307 | 308);
         match location.filter(|_| followed).and_then(|location| current.redirected(&location)) {
             Some(to) => next = Some(to),
@@ -60,8 +60,20 @@ pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, S
     Err(failed(format!("stopped after {PROBE_REQUESTS_MAX} redirects")))
 }
 
-/// One request and its answer, with where it redirects to.
-async fn exchange(socket: Stream, get: &HttpGet) -> Result<(Reply, Option<String>), String> {
+/// The answer, with where it redirects to.
+async fn answer(response: Response<Incoming>) -> Result<(Reply, Option<String>), String> {
+    let status = response.status().as_u16();
+    let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
+    let body = beginning(response).await.map_err(|error| error.to_string())?;
+    Ok((Reply { status, body }, location))
+}
+
+/// One request, and its answer as `read` takes it.
+pub(crate) async fn exchange<T>(
+    socket: Stream,
+    get: &HttpGet,
+    read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, String>,
+) -> Result<T, String> {
     let broken = |error: hyper::Error| error.to_string();
     // Heads that are not quite as they should be are those of small devices; capitals in names are what these know.
     let (mut sender, connection) = Builder::new()
@@ -74,12 +86,7 @@ async fn exchange(socket: Stream, get: &HttpGet) -> Result<(Reply, Option<String
         .await
         .map_err(broken)?;
     let request = request(get)?;
-    let exchange = async {
-        let response = sender.send_request(request).await.map_err(broken)?;
-        let status = response.status().as_u16();
-        let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
-        Ok((Reply { status, body: beginning(response).await.map_err(broken)? }, location))
-    };
+    let exchange = async { read(sender.send_request(request).await.map_err(broken)?).await };
     // The connection moves only while it is polled; its end is known from the exchange.
     let drive = async {
         let _ = connection.await;

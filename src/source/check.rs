@@ -134,6 +134,7 @@ fn look(dir: &Path, node: &NodeName, seen: Wall) -> Result<scan::Found, String> 
         force: SortedSet::new(),
         skip: SortedSet::new(),
         watch: scan::Watch::Without,
+        taken: 0,
         set_aside: Arc::default(),
     })
 }

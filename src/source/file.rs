@@ -25,7 +25,9 @@ use rustix::fs::inotify::{ReadFlags, Reader};
 use super::identity::NodeName;
 use super::manifest::{ManifestObject, ManifestPod, ParsedFile};
 use super::scan::{self, DirId, Found, FoundFile, Look, Stamp, Watch, is_manifest_name};
-use super::{Held, Origin, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file};
+use super::{
+    Held, ManifestRoom, Origin, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file,
+};
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono};
@@ -66,6 +68,7 @@ pub struct FileSource {
     look_at: Mono,
     first: bool,
     set_aside: Arc<SetAside>,
+    room: ManifestRoom,
 }
 
 /// What a file said when last it counted.
@@ -143,6 +146,7 @@ impl FileSource {
             look_at,
             first: true,
             set_aside: Arc::default(),
+            room: ManifestRoom::default(),
         }
     }
 
@@ -150,6 +154,13 @@ impl FileSource {
     #[must_use]
     pub fn setting_aside(mut self, set_aside: Arc<SetAside>) -> Self {
         self.set_aside = set_aside;
+        self
+    }
+
+    /// The same, sharing its room with the manifests of a URL.
+    #[must_use]
+    pub fn sharing(mut self, room: ManifestRoom) -> Self {
+        self.room = room;
         self
     }
 
@@ -309,6 +320,7 @@ impl FileSource {
             force,
             skip,
             watch: self.watched.map_or(Watch::Wanted, Watch::Has),
+            taken: self.room.of_url.get(),
             set_aside: self.set_aside.clone(),
         };
         let outcome = crate::blocking::unblock(move || scan::look(&request)).await;
@@ -330,6 +342,7 @@ impl FileSource {
                 self.dir_problem = Some(problem);
             }
         }
+        self.room.of_files.set(self.files.values().map(|record| record.bytes).sum());
         // What happened meanwhile, before anything is told: what was read may be changing already.
         self.take_events();
         let waits = |pending: &Pending| pending.change != FileChange::Whole;

@@ -51,6 +51,8 @@ impl fmt::Debug for NodeName {
 pub const CONFIG_SOURCE: &str = "kubernetes.io/config.source";
 /// Its value for a manifest in a directory.
 pub const OF_FILE: &str = "file";
+/// Its value for a manifest behind a URL.
+pub const OF_URL: &str = "http";
 /// Annotation: when the source first saw this manifest, RFC 3339 with nanoseconds (`Timestamp.GetString`).
 pub const CONFIG_SEEN: &str = "kubernetes.io/config.seen";
 /// Annotation: the hash of the whole manifest.
@@ -63,6 +65,15 @@ pub const CONFIG_MIRROR: &str = "kubernetes.io/config.mirror";
 pub fn is_of_api_server(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(CONFIG_SOURCE)).is_some_and(|source| source == super::API)
+}
+
+/// Where a manifest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ManifestKind<'a> {
+    /// In a directory.
+    File,
+    /// Behind this URL.
+    Url(&'a str),
 }
 
 /// What is computed from a manifest before it is defaulted.
@@ -84,11 +95,17 @@ pub fn namespace(manifest: &Node) -> &str {
 ///
 /// With `restartPolicy: Always` (or none) the images of app containers and sidecars and the metadata stay out of the
 /// UID: a change of these restarts one container in place. Everything else, and with another policy everything but
-/// the status, makes another pod. Unlike the kubelet's (`applyDefaults`), the UID does not depend on the file.
-pub fn identity(node: &NodeName, manifest: &Node) -> Identity {
+/// the status, makes another pod. As the kubelet's (`applyDefaults`) the UID depends on the URL; unlike the kubelet's it does not
+/// depend on the file.
+pub fn identity(kind: ManifestKind<'_>, node: &NodeName, manifest: &Node) -> Identity {
     let metadata = manifest.field("metadata");
     let name = metadata.and_then(|m| m.field("name")).and_then(Node::text).unwrap_or_default();
-    let parts = [node.as_str(), namespace(manifest), name];
+    let url = match kind {
+        ManifestKind::File => None,
+        ManifestKind::Url(url) => Some(format!("url:{url}")),
+    };
+    let parts = [node.as_str(), namespace(manifest), name].into_iter().chain(url.as_deref());
+    let parts: Vec<&str> = parts.collect();
     let own_uid = metadata.and_then(|m| m.field("uid")).and_then(Node::text).filter(|uid| !uid.is_empty());
     let uid = match own_uid {
         Some(uid) => uid.to_owned(),
@@ -98,7 +115,7 @@ pub fn identity(node: &NodeName, manifest: &Node) -> Identity {
 }
 
 /// Gives a decoded pod its identity, as `applyDefaults` of the kubelet's `pkg/kubelet/config` does.
-pub fn apply(pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
+pub fn apply(kind: ManifestKind<'_>, pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
     let meta = &mut pod.metadata;
     meta.uid = Some(identity.uid.clone());
     meta.name = meta.name.as_deref().map(|name| node.pod_name(name));
@@ -106,20 +123,23 @@ pub fn apply(pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
         meta.namespace = Some("default".to_owned());
     }
     let annotations = meta.annotations.get_or_insert_default();
-    annotations.insert(CONFIG_SOURCE.to_owned(), OF_FILE.to_owned());
+    let source = if kind == ManifestKind::File { OF_FILE } else { OF_URL };
+    annotations.insert(CONFIG_SOURCE.to_owned(), source.to_owned());
     annotations.insert(CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
     annotations.insert(CONFIG_HASH.to_owned(), identity.config_hash.clone());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node.as_str().to_owned());
-    // A static pod stays when the node has problems (`AddOrUpdateTolerationInPod`).
+    // A file's pod stays when the node has problems (`AddOrUpdateTolerationInPod`).
     let stays = Toleration {
         operator: Some("Exists".to_owned()),
         effect: Some("NoExecute".to_owned()),
         ..Toleration::default()
     };
-    let tolerations = spec.tolerations.get_or_insert_default();
-    if !tolerations.contains(&stays) {
-        tolerations.push(stays);
+    if kind == ManifestKind::File {
+        let tolerations = spec.tolerations.get_or_insert_default();
+        if !tolerations.contains(&stays) {
+            tolerations.push(stays);
+        }
     }
     // What a manifest says of a status is not looked at; the kubelet sets the phase alone.
     pod.status = Some(k8s_openapi::api::core::v1::PodStatus {
@@ -266,11 +286,11 @@ mod tests {
                         a, image: app:1, args: [x]}\n";
 
     fn uid(text: &str) -> String {
-        identity(&NodeName::new("gw"), &tree(text)).uid
+        identity(ManifestKind::File, &NodeName::new("gw"), &tree(text)).uid
     }
 
     fn hash(text: &str) -> String {
-        identity(&NodeName::new("gw"), &tree(text)).config_hash
+        identity(ManifestKind::File, &NodeName::new("gw"), &tree(text)).config_hash
     }
 
     /// (what changes, from, to, the UID stays under Always, the UID stays under Never)
@@ -296,7 +316,10 @@ mod tests {
             let never = BASE.replace("spec:\n", "spec:\n  restartPolicy: Never\n");
             assert_eq!(uid(&never) == uid(&never.replacen(from, to, 1)), stays_never, "Never: {what}");
         }
-        assert_ne!(uid(BASE), identity(&NodeName::new("gw2"), &tree(BASE)).uid, "another node");
+        let other = |kind, node| identity(kind, &NodeName::new(node), &tree(BASE)).uid;
+        assert_ne!(uid(BASE), other(ManifestKind::File, "gw2"), "another node");
+        assert_ne!(uid(BASE), other(ManifestKind::Url("http://a/"), "gw"), "a URL");
+        assert_ne!(other(ManifestKind::Url("http://b/"), "gw"), other(ManifestKind::Url("http://a/"), "gw"));
     }
 
     #[test]
@@ -323,7 +346,8 @@ mod tests {
         let manifest = tree(BASE);
         let node = NodeName::new("Gateway-7");
         let mut pod: Pod = typed::read(&manifest, Path::default()).expect("a pod");
-        apply(&mut pod, &identity(&node, &manifest), &node, Wall(0));
+        let kind = ManifestKind::File;
+        apply(kind, &mut pod, &identity(kind, &node, &manifest), &node, Wall(0));
         assert_eq!(pod.metadata.name.as_deref(), Some("web-gateway-7"));
         assert_eq!(pod.metadata.namespace.as_deref(), Some("default"));
         let annotations = pod.metadata.annotations.clone().unwrap_or_default();

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
-use super::identity::{self, NodeName};
+use super::identity::{self, ManifestKind, NodeName};
 use super::{Problem, defaults, object, packed, validate};
 use crate::limits;
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
@@ -121,7 +121,19 @@ fn packed_cost(pod: &Pod, tree: &Node) -> usize {
 ///
 /// Never fails as a whole: a document that is wrong becomes a problem, the others become pods.
 pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: usize) -> ParsedFile {
-    let mut reader = FileReader { file, node, seen, room, parsed: ParsedFile::default(), left_off: 0 };
+    parse_as(ManifestKind::File, file, bytes, node, seen, room)
+}
+
+/// The same of a manifest that need not be a file.
+pub fn parse_as(
+    kind: ManifestKind<'_>,
+    file: &Arc<str>,
+    bytes: &[u8],
+    node: &NodeName,
+    seen: Wall,
+    room: usize,
+) -> ParsedFile {
+    let mut reader = FileReader { kind, file, node, seen, room, parsed: ParsedFile::default(), left_off: 0 };
     let mut empty = true;
     let outcome = yaml::documents(bytes, |document, outcome| {
         empty = false;
@@ -171,7 +183,7 @@ pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod
     let annotations = pod.metadata.annotations.get_or_insert_default();
     annotations.insert(identity::CONFIG_SOURCE.to_owned(), super::API.to_owned());
     annotations.insert(identity::CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
-    let config_hash = identity::identity(node, tree).config_hash.into();
+    let config_hash = identity::identity(ManifestKind::File, node, tree).config_hash.into();
     let bytes = packed_cost(&pod, tree);
     Ok(ManifestPod { pod, document: 1, config_hash, bytes })
 }
@@ -202,6 +214,7 @@ enum Of<'a> {
 }
 
 struct FileReader<'a> {
+    kind: ManifestKind<'a>,
     file: &'a Arc<str>,
     node: &'a NodeName,
     seen: Wall,
@@ -359,10 +372,10 @@ impl FileReader<'_> {
                 return;
             }
         };
-        let identity = identity::identity(self.node, tree);
+        let identity = identity::identity(self.kind, self.node, tree);
         let mut errors = validate::as_written(&pod, self.node);
         if errors.is_empty() {
-            identity::apply(&mut pod, &identity, self.node, self.seen);
+            identity::apply(self.kind, &mut pod, &identity, self.node, self.seen);
             defaults::set(&mut pod);
             errors = validate::pod(&pod);
         }

@@ -1,7 +1,7 @@
 //! Where desired pods come from: bytes of manifests → pods and problems.
 //!
 //! ```text
-//!     file.rs (when) + scan.rs (what) ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
+//!     file.rs (when) + scan.rs (what), http.rs ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
 //!                                                decode ──► object (ConfigMaps and Secrets) ──────► SourceUpdate
 //!     check.rs (files named by hand) ──┘            (manifest.rs puts these together; all of them PURE)
 //!     api.rs (an API server's pods) ──JSON──► manifest::bound ──► SourceUpdate; what they name: api_objects.rs
@@ -30,6 +30,7 @@ pub mod claim;
 pub mod decode;
 pub mod defaults;
 pub mod file;
+pub mod http;
 pub mod identity;
 pub mod manifest;
 pub mod object;
@@ -39,7 +40,9 @@ pub mod scan;
 pub mod validate;
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use decode::middle_cut;
@@ -50,9 +53,10 @@ use crate::model::{DesiredPod, Object, PodKey, PodUid, Seconds};
 
 pub use check::{CheckReport, check};
 pub use file::FileSource;
+pub use http::HttpSource;
 pub use identity::NodeName;
 
-/// The name of the source that an API server is, in `SourceUpdate::source`; of files, [`file::NAME`].
+/// The name of the source that an API server is, in `SourceUpdate::source`; of files, [`file::NAME`], and of a URL, [`http::NAME`].
 pub const API: &str = "api";
 
 /// Where in which file a pod stands.
@@ -95,7 +99,7 @@ pub struct SourcedObject {
 /// What a source wants and what is wrong with it; always all of it.
 #[derive(Clone, Debug)]
 pub struct SourceUpdate {
-    /// The source's name: `file`.
+    /// The source's name: `file`, `http` or `api`.
     pub source: &'static str,
     /// Every pod of every valid document, in the order of files and documents. Pods of a manifest that became
     /// invalid are not here: `Desired` keeps what ran, since `complete` is false.
@@ -161,6 +165,21 @@ pub struct RefusedPod {
     pub message: Box<str>,
     /// `metadata.generation` of what was refused: `status.observedGeneration`.
     pub generation: Option<i64>,
+}
+
+/// The memory of manifests, files' and a URL's, which share `limits::PODS_BYTES_MAX`: what either has is out of the other's
+/// reach. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub struct ManifestRoom {
+    of_files: Rc<Cell<usize>>,
+    of_url: Rc<Cell<usize>>,
+}
+
+impl ManifestRoom {
+    /// What is left for the URL's.
+    fn beside_files(&self) -> usize {
+        limits::PODS_BYTES_MAX.saturating_sub(self.of_files.get())
+    }
 }
 
 /// What a source holds between two updates, to be shown beside its limits.

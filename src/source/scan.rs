@@ -65,6 +65,8 @@ pub struct Look {
     pub skip: SortedSet<OsString>,
     /// Whether to watch the directory.
     pub watch: Watch,
+    /// Memory that the pods of other sources take.
+    pub taken: usize,
     /// What is not to be decoded any more.
     pub set_aside: Arc<SetAside>,
 }
@@ -154,7 +156,7 @@ pub fn look(look: &Look) -> Result<Found, String> {
     let left_off = names.len().saturating_sub(limits::MANIFEST_FILES_MAX);
     // Files already known keep their room: a new one must not push out a pod that runs.
     let taken = look.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
-    let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum());
+    let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum::<usize>() + look.taken);
     let mut files = SortedMap::new();
     for name in names.into_iter().take(limits::MANIFEST_FILES_MAX) {
         let found = if look.skip.contains(&name) {
@@ -333,6 +335,7 @@ mod tests {
                 force: SortedSet::new(),
                 skip: SortedSet::new(),
                 watch: Watch::Without,
+                taken: 0,
                 set_aside: Arc::new(SetAside::read(&root)),
             });
             let file = looked.expect("a directory").files.remove(OsStr::new("a.yaml"));

@@ -24,6 +24,7 @@ mod image_volumes;
 mod images;
 mod limits;
 mod logs;
+mod manifest_url;
 mod metrics;
 mod objects;
 mod pressure;

@@ -239,6 +239,16 @@ fn configz_tells_every_field_and_what_is_in_force() {
     );
     assert_eq!(other["kubeletconfig"]["maxPods"], 20);
     assert_eq!(other["kubeletconfig"]["evictionSoft"]["memory.available"], "1Gi");
+    // But for what is nobody's business.
+    let header = [("manifest-url-header", "X-Key:hunter2,X-Key:hunter3")];
+    let other = told("staticPodURL: http://host/pods\n", &header);
+    assert_eq!(other["kubeletconfig"]["staticPodURL"], "http://host/pods");
+    assert_eq!(other["kubeletconfig"]["staticPodURLHeader"], serde_json::json!({"X-Key": ["<masked>"]}));
+    let refused = load("", &[("manifest-url-header", "hunter2")]).unwrap_err();
+    assert!(
+        refused.starts_with("--manifest-url-header: must be a map") && !refused.contains("hunter2"),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -336,6 +346,10 @@ fn what_is_honoured_is_in_the_settings() {
             "tlsMinVersion: \"VersionTLS10\": must be VersionTLS12 or VersionTLS13",
         ),
         ("tlsCipherSuites: [AES]", "tlsCipherSuites: \"AES\": must be a name such as"),
+        (
+            "staticPodURL: http://host/\nhttpCheckFrequency: 1ms",
+            "httpCheckFrequency: 0.001 s: must be between 1 s",
+        ),
         (
             "enforceNodeAllocatable: [pods, kube-reserved]",
             "enforceNodeAllocatable: a list of 2: must be pods or none: ",

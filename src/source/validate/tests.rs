@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::model::Wall;
+use crate::source::identity::ManifestKind;
 use crate::source::{defaults, identity};
 
 fn good() -> Value {
@@ -63,7 +64,7 @@ fn errors(value: Value) -> Vec<String> {
     let mut errors = as_written(&pod, &node);
     if errors.is_empty() {
         let own = identity::Identity { uid: "u".to_owned(), config_hash: "h".to_owned() };
-        identity::apply(&mut pod, &own, &node, Wall(0));
+        identity::apply(ManifestKind::File, &mut pod, &own, &node, Wall(0));
         defaults::set(&mut pod);
         errors = super::pod(&pod);
     }

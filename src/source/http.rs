@@ -1,0 +1,471 @@
+//! Manifests behind a URL as a source (kubelet `pkg/kubelet/config/http.go`): fetched at the start and every
+//! `httpCheckFrequency`. What it may hold is what a manifest file may.
+//!
+//! ```text
+//!     another body     its pods take the place of those before, as with a file that changed
+//!     the same body    nothing
+//!     no body at all   no pods
+//!     none fetched     the pods stay as they are; before the first one is, nothing that runs ends
+//! ```
+//!
+//! Differs from the kubelet: headers go to the URL's own host only, not to where it redirects to; nothing is followed to another
+//! scheme than http and https; credentials in the URL itself are refused. Neither headers nor what stands behind a `?` is logged.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::BodyExt as _;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::header::{HeaderMap, LOCATION};
+use sha2::{Digest as _, Sha256};
+use smol::channel::Sender;
+
+use super::file::{sourced, sourced_object};
+use super::identity::{ManifestKind, NodeName};
+use super::manifest::{ParsedFile, parse_as};
+use super::{Held, ManifestRoom, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod};
+use crate::blocking::unblock;
+use crate::clock::SharedClock;
+use crate::limits::{MANIFEST_BYTES_MAX, MANIFEST_URL_REQUESTS_MAX, MANIFEST_URL_TIME};
+use crate::model::Wall;
+use crate::probe::handler::HttpGet;
+use crate::probe::http::exchange;
+use crate::probe::run::Lookups;
+use crate::store::poison::{self, SetAside};
+use crate::stream::{Stream, stream};
+
+/// The name of this source in `SourceUpdate::source`.
+pub const NAME: &str = "http";
+
+/// Fetches one URL of manifests.
+pub struct HttpSource {
+    get: HttpGet,
+    /// The URL as problems name it.
+    shown: Arc<str>,
+    node: NodeName,
+    clock: SharedClock,
+    period: Duration,
+    room: ManifestRoom,
+    set_aside: Arc<SetAside>,
+    lookups: Lookups,
+    #[cfg(feature = "tls")]
+    trust: Trust,
+    /// The digest of the last body; `None`: none was fetched, or it was empty.
+    last: Option<[u8; 32]>,
+    /// One was fetched since the start, if an empty one.
+    seen: bool,
+    pods: Vec<SourcedPod>,
+    objects: Vec<SourcedObject>,
+    bytes: usize,
+    /// What is wrong with the last body.
+    problems: Vec<Problem>,
+    /// Why the last fetch brought nothing to read; empty: it did.
+    failure: String,
+    said: Vec<Problem>,
+    first: bool,
+}
+
+/// What one fetch says.
+struct Reply {
+    status: hyper::StatusCode,
+    location: Option<String>,
+    body: Vec<u8>,
+}
+
+impl HttpSource {
+    /// A source for the manifests that this request brings. Nothing is asked before [`HttpSource::run`].
+    pub fn new(get: HttpGet, node: NodeName, clock: SharedClock, period: Duration) -> Self {
+        let url = get.to_string();
+        let shown = url.split('?').next().unwrap_or_default();
+        Self {
+            shown: Arc::from(shown),
+            get,
+            node,
+            clock,
+            period,
+            room: ManifestRoom::default(),
+            set_aside: Arc::default(),
+            lookups: Lookups::default(),
+            #[cfg(feature = "tls")]
+            trust: Trust::default(),
+            last: None,
+            seen: false,
+            pods: Vec::new(),
+            objects: Vec::new(),
+            bytes: 0,
+            problems: Vec::new(),
+            failure: String::new(),
+            said: Vec::new(),
+            first: true,
+        }
+    }
+
+    /// The same, sharing its room with the manifests of files, and leaving a body unread whose reading ended the process too
+    /// often.
+    #[must_use]
+    pub fn beside(mut self, room: ManifestRoom, set_aside: Arc<SetAside>) -> Self {
+        self.room = room;
+        self.set_aside = set_aside;
+        self
+    }
+
+    /// Sends every update until the receiver is gone.
+    pub async fn run(mut self, updates: Sender<SourceUpdate>) {
+        loop {
+            let update = self.look().await;
+            if let Some(update) = update
+                && updates.send(update).await.is_err()
+            {
+                return;
+            }
+            self.clock.sleep(self.period).await;
+        }
+    }
+
+    /// Fetches once; everything this source wants then, if it is not what was told last.
+    async fn look(&mut self) -> Option<SourceUpdate> {
+        let seen = self.clock.now().wall;
+        let late = async {
+            self.clock.sleep(MANIFEST_URL_TIME).await;
+            Err(format!("gave no whole answer within {} s", MANIFEST_URL_TIME.as_secs()))
+        };
+        let fetched = smol::future::or(Box::pin(self.fetch()), late).await;
+        let (failure, changed) = match fetched {
+            Ok(body) if body.is_empty() => {
+                let changed = !self.seen || self.last.is_some();
+                self.take(ParsedFile::default());
+                self.last = None;
+                ("zero-length data received; its pods end".to_owned(), changed)
+            }
+            Ok(body) => {
+                let digest = Sha256::digest(&body).into();
+                let changed = self.last != Some(digest);
+                if changed {
+                    self.parse(body, seen).await;
+                    self.last = Some(digest);
+                }
+                (String::new(), changed)
+            }
+            Err(why) => {
+                #[cfg(feature = "tls")]
+                self.trust.forget();
+                let kept = if self.seen { "; its pods stay as they are" } else { "" };
+                (format!("{why}{kept}"), false)
+            }
+        };
+        if failure.is_empty() && !self.failure.is_empty() {
+            log::info!("{}: pods are read from the URL again", self.shown);
+        }
+        let changed = changed || failure != self.failure;
+        self.failure = failure;
+        (changed || self.first).then(|| self.update())
+    }
+
+    /// The body behind the URL, redirects followed.
+    async fn fetch(&self) -> Result<Vec<u8>, String> {
+        let mut next: Option<HttpGet> = None;
+        for _ in 0..MANIFEST_URL_REQUESTS_MAX {
+            let current = next.as_ref().unwrap_or(&self.get);
+            let socket = self.connect(current).await?;
+            let reply = exchange(socket, current, whole).await?;
+            let followed = matches!(reply.status.as_u16(), 301 | 302 | 303 | 307 | 308);
+            match reply.location.filter(|_| followed) {
+                Some(location) => {
+                    let mut to = current
+                        .resolved(&location)
+                        .ok_or("redirects to what is no http:// or https:// URL")?;
+                    if (to.tls, &to.address) != (self.get.tls, &self.get.address) {
+                        to.headers = HeaderMap::new();
+                    }
+                    next = Some(to);
+                }
+                None if reply.status == hyper::StatusCode::OK => return Ok(reply.body),
+                None => return Err(format!("answers {}", reply.status)),
+            }
+        }
+        Err(format!("stopped after {MANIFEST_URL_REQUESTS_MAX} redirects"))
+    }
+
+    async fn connect(&self, to: &HttpGet) -> Result<Stream, String> {
+        let socket = self.lookups.connect(&to.address).await?;
+        if !to.tls {
+            return Ok(stream(socket));
+        }
+        #[cfg(feature = "tls")]
+        return self.trust.connect(&to.address.host, socket).await;
+        #[cfg(not(feature = "tls"))]
+        Err("redirects to https, and this build has no TLS".to_owned())
+    }
+
+    /// Reads another body than before, on a thread of its own.
+    async fn parse(&mut self, body: Vec<u8>, seen: Wall) {
+        let (shown, url, node) = (self.shown.clone(), self.get.to_string(), self.node.clone());
+        let (room, set_aside) = (self.room.beside_files(), self.set_aside.clone());
+        let parsed = unblock(move || {
+            let mark = poison::file_mark(&shown, &body);
+            if let Some(panics) = set_aside.panics(&mark) {
+                let message = format!(
+                    "reading it ended the agent {panics} times; it is not read until it changes or another version of \
+                     smolet runs"
+                );
+                let problems = vec![Problem::of_file(&shown, message)];
+                return ParsedFile { problems, ..ParsedFile::default() };
+            }
+            let _handling = poison::handling(Some(mark));
+            parse_as(ManifestKind::Url(&url), &shown, &body, &node, seen, room)
+        });
+        self.take(parsed.await);
+    }
+
+    fn take(&mut self, parsed: ParsedFile) {
+        self.seen = true;
+        self.pods = parsed.pods.into_iter().map(|pod| sourced(pod, &self.shown)).collect();
+        self.objects = parsed.objects.into_iter().map(|object| sourced_object(object, &self.shown)).collect();
+        self.problems = parsed.problems;
+        self.bytes = parsed.bytes;
+        self.room.of_url.set(parsed.bytes);
+    }
+
+    fn update(&mut self) -> SourceUpdate {
+        let failure =
+            (!self.failure.is_empty()).then(|| Problem::of_file(&self.shown, self.failure.as_str()));
+        let mut problems: Vec<Problem> = self.problems.iter().cloned().chain(failure).collect();
+        for problem in &mut problems {
+            problem.fresh = !self.said.iter().any(|said| said.same_as(problem));
+        }
+        self.said.clone_from(&problems);
+        self.first = false;
+        let kept = || self.problems.iter().chain(&self.said);
+        SourceUpdate {
+            source: NAME,
+            pods: self.pods.clone(),
+            objects: self.objects.clone(),
+            // A fetch that fails says nothing of the pods of the one before.
+            complete: self.seen && self.problems.is_empty(),
+            held: Held {
+                pod_bytes: self.bytes,
+                problems: kept().count(),
+                problem_bytes: kept().map(Problem::bytes).sum(),
+            },
+            problems,
+            server: ServerPods::default(),
+        }
+    }
+}
+
+async fn whole(response: Response<Incoming>) -> Result<Reply, String> {
+    let status = response.status();
+    let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
+    let (mut incoming, mut body) = (response.into_body(), Vec::new());
+    // What another answer says is not looked at.
+    while status == hyper::StatusCode::OK
+        && let Some(frame) = incoming.frame().await
+    {
+        let Ok(data) = frame.map_err(|error| format!("the answer breaks off: {error}"))?.into_data() else {
+            continue;
+        };
+        if body.len() + data.len() > MANIFEST_BYTES_MAX {
+            return Err(format!("is too large: at most {MANIFEST_BYTES_MAX} bytes are read"));
+        }
+        body.extend_from_slice(&data);
+    }
+    Ok(Reply { status, location, body })
+}
+
+#[cfg(feature = "tls")]
+use trust::Trust;
+
+/// Whose certificates are believed: the system's authorities, from where Go looks for them (`crypto/x509/root_linux.go`).
+#[cfg(feature = "tls")]
+mod trust {
+    use std::cell::RefCell;
+    use std::net::TcpStream;
+    use std::path::PathBuf;
+    use std::sync::Arc;
+
+    use async_io::Async;
+    use futures_rustls::TlsConnector;
+    use futures_rustls::pki_types::ServerName;
+    use futures_rustls::rustls::client::{ClientConfig, Resumption};
+    use futures_rustls::rustls::crypto::ring;
+    use futures_rustls::rustls::{CertificateError, Error, RootCertStore};
+
+    use crate::blocking::unblock;
+    use crate::limits::AUTHORITIES_BYTES_MAX;
+    use crate::stream::{Stream, stream};
+    use crate::tls::certificates;
+
+    /// The variable that names another file.
+    const FILE: &str = "SSL_CERT_FILE";
+    const FILES: [&str; 6] = [
+        "/etc/ssl/certs/ca-certificates.crt",
+        "/etc/pki/tls/certs/ca-bundle.crt",
+        "/etc/ssl/ca-bundle.pem",
+        "/etc/pki/tls/cacert.pem",
+        "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+        "/etc/ssl/cert.pem",
+    ];
+
+    /// What connections are made with; read when the first one is, and after one that failed.
+    #[derive(Default)]
+    pub(super) struct Trust {
+        config: RefCell<Option<Arc<ClientConfig>>>,
+        /// The only file, in a test.
+        pub(super) file: Option<PathBuf>,
+    }
+
+    impl Trust {
+        /// The files may be other ones by now.
+        pub(super) fn forget(&self) {
+            self.config.replace(None);
+        }
+
+        /// TLS 1.2 or 1.3 over this connection to `host`.
+        ///
+        /// # Errors
+        /// A sentence: there are no authorities, or the handshake failed.
+        pub(super) async fn connect(&self, host: &str, socket: Async<TcpStream>) -> Result<Stream, String> {
+            let known = self.config.borrow().clone();
+            let config = if let Some(config) = known {
+                config
+            } else {
+                let file = self.file.clone();
+                let config = Arc::new(unblock(move || config(file)).await?);
+                self.config.replace(Some(config.clone()));
+                config
+            };
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|_| format!("{host:?} is no name of a host"))?;
+            let connected = TlsConnector::from(config).connect(name, socket).await.map_err(|error| {
+                match error.get_ref().and_then(|error| error.downcast_ref::<Error>()) {
+                    Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
+                        "tls: no authority of this machine has signed the server's certificate; add it (ca-certificates), or name \
+                         a file of authorities with {FILE}"
+                    ),
+                    Some(error) => format!("tls: {error}"),
+                    None => format!("tls: {error}"),
+                }
+            })?;
+            Ok(stream(connected))
+        }
+    }
+
+    /// I/O, blocking.
+    fn config(file: Option<PathBuf>) -> Result<ClientConfig, String> {
+        let named = file.or_else(|| std::env::var_os(FILE).map(PathBuf::from));
+        let files = named.map_or_else(|| FILES.iter().map(PathBuf::from).collect(), |file| vec![file]);
+        let pem = files.iter().find_map(|path| {
+            // A bundle has some 200 KiB.
+            let is_small = std::fs::metadata(path)
+                .is_ok_and(|file| file.is_file() && file.len() <= AUTHORITIES_BYTES_MAX);
+            if is_small { std::fs::read(path).ok() } else { None }
+        });
+        let mut roots = RootCertStore::empty();
+        // Those that cannot be used are passed over.
+        roots.add_parsable_certificates(pem.as_deref().and_then(certificates).unwrap_or_default());
+        if roots.is_empty() {
+            let looked = files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+            return Err(format!(
+                "tls: this machine has no certificates of authorities (looked for {looked}); install ca-certificates, or name \
+                 a file with {FILE}"
+            ));
+        }
+        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| format!("tls: {error}"))?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.resumption = Resumption::disabled();
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+#[cfg(feature = "tls")]
+mod tests {
+    use std::net::TcpListener;
+    use std::rc::Rc;
+
+    use async_io::Async;
+    use futures_rustls::TlsAcceptor;
+    use futures_rustls::pki_types::PrivateKeyDer;
+    use futures_rustls::rustls::ServerConfig;
+    use futures_rustls::rustls::crypto::ring;
+    use rcgen::{CertificateParams, DnType, KeyPair};
+    use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::x509::pem;
+
+    /// A certificate that signs itself, in PEM, and what a server needs to show it.
+    fn signed(by: &str) -> (String, TlsAcceptor) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, by);
+        let certificate = params.self_signed(&key).unwrap();
+        let text = pem("CERTIFICATE", certificate.der());
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::Pkcs8(key.serialized_der().to_vec().into()),
+            );
+        (text, TlsAcceptor::from(Arc::new(config.unwrap())))
+    }
+
+    async fn serve(listener: Async<TcpListener>, acceptor: TlsAcceptor) -> Option<SourceUpdate> {
+        let body =
+            "{apiVersion: v1, kind: Pod, metadata: {name: web}, spec: {containers: [{name: app, image: a}]}}";
+        loop {
+            let (socket, _) = listener.accept().await.unwrap();
+            let Ok(mut tls) = acceptor.accept(socket).await else { continue };
+            let (mut head, mut byte) = (Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") {
+                tls.read_exact(&mut byte).await.unwrap();
+                head.push(byte[0]);
+            }
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            tls.write_all(answer.as_bytes()).await.unwrap();
+            tls.close().await.unwrap();
+        }
+    }
+
+    #[test]
+    fn a_server_by_https_is_believed_when_an_authority_of_this_machine_has_signed_it() {
+        let (own, acceptor) = signed("own");
+        let (other, _) = signed("other");
+        let listener = Async::<TcpListener>::bind(([127, 0, 0, 1], 0)).unwrap();
+        let url = format!("https://localhost:{}/pods", listener.get_ref().local_addr().unwrap().port());
+        let get = HttpGet::of_url(&url, HeaderMap::new()).unwrap();
+        let file = std::env::temp_dir().join(format!("smolet-authorities-{}", std::process::id()));
+        let mut source =
+            HttpSource::new(get, NodeName::new("gw"), Rc::new(SystemClock), Duration::from_secs(20));
+        source.trust.file = Some(file.clone());
+        let asked = async {
+            for (text, why) in [
+                (None, "tls: this machine has no certificates of authorities (looked for /"),
+                (Some(other), "tls: no authority of this machine has signed the server's certificate"),
+                (Some(own), ""),
+            ] {
+                if let Some(text) = text {
+                    std::fs::write(&file, text).unwrap();
+                }
+                let update = source.look().await.unwrap();
+                let said = update.problems.first().map(|problem| problem.message.to_string());
+                assert!(said.unwrap_or_default().starts_with(why), "{:?}", update.problems);
+                assert_eq!(
+                    (update.pods.len(), update.complete),
+                    (usize::from(why.is_empty()), why.is_empty())
+                );
+            }
+            None
+        };
+        smol::block_on(smol::future::or(asked, serve(listener, acceptor)));
+        std::fs::remove_file(&file).unwrap();
+    }
+}
