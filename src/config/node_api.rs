@@ -36,6 +36,9 @@ pub struct NodeApi {
     pub tls13_only: bool,
     /// Of the suites of TLS 1.2 those that are offered, by their names; empty: all (`tlsCipherSuites`).
     pub cipher_suites: Vec<String>,
+    /// A command's or a forwarded port's connection ends when nothing has moved on it for so long
+    /// (`streamingConnectionIdleTimeout`).
+    pub stream_idle_max: Duration,
     /// Where `/healthz` is told to anybody, without TLS.
     pub healthz: Option<SocketAddr>,
     /// The directory that `/logs/` shows; `None`: the path is disabled.
@@ -135,6 +138,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
     Ok(NodeApi {
         tls13_only,
         cipher_suites,
+        stream_idle_max: ttl("streamingConnectionIdleTimeout", Duration::from_hours(4)),
         address: address("address", given, Ipv4Addr::UNSPECIFIED)?,
         port: port("port", flags.port.or(file.int("port")), PORT, 1)?,
         certificate,
@@ -173,6 +177,7 @@ mod tests {
         assert_eq!(api.authorization, Authorization::Asked { allowed_ttl, denied_ttl });
         assert_eq!(api.healthz.map(|at| at.to_string()).as_deref(), Some("127.0.0.1:10248"));
         assert_eq!((api.certificate, api.client_ca), (None, None));
+        assert_eq!(api.stream_idle_max, Duration::from_hours(4));
     }
 
     #[test]

@@ -168,9 +168,10 @@ pub async fn run(listening: Listening, needs: Needs) {
     let Listening { api, healthz, names, files, loaded, serving, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
     let asker = Asker::new(queries);
-    let system_logs = settings.system_logs.clone();
+    let (system_logs, stream_idle_max) = (settings.system_logs.clone(), settings.stream_idle_max);
     let shared = Rc::new(Api {
         system_logs,
+        stream_idle_max,
         gate: Gate::new(client, clock.clone(), settings, node, &held),
         reading: Reading { asker: asker.clone(), blocking, clock: clock.clone() },
         configz,
@@ -321,6 +322,8 @@ struct Api {
     tls: Tls,
     /// The right to last.
     streams: Arc<Semaphore>,
+    /// How long what was upgraded lasts when nothing moves.
+    stream_idle_max: Duration,
     clock: SharedClock,
 }
 
@@ -446,7 +449,9 @@ impl Api {
         let served = smol::future::or(smol::future::or(served, late), in_the_way).await;
         let backend = own.backend.take();
         match (served, backend) {
-            (Some((client, already)), Some(backend)) => upgrade::splice(client, already, backend).await,
+            (Some((client, already)), Some(backend)) => {
+                upgrade::splice(client, already, backend, &self.clock, self.stream_idle_max).await;
+            }
             // hyper leaves open what was to be upgraded, and was not.
             (Some((mut client, _)), None) => upgrade::close(&mut client).await,
             (None, _) => {}

@@ -1,8 +1,10 @@
 //! Upgraded connections: what the client asks for (SPDY/3.1, WebSocket) is asked of the runtime's streaming server, whose
 //! answer is passed on; from then on bytes go both ways (`proxyStream`).
 
+use std::cell::Cell;
 use std::io;
 use std::net::TcpStream;
+use std::time::Duration;
 
 use async_io::{Async, Timer};
 
@@ -12,6 +14,7 @@ use hyper::{Response, StatusCode};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
 use super::request::{Refusal, TEXT};
+use crate::clock::SharedClock;
 use crate::limits::{
     NODE_CLOSE_TIME, NODE_REFUSAL_BYTES_MAX, NODE_SPLICE_BYTES, STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME,
 };
@@ -135,20 +138,38 @@ pub(crate) fn answer(bytes: &[u8]) -> Result<Option<(StatusCode, HeaderMap, usiz
     Ok(Some((status, headers, end + 4)))
 }
 
-/// Moves bytes both ways until one side has no more, as the kubelet's does. `already`: what the client has sent by now.
-pub(super) async fn splice(client: Box<dyn Duplex>, already: Vec<u8>, backend: Backend) {
+/// Moves bytes both ways until one side has no more, as the kubelet's does, or nothing has moved for `idle_max`. `already`: what
+/// the client has sent by now.
+pub(super) async fn splice(
+    client: Box<dyn Duplex>,
+    already: Vec<u8>,
+    backend: Backend,
+    clock: &SharedClock,
+    idle_max: Duration,
+) {
     let (mut client_in, mut client_out) = smol::io::split(client);
     let Backend { socket, said } = backend;
+    let moved = Cell::new(clock.now().mono);
+    let moves = || moved.set(clock.now().mono);
     let there = async {
         let mut socket = &socket;
-        let _ = copy(&already, &mut client_in, &mut socket).await;
+        let _ = copy(&already, &mut client_in, &mut socket, &moves).await;
     };
     let back = async {
         let mut socket = &socket;
-        let _ = copy(&said, &mut socket, &mut client_out).await;
+        let _ = copy(&said, &mut socket, &mut client_out, &moves).await;
+    };
+    let idle = async {
+        while clock.now().mono < moved.get() + idle_max {
+            clock.sleep_until(moved.get() + idle_max).await;
+        }
+        log::info!(
+            "node API: a command's or port's connection is closed: nothing has moved for {} s (streamingConnectionIdleTimeout)",
+            idle_max.as_secs()
+        );
     };
     // Whichever has ended first ends it: a side that sends no more reads no more either, in what is spoken here.
-    smol::future::or(back, there).await;
+    smol::future::or(smol::future::or(back, there), idle).await;
     close(&mut client_out).await;
 }
 
@@ -167,6 +188,7 @@ async fn copy(
     already: &[u8],
     from: &mut (impl AsyncRead + Unpin),
     to: &mut (impl AsyncWrite + Unpin),
+    moves: &impl Fn(),
 ) -> io::Result<()> {
     to.write_all(already).await?;
     let mut buffer = vec![0; NODE_SPLICE_BYTES];
@@ -176,7 +198,9 @@ async fn copy(
         if read == 0 {
             return Ok(());
         }
+        moves();
         to.write_all(&buffer[..read]).await?;
+        moves();
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use smolet::config::{Authorization, Config, NodeApi};
@@ -402,6 +402,37 @@ fn connections_are_upgraded_and_bytes_go_both_ways() {
         assert!(asked.starts_with(&format!("POST /{token}/token HTTP/1.1\r\n")), "{asked}");
         assert!(!asked.contains("secret"), "{asked}");
         assert!(world.fake.calls().contains(&call.to_owned()), "{call} in {:?}", world.fake.calls());
+    }
+}
+
+#[test]
+fn a_connection_on_which_nothing_moves_is_closed() {
+    let world = World::without_agent();
+    let idle = Duration::from_secs(5);
+    let config = world.config();
+    let node_api = NodeApi { stream_idle_max: idle, ..config.node_api.clone() };
+    world.start_with(Config { node_api, cluster_dns: vec!["10.43.0.10".to_owned()], ..config });
+    world.run("web");
+    let identity = server(&world);
+    const HEAD: &str =
+        "HTTP/1.1\r\nHost: gw\r\nConnection: Upgrade\r\nUpgrade: SPDY/3.1\r\nContent-Length: 0\r\n\r\n";
+    for path in ["/exec/default/web/app?command=sh&input=1", "/portForward/default/web"] {
+        let asked = echo(&world, SWITCHED);
+        let mut client = world.connect(Some(&identity)).unwrap();
+        let begun = Stopwatch::start();
+        client.send(format!("POST {path} {HEAD}").as_bytes());
+        client.until(|text| text.ends_with("\r\n\r\nhello "));
+        // What moves now and then goes on for longer than that.
+        let mut last = Instant::now();
+        while begun.elapsed() < idle * 3 / 2 {
+            std::thread::sleep(Duration::from_millis(300));
+            last = Instant::now();
+            client.send(b"a");
+            client.until(|text| text == "A");
+        }
+        assert_eq!(client.end(), "", "{path}");
+        assert!(last.elapsed() >= idle, "{path}: {:?}", last.elapsed());
+        asked.join().unwrap();
     }
 }
 

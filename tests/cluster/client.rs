@@ -105,6 +105,13 @@ impl Client {
         String::from_utf8(bytes).unwrap()
     }
 
+    /// What comes until the connection is closed.
+    pub fn end(mut self) -> String {
+        let mut bytes = Vec::new();
+        within(async { self.0.read_to_end(&mut bytes).await }).expect("it is closed in order");
+        String::from_utf8(bytes).unwrap()
+    }
+
     /// The answer to its end, out of its chunks.
     pub fn rest(mut self) -> Said {
         let mut bytes = Vec::new();

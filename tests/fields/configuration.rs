@@ -321,6 +321,9 @@ fn what_is_honoured_is_in_the_settings() {
     assert_eq!((node.pod_pids_limit, node.single_process_oom_kill), (Some(100), true));
     assert_eq!(node.memory_swap, smolet::render::SwapBehavior::LimitedSwap);
     assert_eq!(load("registryPullQPS: 0", &[]).unwrap().pull_rate, None);
+    let idle = |text| load(text, &[]).unwrap().node_api.stream_idle_max.as_secs();
+    assert_eq!(idle("streamingConnectionIdleTimeout: 90s"), 90);
+    assert_eq!(idle("streamingConnectionIdleTimeout: 0s"), 4 * 3600);
     for (text, requests, events) in [
         ("", rate(50, 100), rate(50, 100)),
         ("kubeAPIQPS: 20\nkubeAPIBurst: 0\neventRecordQPS: 3\neventBurst: 7", rate(20, 100), rate(3, 7)),
