@@ -58,6 +58,13 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node
 }
 
+/// How many pods it may have (`MachineInfo`).
+pub fn pods_max(config: &Config, node: &NodeSettings) -> usize {
+    let cpus = usize::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1);
+    let of_cpus = config.pods_per_core.map(|pods| pods.saturating_mul(cpus));
+    of_cpus.map_or(config.max_pods, |pods| pods.min(config.max_pods))
+}
+
 /// What an API server is told of this machine; `node` are the settings made of it.
 #[cfg(feature = "tls")]
 pub fn machine(
@@ -70,8 +77,6 @@ pub fn machine(
     let memory = u64::try_from(node.memory_capacity_bytes).unwrap_or_default();
     let registration = &config.registration;
     let cpus = u64::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1);
-    // `MachineInfo`.
-    let of_cpus = config.pods_per_core.map(|pods| pods.saturating_mul(usize::try_from(cpus).unwrap_or(1)));
     let machine_id = read("/etc/machine-id").trim().to_owned();
     let board = read("/sys/class/dmi/id/product_uuid").trim().to_owned();
     let release = read("/etc/os-release");
@@ -90,7 +95,7 @@ pub fn machine(
         cpus,
         memory,
         disk,
-        pods: of_cpus.map_or(config.max_pods, |pods| pods.min(config.max_pods)),
+        pods: pods_max(config, node),
         images_max: config.node_images,
         reserved: reserved(config, memory, disk),
         labels: registration.labels.clone().into_iter().collect(),

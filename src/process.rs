@@ -9,14 +9,7 @@ use crate::config::Config;
 /// # Errors
 /// A sentence, when the node has swap and may not (`NewContainerManager`).
 pub(crate) fn settle(config: &Config) -> Result<(), String> {
-    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
-    if config.fail_swap_on && is_swap_on(&swaps) {
-        return Err(
-            "failSwapOn: the node has swap; switch it off (swapoff -a, and its line in /etc/fstab), or set \
-                    failSwapOn to false"
-                .to_owned(),
-        );
-    }
+    may_run(config, &std::fs::read_to_string("/proc/swaps").unwrap_or_default())?;
     if let Some(adj) = config.process.oom_score_adj
         && let Err(error) = std::fs::write("/proc/self/oom_score_adj", adj.to_string())
     {
@@ -33,6 +26,16 @@ pub(crate) fn settle(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
+/// Whether it may, on a node with this `/proc/swaps`.
+fn may_run(config: &Config, swaps: &str) -> Result<(), String> {
+    if config.fail_swap_on && is_swap_on(swaps) {
+        return Err("failSwapOn: the node has swap; switch it off (swapoff -a, and its line in /etc/fstab), or set failSwapOn to \
+                    false"
+            .to_owned());
+    }
+    Ok(())
+}
+
 /// `/proc/swaps` has a heading and a line for each swap (`swap.IsSwapOn`).
 fn is_swap_on(swaps: &str) -> bool {
     swaps.lines().skip(1).any(|line| !line.trim().is_empty())
@@ -41,12 +44,19 @@ fn is_swap_on(swaps: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Flags;
 
     #[test]
     fn swap_is_on_when_the_kernel_lists_one() {
         let heading = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n";
         assert!(!is_swap_on(heading));
         assert!(!is_swap_on(""));
-        assert!(is_swap_on(&format!("{heading}/dev/zram0 partition 524284 0 100\n")));
+        let swaps = format!("{heading}/dev/zram0 partition 524284 0 100\n");
+        assert!(is_swap_on(&swaps));
+        let default = Config::load(&Flags::default(), None).expect("defaults are valid");
+        let strict = Config { fail_swap_on: true, ..default.clone() };
+        assert!(may_run(&default, &swaps).is_ok() && may_run(&strict, heading).is_ok());
+        let why = may_run(&strict, &swaps).expect_err("it has swap");
+        assert!(why.starts_with("failSwapOn: the node has swap; switch it off"), "{why}");
     }
 }

@@ -129,15 +129,9 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
             )));
         }
     };
-    let cipher_suites = file.texts("tlsCipherSuites");
-    if let Some(other) = cipher_suites.iter().find(|name| !name.starts_with("TLS_")) {
-        return Err(ConfigError(format!(
-            "tlsCipherSuites: {other:?}: must be a name such as TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"
-        )));
-    }
     Ok(NodeApi {
         tls13_only,
-        cipher_suites,
+        cipher_suites: cipher_suites(file.texts("tlsCipherSuites"))?,
         stream_idle_max: ttl("streamingConnectionIdleTimeout", Duration::from_hours(4)),
         address: address("address", given, Ipv4Addr::UNSPECIFIED)?,
         port: port("port", flags.port.or(file.int("port")), PORT, 1)?,
@@ -149,6 +143,57 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         system_logs: file.bool("enableSystemLogHandler").unwrap_or(true).then(|| SYSTEM_LOGS.into()),
         healthz: (healthz_port > 0).then(|| SocketAddr::new(healthz_address, healthz_port)),
     })
+}
+
+/// The suites that rustls has. Those of TLS 1.3 are offered with it, named or not.
+const SUITES: [&str; 11] = [
+    "TLS_AES_128_GCM_SHA256",
+    "TLS_AES_256_GCM_SHA384",
+    "TLS_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
+    "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
+];
+/// Those that the kubelet knows besides (`TLSCipherPossibleValues`): without AEAD or without forward secrecy.
+const OTHER_SUITES: [&str; 16] = [
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_ECDSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_ECDSA_WITH_RC4_128_SHA",
+    "TLS_ECDHE_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_ECDHE_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_ECDHE_RSA_WITH_RC4_128_SHA",
+    "TLS_RSA_WITH_3DES_EDE_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA",
+    "TLS_RSA_WITH_AES_128_CBC_SHA256",
+    "TLS_RSA_WITH_AES_128_GCM_SHA256",
+    "TLS_RSA_WITH_AES_256_CBC_SHA",
+    "TLS_RSA_WITH_AES_256_GCM_SHA384",
+    "TLS_RSA_WITH_RC4_128_SHA",
+];
+
+/// Names that the kubelet takes (`TLSCipherSuites`), of which one can be offered here.
+fn cipher_suites(names: Vec<String>) -> Result<Vec<String>, ConfigError> {
+    let is_offered = |name: &&String| SUITES.contains(&name.as_str());
+    let is_known = |name: &&String| is_offered(name) || OTHER_SUITES.contains(&name.as_str());
+    let refused = match names.iter().find(|name| !is_known(name)) {
+        Some(other) => Some((other, "is no suite that the kubelet knows; must be of")),
+        None if names.iter().any(|name| is_offered(&name)) => None,
+        None => names.first().map(|first| (first, "is not offered, and no other is named; name one of")),
+    };
+    match refused {
+        None => Ok(names),
+        Some((name, why)) => {
+            Err(ConfigError(format!("tlsCipherSuites: {name:?}: {why} {}", SUITES.join(", "))))
+        }
+    }
 }
 
 fn absolute(field: &str, path: &Path) -> Result<(), ConfigError> {
@@ -200,6 +245,23 @@ mod tests {
     }
 
     #[test]
+    fn suites_are_those_that_the_kubelet_knows() {
+        assert_eq!(
+            SUITES.len() + OTHER_SUITES.len(),
+            27,
+            "Go's CipherSuites and InsecureCipherSuites, and two old names"
+        );
+        let with = |names: &str| joined(&Flags::default(), &format!("tlsCipherSuites: [{names}]")).unwrap();
+        for name in SUITES {
+            assert_eq!(with(name).cipher_suites, [name]);
+            for other in OTHER_SUITES {
+                assert_eq!(with(&format!("{other}, {name}")).cipher_suites.len(), 2);
+            }
+        }
+        assert_eq!(with("").cipher_suites, [""; 0]);
+    }
+
+    #[test]
     fn what_cannot_be_is_refused_by_name() {
         for (text, why) in [
             ("port: 0", "port: 0: must be between 1 and 65535"),
@@ -212,6 +274,18 @@ mod tests {
             ("authentication: {x509: {other: a}}", "authentication.x509.other"),
             ("authorization: {mode: RBAC}", "authorization.mode: \"RBAC\": must be Webhook or AlwaysAllow"),
             ("readOnlyPort: 10255", "readOnlyPort: 10255: must be 0"),
+            (
+                "tlsCipherSuites: [AES]",
+                "tlsCipherSuites: \"AES\": is no suite that the kubelet knows; must be of TLS_AES_",
+            ),
+            (
+                "tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_GCM_SHA512]",
+                "tlsCipherSuites: \"TLS_RSA_WITH_AES_128_GCM_SHA512\": is no suite",
+            ),
+            (
+                "tlsCipherSuites: [TLS_RSA_WITH_RC4_128_SHA, TLS_ECDHE_RSA_WITH_AES_128_CBC_SHA]",
+                "tlsCipherSuites: \"TLS_RSA_WITH_RC4_128_SHA\": is not offered, and no other is named",
+            ),
         ] {
             let refused = joined(&Flags::default(), text).unwrap_err();
             assert!(refused.contains(why), "{text}: {refused}");

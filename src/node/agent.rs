@@ -43,6 +43,7 @@ use crate::config::Config;
 use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::EventKind;
+use crate::facts;
 use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
 use crate::limits::{EVENT_QUEUED_BYTES_MAX, HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX, PODS_OPENED_BYTES_MAX};
@@ -195,7 +196,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let saving = Saving::new(CheckpointFile::new(&config.root_dir), ctx.clock.boot_id(), now.mono);
         let host_ips = ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect();
         let probing = Probing::new(&ctx);
-        let allocatable = allocatable(&ctx.node, config.max_pods);
+        let allocatable = allocatable(&ctx.node, facts::pods_max(config, &ctx.node));
         let of_url = config.static_pods.is_some().then_some(source::http::NAME);
         let of_server = cluster.is_some().then_some(source::API);
         let sources: Vec<&'static str> =

@@ -1,5 +1,8 @@
 //! Images: missing, hanging, mended.
 
+use smolet::config::Config;
+use smolet::rate::Rate;
+
 use crate::world::World;
 
 const SLOW: &str = "containers: [{name: app, image: 'slow:1'}]";
@@ -62,6 +65,23 @@ fn a_pull_that_hangs_is_given_up_with_its_manifest() {
     world.until("the next one", |world| world.phase("next") == "Running");
     assert_eq!(world.running(), ["next/app#0"]);
     assert_eq!(world.fake.state().sandboxes.len(), 1);
+}
+
+#[test]
+fn a_pull_that_comes_too_soon_after_others_says_so_and_is_tried_again() {
+    let world = World::without_agent();
+    let config = Config { pull_rate: Some(Rate { per_second: 1, burst: 1 }), ..world.config() };
+    world.put("a", SLOW);
+    world.put("b", "containers: [{name: app, image: 'fast:1'}]");
+    world.start_with(config);
+    let late =
+        |world: &World| ["a", "b"].into_iter().find(|name| world.waiting(name, "app").0 == "ErrImagePull");
+    world.until("one is too soon", |world| late(world).is_some());
+    let late = late(&world).unwrap();
+    assert_eq!(world.waiting(late, "app").1, "pull QPS exceeded");
+    assert!(world.describe(late).contains("pull QPS exceeded"));
+    world.until("both run", |world| world.running().len() == 2);
+    assert_eq!(world.count("PullImage"), 2, "the runtime was not asked for it");
 }
 
 #[test]

@@ -61,3 +61,19 @@ fn one_pod_too_many_waits_for_a_place() {
     world.fake.exit("b-gw/job", 0, "Completed", "");
     world.until("it has a place", |world| world.phase("c") == "Running");
 }
+
+#[test]
+fn a_node_has_places_for_each_of_its_processors() {
+    let world = World::without_agent();
+    let config = Config { pods_per_core: Some(1), ..world.config() };
+    let places = smolet::facts::pods_max(&config, &smolet::facts::node_settings(&config, "gw"));
+    world.start_with(config);
+    for number in 0..places {
+        world.run(&format!("web{number}"), PLAIN);
+    }
+    if places < smolet::limits::PODS_MAX {
+        world.put("more", PLAIN);
+        let message = waits(&world, "more", "OutOfpods");
+        assert!(message.contains(&format!("used: {places}, capacity: {places}")), "{message}");
+    }
+}

@@ -13,11 +13,11 @@ use smolet::limits::{
 };
 use smolet::model::Wall;
 
-use crate::client::Said;
+use crate::client::{Client, Said};
 use crate::common::Stopwatch;
 use crate::common::apiserver::{ApiServer, Identity};
 use crate::common::fake::{Exec, Program};
-use crate::world::{World, app};
+use crate::world::{NODE, World, app};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
@@ -434,6 +434,43 @@ fn a_connection_on_which_nothing_moves_is_closed() {
         assert!(last.elapsed() >= idle, "{path}: {:?}", last.elapsed());
         asked.join().unwrap();
     }
+}
+
+#[test]
+fn tls_is_spoken_as_the_settings_have_it() {
+    use futures_rustls::rustls::version::{TLS12, TLS13};
+    let world = World::without_agent();
+    let config = world.config();
+    let connect = |versions: &[&'static futures_rustls::rustls::SupportedProtocolVersion]| {
+        let port = world.node_port();
+        let pem = std::fs::read_to_string(world.path("root/pki/smolet.crt")).unwrap();
+        Client::connect_by(versions, port, &pem, None)
+    };
+    let new = |tls13_only: bool, suites: &[&str]| {
+        let cipher_suites = suites.iter().map(|&suite| suite.to_owned()).collect();
+        let node_api = NodeApi { tls13_only, cipher_suites, ..config.node_api.clone() };
+        // The next agent's port is another one.
+        if world.node().is_some() {
+            world.api.delete("nodes", "", NODE, None);
+        }
+        world.start_with(Config { node_api, ..config.clone() });
+    };
+    new(true, &[]);
+    assert_eq!(connect(&[&TLS13]).unwrap().spoken().0, "TLSv1_3");
+    let refused = connect(&[&TLS12]).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("ProtocolVersion"), "{refused}");
+    world.stop();
+    new(false, &["TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384", "TLS_RSA_WITH_RC4_128_SHA"]);
+    let spoken = connect(&[&TLS12]).unwrap().spoken();
+    assert_eq!(
+        (spoken.0.as_str(), spoken.1.as_str()),
+        ("TLSv1_2", "TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384")
+    );
+    world.stop();
+    // The node's own certificate is of another kind.
+    new(false, &["TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256"]);
+    assert!(connect(&[&TLS12]).is_err());
+    assert!(connect(&[&TLS13]).is_ok());
 }
 
 #[test]

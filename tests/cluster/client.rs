@@ -11,7 +11,7 @@ use futures_rustls::client::TlsStream;
 use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use futures_rustls::rustls::crypto::ring;
-use futures_rustls::rustls::{ClientConfig, RootCertStore};
+use futures_rustls::rustls::{ALL_VERSIONS, ClientConfig, RootCertStore, SupportedProtocolVersion};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::common::apiserver::Identity;
@@ -58,10 +58,20 @@ impl World {
 impl Client {
     /// The same on that port, with an authority (PEM) to trust.
     pub fn connect(port: u16, authority: &str, identity: Option<&Identity>) -> io::Result<Self> {
+        Self::connect_by(ALL_VERSIONS, port, authority, identity)
+    }
+
+    /// The same by one of these versions of TLS.
+    pub fn connect_by(
+        versions: &[&'static SupportedProtocolVersion],
+        port: u16,
+        authority: &str,
+        identity: Option<&Identity>,
+    ) -> io::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(roots);
         let config = match identity {
@@ -103,6 +113,14 @@ impl Client {
         })
         .unwrap_or_else(|error| panic!("{error} after {:?}", String::from_utf8_lossy(&bytes)));
         String::from_utf8(bytes).unwrap()
+    }
+
+    /// The version and the suite of TLS that are spoken.
+    pub fn spoken(&self) -> (String, String) {
+        let connection = self.0.get_ref().1;
+        let version = connection.protocol_version().expect("the handshake is over");
+        let suite = connection.negotiated_cipher_suite().expect("the handshake is over").suite();
+        (format!("{version:?}"), format!("{suite:?}"))
     }
 
     /// What comes until the connection is closed.

@@ -121,6 +121,33 @@ fn left(status: Value) -> Value {
 }
 
 #[test]
+fn as_many_pods_and_images_are_told_as_the_settings_have_it() {
+    let world = World::without_agent();
+    let config = Config { pods_per_core: Some(1), node_images: 1, ..quick(&world) };
+    world.start_with(Config { cluster_dns: vec!["10.43.0.10".to_owned()], ..config });
+    let node = world.wait("its images", |world| {
+        world
+            .node()
+            .filter(|node| node["status"]["images"].as_array().is_some_and(|images| !images.is_empty()))
+    });
+    let status = &node["status"];
+    assert_eq!(status["images"].as_array().map(Vec::len), Some(1), "of two");
+    assert_eq!(status["capacity"]["pods"], status["capacity"]["cpu"]);
+    let cpus: usize = status["capacity"]["cpu"].as_str().unwrap().parse().unwrap();
+    let names: Vec<String> = (0..=cpus.min(109)).map(|number| format!("web{number}")).collect();
+    for name in &names {
+        world.bind(name, app());
+    }
+    let reason = |world: &World, name: &str| world.pod(name).unwrap()["status"]["reason"].clone();
+    world.until("one is too many", |world| {
+        names.iter().filter(|name| reason(world, name) == "OutOfpods").count() == 1
+    });
+    world.until("the others run", |world| {
+        names.iter().filter(|name| world.is_ready(name)).count() == names.len() - 1
+    });
+}
+
+#[test]
 fn a_node_that_was_rebooted_says_so() {
     let world = World::without_agent();
     world.api.create("nodes", left(json!({"nodeInfo": {"bootID": "another", "kubeletVersion": "v1.36.2"}})));

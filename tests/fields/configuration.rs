@@ -348,7 +348,7 @@ fn what_is_honoured_is_in_the_settings() {
             "tlsMinVersion: VersionTLS10",
             "tlsMinVersion: \"VersionTLS10\": must be VersionTLS12 or VersionTLS13",
         ),
-        ("tlsCipherSuites: [AES]", "tlsCipherSuites: \"AES\": must be a name such as"),
+        ("tlsCipherSuites: [AES]", "tlsCipherSuites: \"AES\": is no suite that the kubelet knows"),
         (
             "staticPodURL: http://host/\nhttpCheckFrequency: 1ms",
             "httpCheckFrequency: 0.001 s: must be between 1 s",
