@@ -15,7 +15,7 @@ fn map<const N: usize>(entries: [(&str, &str); N]) -> std::collections::BTreeMap
 }
 
 /// A pod as a kubelet makes it of a manifest, or (`api`) of an API server's pod.
-fn of_kubelet(fake: &Fake, name: &str, uid: &str, image: &str, source: &str) {
+pub fn of_kubelet(fake: &Fake, name: &str, uid: &str, image: &str, source: &str) {
     let labels = map([
         ("io.kubernetes.pod.name", name),
         ("io.kubernetes.pod.namespace", "default"),
@@ -56,7 +56,7 @@ fn taking_over(world: &World) -> Config {
     Config { take_over: true, ..world.config() }
 }
 
-fn remembered(world: &World, uid: &str) -> bool {
+pub fn remembered(world: &World, uid: &str) -> bool {
     let identity = std::fs::read(world.path("root").join("identity.cbor")).unwrap();
     identity.windows(uid.len()).any(|bytes| bytes == uid.as_bytes())
 }

@@ -9,7 +9,8 @@ use hyper::header::{HeaderMap, HeaderValue};
 use smolet::config::{Config, StaticPodUrl};
 use smolet::probe::handler::HttpGet;
 
-use crate::world::World;
+use crate::handover::{of_kubelet, remembered};
+use crate::world::{World, full};
 
 /// A server of one answer. Its thread ends with the process.
 struct Site {
@@ -207,4 +208,20 @@ fn redirects_are_followed_without_the_headers_of_another_site() {
         world.until(why, |world| world.table().contains(why));
     }
     assert_eq!(running(&world), ["web/app#0"]);
+}
+
+#[test]
+fn a_kubelets_pod_of_the_url_goes_on_with_its_uid() {
+    const UID: &str = "6b1fb6a5e19e3c4f2c6a8d0a5f0c1e77";
+    let world = World::without_agent();
+    let site = Site::start();
+    site.serves(&pod("web"));
+    of_kubelet(&world.fake, &full("web"), UID, "busybox:1", "http");
+    let before = world.actions();
+    world.start_with(config(&world, &site));
+    world.until("it is known", |world| remembered(world, UID));
+    world.pass(3);
+    assert_eq!(running(&world), ["web/app#0"]);
+    assert_eq!(world.actions().len(), before.len(), "{:?}", world.actions());
+    assert_eq!(world.pod("web").unwrap().metadata.uid.as_deref(), Some(UID));
 }

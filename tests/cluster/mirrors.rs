@@ -1,6 +1,13 @@
 //! Static pods, as the cluster sees them.
 
+use std::io::{Read as _, Write as _};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use hyper::header::HeaderMap;
 use serde_json::{Value, json};
+use smolet::config::{Config, StaticPodUrl};
+use smolet::probe::handler::HttpGet;
 
 use crate::world::{NODE, World};
 
@@ -151,4 +158,32 @@ fn a_node_that_registers_again_owns_its_mirror_pods() {
     let other = renewed(&world, &mirror);
     let owner = &other["metadata"]["ownerReferences"][0]["uid"];
     assert!(*owner != *first && *owner == world.node().unwrap()["metadata"]["uid"], "{owner}");
+}
+
+#[test]
+fn a_static_pod_of_a_url_is_shown_as_such() {
+    let world = World::without_agent();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/own.yaml", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for socket in listener.incoming() {
+            let (mut socket, mut head, mut byte) = (socket.unwrap(), Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") && socket.read_exact(&mut byte).is_ok() {
+                head.push(byte[0]);
+            }
+            let body = manifest("1");
+            let _ = write!(socket, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        }
+    });
+    let get = HttpGet::of_url(&url, HeaderMap::new()).unwrap();
+    let static_pods = Some(StaticPodUrl { get, period: Duration::from_secs(1) });
+    world.start_with(Config { static_pods, ..world.config() });
+    world.until("the mirror pod is ready", |world| world.is_ready(NAME));
+    let mirror = world.pod(NAME).unwrap();
+    let annotation =
+        |name: &str| mirror["metadata"]["annotations"][format!("kubernetes.io/config.{name}")].clone();
+    assert_eq!((annotation("source"), annotation("mirror")), (json!("http"), annotation("hash")));
+    // A copy that was deleted is made anew.
+    world.api.delete("pods", "default", NAME, Some(0));
+    renewed(&world, &mirror);
 }
