@@ -202,11 +202,13 @@ impl GrpcRuntime {
             }
             Ok(())
         };
-        let listed = match self.stream(list.streamed, request, &mut item).await {
+        // On the heap, as every call is.
+        let listed = match Box::pin(self.stream(list.streamed, request, &mut item)).await {
             // Never after a part of a list: the items would come twice.
             None if !handed_out.get() => {
                 let (timeout, cap) = (Some(self.timeout), CRI_ITEM_BYTES_MAX);
-                let listed = self.channel.unary_fields(list.whole, request, timeout, cap, &mut item).await;
+                let listed =
+                    Box::pin(self.channel.unary_fields(list.whole, request, timeout, cap, &mut item)).await;
                 listed.map_err(|error| blame(list.whole, error))
             }
             None => Err(RuntimeError::Protocol(format!("{}: it broke off", name(list.streamed)))),

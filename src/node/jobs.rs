@@ -91,7 +91,8 @@ impl VolumeMounts for DiskVolumes {
     }
 }
 
-/// Makes the pod's cgroup and volumes, then carries out the plan.
+/// Makes the pod's cgroup and volumes, then carries out the plan. Its steps are on the heap: while a pod waits for its turn in `act`,
+/// as a hundred may, it takes no memory for those that are over.
 pub(super) async fn sync<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
@@ -101,7 +102,7 @@ pub(super) async fn sync<R: Runtime>(
     plan: &Plan,
 ) -> Outcome {
     if plan.makes_sandbox()
-        && let Err(error) = cgroups.ensure(ctx, pod).await
+        && let Err(error) = Box::pin(cgroups.ensure(ctx, pod)).await
     {
         let note = format!("unable to ensure pod container exists: {error}");
         ctx.note(&pod.key, EventKind::Warning, "FailedCreatePodContainer", &note);
@@ -111,7 +112,7 @@ pub(super) async fn sync<R: Runtime>(
         return Outcome { sync_error: Some(error), ..Outcome::default() };
     }
     if !plan.starts().is_empty() {
-        let made = ctx.give_up.unless_ending(make_volumes(ctx, pod, objects)).await;
+        let made = Box::pin(ctx.give_up.unless_ending(make_volumes(ctx, pod, objects))).await;
         let Some(made) = made else { return Outcome::default() };
         let note = |error: &VolumeError| ctx.note(&pod.key, EventKind::Warning, "FailedMount", &error.0);
         match made {
@@ -124,7 +125,7 @@ pub(super) async fn sync<R: Runtime>(
     }
     let outcome = act(ctx, pod, observed, plan).await;
     if !plan.resizes.is_empty() {
-        cgroups.weigh(ctx, &pod.key.uid).await;
+        Box::pin(cgroups.weigh(ctx, &pod.key.uid)).await;
     }
     outcome
 }

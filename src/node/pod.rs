@@ -291,26 +291,31 @@ impl<R: Runtime + 'static> Agent<R> {
         ctx.give_up = asked;
         record.give_up = Some(give_up);
         record.ends = Some(ends);
+        // Each on the heap: the task is as large as what it waits for, not as the largest of them.
         let task = async move {
             let result = match (job, pod, work) {
-                (Job::Read, ..) => JobResult::Read(pleg::read_pod(&*ctx.runtime, &key).await),
-                (Job::Act, Some(pod), Some(Work::Act(plan))) => {
-                    JobResult::Done(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan).await)
-                }
+                (Job::Read, ..) => JobResult::Read(Box::pin(pleg::read_pod(&*ctx.runtime, &key)).await),
+                (Job::Act, Some(pod), Some(Work::Act(plan))) => JobResult::Done(
+                    Box::pin(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan)).await,
+                ),
                 (Job::Collect, _, Some(Work::Refresh(steps))) => {
                     let made = ctx.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
                     JobResult::Refreshed(made.map_err(String::from).and_then(|made| made.map_err(|e| e.0)))
                 }
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
-                    JobResult::Removed(remove_garbage(&ctx, &key, &observed, &garbage).await)
+                    JobResult::Removed(Box::pin(remove_garbage(&ctx, &key, &observed, &garbage)).await)
                 }
                 // Without its work there is nothing to carry out.
                 (Job::Act | Job::Collect, ..) => JobResult::Done(Outcome::default()),
                 (Job::Kill, pod, _) => {
-                    JobResult::Done(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace).await)
+                    JobResult::Done(Box::pin(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace)).await)
                 }
-                (Job::CleanUp, ..) => JobResult::Removed(jobs::clean_up(&ctx, &cgroups, &key.uid).await),
-                (Job::Remove, ..) => JobResult::Removed(jobs::remove(&ctx, &cgroups, &key, &observed).await),
+                (Job::CleanUp, ..) => {
+                    JobResult::Removed(Box::pin(jobs::clean_up(&ctx, &cgroups, &key.uid)).await)
+                }
+                (Job::Remove, ..) => {
+                    JobResult::Removed(Box::pin(jobs::remove(&ctx, &cgroups, &key, &observed)).await)
+                }
             };
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Job { uid: key.uid, job: number, result }).await;

@@ -254,7 +254,7 @@ pub async fn act<R: Runtime>(
     plan: &Plan,
 ) -> Outcome {
     let mut outcome = Outcome::default();
-    if !stop(ctx, pod, observed, plan, &mut outcome).await {
+    if !Box::pin(stop(ctx, pod, observed, plan, &mut outcome)).await {
         return outcome;
     }
     if ctx.give_up.is_asked() {
@@ -262,7 +262,7 @@ pub async fn act<R: Runtime>(
     }
     for id in &plan.prunes {
         let Some(status) = record(observed, id) else { continue };
-        if let Err(error) = remove_container(ctx, &pod.key, status, false).await {
+        if let Err(error) = Box::pin(remove_container(ctx, &pod.key, status, false)).await {
             // Here the kubelet goes on too. But if this sync is cut off once the sandbox is made, the record that
             // stayed says to the next one that this init container has run.
             if matches!(
@@ -290,7 +290,7 @@ pub async fn act<R: Runtime>(
             (Some(sandbox.clone()), *attempt)
         }
         PodAction::Keep { sandbox, .. } if !plan.resizes.is_empty() => {
-            resize(ctx, pod, sandbox, &plan.resizes, &mut outcome).await;
+            Box::pin(resize(ctx, pod, sandbox, &plan.resizes, &mut outcome)).await;
             return outcome;
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,

@@ -339,3 +339,15 @@ fn a_pod_that_goes_at_once_has_a_second_for_its_hook() {
     world.until("its end", |world| world.count("StopContainer") == 1);
     assert_eq!(world.fake.count("ExecSync"), 1, "{}", world.trace());
 }
+
+#[test]
+fn a_kill_that_takes_longer_than_its_grace_is_told_of() {
+    let world = world(hard());
+    run(&world, "web", 500, "");
+    world.fake.delay("StopContainer", Duration::from_secs(12));
+    memory(&world, 50);
+    let is_told = |world: &World| world.ask("/events").1.contains("ExceededGracePeriod");
+    world.until("its end", |world| world.count("StopContainer") == 1);
+    assert!(!is_told(&world), "it has not ended yet");
+    world.until("the words for it", is_told);
+}
