@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use smolet::limits::RELIST_PERIOD_MAX;
 
 use crate::agent::{Agent, WATCHED, is_ready, is_release};
-use crate::finding::Idle;
+use crate::finding::{Finding, Idle};
 use crate::runtime::{Runtime, wait_for};
 
 /// How long the idle agent is watched: one relist is in it.
@@ -29,6 +29,8 @@ const LIMITS: [Limits; 2] = [
     Limits { pods: 10, resident_kib: 5 * 1024, cpu_ms_per_minute: 10.0, wakeups_per_minute: 400.0 },
     Limits { pods: 110, resident_kib: 8 * 1024, cpu_ms_per_minute: 40.0, wakeups_per_minute: 400.0 },
 ];
+/// Anonymous memory when all pods are gone again, above that with ten.
+const KEPT_KIB: u64 = 512;
 /// The loop's thread and the reactor's.
 const THREADS_MAX: u64 = 2;
 
@@ -42,6 +44,7 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
   containers:
   - {name: app, image: 'smolet.test/version:1'}";
     agent.start();
+    let mut anonymous_kib = Vec::new();
     for limits in &LIMITS {
         let had = agent.pods().len();
         let at = Instant::now();
@@ -70,6 +73,7 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
             idle.wakeups_per_minute,
             idle.disk_bytes
         );
+        anonymous_kib.push(idle.end.anonymous_kib);
         assert_eq!(idle.disk_bytes, 0, "nothing is written while nothing happens");
         assert!(idle.end.threads <= THREADS_MAX, "{idle:?}");
         assert!(idle.wakeups_per_minute <= limits.wakeups_per_minute, "{idle:?}");
@@ -82,4 +86,11 @@ pub fn an_idle_agent_costs_no_more_than_promised(runtime: &Runtime) {
     let at = Instant::now();
     agent.end_pods();
     println!("  all gone {:.2} s after their manifests", at.elapsed().as_secs_f64());
+
+    std::thread::sleep(SETTLE);
+    let end = Finding::of(agent.pid());
+    println!("  then {} KiB resident, {} of them anonymous", end.resident_kib, end.anonymous_kib);
+    if is_release() {
+        assert!(end.anonymous_kib <= anonymous_kib[0] + KEPT_KIB, "{anonymous_kib:?} {end:?}");
+    }
 }
