@@ -90,7 +90,9 @@ fn hash(node: &Node, into: &mut impl Hasher) {
         Node::Text(text) => put(4, text.as_bytes()),
         Node::List(items) => {
             put(5, &items.len().to_le_bytes());
-            items.iter().for_each(|item| hash(item, into));
+            for item in items {
+                hash(item, into);
+            }
         }
         Node::Map(entries) => {
             put(6, &entries.len().to_le_bytes());
