@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-/// One heap for all threads, on every target.
+/// One heap for all threads, as musl's is.
+#[cfg(not(target_env = "musl"))]
 #[global_allocator]
 static HEAP: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 

@@ -30,7 +30,7 @@ const LIMITS: [Limits; 2] = [
     Limits { pods: 110, resident_kib: 8 * 1024, cpu_ms_per_minute: 40.0, wakeups_per_minute: 400.0 },
 ];
 /// Anonymous memory when all pods are gone again, above that with ten.
-const KEPT_KIB: u64 = 512;
+const KEPT_KIB: u64 = 1536;
 /// The loop's thread and the reactor's.
 const THREADS_MAX: u64 = 2;
 
