@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use crate::limits;
 use crate::model::SortedSet;
-use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, object};
+use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, Side, object};
 use crate::source::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
@@ -62,6 +62,13 @@ struct Source {
     over: SortedSet<PodUid>,
     objects: Vec<SourcedObject>,
     problems: Vec<Problem>,
+}
+
+impl Source {
+    /// Where what it has comes from.
+    fn side(&self) -> Side {
+        if self.name == API { Side::ApiServer } else { Side::Manifests }
+    }
 }
 
 /// The merged wishes of all sources.
@@ -151,7 +158,7 @@ impl Desired {
         self.entries.values()
     }
 
-    /// Every ConfigMap and Secret, by its key.
+    /// Every ConfigMap and Secret of both sides.
     pub fn objects(&self) -> Rc<Objects> {
         self.shared.clone()
     }
@@ -189,8 +196,8 @@ impl Desired {
 
     /// The sources that a pod like this may come from: an API server's pods stand in no manifest, and the other way round.
     fn sources_of(&self, pod: &SourcedPod) -> impl Iterator<Item = &Source> {
-        let served = pod.pod.pod.is_of_api_server();
-        self.sources.iter().filter(move |source| (source.name == API) == served)
+        let side = pod.pod.pod.side();
+        self.sources.iter().filter(move |source| source.side() == side)
     }
 
     /// They were read without error at least once since the start.

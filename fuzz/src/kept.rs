@@ -2,7 +2,7 @@
 //! was read is within its limits, and is written and read again as the same.
 
 use smolet::limits;
-use smolet::model::{ObjectKey, ObjectKind};
+use smolet::model::{ObjectKey, ObjectKind, Side};
 use smolet::store::keep::{content, record, tree};
 
 use super::checkpoint::crc32;
@@ -28,7 +28,7 @@ pub fn run(data: &[u8]) {
         assert_eq!(content::decode_marks(&content::encode_marks(&marks)).ok(), Some(marks));
     }
     for kind in KINDS {
-        let key = ObjectKey::new(kind, "default", "web");
+        let key = ObjectKey::new(Side::ApiServer, kind, "default", "web");
         if let Ok(object) = content::decode(&key, data) {
             // What was kept is kept again.
             let bytes = content::encode(object.as_ref()).unwrap_or_default();

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use smolet::limits;
-use smolet::model::{ContainerKind, DesiredPod, Objects, Wall};
+use smolet::model::{ContainerKind, DesiredPod, Objects, Side, Wall};
 use smolet::render::{ContainerInput, ManifestObjects, NodeSettings, container_config, sandbox_config};
 use smolet::source::{NodeName, manifest};
 use smolet::volume::{self, files::Sources};
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
     let again = parse();
     assert_eq!(parsed.pods.len(), again.pods.len());
     let node = NodeSettings::new("gw", "/var/lib/smolet");
-    let objects = parsed.objects.into_iter().map(|of| (of.object.key(), of.object));
+    let objects = parsed.objects.into_iter().map(|of| (of.object.key(Side::Manifests), of.object));
     let env = ManifestObjects(Rc::new(objects.collect::<Objects>()));
     for (pod, twin) in parsed.pods.into_iter().zip(again.pods) {
         assert_eq!((&pod.pod.metadata, &pod.config_hash), (&twin.pod.metadata, &twin.config_hash));

@@ -1,15 +1,15 @@
-//! The sources' ConfigMaps and Secrets merged into one set. PURE.
+//! The sources' ConfigMaps and Secrets merged into one set, each source's on its side. PURE.
 //!
 //! | situation | what happens |
 //! |---|---|
+//! | a manifest and the API server have one of the same name | both are there: each is for the pods of its side |
 //! | two documents hold one object | the one already in use stays, the other is a problem naming both |
 //! | an immutable object has other content | it stays as it was, and that is a problem |
-//! | a source is incomplete (invalid or unreadable manifest) | an object that is missing stays, if a pod names it |
+//! | a source is incomplete (invalid or unreadable manifest) | an object of its side that is missing stays, if a pod names it |
 
 use super::Source;
 use crate::limits;
-use crate::model::ObjectKey;
-use crate::model::{SortedMap, SortedSet};
+use crate::model::{ObjectKey, Side, SortedMap, SortedSet};
 use crate::source::{Problem, SourcedObject};
 
 pub(super) type Held = SortedMap<ObjectKey, SourcedObject>;
@@ -20,8 +20,8 @@ pub(super) fn merge(before: &Held, sources: &[Source], named: &SortedSet<ObjectK
     let (mut after, mut problems) = (Held::new(), Vec::new());
     let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
         .iter()
-        .flat_map(|source| &source.objects)
-        .map(|candidate| (candidate.object.key(), candidate))
+        .flat_map(|source| source.objects.iter().map(|candidate| (source.side(), candidate)))
+        .map(|(side, candidate)| (candidate.object.key(side), candidate))
         .collect();
     // Stable: the others stay in the order of sources, files and documents.
     candidates.sort_by_key(|(key, new)| before.get(key).is_none_or(|old| old.origin != new.origin));
@@ -41,8 +41,11 @@ pub(super) fn merge(before: &Held, sources: &[Source], named: &SortedSet<ObjectK
         }
         after.insert(key, new);
     }
-    if !sources.iter().all(|source| source.settled && source.complete) {
-        for (key, old) in before.iter().filter(|(key, _)| named.contains(*key)) {
+    let is_complete = |side| {
+        sources.iter().filter(|source| source.side() == side).all(|source| source.settled && source.complete)
+    };
+    for side in [Side::Manifests, Side::ApiServer].into_iter().filter(|side| !is_complete(*side)) {
+        for (key, old) in before.iter().filter(|(key, _)| key.side == side && named.contains(*key)) {
             after.entry(key.clone()).or_insert_with(|| old.clone());
         }
     }
@@ -72,8 +75,8 @@ mod tests {
 
     use super::*;
     use crate::desired::{Change, Desired};
-    use crate::model::{DesiredPod, Object};
-    use crate::source::{Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
+    use crate::model::{DesiredPod, Object, ObjectKind};
+    use crate::source::{API, Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
     use k8s_openapi::api::core::v1::ConfigMap;
     use serde_json::json;
 
@@ -88,9 +91,12 @@ mod tests {
         SourcedObject { object: Object::ConfigMap(Arc::new(map)), origin }
     }
 
-    /// One that names the object `a`.
-    fn pod() -> SourcedPod {
-        let pod = json!({"metadata": {"name": "p", "namespace": "default", "uid": "u"}, "spec": {"containers": [],
+    /// One of that source that names the object `a`.
+    fn pod(source: &str) -> SourcedPod {
+        let annotations = json!({"kubernetes.io/config.source": source});
+        let metadata =
+            json!({"name": source, "namespace": "default", "uid": source, "annotations": annotations});
+        let pod = json!({"metadata": metadata, "spec": {"containers": [],
             "volumes": [{"name": "v", "configMap": {"name": "a"}}]}});
         SourcedPod {
             pod: DesiredPod::new(serde_json::from_value(pod).unwrap()),
@@ -102,9 +108,13 @@ mod tests {
 
     /// Applies the objects; says what changed, and the problems behind it.
     fn apply(desired: &mut Desired, objects: &[&str], complete: bool) -> String {
+        apply_of("file", desired, objects, complete)
+    }
+
+    fn apply_of(source: &'static str, desired: &mut Desired, objects: &[&str], complete: bool) -> String {
         let update = SourceUpdate {
-            source: "file",
-            pods: vec![pod()],
+            source,
+            pods: vec![pod(source)],
             objects: objects.iter().map(|text| object(text)).collect(),
             problems: Vec::new(),
             complete,
@@ -113,7 +123,10 @@ mod tests {
         };
         let changes = desired.apply(update, |_| false);
         let changed = changes.iter().filter_map(|change| match change {
-            Change::Object(key) => Some(key.name.to_string()),
+            Change::Object(key) if (key.side == Side::ApiServer) == (source == API) => {
+                Some(key.name.to_string())
+            }
+            Change::Object(key) => Some(format!("{key} of the other side")),
             _ => None,
         });
         let problems = desired.merge_problems().map(ToString::to_string);
@@ -121,9 +134,15 @@ mod tests {
     }
 
     fn value(desired: &Desired, name: &str) -> Option<String> {
+        value_for("file", desired, name)
+    }
+
+    /// What a pod of that source has of the object.
+    fn value_for(source: &str, desired: &Desired, name: &str) -> Option<String> {
         let objects = desired.objects();
-        let found = objects.iter().find(|(key, _)| &*key.name == name)?;
-        let Object::ConfigMap(map) = found.1 else { return None };
+        let Object::ConfigMap(map) = objects.find(&pod(source).pod, ObjectKind::ConfigMap, name)? else {
+            return None;
+        };
         map.data.as_ref()?.get("k").cloned()
     }
 
@@ -142,6 +161,40 @@ mod tests {
         assert_eq!(value(&desired, "a").as_deref(), Some("2"));
         assert_eq!(apply(&mut desired, &["b 1 g"], true), "a");
         assert_eq!(value(&desired, "a"), None);
+    }
+
+    #[test]
+    fn each_side_has_its_own_of_one_name() {
+        let both = |desired: &Desired, name: &str| {
+            [API, "file", "http"].map(|source| value_for(source, desired, name).unwrap_or_default())
+        };
+        let mut desired = Desired::new(&["file", "http", API]);
+        assert_eq!(apply_of("file", &mut desired, &["a 1 f immutable", "m 1 f"], true), "a | m");
+        assert_eq!(apply_of("http", &mut desired, &[], true), "");
+        assert_eq!(both(&desired, "a"), ["", "1", "1"], "the server has none");
+        assert_eq!(
+            apply_of(API, &mut desired, &["a 2 s", "t 2 s"], true),
+            "a | t",
+            "neither stays for the other"
+        );
+        assert_eq!(both(&desired, "a"), ["2", "1", "1"]);
+        assert_eq!(both(&desired, "m"), ["", "1", "1"]);
+        assert_eq!(both(&desired, "t"), ["2", "", ""]);
+        assert_eq!(apply_of(API, &mut desired, &["a 3 s"], true), "t | a");
+        assert_eq!(both(&desired, "a"), ["3", "1", "1"], "the immutable one is another");
+        // What is held on one side is not held on the other.
+        apply_of("file", &mut desired, &[], false);
+        assert_eq!(apply_of(API, &mut desired, &[], true), "a");
+        assert_eq!(both(&desired, "a"), ["", "1", "1"]);
+        assert_eq!(apply_of(API, &mut desired, &["a 4 s"], true), "a");
+        assert_eq!(apply_of(API, &mut desired, &[], false), "");
+        assert_eq!(apply_of("file", &mut desired, &[], true), "a");
+        assert_eq!(both(&desired, "a"), ["4", "", ""]);
+        // A directory's and a URL's are of one side: one of them stays.
+        assert_eq!(apply_of("http", &mut desired, &["a 5 u"], true), "a");
+        let told = apply_of("file", &mut desired, &["a 6 f"], true);
+        assert!(told.starts_with("f: document 1: ConfigMap default/a: is in u (document 1) too"), "{told}");
+        assert_eq!(both(&desired, "a"), ["4", "5", "5"]);
     }
 
     #[test]

@@ -110,6 +110,7 @@ pub const STATUS_CORRECTION_PERIOD: Duration = Duration::from_secs(10);
 /// Statuses and deletions of pods that are told at once. Full: further ones wait for their turn.
 pub const KUBE_TELLING_MAX: usize = 4;
 /// ConfigMaps, Secrets, tokens, claims, classes and services' namespaces that are followed at once: nine for each of 110 pods.
+/// Those of manifests do not count here: no pod of an API server has them.
 /// Full: a further pod that names others waits, with a message, until there is room.
 pub const KUBE_OBJECTS_MAX: usize = 1024;
 /// ConfigMaps and Secrets of them that are watched, a stream of the connection each. Full: further ones are listed now and then.

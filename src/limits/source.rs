@@ -10,7 +10,8 @@ pub const MANIFEST_BYTES_MAX: usize = MIB;
 /// Memory all pods, ConfigMaps and Secrets of one source may take, as `manifest::cost` and `object::cost` estimate it (8
 /// KiB for a small pod; 25 KiB for a container with resources, eight variables and two volumes). A pod of an API server
 /// counts as `manifest::packed_cost` has it: 12 KiB for a small one with its token; a large one its text, and something for
-/// each container and volume. Full: a further one is refused with a message.
+/// each container and volume. The objects of an API server have `KUBE_OBJECTS_BYTES_MAX` for themselves. Full: a further one
+/// is refused with a message.
 /// While pods start, what goes to the runtime is there twice more.
 pub const PODS_BYTES_MAX: usize = 3 * MIB;
 

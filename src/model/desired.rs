@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::hash::container_hash;
 use super::ids::PodKey;
-use super::object::ClaimedVolume;
+use super::object::{ClaimedVolume, ObjectKey, ObjectKind};
 use crate::source::packed::PackedPod;
 
 /// Which list of the pod's spec a container stands in.
@@ -138,6 +138,11 @@ impl DesiredPod {
     pub fn spec(&self) -> &PodSpec {
         static EMPTY: std::sync::LazyLock<PodSpec> = std::sync::LazyLock::new(PodSpec::default);
         self.pod.spec.as_ref().unwrap_or(&EMPTY)
+    }
+
+    /// The key of the object which the pod means by that name.
+    pub fn names(&self, kind: ObjectKind, name: &str) -> ObjectKey {
+        ObjectKey::new(self.pod.side(), kind, &self.key.namespace, name)
     }
 
     /// What the volume has, when it is a claim.

@@ -18,7 +18,7 @@ pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
 pub use ids::{ContainerId, PodKey, PodUid, SandboxId};
 pub use nfs::NfsExport;
-pub use object::{Object, ObjectKey, ObjectKind, Objects};
+pub use object::{Object, ObjectKey, ObjectKind, Objects, Side};
 pub use observed::{
     ContainerItem, ContainerMeta, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, ObservedPod,
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,

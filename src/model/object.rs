@@ -1,12 +1,34 @@
 //! ConfigMaps and Secrets: what pods take values from.
+//!
+//! Objects are of one of two [`Side`]s, and a pod has those of its own side only: an object's key holds its side, and [`Objects`]
+//! are asked on behalf of a pod.
 use std::fmt;
 use std::sync::Arc;
 
-use super::NfsExport;
+use super::{DesiredPod, NfsExport};
 use crate::model::{SortedMap, SortedSet};
+use crate::source::identity::is_of_api_server;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, NodeSelector, Pod, Secret, Service, ServiceAccountTokenProjection,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+/// Where objects and pods come from. Whoever may write on one side must not read what is on the other: a tenant of the cluster
+/// not the node's Secrets, and a static pod, which is often privileged, is not to be configured by a tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Side {
+    /// The node's manifests, in its directory and behind its URL alike.
+    Manifests,
+    /// The API server, also as it was when it was last heard.
+    ApiServer,
+}
+
+impl Side {
+    /// The pod's.
+    pub fn of(pod: &Pod) -> Self {
+        if is_of_api_server(pod) { Self::ApiServer } else { Self::Manifests }
+    }
+}
 
 /// What kind of object, as `kind` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,9 +60,11 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// Which object; shown as `Secret default/wifi`.
+/// Which object; shown as `Secret default/wifi` on either side.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectKey {
+    /// Where it comes from.
+    pub side: Side,
     /// What it is.
     pub kind: ObjectKind,
     /// `metadata.namespace`.
@@ -51,17 +75,27 @@ pub struct ObjectKey {
 
 impl ObjectKey {
     /// The key of these parts.
-    pub fn new(kind: ObjectKind, namespace: &str, name: &str) -> Self {
-        Self { kind, namespace: namespace.into(), name: name.into() }
+    pub fn new(side: Side, kind: ObjectKind, namespace: &str, name: &str) -> Self {
+        Self { side, kind, namespace: namespace.into(), name: name.into() }
+    }
+
+    /// That of the object which the pod means by that name: one of its side and namespace.
+    pub fn of(pod: &Pod, kind: ObjectKind, name: &str) -> Self {
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        Self::new(Side::of(pod), kind, namespace, name)
     }
 }
 
 impl fmt::Display for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.namespace {
-            "" => write!(f, "{} {}", self.kind, self.name),
-            namespace => write!(f, "{} {namespace}/{}", self.kind, self.name),
-        }
+        show(f, self.kind, &self.namespace, &self.name)
+    }
+}
+
+fn show(f: &mut fmt::Formatter<'_>, kind: ObjectKind, namespace: &str, name: &str) -> fmt::Result {
+    match namespace {
+        "" => write!(f, "{kind} {name}"),
+        namespace => write!(f, "{kind} {namespace}/{name}"),
     }
 }
 
@@ -130,7 +164,7 @@ pub struct RuntimeClass {
 /// The runtime class that the pod has.
 pub fn class_of(pod: &Pod) -> Option<ObjectKey> {
     let class = pod.spec.as_ref()?.runtime_class_name.as_deref().filter(|class| !class.is_empty())?;
-    Some(ObjectKey::new(ObjectKind::RuntimeClass, "", class))
+    Some(ObjectKey::new(Side::of(pod), ObjectKind::RuntimeClass, "", class))
 }
 
 /// Services of one namespace, as far as variables are made of them.
@@ -148,8 +182,9 @@ pub struct Services {
 pub fn services_of(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
     let links = pod.spec.as_ref().and_then(|spec| spec.enable_service_links) != Some(false);
     let namespace = pod.metadata.namespace.as_deref().filter(|_| links);
-    let own = namespace.map(|namespace| ObjectKey::new(ObjectKind::Services, namespace, ""));
-    own.into_iter().chain([ObjectKey::new(ObjectKind::Services, "default", "kubernetes")])
+    let key = |namespace, name| ObjectKey::new(Side::of(pod), ObjectKind::Services, namespace, name);
+    let own = namespace.map(|namespace| key(namespace, ""));
+    own.into_iter().chain([key("default", "kubernetes")])
 }
 
 /// A service account's token for one pod, as the API server made it.
@@ -200,35 +235,43 @@ impl TokenWish {
 
 /// The tokens that the pod wishes, by their keys.
 pub fn tokens_of(pod: &Pod) -> impl Iterator<Item = (ObjectKey, TokenWish)> {
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     let sources =
         volumes.filter_map(|volume| volume.projected.as_ref()).flat_map(|of| of.sources.iter().flatten());
     sources.filter_map(|source| source.service_account_token.as_ref()).map(move |source| {
         let wish = TokenWish::of(pod, source);
-        (ObjectKey::new(ObjectKind::Token, namespace, &wish.name()), wish)
+        (ObjectKey::of(pod, ObjectKind::Token, &wish.name()), wish)
     })
 }
 
 impl fmt::Debug for Object {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.key())
+        let (kind, namespace, name) = self.parts();
+        show(f, kind, namespace, name)
     }
 }
 
 impl Object {
-    /// Which it is; missing metadata becomes empty text.
-    pub fn key(&self) -> ObjectKey {
-        let (kind, metadata) = match self {
-            Self::ConfigMap(map) => (ObjectKind::ConfigMap, &map.metadata),
-            Self::Secret(secret) => (ObjectKind::Secret, &secret.metadata),
-            Self::Token(token) => return ObjectKey::new(ObjectKind::Token, &token.namespace, &token.name),
-            Self::Services(of) => return ObjectKey::new(ObjectKind::Services, &of.namespace, &of.name),
-            Self::Claim(of) => return ObjectKey::new(ObjectKind::Claim, &of.namespace, &of.name),
-            Self::RuntimeClass(class) => return ObjectKey::new(ObjectKind::RuntimeClass, "", &class.name),
-        };
-        let text = |field: &Option<String>| field.as_deref().unwrap_or_default().into();
-        ObjectKey { kind, namespace: text(&metadata.namespace), name: text(&metadata.name) }
+    /// Which it is, of those of its side; missing metadata becomes empty text.
+    pub fn key(&self, side: Side) -> ObjectKey {
+        let (kind, namespace, name) = self.parts();
+        ObjectKey::new(side, kind, namespace, name)
+    }
+
+    /// Its kind, namespace and name.
+    fn parts(&self) -> (ObjectKind, &str, &str) {
+        fn named(kind: ObjectKind, metadata: &ObjectMeta) -> (ObjectKind, &str, &str) {
+            let (namespace, name) = (metadata.namespace.as_deref(), metadata.name.as_deref());
+            (kind, namespace.unwrap_or_default(), name.unwrap_or_default())
+        }
+        match self {
+            Self::ConfigMap(map) => named(ObjectKind::ConfigMap, &map.metadata),
+            Self::Secret(secret) => named(ObjectKind::Secret, &secret.metadata),
+            Self::Token(token) => (ObjectKind::Token, &token.namespace, &token.name),
+            Self::Services(of) => (ObjectKind::Services, &of.namespace, &of.name),
+            Self::Claim(of) => (ObjectKind::Claim, &of.namespace, &of.name),
+            Self::RuntimeClass(class) => (ObjectKind::RuntimeClass, "", &class.name),
+        }
     }
 
     /// The value of a key; of a ConfigMap in `data` or `binaryData`.
@@ -273,14 +316,45 @@ impl Object {
 /// The one key of a token.
 pub const TOKEN_KEY: &str = "token";
 
-/// Objects by their key.
-pub type Objects = SortedMap<ObjectKey, Object>;
+/// Objects of both sides, each with bounds of its own: those of the manifests count in `PODS_BYTES_MAX`, those of the API server
+/// are `KUBE_OBJECTS_MAX` at most, of `KUBE_OBJECTS_BYTES_MAX`. Neither takes room from the other.
+///
+/// Asked on behalf of a pod only.
+#[derive(Clone, Debug, Default)]
+pub struct Objects(SortedMap<ObjectKey, Object>);
 
-/// The objects a pod names, whether they are there or not.
+impl Objects {
+    /// The object which the pod means by that name, if it is there.
+    pub fn find(&self, pod: &DesiredPod, kind: ObjectKind, name: &str) -> Option<&Object> {
+        self.0.get(&pod.names(kind, name))
+    }
+
+    /// The services of the pod's side, of all namespaces.
+    pub fn services_for(&self, pod: &DesiredPod) -> impl Iterator<Item = &Service> {
+        let side = pod.pod.side();
+        let lists = self.0.iter().filter_map(move |(key, object)| match object {
+            Object::Services(services) if key.side == side => Some(&services.list),
+            Object::Services(_)
+            | Object::ConfigMap(_)
+            | Object::Secret(_)
+            | Object::Token(_)
+            | Object::RuntimeClass(_)
+            | Object::Claim(_) => None,
+        });
+        lists.flatten()
+    }
+}
+
+impl FromIterator<(ObjectKey, Object)> for Objects {
+    fn from_iter<T: IntoIterator<Item = (ObjectKey, Object)>>(objects: T) -> Self {
+        Self(objects.into_iter().collect())
+    }
+}
+
+/// The objects a pod names, of its side, whether they are there or not.
 pub fn named_by(pod: &Pod) -> SortedSet<ObjectKey> {
     let mut names = SortedSet::new();
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let mut add = |kind, name: &str| names.extend([ObjectKey::new(kind, namespace, name)]);
+    let mut add = |kind, name: &str| names.extend([ObjectKey::of(pod, kind, name)]);
     let containers =
         pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
     for Container { env, env_from, .. } in containers {
@@ -377,11 +451,44 @@ mod tests {
             ]
         );
 
+        assert!(named_by(&pod).iter().all(|key| key.side == Side::Manifests));
+
         let secret: Secret = serde_json::from_value(json!({
             "metadata": {"name": "s", "namespace": "ns"}, "data": {"k": "aHVudGVyMg=="}, "immutable": true}))
         .unwrap();
         let object = Object::Secret(Arc::new(secret));
         assert_eq!(format!("{object:?}"), "Secret ns/s");
         assert!(object.is_immutable());
+    }
+
+    #[test]
+    fn all_that_a_pod_names_is_of_its_side() {
+        for (source, side) in [
+            (Some("file"), Side::Manifests),
+            (Some("http"), Side::Manifests),
+            (Some("api"), Side::ApiServer),
+            (None, Side::Manifests),
+        ] {
+            let annotations = source.map(|source| json!({"kubernetes.io/config.source": source}));
+            let sources = json!([{"serviceAccountToken": {"path": "t"}}, {"secret": {"name": "s"}}]);
+            let pod: Pod = serde_json::from_value(json!({
+                "metadata": {"name": "p", "namespace": "ns", "annotations": annotations},
+                "spec": {"runtimeClassName": "r", "imagePullSecrets": [{"name": "l"}],
+                    "containers": [{"name": "c", "envFrom": [{"configMapRef": {"name": "m"}}]}],
+                    "volumes": [{"name": "v", "projected": {"sources": sources}},
+                        {"name": "w", "persistentVolumeClaim": {"claimName": "d"}}]}}))
+            .unwrap();
+            let keys = named_by(&pod).into_iter().chain(services_of(&pod)).chain(class_of(&pod));
+            let keys: Vec<ObjectKey> = keys.collect();
+            assert_eq!(keys.len(), 8, "{keys:?}");
+            assert!(keys.iter().all(|key| key.side == side), "{source:?}: {keys:?}");
+            // A service by its namespace and name, of that side.
+            let services =
+                Services { namespace: "ns".into(), name: "".into(), list: vec![Service::default()] };
+            let services = Object::Services(Arc::new(services));
+            let objects: Objects = [(services.key(Side::ApiServer), services)].into_iter().collect();
+            let seen = objects.services_for(&DesiredPod::new(pod)).count();
+            assert_eq!(seen, usize::from(side == Side::ApiServer), "{source:?}");
+        }
     }
 }

@@ -414,7 +414,9 @@ impl<R: Runtime + 'static> Agent<R> {
             let pod = &entry.wanted.pod;
             if !object::named_by(&pod.pod).is_disjoint(objects) {
                 // Differs from the kubelet, whose pulls wait on although the login is another one now.
-                if object::pull_secrets(&pod.pod).any(|name| names_secret(objects, &pod.key, name)) {
+                if object::pull_secrets(&pod.pod)
+                    .any(|name| objects.contains(&pod.names(ObjectKind::Secret, name)))
+                {
                     for image in pod.images() {
                         self.ctx.images.forget(uid, image);
                     }
@@ -634,11 +636,6 @@ impl<R: Runtime + 'static> Agent<R> {
             }
         }
     }
-}
-
-/// The secret of that name in the pod's namespace is among these.
-fn names_secret(objects: &SortedSet<ObjectKey>, pod: &PodKey, name: &str) -> bool {
-    objects.contains(&ObjectKey::new(ObjectKind::Secret, &pod.namespace, name))
 }
 
 fn same_name(a: &PodKey, b: &PodKey) -> bool {

@@ -121,14 +121,13 @@ impl Following {
         labels: Option<&BTreeMap<String, String>>,
         had: &[(Box<str>, Claimed)],
     ) -> Vec<(Box<str>, Claimed)> {
-        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let claimed = volumes.filter_map(|volume| {
             let source = volume.persistent_volume_claim.as_ref()?;
             if let Some(kept) = had.iter().find(|(name, path)| **name == *volume.name && path.is_ok()) {
                 return Some(kept.clone());
             }
-            let key = ObjectKey::new(ObjectKind::Claim, namespace, &claim_of(pod, &source.claim_name));
+            let key = ObjectKey::of(pod, ObjectKind::Claim, &claim_of(pod, &source.claim_name));
             let known = self.known.get(&key).and_then(|known| known.as_ref()).map(|sourced| &sourced.object);
             let found = match known {
                 Some(Object::Claim(claim)) => claim.volume.clone(),

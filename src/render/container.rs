@@ -312,12 +312,13 @@ mod tests {
     struct Some3;
 
     impl EnvSources for Some3 {
-        fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
             let map = json!({"data": {"A": "a", "x": "$(A)"}, "binaryData": {"B": "AA=="}});
-            Ok((namespace == "ns" && name == "cm").then(|| Arc::new(serde_json::from_value(map).unwrap())))
+            Ok((&*pod.key.namespace == "ns" && name == "cm")
+                .then(|| Arc::new(serde_json::from_value(map).unwrap())))
         }
 
-        fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        fn secret(&self, _: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String> {
             match name {
                 "s" => Ok(Some(Arc::new(serde_json::from_value(json!({"data": {"S": "/w=="}})).unwrap()))),
                 "broken" => Err("the store is closed".into()),
@@ -325,7 +326,7 @@ mod tests {
             }
         }
 
-        fn services(&self) -> Rc<[Service]> {
+        fn services(&self, _: &DesiredPod) -> Rc<[Service]> {
             Rc::from([])
         }
 

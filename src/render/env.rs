@@ -11,8 +11,7 @@ use super::expand::expand;
 use super::services::service_variables;
 use super::{ContainerInput, NodeSettings};
 use crate::limits::ENVIRONMENT_BYTES_MAX;
-use crate::model::SortedMap;
-use crate::model::{Object, ObjectKey, ObjectKind, Objects};
+use crate::model::{DesiredPod, Object, ObjectKind, Objects, SortedMap};
 use crate::text::quoted;
 
 /// Variables by name, in the order of their names. A value may come from a Secret and need not be UTF-8.
@@ -20,12 +19,14 @@ pub type Environment = SortedMap<String, Vec<u8>>;
 
 /// Where environment variables come from besides the pod.
 ///
+/// Objects are asked for on behalf of a pod: it has those of its namespace and of its [`Side`](crate::model::Side).
+///
 /// An `Err` is the message shown in the status, in the kubelet's words.
 pub trait EnvSources {
-    /// The ConfigMap; `Ok(None)` when it does not exist.
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
-    /// The Secret; `Ok(None)` when it does not exist.
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String>;
+    /// The ConfigMap which the pod means by that name; `Ok(None)` when it does not exist.
+    fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
+    /// The Secret which the pod means by that name; `Ok(None)` when it does not exist.
+    fn secret(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String>;
     /// That the object does not exist, in the words of the API client's error (`apierrors.NewNotFound`).
     fn not_found(&self, kind: ObjectKind, name: &str) -> String {
         let resource = match kind {
@@ -38,8 +39,8 @@ pub trait EnvSources {
         };
         format!("{resource} {} not found", quoted(name))
     }
-    /// All services the node knows.
-    fn services(&self) -> Rc<[Service]>;
+    /// All services the node knows on the pod's side, of any namespace.
+    fn services(&self, pod: &DesiredPod) -> Rc<[Service]>;
     /// The text of `path` in the pod's volume (`fileKeyRef`); `Ok(None)` when the file does not exist.
     fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String>;
 }
@@ -51,15 +52,15 @@ pub trait EnvSources {
 pub struct ManifestObjects(pub Rc<Objects>);
 
 impl EnvSources for ManifestObjects {
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
-        Ok(match self.0.get(&ObjectKey::new(ObjectKind::ConfigMap, namespace, name)) {
+    fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        Ok(match self.0.find(pod, ObjectKind::ConfigMap, name) {
             Some(Object::ConfigMap(map)) => Some(map.clone()),
             _ => None,
         })
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
-        Ok(match self.0.get(&ObjectKey::new(ObjectKind::Secret, namespace, name)) {
+    fn secret(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        Ok(match self.0.find(pod, ObjectKind::Secret, name) {
             Some(Object::Secret(secret)) => Some(secret.clone()),
             _ => None,
         })
@@ -78,16 +79,8 @@ impl EnvSources for ManifestObjects {
         format!("{resource} {} not found", quoted(name))
     }
 
-    fn services(&self) -> Rc<[Service]> {
-        let lists = self.0.values().filter_map(|object| match object {
-            Object::Services(services) => Some(services.list.iter().cloned()),
-            Object::ConfigMap(_)
-            | Object::Secret(_)
-            | Object::Token(_)
-            | Object::RuntimeClass(_)
-            | Object::Claim(_) => None,
-        });
-        lists.flatten().collect()
+    fn services(&self, pod: &DesiredPod) -> Rc<[Service]> {
+        self.0.services_for(pod).cloned().collect()
     }
 
     fn volume_file(&self, _: &str, _: &str) -> Result<Option<Rc<str>>, String> {
@@ -107,7 +100,7 @@ pub fn environment(
     let Some(links) = input.pod.spec().enable_service_links else {
         return Err("nil pod.spec.enableServiceLinks encountered, cannot construct envvars".into());
     };
-    let services = service_variables(&input.env.services(), &input.pod.key.namespace, links);
+    let services = service_variables(&input.env.services(input.pod), &input.pod.key.namespace, links);
     let mut found = Environment::new();
     let namespace = &*input.pod.key.namespace;
     for from in container.env_from.iter().flatten() {
@@ -161,7 +154,7 @@ fn config_map(
     name: &str,
     optional: Option<bool>,
 ) -> Result<Option<Arc<ConfigMap>>, String> {
-    match input.env.config_map(&input.pod.key.namespace, name)? {
+    match input.env.config_map(input.pod, name)? {
         None if optional != Some(true) => Err(input.env.not_found(ObjectKind::ConfigMap, name)),
         found => Ok(found),
     }
@@ -172,7 +165,7 @@ fn secret(
     name: &str,
     optional: Option<bool>,
 ) -> Result<Option<Arc<Secret>>, String> {
-    match input.env.secret(&input.pod.key.namespace, name)? {
+    match input.env.secret(input.pod, name)? {
         None if optional != Some(true) => Err(input.env.not_found(ObjectKind::Secret, name)),
         found => Ok(found),
     }

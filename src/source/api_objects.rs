@@ -105,7 +105,7 @@ impl Follower for One {
 
     fn is_there(&mut self, tree: Node) {
         match object::read(self.key.kind, &tree, Path::default()) {
-            Ok(object) if object.key() == self.key => self.now = Some(object),
+            Ok(object) if object.key(self.key.side) == self.key => self.now = Some(object),
             Ok(_) => {}
             Err(errors) => {
                 for error in errors {

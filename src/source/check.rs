@@ -12,8 +12,7 @@ use super::scan::{self, FoundFile, Look};
 use super::{Held, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod, shown_file};
 use crate::desired::Desired;
 use crate::limits;
-use crate::model::Wall;
-use crate::model::{SortedMap, SortedSet};
+use crate::model::{Side, SortedMap, SortedSet, Wall};
 
 /// What [`check`] found.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ impl fmt::Display for CheckReport {
         }
         for object in &self.objects {
             let (file, document) = (shown_file(&object.origin.file), object.origin.document);
-            writeln!(f, "{file}: document {document}: {}: ok", object.object.key())?;
+            writeln!(f, "{file}: document {document}: {}: ok", object.object.key(Side::Manifests))?;
         }
         for pod in &self.pods {
             let (file, document) = (shown_file(&pod.origin.file), pod.origin.document);

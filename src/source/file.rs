@@ -30,8 +30,7 @@ use super::{
 };
 use crate::clock::SharedClock;
 use crate::limits;
-use crate::model::{DesiredPod, Mono};
-use crate::model::{SortedMap, SortedSet};
+use crate::model::{DesiredPod, Mono, Side, SortedMap, SortedSet};
 use crate::store::poison::SetAside;
 
 /// The name of this source in `SourceUpdate::source`.
@@ -572,8 +571,8 @@ impl Record {
         };
         self.pods.iter().any(|pod| !parsed.pods.iter().any(|other| same_pod(pod, other)))
             || self.objects.iter().any(|object| {
-                let key = object.object.key();
-                !parsed.objects.iter().any(|other| other.object.key() == key)
+                let key = object.object.key(Side::Manifests);
+                !parsed.objects.iter().any(|other| other.object.key(Side::Manifests) == key)
             })
     }
 

@@ -281,6 +281,7 @@ fn without_values(mut errors: Vec<FieldError>) -> Vec<FieldError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Side;
     use crate::source::NodeName;
     use crate::source::manifest::{ParsedFile, parse};
 
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(map.binary_data.as_ref().unwrap()["raw"].0, [0, 255]);
         assert_eq!((map.immutable, map.metadata.labels.is_none()), (Some(true), true));
         assert_eq!(
-            one("{apiVersion: v1, kind: ConfigMap, metadata: {name: m}}").key().to_string(),
+            one("{apiVersion: v1, kind: ConfigMap, metadata: {name: m}}").key(Side::Manifests).to_string(),
             "ConfigMap default/m"
         );
 
@@ -332,8 +333,11 @@ mod tests {
              ---\n{apiVersion: v1, kind: Secret, metadata: {name: s}}\n",
         );
         assert!(parsed.problems.is_empty(), "{:?}", parsed.problems);
-        let places: Vec<(String, u32)> =
-            parsed.objects.iter().map(|object| (object.object.key().to_string(), object.document)).collect();
+        let places: Vec<(String, u32)> = parsed
+            .objects
+            .iter()
+            .map(|object| (object.object.key(Side::Manifests).to_string(), object.document))
+            .collect();
         assert_eq!(places, [("ConfigMap default/m".into(), 1), ("Secret default/s".into(), 2)]);
         assert_eq!(parsed.pods.len(), 1);
         assert!(parsed.bytes > 2 * 1024 + 3 * 1024);

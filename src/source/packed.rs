@@ -14,9 +14,9 @@ use std::rc::{Rc, Weak};
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 
 use super::decode::json;
-use super::identity::is_of_api_server;
 use super::manifest;
 use crate::limits::{CONTAINER_BYTES, POD_OPENED_BYTES};
+use crate::model::Side;
 
 /// A pod's object. A copy shares what it is of.
 #[derive(Clone)]
@@ -32,22 +32,22 @@ struct Shared {
     opened: RefCell<Weak<Pod>>,
     /// See [`PackedPod::conditions`].
     status: Option<Box<PodStatus>>,
-    /// See [`PackedPod::is_of_api_server`].
-    served: bool,
+    /// See [`PackedPod::side`].
+    side: Side,
     /// See [`opened_bytes`].
     bytes: usize,
 }
 
 impl From<Pod> for PackedPod {
     fn from(pod: Pod) -> Self {
-        let (bytes, served) = (opened_bytes(&pod), is_of_api_server(&pod));
+        let (bytes, side) = (opened_bytes(&pod), Side::of(&pod));
         let status = pod.status.clone().map(Box::new);
         let opened = Rc::new(pod);
         let shared = Shared {
             text: OnceCell::new(),
             opened: RefCell::new(Rc::downgrade(&opened)),
             status,
-            served,
+            side,
             bytes,
         };
         Self { shared: Rc::new(shared), opened: opened.into() }
@@ -120,9 +120,14 @@ impl PackedPod {
         self.shared.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default()
     }
 
+    /// Where it comes from, without opening the object.
+    pub fn side(&self) -> Side {
+        self.shared.side
+    }
+
     /// The same as `identity::is_of_api_server`, without opening the object.
     pub fn is_of_api_server(&self) -> bool {
-        self.shared.served
+        self.shared.side == Side::ApiServer
     }
 
     fn is_large(&self) -> bool {

@@ -32,7 +32,7 @@ pub(super) struct Images {
 pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Vec<Arc<Secret>> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for name in object::pull_secrets(&pod.pod) {
-        match ctx.env.secret(&pod.key.namespace, name) {
+        match ctx.env.secret(pod, name) {
             Ok(Some(secret)) => found.push(secret),
             Ok(None) | Err(_) => missing.push(name),
         }

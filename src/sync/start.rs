@@ -389,20 +389,20 @@ struct WithFiles<'a> {
 }
 
 impl EnvSources for WithFiles<'_> {
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
-        self.others.config_map(namespace, name)
+    fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        self.others.config_map(pod, name)
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
-        self.others.secret(namespace, name)
+    fn secret(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        self.others.secret(pod, name)
     }
 
     fn not_found(&self, kind: ObjectKind, name: &str) -> String {
         self.others.not_found(kind, name)
     }
 
-    fn services(&self) -> Rc<[Service]> {
-        self.others.services()
+    fn services(&self, pod: &DesiredPod) -> Rc<[Service]> {
+        self.others.services(pod)
     }
 
     fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String> {

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{
 
 use crate::model::SortedMap;
 use crate::model::object::{TOKEN_KEY, TokenWish};
-use crate::model::{DesiredPod, Object, ObjectKey, ObjectKind, Objects};
+use crate::model::{DesiredPod, Object, ObjectKind, Objects};
 use crate::render::{NodeSettings, file_field, file_resource};
 use crate::text::quoted;
 
@@ -61,7 +61,7 @@ pub struct Sources<'a> {
     pub pod: &'a DesiredPod,
     /// For limits that the pod does not set.
     pub node: &'a NodeSettings,
-    /// ConfigMaps and Secrets.
+    /// ConfigMaps and Secrets; the pod has those of its side.
     pub objects: &'a Objects,
 }
 
@@ -132,7 +132,7 @@ impl Files<'_> {
 
     fn object(&mut self, kind: ObjectKind, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) {
         let (optional, items) = (optional == Some(true), items.unwrap_or_default());
-        let found = self.from.objects.get(&ObjectKey::new(kind, &self.from.pod.key.namespace, name));
+        let found = self.from.objects.find(self.from.pod, kind, name);
         let (word, key_missing) = match kind {
             ObjectKind::ConfigMap => ("configmap", "configmap references non-existent config key"),
             ObjectKind::Secret => ("secret", "references non-existent secret key"),
@@ -167,8 +167,8 @@ impl Files<'_> {
     fn token(&mut self, source: &ServiceAccountTokenProjection) {
         let pod = &self.from.pod.pod;
         let wish = TokenWish::of(pod, source);
-        let key = ObjectKey::new(ObjectKind::Token, &self.from.pod.key.namespace, &wish.name());
-        let Some(object) = self.from.objects.get(&key).cloned() else {
+        let known = self.from.objects.find(self.from.pod, ObjectKind::Token, &wish.name());
+        let Some(object) = known.cloned() else {
             let account = quoted(&wish.account);
             self.errors
                 .push(format!("failed to fetch token: there is none yet for serviceaccount {account}"));
@@ -229,6 +229,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::model::Side;
     use serde_json::{Value, json};
 
     fn objects() -> Objects {
@@ -238,17 +239,23 @@ mod tests {
             Object::ConfigMap(Arc::new(serde_json::from_value(map).unwrap())),
             Object::Secret(Arc::new(serde_json::from_value(secret).unwrap())),
         ];
-        all.into_iter().map(|object| (object.key(), object)).collect()
+        all.into_iter().map(|object| (object.key(Side::Manifests), object)).collect()
     }
 
     fn shown(volume: Value) -> String {
+        shown_to("file", volume, &objects())
+    }
+
+    /// What a pod of that source has in the volume.
+    fn shown_to(source: &str, volume: Value, objects: &Objects) -> String {
         let volume: Volume = serde_json::from_value(volume).unwrap();
-        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "labels": {"a": "1", "b": "x\"y"}},
+        let annotations = json!({"kubernetes.io/config.source": source});
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns", "labels": {"a": "1", "b": "x\"y"}, "annotations": annotations},
             "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c", "resources": {"limits": {"memory": "1Ki"}}}]}});
         let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
         let mut node = NodeSettings::new("n", "/r");
         node.memory_allocatable_bytes = 5000;
-        let from = Sources { pod: &pod, node: &node, objects: &objects() };
+        let from = Sources { pod: &pod, node: &node, objects };
         match of_volume(&volume, from) {
             None => "none".to_owned(),
             Some(Ok(files)) => {
@@ -319,6 +326,43 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_has_the_objects_of_its_side_only() {
+        let volumes = [
+            (json!({"name": "v", "configMap": {"name": "m"}}), "configmap \"m\" not found"),
+            (json!({"name": "v", "secret": {"secretName": "s"}}), "secret \"s\" not found"),
+            (json!({"name": "v", "secret": {"secretName": "s", "optional": true}}), "[]"),
+            (
+                json!({"name": "v", "projected": {"sources": [{"configMap": {"name": "m"}}, {"secret": {"name": "s"}}]}}),
+                "[configmap \"m\" not found, secret \"s\" not found]",
+            ),
+        ];
+        let served: Objects = [
+            json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"theirs": "123"}}),
+            json!({"metadata": {"name": "s", "namespace": "ns"}, "data": {"theirs": "MTIzNDU="}}),
+        ]
+        .into_iter()
+        .zip([ObjectKind::ConfigMap, ObjectKind::Secret])
+        .map(|(value, kind)| {
+            let object = if kind == ObjectKind::ConfigMap {
+                Object::ConfigMap(Arc::new(serde_json::from_value(value).unwrap()))
+            } else {
+                Object::Secret(Arc::new(serde_json::from_value(value).unwrap()))
+            };
+            (object.key(Side::ApiServer), object)
+        })
+        .collect();
+        for (volume, missing) in volumes {
+            assert_eq!(shown_to("api", volume.clone(), &objects()), missing, "{volume}");
+            for source in ["file", "http"] {
+                assert_eq!(shown_to(source, volume.clone(), &served), missing, "{volume}");
+                assert!(!shown_to(source, volume.clone(), &objects()).contains("not found"), "{volume}");
+            }
+            let own = shown_to("api", volume.clone(), &served);
+            assert!(own.contains("theirs") && !own.contains("not found"), "{own}");
+        }
+    }
+
+    #[test]
     fn a_token_is_its_readers_alone_once_the_pod_says_who_that_is() {
         let as_user = |user: i64| json!({"runAsUser": user});
         for (pod, init, app, debugger, wanted) in [
@@ -348,7 +392,7 @@ mod tests {
                 name: key.name.clone(),
                 value: "x".into(),
             };
-            let objects = Objects::from([(key, Object::Token(Arc::new(token)))]);
+            let objects = Objects::from_iter([(key, Object::Token(Arc::new(token)))]);
             let node = NodeSettings::new("n", "/r");
             let volume = &pod.spec().volumes.as_ref().unwrap()[0];
             let from = Sources { pod: &pod, node: &node, objects: &objects };

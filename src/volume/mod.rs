@@ -280,7 +280,7 @@ fn own_path(pod_dir: &str, volume: &Volume) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Object, Objects};
+    use crate::model::{Object, Objects, Side};
     use crate::render::NodeSettings;
     use serde_json::{Value, json};
 
@@ -296,7 +296,7 @@ mod tests {
     }
 
     fn content(volume: &Value, resources: &Value) -> String {
-        let (pod, node, objects) = (pod(&json!([volume]), resources), node(), Objects::new());
+        let (pod, node, objects) = (pod(&json!([volume]), resources), node(), Objects::default());
         let (steps, missing) = pod_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r");
         match missing.first() {
             None => format!("{} {:?}", steps[0].path.display(), steps[0].content),
@@ -371,7 +371,7 @@ mod tests {
             {"name": "dev", "hostPath": {"path": "/dev"}}, {"name": "net", "nfs": {"server": "nas", "path": "/"}}, {"name": "key", "secret": {"secretName": "s"}}]);
         let map = json!({"metadata": {"name": "m", "namespace": "ns"}, "data": {"a": "1"}});
         let map = Object::ConfigMap(std::sync::Arc::new(serde_json::from_value(map).unwrap()));
-        let objects = Objects::from([(map.key(), map)]);
+        let objects = Objects::from_iter([(map.key(Side::Manifests), map)]);
         let (pod, node) = (pod(&volumes, &json!({})), node());
         let (steps, errors) = object_volumes(Sources { pod: &pod, node: &node, objects: &objects }, "/r");
         let steps: Vec<&str> = steps.iter().map(|step| step.name.as_str()).collect();

@@ -10,6 +10,7 @@ mod common;
 mod addresses;
 mod admission;
 mod api;
+mod borders;
 mod certificates;
 mod claims;
 mod client;

@@ -27,7 +27,7 @@ fn kept(world: &World) -> BTreeMap<PathBuf, (u64, i64)> {
 }
 
 /// The node loses its power and its link: containers are dead, what was in memory is gone.
-fn reboot_offline(world: &World) {
+pub fn reboot_offline(world: &World) {
     world.api.stop_listening();
     reboot(world);
 }
@@ -41,14 +41,14 @@ fn reboot(world: &World) {
     world.start();
 }
 
-fn env(world: &World, container: &str, name: &str) -> Option<String> {
+pub fn env(world: &World, container: &str, name: &str) -> Option<String> {
     let state = world.fake.state();
     let envs = &state.container(container)?.config.envs;
     let found = envs.iter().find(|env| env.key == name)?;
     Some(String::from_utf8(found.value.clone()).unwrap())
 }
 
-fn runs(world: &World, container: &str) -> bool {
+pub fn runs(world: &World, container: &str) -> bool {
     world.fake.state().running().iter().any(|running| running.split('#').next() == Some(container))
 }
 
@@ -78,7 +78,7 @@ fn base64(text: &str) -> String {
     crate::common::apiserver::base64(text.as_bytes())
 }
 
-fn uid(world: &World, name: &str) -> String {
+pub fn uid(world: &World, name: &str) -> String {
     world.pod(name).unwrap()["metadata"]["uid"].as_str().unwrap().to_owned()
 }
 

@@ -16,7 +16,7 @@ use smolet::limits::CRASH_BACKOFF_MAX;
 use smolet::model::object::named_by;
 use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
-    Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Sizes, Wall,
+    Objects, ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Side, Sizes, Wall,
 };
 use smolet::probe::handler::Handler;
 use smolet::probe::prober::Schedule;
@@ -107,7 +107,11 @@ pub fn effects(pod: &Value) -> Effects {
     ]});
     let bytes = list.to_string().into_bytes();
     let parsed = parse(&Arc::from("f.json"), &bytes, &NodeName::new("n"), Wall(0), 1 << 20);
-    let objects = parsed.objects.into_iter().map(|object| (object.object.key(), object.object)).collect();
+    let objects = parsed
+        .objects
+        .into_iter()
+        .map(|object| (object.object.key(Side::Manifests), object.object))
+        .collect();
     let desired = |mut pod: Pod| {
         // It changes with every field of the manifest, whoever heeds it.
         pod.metadata.annotations.get_or_insert_default().remove(CONFIG_HASH);
@@ -258,16 +262,16 @@ struct Sources {
 }
 
 impl EnvSources for Sources {
-    fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
-        self.objects.config_map(namespace, name)
+    fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+        self.objects.config_map(pod, name)
     }
 
-    fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
-        self.objects.secret(namespace, name)
+    fn secret(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String> {
+        self.objects.secret(pod, name)
     }
 
-    fn services(&self) -> Rc<[Service]> {
-        self.objects.services()
+    fn services(&self, pod: &DesiredPod) -> Rc<[Service]> {
+        self.objects.services(pod)
     }
 
     fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String> {

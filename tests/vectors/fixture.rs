@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret, Service};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use smolet::model::DesiredPod;
 use smolet::render::{CgroupVersion, EnvSources, NodeSettings, ResolvConf};
 
 use crate::fixtures;
@@ -59,15 +60,15 @@ fn list<T: DeserializeOwned>(value: &Value) -> Vec<T> {
 
 impl EnvSources for Sources {
     // The fixtures' ConfigMaps and Secrets stand in every namespace.
-    fn config_map(&self, _: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
+    fn config_map(&self, _: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String> {
         Ok(self.config_maps.iter().find(|map| map.metadata.name.as_deref() == Some(name)).cloned())
     }
 
-    fn secret(&self, _: &str, name: &str) -> Result<Option<Arc<Secret>>, String> {
+    fn secret(&self, _: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String> {
         Ok(self.secrets.iter().find(|secret| secret.metadata.name.as_deref() == Some(name)).cloned())
     }
 
-    fn services(&self) -> Rc<[Service]> {
+    fn services(&self, _: &DesiredPod) -> Rc<[Service]> {
         self.services.clone()
     }
 

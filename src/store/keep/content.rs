@@ -17,7 +17,7 @@ use minicbor::{Decode, Encode};
 use super::record::{Kind, Name};
 use crate::limits::{KEPT_LABELS_MAX, KUBE_SERVICES_MAX, LIST_ITEMS_MAX, POD_CIDRS_MAX};
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
-use crate::model::{NfsExport, Object, ObjectKey, ObjectKind};
+use crate::model::{NfsExport, Object, ObjectKey, ObjectKind, Side};
 
 /// Why bytes are no content.
 pub type DecodeError = minicbor::decode::Error;
@@ -152,8 +152,9 @@ pub struct Marks {
     pub pod_cidrs: Vec<Box<str>>,
 }
 
-/// The name under which an object is kept.
+/// The name under which an object of the API server is kept; no others are.
 pub fn name_of(key: &ObjectKey) -> Name {
+    debug_assert_eq!(key.side, Side::ApiServer, "{key} is no object of the API server");
     let kind = match key.kind {
         ObjectKind::ConfigMap => Kind::ConfigMap,
         ObjectKind::Secret => Kind::Secret,
@@ -176,7 +177,7 @@ pub fn key_of(name: &Name) -> Option<ObjectKey> {
         Kind::RuntimeClass => ObjectKind::RuntimeClass,
         Kind::Claim => ObjectKind::Claim,
     };
-    Some(ObjectKey::new(kind, &name.namespace, &name.name))
+    Some(ObjectKey::new(Side::ApiServer, kind, &name.namespace, &name.name))
 }
 
 fn to_vec(of: &impl Encode<()>) -> Vec<u8> {

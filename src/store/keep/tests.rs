@@ -19,7 +19,7 @@ use super::tree;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, PODS_BYTES_MAX};
 use crate::model::NfsExport;
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
-use crate::model::{Object, ObjectKey, ObjectKind};
+use crate::model::{Object, ObjectKey, ObjectKind, Side};
 use crate::model::{SortedMap, SortedSet};
 use crate::source::decode::Node;
 
@@ -154,10 +154,11 @@ fn all() -> SortedMap<FileName, Put> {
         Put { name: of_pod("uid"), content: Content::Bytes(tree::encode(&pod())) },
         Put { name: node, content: Content::Bytes(encode_marks(&marks())) },
     ];
-    let objects = KINDS
-        .map(object)
-        .map(|object| Put { name: name_of(&object.key()), content: Content::Object(Some(object)) });
-    let absent = ObjectKey::new(ObjectKind::ConfigMap, "default", "absent");
+    let objects = KINDS.map(object).map(|object| Put {
+        name: name_of(&object.key(Side::ApiServer)),
+        content: Content::Object(Some(object)),
+    });
+    let absent = ObjectKey::new(Side::ApiServer, ObjectKind::ConfigMap, "default", "absent");
     let absent = Put { name: name_of(&absent), content: Content::Object(None) };
     let puts = fixed.into_iter().chain(objects).chain([absent]);
     puts.map(|put| (FileName::of(&put.name), put)).collect()
@@ -179,26 +180,29 @@ fn every_kind_of_object_reads_back_equal() {
     for kind in KINDS {
         let object = object(kind);
         let bytes = encode(Some(&object)).expect("kept");
-        assert_eq!(key_of(&name_of(&object.key())), Some(object.key()));
-        assert!(decode(&object.key(), &bytes).is_ok_and(|read| read == Some(object.clone())), "{kind}");
+        assert_eq!(key_of(&name_of(&object.key(Side::ApiServer))), Some(object.key(Side::ApiServer)));
+        assert!(
+            decode(&object.key(Side::ApiServer), &bytes).is_ok_and(|read| read == Some(object.clone())),
+            "{kind}"
+        );
         for end in 0..bytes.len() {
-            assert!(decode(&object.key(), &bytes[..end]).is_err(), "{kind} cut at {end}");
+            assert!(decode(&object.key(Side::ApiServer), &bytes[..end]).is_err(), "{kind} cut at {end}");
         }
         let nothing = encode(None).expect("kept");
-        assert!(decode(&object.key(), &nothing).is_ok_and(|read| read.is_none()));
+        assert!(decode(&object.key(Side::ApiServer), &nothing).is_ok_and(|read| read.is_none()));
     }
     assert_eq!(decode_marks(&encode_marks(&marks())).ok(), Some(marks()));
     let export = NfsExport::new("fd00::7", "/data", ["hard", "nfsvers=4.1"].into_iter()).unwrap();
     let nfs =
         claim(ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(export.clone()), nodes: None });
     let bytes = encode(Some(&nfs)).expect("kept");
-    assert!(decode(&nfs.key(), &bytes).is_ok_and(|read| read == Some(nfs.clone())));
+    assert!(decode(&nfs.key(Side::ApiServer), &bytes).is_ok_and(|read| read == Some(nfs.clone())));
     for end in 0..bytes.len() {
-        assert!(decode(&nfs.key(), &bytes[..end]).is_err(), "cut at {end}");
+        assert!(decode(&nfs.key(Side::ApiServer), &bytes[..end]).is_err(), "cut at {end}");
     }
     let changed = NfsExport { server: "-o".into(), ..export };
     let changed = claim(ClaimedVolume { name: "pv".into(), source: VolumeSource::Nfs(changed), nodes: None });
-    let refused = decode(&changed.key(), &encode(Some(&changed)).expect("kept"));
+    let refused = decode(&changed.key(Side::ApiServer), &encode(Some(&changed)).expect("kept"));
     assert!(
         refused.is_err_and(|error| error.to_string().contains("nfs.server")),
         "what is kept is checked too"
@@ -263,7 +267,7 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
     );
     for kind in KINDS {
         let object = object(kind);
-        assert!(kept.objects[&object.key()].as_ref() == Some(&object), "{kind}");
+        assert!(kept.objects[&object.key(Side::ApiServer)].as_ref() == Some(&object), "{kind}");
     }
     assert_eq!(tree::decode(&kept.pods[0]).ok(), Some(pod()));
     let mode = |path: PathBuf| fs::metadata(path).unwrap().mode() & 0o777;
@@ -277,7 +281,7 @@ fn what_is_kept_is_read_and_nothing_else_is_written() {
     let token =
         Token { namespace: "default".into(), name: "uid/default/3607/".into(), value: "renewed".into() };
     let token = Object::Token(Arc::new(token));
-    let file = FileName::of(&name_of(&token.key()));
+    let file = FileName::of(&name_of(&token.key(Side::ApiServer)));
     again.get_mut(&file).unwrap().content = Content::Object(Some(token));
     assert_eq!(place.folder().write(ours(), &names(&again), &again).expect("written"), Written::default());
     assert_eq!(inodes(), before);
