@@ -83,6 +83,7 @@ pub mod systemd;
 mod text;
 #[cfg(feature = "tls")]
 mod tls;
+pub mod tree;
 pub mod userns;
 pub mod volume;
 #[cfg(feature = "tls")]

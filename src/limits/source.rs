@@ -35,11 +35,30 @@ pub const OBJECT_BYTES_MAX: usize = MIB;
 /// monitor).
 pub const VOLUME_USAGE_PERIOD: Duration = Duration::from_secs(10);
 
+/// How long one volume is looked at before the others have their turn.
+pub const VOLUME_USAGE_PIECE: Duration = Duration::from_millis(250);
+
+/// Volumes whose look goes on the next time, of as many pods. Each holds its open directories and what it remembers of levels and
+/// links: 150 KiB at most. Full: a further one is begun anew the next time, before the others.
+pub const VOLUMES_HALF_MEASURED_MAX: usize = 4;
+
 /// Files of several names that are remembered while one volume is measured. Full: a further one counts once for each name.
 pub const VOLUME_LINKS_MAX: usize = 4 * KIB;
 
-/// Directories within directories that are measured. What lies deeper is not counted.
-pub const VOLUME_DEPTH_MAX: usize = 64;
+/// Levels of a tree whose directories are open while it is removed or measured. A removal moves deeper ones up; a measurement comes
+/// back up by `..`.
+pub const TREE_LEVELS_HELD_MAX: usize = 32;
+
+/// Levels above those that are remembered, by inode and position (32 bytes each). Full: every other one is forgotten, and found
+/// again from the ones around it.
+pub const TREE_MARKS_MAX: usize = 2 * KIB;
+const _: () = assert!(TREE_LEVELS_HELD_MAX >= 2 && TREE_MARKS_MAX >= 4);
+
+/// How long a pod's directory is removed in one blocking job. Longer: others have a turn before the next piece.
+pub const REMOVAL_PIECE: Duration = Duration::from_secs(1);
+
+/// Bytes of names that are read from a directory at once.
+pub const TREE_BATCH_BYTES: usize = 8 * KIB;
 
 /// Bytes of a container's variables, names and values, as they stand in its `CreateContainer`. More: the container waits
 /// with a message. The kernel takes 128 KiB of one and 2 MiB of all; eight containers that start at once have theirs three

@@ -70,8 +70,8 @@ impl std::fmt::Display for SliceError {
 }
 
 /// Removes a pod's directory ([`volume::remove_pod_dir`]), or what of it an ended pod needs no more
-/// ([`volume::remove_volumes`]).
-pub(super) type RemoveFiles = fn(&Path) -> Result<(), VolumeError>;
+/// ([`volume::remove_volumes`]), or a piece of it. Whether all is gone.
+pub(super) type RemoveFiles = fn(&Path) -> Result<bool, VolumeError>;
 
 impl NodeCgroups {
     /// `systemd` is asked for slices, with its driver.
@@ -215,17 +215,19 @@ impl NodeCgroups {
         let removed = ctx.blocking.run_for(uid, move || {
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
             tell_killed(&of, &removed.killed);
-            if volume::nfs::has_volumes(&theirs) {
-                return Ok(false);
-            }
-            remove(&theirs).map(|()| true).map_err(|error| error.0)
+            Ok::<_, String>(volume::nfs::has_volumes(&theirs))
         });
         if removed.await?? {
-            return Ok(());
+            super::jobs::unmount(ctx, uid).await?;
         }
-        super::jobs::unmount(ctx, uid).await?;
-        let removed = ctx.blocking.run_for(uid, move || remove(&pod_dir));
-        removed.await?.map_err(|error| error.0)
+        // A large one in pieces: other pods have their turns in between.
+        loop {
+            let theirs = pod_dir.clone();
+            let removed = ctx.blocking.run_for(uid, move || remove(&theirs));
+            if removed.await?.map_err(|error| error.0)? {
+                return Ok(());
+            }
+        }
     }
 }
 

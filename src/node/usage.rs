@@ -12,7 +12,7 @@ use crate::model::SortedMap;
 use crate::model::{Mono, PodUid, Seconds};
 use crate::render::paths;
 use crate::status;
-use crate::volume::usage::{Limited, limited};
+use crate::volume::usage::{Limited, Measurement, limited};
 
 use super::agent::{Agent, Event};
 use super::observe::{self, Measured};
@@ -22,6 +22,8 @@ pub(super) struct Measuring {
     /// Not before.
     next: Mono,
     in_flight: bool,
+    /// Of emptyDirs, that goes on the next time.
+    unfinished: Measurement,
     /// Images have a disk of their own; `None` = not known yet. Asked once (`dedicatedImageFs`).
     images_apart: Option<bool>,
     /// It was said that the runtime does not tell what containers use.
@@ -34,12 +36,20 @@ pub(super) struct HeldToLimits {
     outgrown: Vec<(String, String)>,
     /// What those use that have limits on `ephemeral-storage`, by UID.
     usages: RuntimeResult<SortedMap<String, PodUsage>>,
+    unfinished: Measurement,
     images_apart: Option<bool>,
 }
 
 impl Measuring {
     pub(super) fn new(now: Mono) -> Self {
-        Self { next: now + VOLUME_USAGE_PERIOD, in_flight: false, images_apart: None, is_untold: false }
+        let unfinished = Measurement::default();
+        Self {
+            next: now + VOLUME_USAGE_PERIOD,
+            in_flight: false,
+            unfinished,
+            images_apart: None,
+            is_untold: false,
+        }
     }
 }
 
@@ -58,8 +68,10 @@ impl<R: Runtime + 'static> Agent<R> {
     }
 
     pub(super) fn measure_when_due(&mut self, now: Mono) {
-        if self.measuring_due().is_none_or(|at| at > now) {
-            return;
+        match self.measuring_due() {
+            Some(at) if at <= now => {}
+            Some(_) => return,
+            None => return self.measuring.unfinished.clear(),
         }
         let (mut pods, mut measured): (Vec<(String, Vec<Limited>)>, Vec<Measured>) = Default::default();
         for record in self.limited_pods() {
@@ -75,16 +87,13 @@ impl<R: Runtime + 'static> Agent<R> {
         self.measuring.in_flight = true;
         let (ctx, events) = (self.ctx.clone(), self.events.clone());
         let (meminfo, mut images_apart) = (self.watching.meminfo.clone(), self.measuring.images_apart);
+        let mut unfinished = std::mem::take(&mut self.measuring.unfinished);
         let task = async move {
-            let outgrown = move || {
-                let message = |volumes: Vec<Limited>| volumes.iter().find_map(Limited::outgrown);
-                let found = pods.into_iter().filter_map(|(uid, volumes)| Some((uid, message(volumes)?)));
-                found.collect::<Vec<_>>()
-            };
+            let outgrown = move || (unfinished.run(pods), unfinished);
             // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
-            let outgrown = ctx.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
+            let (outgrown, unfinished) = ctx.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
                 log::warn!("no emptyDir with a sizeLimit was measured: {error}");
-                Vec::new()
+                Default::default()
             });
             let mut usages = Ok(SortedMap::new());
             if !measured.is_empty() {
@@ -94,7 +103,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 }
                 usages = observe::measure(&ctx, measured, None).await;
             }
-            let found = Box::new(HeldToLimits { outgrown, usages, images_apart });
+            let found = Box::new(HeldToLimits { outgrown, usages, unfinished, images_apart });
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Measured(found)).await;
         };
@@ -103,8 +112,9 @@ impl<R: Runtime + 'static> Agent<R> {
 
     /// In the kubelet's order: the emptyDirs, the pod as a whole, its containers.
     pub(super) fn measured(&mut self, found: HeldToLimits) {
-        let HeldToLimits { outgrown, usages, images_apart } = found;
+        let HeldToLimits { outgrown, usages, unfinished, images_apart } = found;
         self.measuring.in_flight = false;
+        self.measuring.unfinished = unfinished;
         self.measuring.images_apart = images_apart;
         self.measuring.is_untold &= usages.is_err();
         let mut broke: Vec<(PodUid, OwnLimit, String)> = outgrown

@@ -330,11 +330,11 @@ pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
                 .map_err(|error| format!("{} was not removed: {error}", path.display()))?;
         }
     }
-    match std::fs::remove_dir_all(logs) {
+    match crate::tree::remove(logs, || true) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("{} was not removed: {error}", logs.display()))
         }
-        Ok(()) | Err(_) => Ok(()),
+        Ok(_) | Err(_) => Ok(()),
     }
 }
 

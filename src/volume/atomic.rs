@@ -11,13 +11,17 @@
 //! removed; the kubelet names the directories by the time of day, of which smolet's users may have none.
 use std::fs;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::unix::fs::{
     DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, chown, symlink,
 };
 use std::path::Path;
 
+use rustix::fs::FileType;
+
 use super::files::File;
 use crate::model::SortedSet;
+use crate::tree::{self, Walk};
 
 const DATA: &str = "..data";
 const DATA_NEW: &str = "..data_tmp";
@@ -126,7 +130,7 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
             return Ok(false);
         }
     }
-    Ok(count(place)? == files.len())
+    Ok(count(place, files.len())? == files.len())
 }
 
 /// Compared piece by piece: many volumes may be looked at at once, with a megabyte in each.
@@ -142,13 +146,13 @@ fn reads_as(path: &Path, mut wanted: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// How many files stand below a directory of ours.
-fn count(dir: &Path) -> io::Result<usize> {
+/// How many files stand below a directory of ours; one more than `most` when there are more.
+fn count(dir: &Path, most: usize) -> io::Result<usize> {
     let mut all = 0;
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        all += if entry.file_type()?.is_dir() { count(&entry.path())? } else { 1 };
-    }
+    Walk::new(dir, false)?.go_on(|there| {
+        all += usize::from(!FileType::from_raw_mode(there.st_mode).is_dir());
+        if all > most { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
     Ok(all)
 }
 
@@ -167,12 +171,7 @@ fn links(dir: &Path) -> io::Result<SortedSet<String>> {
 
 /// Removes a link, a file or a whole directory; links are not followed.
 fn remove(path: &Path) -> io::Result<()> {
-    let removed = match path.symlink_metadata() {
-        Ok(there) if there.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) => Err(error),
-    };
-    match removed {
+    match tree::remove(path, || true) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }

@@ -4,20 +4,23 @@
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path};
+use std::time::Instant;
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
 use super::{NFS, SUBPATHS, VolumeError};
+use crate::limits::REMOVAL_PIECE;
 use crate::mounts::{self, Mount};
-use crate::userns;
+use crate::{tree, userns};
 
 /// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
-/// are unmounted, and where something else is still mounted below it nothing is touched.
+/// are unmounted, and where something else is still mounted below it nothing is touched. Ends after `limits::REMOVAL_PIECE`,
+/// and returns whether all of it is gone: what is left another call removes.
 ///
 /// # Errors
 /// One sentence; the caller tries again later.
-pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
-    remove(pod_dir, |pod_dir| std::fs::remove_dir_all(pod_dir))
+pub fn pod_dir(pod_dir: &Path) -> Result<bool, VolumeError> {
+    remove(pod_dir, |pod_dir| one_piece(pod_dir))
 }
 
 /// Removes the volumes of a pod that has ended, as [`pod_dir`] does, and its range of users last (`usernsManager.Release`). What
@@ -25,18 +28,28 @@ pub fn pod_dir(pod_dir: &Path) -> Result<(), VolumeError> {
 ///
 /// # Errors
 /// As [`pod_dir`].
-pub fn volumes(pod_dir: &Path) -> Result<(), VolumeError> {
+pub fn volumes(pod_dir: &Path) -> Result<bool, VolumeError> {
     remove(pod_dir, |pod_dir| {
-        let unless_gone = |removed: io::Result<()>| match removed {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            Ok(()) | Err(_) => Ok(()),
-        };
-        unless_gone(std::fs::remove_dir_all(pod_dir.join("volumes")))?;
-        unless_gone(std::fs::remove_file(pod_dir.join(userns::NAME)))
+        if !unless_gone(one_piece(&pod_dir.join("volumes")))? {
+            return Ok(false);
+        }
+        unless_gone(std::fs::remove_file(pod_dir.join(userns::NAME)).map(|()| true))
     })
 }
 
-fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<()>) -> Result<(), VolumeError> {
+fn one_piece(path: &Path) -> io::Result<bool> {
+    let began = Instant::now();
+    tree::remove(path, || began.elapsed() < REMOVAL_PIECE)
+}
+
+fn unless_gone(removed: io::Result<bool>) -> io::Result<bool> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        removed => removed,
+    }
+}
+
+fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<bool>) -> Result<bool, VolumeError> {
     let fail = |what: String| VolumeError(format!("pod directory {}: {what}", pod_dir.display()));
     let mounts = mounted_below(pod_dir).map_err(|error| fail(format!("cannot be checked: {error}")))?;
     if let Some(other) = mounts.iter().find(|mounted| !mounted.is_ours) {
@@ -56,12 +69,8 @@ fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<()>) -> Result<(), Volu
     }
     let emptied =
         parts(&pod_dir.join(SUBPATHS), 3).and_then(|()| parts(&pod_dir.join("volumes").join(NFS), 1));
-    match emptied.and_then(|()| one_file_system(pod_dir)).and_then(|()| files(pod_dir)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(fail(format!("cannot be removed: {error}")))
-        }
-        _ => Ok(()),
-    }
+    let removed = emptied.and_then(|()| one_file_system(pod_dir)).and_then(|()| files(pod_dir));
+    unless_gone(removed).map_err(|error| fail(format!("cannot be removed: {error}")))
 }
 
 /// Removes what parts of volumes were bound to, and servers' volumes mounted on, never what is in it: should one be mounted all
@@ -85,11 +94,11 @@ fn parts(directory: &Path, depth: usize) -> io::Result<()> {
 /// An error when a volume in the directory lies on another file system (`RemoveAllOneFilesystem`).
 fn one_file_system(pod_dir: &Path) -> io::Result<()> {
     let own = pod_dir.metadata()?.dev();
-    let entries =
-        |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    for volume in entries(&pod_dir.join("volumes")).flat_map(|plugin| entries(&plugin).collect::<Vec<_>>()) {
-        if volume.symlink_metadata()?.dev() != own {
-            return Err(io::Error::other(format!("{} is mounted by now", volume.display())));
+    let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
+    for volume in entries(&pod_dir.join("volumes")).flat_map(|plugin| entries(&plugin.path())) {
+        // Of a link its own.
+        if volume.metadata()?.dev() != own {
+            return Err(io::Error::other(format!("{} is mounted by now", volume.path().display())));
         }
     }
     Ok(())

@@ -1,17 +1,19 @@
 //! Whether an emptyDir on disk has outgrown its `sizeLimit` (eviction manager, `emptyDirLimitEviction`). What [`limited`]
 //! finds is PURE; measuring is I/O, blocking.
-use std::os::fd::OwnedFd;
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2, statat};
+use rustix::fs::{FileType, Stat};
 
 use super::{CONFIG_MAP, EMPTY_DIR, own_path};
-use crate::limits::{VOLUME_DEPTH_MAX, VOLUME_LINKS_MAX};
+use crate::limits::{VOLUME_LINKS_MAX, VOLUME_USAGE_PERIOD, VOLUME_USAGE_PIECE, VOLUMES_HALF_MEASURED_MAX};
 use crate::model::DesiredPod;
 use crate::model::SortedSet;
 use crate::mounts;
 use crate::render::quantity::Quantity;
+use crate::tree::{Walk, Walked};
 
 /// An emptyDir that may hold so much.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,20 +45,87 @@ pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
 }
 
 impl Limited {
-    /// The kubelet's message when it holds more than it may. What is mounted in it may not answer: it is not looked at.
-    /// (Before Linux 5.6 nothing is that is beside it.)
-    pub fn outgrown(&self) -> Option<String> {
-        let sum = Sum::of(&self.path, self.bytes_max)?;
-        (sum.bytes > self.bytes_max).then(|| {
-            // With the blank at its end.
-            format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.name, self.limit)
-        })
+    /// The kubelet's message when it holds more than it may, with the blank at its end.
+    fn outgrown(&self, sum: &Sum) -> Option<String> {
+        let is_outgrown = sum.bytes > self.bytes_max;
+        is_outgrown
+            .then(|| format!("Usage of EmptyDir volume {:?} exceeds the limit {:?}. ", self.name, self.limit))
+    }
+}
+
+/// Looks at large volumes that are not over, and are taken up again by the next [`Measurement::run`].
+#[derive(Default)]
+pub struct Measurement {
+    /// At most one of a pod, and `limits::VOLUMES_HALF_MEASURED_MAX`. Full: a further volume is begun anew the next time.
+    unfinished: Vec<(String, Limited, Sum)>,
+    /// The last pod that got a place there: the next time the pods behind it come first.
+    last: String,
+}
+
+impl Measurement {
+    /// The pods, by UID, of which a volume has outgrown its limit, and the message. Each volume is looked at for
+    /// `limits::VOLUME_USAGE_PIECE`; the large ones go on in turn while `limits::VOLUME_USAGE_PERIOD` lasts, so that none holds up
+    /// the others. What is mounted in a volume may not answer: it is not looked at. (Before Linux 5.6 nothing is that is beside
+    /// it.)
+    pub fn run(&mut self, pods: Vec<(String, Vec<Limited>)>) -> Vec<(String, String)> {
+        self.run_in_pieces(pods, VOLUME_USAGE_PIECE, VOLUME_USAGE_PERIOD)
+    }
+
+    fn run_in_pieces(
+        &mut self,
+        mut pods: Vec<(String, Vec<Limited>)>,
+        piece: Duration,
+        period: Duration,
+    ) -> Vec<(String, String)> {
+        let began = Instant::now();
+        self.unfinished.retain(|(uid, volume, _)| {
+            pods.iter().any(|(of, volumes)| of == uid && volumes.contains(volume))
+        });
+        pods.sort_by_key(|(uid, _)| (*uid <= self.last, uid.clone()));
+        let mut found: Vec<(String, String)> = Vec::new();
+        for (uid, volumes) in pods {
+            for volume in volumes {
+                if self.unfinished.iter().any(|(of, begun, _)| *of == uid && *begun == volume) {
+                    continue;
+                }
+                let Some(mut sum) = Sum::of(&volume.path, volume.bytes_max) else { continue };
+                let is_over = sum.go_on(piece);
+                if let Some(message) = volume.outgrown(&sum) {
+                    found.push((uid, message));
+                    break;
+                }
+                let has_place = self.unfinished.len() < VOLUMES_HALF_MEASURED_MAX
+                    && self.unfinished.iter().all(|(of, ..)| *of != uid);
+                if !is_over && has_place {
+                    self.last.clone_from(&uid);
+                    self.unfinished.push((uid.clone(), volume, sum));
+                }
+            }
+        }
+        self.unfinished.retain(|(uid, ..)| found.iter().all(|(of, _)| of != uid));
+        loop {
+            self.unfinished.retain_mut(|(uid, volume, sum)| {
+                let is_over = sum.go_on(piece);
+                found.extend(volume.outgrown(sum).map(|message| (uid.clone(), message)));
+                !is_over
+            });
+            if self.unfinished.is_empty() || began.elapsed() >= period {
+                return found;
+            }
+        }
+    }
+
+    /// Nothing has to be measured any more: what is open for it is closed.
+    pub fn clear(&mut self) {
+        *self = Self::default();
     }
 }
 
 /// Bytes and inodes that a directory takes on its disk; `None` when it is not there. What is mounted in it is not of it.
 pub fn measured(path: &Path) -> Option<(u64, u64)> {
-    Sum::of(path, u64::MAX).map(|sum| (sum.bytes, sum.inodes))
+    let mut sum = Sum::of(path, u64::MAX)?;
+    while !sum.go_on(VOLUME_USAGE_PIECE) {}
+    Some((sum.bytes, sum.inodes))
 }
 
 /// Bytes and inodes of what a pod's volumes take on the node's disk (`IsLocalEphemeralVolume`), and its hosts file
@@ -72,85 +141,58 @@ pub fn measured_pod(pod_dir: &Path) -> (u64, u64) {
     (bytes, inodes)
 }
 
-/// A container may put a link in a directory's place at any time.
-const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-
+/// What a directory takes on its disk, as `du` has it.
 struct Sum {
+    walk: Walk,
     bytes: u64,
     inodes: u64,
     bytes_max: u64,
-    /// What is mounted in the volume is not of it.
-    device: u64,
-    /// There is such.
-    has_mounts: bool,
     /// Files of several names that are counted already.
     links: SortedSet<u64>,
 }
 
 impl Sum {
-    /// Of that directory. What is mounted in it may not answer: it is not looked at.
+    /// Of that directory, of which nothing is counted yet.
     fn of(path: &Path, bytes_max: u64) -> Option<Self> {
-        let has_mounts = mounts::has_mounts(path).ok()?;
-        let directory = if has_mounts {
-            let parent = open(path.parent()?, DIRECTORY, Mode::empty()).ok()?;
-            openat2(&parent, path.file_name()?, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV).ok()?
-        } else {
-            open(path, DIRECTORY, Mode::empty()).ok()?
-        };
-        let device = fstat(&directory).ok()?.st_dev;
-        let mut sum = Self { bytes: 0, inodes: 0, bytes_max, device, has_mounts, links: SortedSet::new() };
-        sum.add(&directory, 0);
-        Some(sum)
+        let walk = Walk::new(path, mounts::has_mounts(path).ok()?).ok()?;
+        Some(Self { walk, bytes: 0, inodes: 0, bytes_max, links: SortedSet::new() })
     }
 
-    /// Adds what a directory takes on the disk, as `du` does. Symlinks are not followed; what goes away meanwhile, or
-    /// cannot be read, counts nothing. Ends when it is enough.
-    fn add(&mut self, directory: &OwnedFd, depth: usize) {
-        let Ok(entries) = Dir::read_from(directory) else { return };
-        for entry in entries.flatten() {
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let there = if self.has_mounts {
-                let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                openat2(directory, name, flags, Mode::empty(), ResolveFlags::NO_XDEV).and_then(fstat)
-            } else {
-                statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
-            };
-            let Ok(there) = there else { continue };
-            if there.st_dev != self.device {
-                continue;
-            }
-            let is_dir = FileType::from_raw_mode(there.st_mode).is_dir();
-            let is_new = is_dir
+    /// Counts for so long. True when it is over: everything is counted, or more than it may be. What goes away meanwhile, or
+    /// cannot be read, counts nothing.
+    fn go_on(&mut self, time: Duration) -> bool {
+        /// Entries between two looks at the clock.
+        const AT_ONCE: u32 = 64;
+        let Self { walk, bytes, inodes, bytes_max, links } = self;
+        let (began, mut seen) = (Instant::now(), 0_u32);
+        let walked = walk.go_on(|there: &Stat| {
+            let is_new = FileType::from_raw_mode(there.st_mode).is_dir()
                 || there.st_nlink < 2
-                || self.links.len() >= VOLUME_LINKS_MAX
-                || self.links.insert(there.st_ino);
+                || links.len() >= VOLUME_LINKS_MAX
+                || links.insert(there.st_ino);
             if is_new {
-                self.inodes += 1;
-                self.bytes = self.bytes.saturating_add(u64::try_from(there.st_blocks).unwrap_or(0) * 512);
+                *inodes += 1;
+                *bytes = bytes.saturating_add(u64::try_from(there.st_blocks).unwrap_or(0) * 512);
             }
-            if is_dir
-                && depth < VOLUME_DEPTH_MAX
-                && let Ok(below) = openat(directory, name, DIRECTORY, Mode::empty())
-            {
-                self.add(&below, depth + 1);
-            }
-            if self.bytes > self.bytes_max {
-                return;
-            }
-        }
+            seen = seen.wrapping_add(1);
+            let is_late = || seen.is_multiple_of(AT_ONCE) && began.elapsed() >= time;
+            if *bytes > *bytes_max || is_late() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        walked != Walked::Stopped || self.bytes > self.bytes_max
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::CWD;
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
     use rustix::io::Errno;
     use serde_json::json;
+
+    fn look_at(volume: &Limited) -> Option<String> {
+        let found = Measurement::default().run(vec![("u".to_owned(), vec![volume.clone()])]);
+        found.into_iter().next().map(|(_, message)| message)
+    }
 
     #[test]
     fn what_an_empty_dir_takes_on_the_disk_is_held_against_its_limit() {
@@ -162,7 +204,7 @@ mod tests {
         let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
         let found = limited(&pod, root.to_str().unwrap());
         assert_eq!(found.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["a"]);
-        let (dir, outgrown) = (&found[0].path, || found[0].outgrown());
+        let (dir, outgrown) = (&found[0].path, || look_at(&found[0]));
         assert_eq!(outgrown(), None, "it is not there yet");
         std::fs::create_dir_all(dir.join("deep/er")).unwrap();
         std::fs::write(dir.join("deep/er/x"), vec![1; 600 << 10]).unwrap();
@@ -213,18 +255,76 @@ mod tests {
         let limited =
             Limited { name: "a".into(), path: path.clone(), limit: "512Ki".into(), bytes_max: 512 << 10 };
         // Emulators may be as old as the kernel before Linux 5.6.
-        let known = openat2(CWD, &root, DIRECTORY, Mode::empty(), ResolveFlags::empty());
+        let known = openat2(CWD, &root, OFlags::DIRECTORY, Mode::empty(), ResolveFlags::empty());
         let is_measured = known.err() != Some(Errno::NOSYS);
         for (at, outgrown) in [(path.join("deep/away"), is_measured), (path, false)] {
             let away = mounts::Away::mount(&at);
             let (found, told) = std::sync::mpsc::channel();
             let theirs = limited.clone();
-            std::thread::spawn(move || found.send(theirs.outgrown().is_some()));
+            std::thread::spawn(move || found.send(look_at(&theirs).is_some()));
             let told = told.recv_timeout(std::time::Duration::from_mins(1));
             // A thread that hangs gets an error.
             drop(away);
             assert_eq!(told, Ok(outgrown), "{}", at.display());
         }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    /// 20 MB, 70 levels down, against a limit of 1 MiB.
+    #[test]
+    fn what_lies_deep_counts() {
+        let root = std::env::temp_dir().join(format!("smolet-usage-deep-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let deep = root.join("d/".repeat(70));
+        std::fs::create_dir_all(&deep).unwrap();
+        let volume =
+            Limited { name: "a".into(), path: root.clone(), limit: "1Mi".into(), bytes_max: 1 << 20 };
+        assert_eq!(look_at(&volume), None);
+        std::fs::write(deep.join("x"), vec![1; 20_000_000]).unwrap();
+        assert_eq!(
+            look_at(&volume).as_deref(),
+            Some("Usage of EmptyDir volume \"a\" exceeds the limit \"1Mi\". ")
+        );
+        assert!(measured(&root).unwrap().0 >= 20_000_000);
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+
+    /// A large volume is measured in pieces, over several looks; the others do not wait for it.
+    #[test]
+    fn a_volume_of_many_files_does_not_hold_up_the_others() {
+        let root = std::env::temp_dir().join(format!("smolet-usage-wide-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        let limited = |name: &str| Limited {
+            name: name.into(),
+            path: root.join(name),
+            limit: "1Mi".into(),
+            bytes_max: 1 << 20,
+        };
+        let pods: Vec<_> = ["a", "b", "c"].map(|name| (name.to_owned(), vec![limited(name)])).into();
+        for (uid, _) in &pods {
+            std::fs::create_dir_all(root.join(uid).join("0")).unwrap();
+        }
+        for number in 0..640 {
+            std::fs::write(root.join(format!("a/0/{number}")), "").unwrap();
+        }
+        std::fs::write(root.join("c/x"), vec![1; 2 << 20]).unwrap();
+        let mut measurement = Measurement::default();
+        let mut look = |pods: &[_]| {
+            let found = measurement.run_in_pieces(pods.to_vec(), Duration::ZERO, Duration::ZERO);
+            let found = found.into_iter().map(|(uid, _)| uid).collect::<String>();
+            (
+                found,
+                measurement.unfinished.len(),
+                measurement.unfinished.first().map_or(0, |(.., sum)| sum.inodes),
+            )
+        };
+        // A piece of no time is 64 entries.
+        assert_eq!(look(&pods), ("c".to_owned(), 1, 128));
+        assert_eq!(look(&pods), ("c".to_owned(), 1, 192), "taken up again");
+        assert_eq!(look(&pods[1..]), ("c".to_owned(), 0, 0), "its pod is gone");
+        assert_eq!(look(&pods).1, 1);
+        let found = measurement.run_in_pieces(pods, Duration::ZERO, Duration::from_mins(1));
+        assert!(found.iter().any(|(uid, _)| uid == "c") && measurement.unfinished.is_empty(), "{found:?}");
         std::fs::remove_dir_all(&root).unwrap();
     }
 }
