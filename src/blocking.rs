@@ -32,7 +32,7 @@ use crate::limits::{BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_JOBS_MAX, OUTSI
 use crate::model::SortedMap;
 use crate::model::{Mono, PodUid};
 use crate::mounts;
-use crate::store::poison;
+use crate::store::poison::{self, Working};
 use crate::volume::NFS;
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -336,7 +336,7 @@ impl Blocking {
     async fn own(&self, job: Job) {
         let turn = self.turns.acquire_arc().await;
         match &self.place {
-            Place::OwnThread(_) => start(marked(job, turn)).await,
+            Place::OwnThread(_) => start(marked(watched(job), turn)).await,
             Place::Here => here(job).await,
         }
     }
@@ -468,6 +468,14 @@ fn marked(job: Job, held: impl Send + 'static) -> Job {
     let mark = poison::handled();
     Box::new(move || {
         let (_handling, _held) = (poison::handling(mark), held);
+        job();
+    })
+}
+
+/// The job, to which an abort is put down too: none of it may hang, so that it stands there only while it is worked on.
+fn watched(job: Job) -> Job {
+    Box::new(move || {
+        let _working = Working::on(poison::handled().as_ref());
         job();
     })
 }

@@ -338,6 +338,12 @@ const _: () =
 
 /// Panics while one pod or manifest file was handled, after which it is set aside.
 pub const PANICS_TO_SET_ASIDE: u32 = 2;
+/// Lives of the agent on end that ended in the work on the disk for one pod without a panic, none of which did work for it to its end.
+pub const CUT_OFF_TO_SET_ASIDE: u32 = 3;
+/// Such works remembered. More: others are forgotten at the next start.
+pub const CUT_OFF_KEPT_MAX: usize = 64;
+/// Bytes of one. Longer: it counts for a mark that nobody has.
+pub const CUT_OFF_BYTES_MAX: u64 = 8 * 1024;
 /// Panics remembered. More: the oldest are forgotten at the next start.
 pub const PANICS_KEPT_MAX: usize = 64;
 /// Bytes of their list. Full: a further panic is not written down until the next start cuts the list.

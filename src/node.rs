@@ -164,7 +164,14 @@ pub async fn run(
     }
     executor.spawn(wait_for_signal(signals, stop, end)).detach();
     poison::watch_panics(&config.root_dir);
-    run_until(config, once, executor, clock, stopped).await
+    if let Some(directory) = config.socket.parent()
+        && std::fs::create_dir_all(directory).is_ok()
+    {
+        poison::watch_work(directory);
+    }
+    let ending = run_until(config, once, executor, clock, stopped).await?;
+    poison::end_of_work();
+    Ok(ending)
 }
 
 /// As [`run`], ended by a message (or the channel's end) instead of a signal.

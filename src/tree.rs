@@ -194,15 +194,14 @@ impl Emptied {
                     unlinkat(&self.dir, name, if is_dir { AtFlags::REMOVEDIR } else { AtFlags::empty() });
             }
             match removed {
-                Ok(()) => self.changed = true,
+                // Or it changes its kind again and again: the next pass sees what it is.
+                Ok(()) | Err(Errno::ISDIR | Errno::NOTDIR) => self.changed = true,
                 Err(Errno::NOENT) => {}
                 Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
                     let (name, next) = (name.to_owned(), entry.next_entry_cookie());
                     seek(&self.dir, SeekFrom::Start(next))?;
                     return Ok(Left::Directory(name));
                 }
-                // It changes its kind again and again.
-                Err(Errno::ISDIR | Errno::NOTDIR) => self.changed = true,
                 Err(error) => return Err(error.into()),
             }
             if entries.is_buffer_empty() && !goes_on(self.changed) {
@@ -359,7 +358,7 @@ impl Walk {
             let level = Level { dir, inode: there.st_ino, next: Next::Behind(below.inode) };
             // The one below is needed for its descriptor until now.
             let further = std::mem::replace(&mut below, level);
-            if depth + 1 <= self.depth && kept.len() + 1 < TREE_LEVELS_HELD_MAX {
+            if depth < self.depth && kept.len() + 1 < TREE_LEVELS_HELD_MAX {
                 kept.push_front(further);
             }
         }

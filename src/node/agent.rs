@@ -149,7 +149,7 @@ pub(super) struct Agent<R> {
     pub(super) told_held: SortedSet<PodUid>,
     /// Who rotates logs is told here what runs.
     pub(super) logs: Told,
-    set_aside: Arc<SetAside>,
+    pub(super) set_aside: Arc<SetAside>,
     pub(super) disk: Disk,
     pub(super) saving: Saving,
     pub(super) images_seen: ImagesSeen,

@@ -83,8 +83,9 @@ impl<R: Runtime + 'static> Agent<R> {
         self.disk.spared = Some(known);
         self.write_identity();
         let (ctx, cgroups, events) = (self.ctx.clone(), self.cgroups.clone(), self.events.clone());
+        let set_aside = self.set_aside.clone();
         let task = async move {
-            let (swept, slow) = jobs::sweep(&ctx, &cgroups, spared).await;
+            let (swept, slow) = jobs::sweep(&ctx, &cgroups, spared, &set_aside).await;
             match swept {
                 Ok(0) => {}
                 Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),

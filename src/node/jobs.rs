@@ -12,6 +12,7 @@ use crate::model::SortedSet;
 use crate::model::{ContainerKind, DesiredPod, Objects, ObservedPod, PodKey, PodUid, SandboxItem};
 use crate::proto::runtime::v1::Mount;
 use crate::render::{Environment, NodeSettings, paths};
+use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, act, remove_pod};
 use crate::sync::kill::{remove_dead_links, remove_pod_logs};
 use crate::sync::outcome::Outcome;
@@ -252,6 +253,7 @@ pub(super) async fn sweep<R: Runtime>(
     ctx: &ActContext<R>,
     cgroups: &NodeCgroups,
     mut known: SortedSet<String>,
+    set_aside: &SetAside,
 ) -> (Result<usize, String>, Vec<PodUid>) {
     // Another agent's pods may have their directories here too: whatever the runtime has stays.
     let mut note = |sandbox: SandboxItem| {
@@ -279,8 +281,15 @@ pub(super) async fn sweep<R: Runtime>(
     let slow = slow.iter().take(NFS_LEFTOVERS_MAX).map(|uid| PodUid::from(uid.as_str())).collect();
     for uid in &left {
         let uid = PodUid::from(uid.as_str());
+        let mark = poison::pod_mark(&uid, "");
+        if let Some(times) = set_aside.panics(&mark) {
+            let why =
+                format!("pod {uid}: removing it ended the agent {times} times; remove its directory by hand");
+            first = first.and(Err(why));
+            continue;
+        }
         let removed = match cgroups.stop(ctx, &uid).await {
-            Ok(()) => cgroups.remove(ctx, &uid, volume::remove_pod_dir).await,
+            Ok(()) => poison::scoped(mark, cgroups.remove(ctx, &uid, volume::remove_pod_dir)).await,
             // Not waited for once for each pod.
             Err(SliceError::Systemd(error)) if !error.is_of_unit() => {
                 return (first.and(Err(error.to_string())), slow);

@@ -3,22 +3,34 @@
 //! ```text
 //!     handling(mark) ─► panic ─► the hook appends "VERSION MARK" to ROOT/panics, then the process ends
 //!     next start: marks that stand there twice ─► SetAside ─► their pods and files are left alone
+//!
+//!     Working::on(mark) ─► MEMORY/work/HASH holds "VERSION 0 MARK" until the work on the disk is over
+//!     next start: each file that is left counts one more; at the third life in a row ─► SetAside
 //! ```
+//!
+//! No hook sees an abort without a panic (a stack that overflows), so the second list is of what was under way, on a tmpfs: a mark
+//! whose work ended the process in so many lives on end, none of which did any work for it to its end. An agent that is killed now
+//! and then blames nobody so; one that is ended in order leaves no file, nor does a reboot.
 //!
 //! A mark names a pod with the hash of its manifest, or a manifest file with the hash of its content: what is changed
 //! is tried again, and so is everything by another version of smolet. The hook runs in release builds too, where a
-//! panic aborts. Nothing is written before a panic, so an agent that is killed blames nobody. (The kubelet recovers a
+//! panic aborts. Nothing is written to the disk before a panic. (The kubelet recovers a
 //! panicking worker and tries again forever, which costs it unwinding tables and half-changed state.)
 
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use crate::limits::{PANICS_FILE_BYTES_MAX, PANICS_KEPT_MAX, PANICS_TO_SET_ASIDE};
+use rustix::fs::statfs;
+
+use crate::limits::{
+    CUT_OFF_BYTES_MAX, CUT_OFF_KEPT_MAX, CUT_OFF_TO_SET_ASIDE, PANICS_FILE_BYTES_MAX, PANICS_KEPT_MAX,
+    PANICS_TO_SET_ASIDE,
+};
 use crate::model::SortedMap;
 
 /// What panics are put down to: [`pod_mark`] or [`file_mark`].
@@ -35,10 +47,14 @@ pub fn pod_mark(uid: &dyn Display, config_hash: &str) -> Mark {
 
 /// The mark of a manifest file with this content.
 pub fn file_mark(path: &str, content: &[u8]) -> Mark {
-    let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
     // A path may hold anything; the list has a line for each panic.
     let path: String = path.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-    Arc::from(format!("file {:016x} {path}", content.iter().fold(0xcbf2_9ce4_8422_2325, hash)))
+    Arc::from(format!("file {:016x} {path}", hash(content)))
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let further = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, further)
 }
 
 /// Until dropped, a panic of this thread is put down to the mark it was made with.
@@ -77,9 +93,17 @@ pub async fn scoped<T>(mark: Mark, future: impl Future<Output = T>) -> T {
 pub struct SetAside(SortedMap<Box<str>, u32>);
 
 impl SetAside {
-    /// Reads `ROOT/panics` of the lives before. A file that is not there, or cannot be read, sets nothing aside.
-    /// Blocking.
+    /// Reads `ROOT/panics` of the lives before, and what they left under way. A file that is not there, or cannot be read,
+    /// sets nothing aside. Blocking.
     pub fn read(root_dir: &Path) -> Self {
+        let mut aside = Self::of_panics(root_dir);
+        if let Some(work) = WORK.get() {
+            aside.0.extend(cut_off(work));
+        }
+        aside
+    }
+
+    fn of_panics(root_dir: &Path) -> Self {
         let path = file(root_dir);
         let Ok(bytes) = fs::read(&path) else { return Self::default() };
         let text = String::from_utf8_lossy(&bytes);
@@ -123,6 +147,95 @@ pub fn watch_panics(root_dir: &Path) {
             let _ = append(&path, &mark);
         }
     }));
+}
+
+/// Where it stands what is under way; not set in a process that keeps no such list.
+static WORK: OnceLock<PathBuf> = OnceLock::new();
+
+/// From now on what is under way on the disk stands in `DIRECTORY/work`, when that is in memory: no disk is written for it.
+/// Blocking.
+pub fn watch_work(directory: &Path) {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    // 32 bits, with a sign on some targets.
+    #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast, clippy::cast_lossless)]
+    let kind = |of: rustix::fs::StatFs| of.f_type as u64 & 0xffff_ffff;
+    if statfs(directory).is_ok_and(|of| matches!(kind(of), TMPFS | RAMFS)) {
+        let work = directory.join("work");
+        let made = fs::create_dir(&work).or_else(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => Ok(()),
+            _ => Err(error),
+        });
+        match made {
+            Ok(()) => drop(WORK.set(work)),
+            Err(error) => log::warn!("{}: {error}; aborts are not counted", work.display()),
+        }
+    }
+}
+
+/// The process ends in order: what is under way is nobody's fault. Blocking.
+pub fn end_of_work() {
+    for entry in WORK.get().and_then(|work| fs::read_dir(work).ok()).into_iter().flatten().flatten() {
+        let is_blamed =
+            fs::read_to_string(entry.path()).is_ok_and(|text| under_way(&text).is_some_and(|(n, _)| n > 0));
+        if !is_blamed {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Work on the disk for a mark: until dropped, the end of the process is put down to it.
+#[derive(Debug)]
+pub struct Working(Option<PathBuf>);
+
+impl Working {
+    /// Begins it. Blocking: two short system calls on a tmpfs.
+    pub fn on(mark: Option<&Mark>) -> Self {
+        let (Some(mark), Some(work)) = (mark, WORK.get()) else { return Self(None) };
+        let path = work.join(format!("{:016x}", hash(mark.as_bytes())));
+        // What is there counts the lives before.
+        if let Ok(mut file) = File::create_new(&path) {
+            let _ = file.write_all(format!("{} 0 {mark}\n", env!("CARGO_PKG_VERSION")).as_bytes());
+        }
+        Self(Some(path))
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// How many lives it counts, and the mark; none of another version.
+fn under_way(text: &str) -> Option<(u32, &str)> {
+    let (version, text) = text.trim_end().split_once(' ')?;
+    let (count, mark) = text.split_once(' ')?;
+    (version == env!("CARGO_PKG_VERSION")).then_some((count.parse().ok()?, mark))
+}
+
+/// What the life before has left under way, counted once more: the marks that are set aside for it.
+fn cut_off(work: &Path) -> Vec<(Box<str>, u32)> {
+    let (mut aside, mut kept) = (Vec::new(), 0);
+    for entry in fs::read_dir(work).into_iter().flatten().flatten() {
+        let (path, mut text) = (entry.path(), String::new());
+        let read = File::open(&path).and_then(|file| file.take(CUT_OFF_BYTES_MAX).read_to_string(&mut text));
+        let Some((count, mark)) =
+            read.ok().and_then(|_| under_way(&text)).filter(|_| kept < CUT_OFF_KEPT_MAX)
+        else {
+            let _ = fs::remove_file(&path);
+            continue;
+        };
+        kept += 1;
+        let count = count.saturating_add(1);
+        let _ = fs::write(&path, format!("{} {count} {mark}\n", env!("CARGO_PKG_VERSION")));
+        if count >= CUT_OFF_TO_SET_ASIDE {
+            aside.push((mark.into(), count));
+        }
+    }
+    aside
 }
 
 fn file(root_dir: &Path) -> PathBuf {
@@ -200,6 +313,52 @@ mod tests {
         assert_eq!(SetAside::read(&dir).panics("pod last h"), Some(2));
         let text = fs::read_to_string(file(&dir)).expect("the list");
         assert_eq!(text.lines().count(), PANICS_KEPT_MAX);
+        fs::remove_dir_all(&dir).expect("removed");
+    }
+
+    /// The first half of the next test, in a process of its own: a stack that overflows in the work for a pod. It ends the
+    /// process without a panic.
+    #[test]
+    fn a_life_that_overflows_its_stack() {
+        fn deeper(level: u64) -> u64 {
+            let page = std::hint::black_box([level; 512]);
+            if level == 0 { 0 } else { deeper(level - 1) + page[511] }
+        }
+        let Some(dir) = std::env::var_os("SMOLET_TEST_OVERFLOW") else { return };
+        WORK.set(dir.into()).unwrap();
+        println!("{:?}", SetAside::read(Path::new("/nonexistent")).panics("pod u h"));
+        drop(Working::on(Some(&Mark::from("pod done h"))));
+        let _working = Working::on(Some(&Mark::from("pod u h")));
+        println!("{}", deeper(std::hint::black_box(1 << 40)));
+    }
+
+    #[test]
+    fn aborts_in_three_lives_on_end_set_it_aside() {
+        let dir = std::env::temp_dir().join(format!("smolet-aborts-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a folder");
+        let life = || {
+            let test = "store::poison::tests::a_life_that_overflows_its_stack";
+            let mut command = std::process::Command::new(std::env::current_exe().expect("this binary"));
+            let command = command.args(["--exact", test, "--nocapture"]).env("SMOLET_TEST_OVERFLOW", &dir);
+            let output = command.output().expect("it runs");
+            let told = String::from_utf8_lossy(&output.stderr).contains("has overflowed its stack");
+            assert!(told && !output.status.success(), "{output:?}");
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            said.lines()
+                .find(|line| line.contains("None") || line.contains("Some"))
+                .unwrap_or_default()
+                .to_owned()
+        };
+        // What each life found of those before.
+        let found = [life(), life(), life(), life()];
+        for (found, wanted) in found.iter().zip(["None", "None", "None", "Some(3)"]) {
+            assert!(found.ends_with(wanted), "{found}, {wanted}");
+        }
+        assert_eq!(fs::read_dir(&dir).expect("the folder").count(), 1, "what was done is not in it");
+        // Of another version nothing counts.
+        let file = fs::read_dir(&dir).expect("the folder").flatten().next().expect("a file").path();
+        fs::write(&file, "0.0.0 7 pod u h\n").expect("written");
+        assert!(cut_off(&dir).is_empty() && !file.exists());
         fs::remove_dir_all(&dir).expect("removed");
     }
 }

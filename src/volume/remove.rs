@@ -20,7 +20,7 @@ use crate::{tree, userns};
 /// # Errors
 /// One sentence; the caller tries again later.
 pub fn pod_dir(pod_dir: &Path) -> Result<bool, VolumeError> {
-    remove(pod_dir, |pod_dir| one_piece(pod_dir))
+    remove(pod_dir, one_piece)
 }
 
 /// Removes the volumes of a pod that has ended, as [`pod_dir`] does, and its range of users last (`usernsManager.Release`). What

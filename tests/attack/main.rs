@@ -137,6 +137,34 @@ fn annotations_of_megabytes() {
 }
 
 #[test]
+fn directories_without_end_in_a_volume() {
+    let mut agent = Agent::start();
+    let volume = |agent: &Agent| {
+        let pods = fs::read_dir(agent.path("root/pods")).into_iter().flatten().flatten();
+        let mut volumes = pods.map(|pod| pod.path().join("volumes/kubernetes.io~empty-dir/v"));
+        volumes.find(|volume| volume.exists())
+    };
+    let spec = "  volumes: [{name: v, emptyDir: {sizeLimit: 1Mi}}]\n";
+    let mounts = "volumeMounts: [{name: v, mountPath: /v}]";
+    agent.apply("deep", format!("{}{spec}", pod("deep", mounts)));
+    agent.wait("its volume", |agent| volume(agent).is_some());
+    agent.wait("the pod", |agent| agent.fake.state().running().contains(&"deep-gw/app#0".to_owned()));
+    let path = volume(&agent).expect("there it was");
+    let pod_dir = path.ancestors().nth(3).expect("above the volumes").to_owned();
+    let mut dir = File::open(&path).expect("the volume");
+    for _ in 0..21_000 {
+        rustix::fs::mkdirat(&dir, "d", rustix::fs::Mode::RWXU).expect("one level more");
+        let below = rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        dir = rustix::fs::openat(&dir, "d", below, rustix::fs::Mode::empty()).expect("made").into();
+    }
+    drop(dir);
+    // With what the directories themselves take it has outgrown its limit long before; ended for that or not, it goes.
+    fs::remove_file(agent.manifest("deep")).expect("it was there");
+    agent.wait("its end", |_| !pod_dir.exists());
+    agent.withstood("21,000 directories within each other");
+}
+
+#[test]
 fn many_valid_manifests_as_large_as_they_may_be() {
     let mut agent = Agent::start();
     let env = |n: usize| format!("{{name: A{n}, value: \"{}\"}},", "v".repeat(50));
