@@ -33,7 +33,7 @@ use crate::model::SortedMap;
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::store::poison::{self, Working};
-use crate::volume::NFS;
+use crate::volume::{NFS, SUBPATHS};
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -69,6 +69,13 @@ enum Lies {
     At(PathBuf),
 }
 
+/// Where a path of others lies ([`Blocking::location_of`]).
+#[derive(Clone, Debug)]
+pub struct Location {
+    path: PathBuf,
+    lies: Lies,
+}
+
 impl Lies {
     /// Reads links on the agent's own devices, and touches no others. I/O, blocking.
     fn of(path: &Path, root: &Path) -> Self {
@@ -85,14 +92,15 @@ impl Lies {
         }
     }
 
-    /// `None` for a server's volume too: of the pods that have one there, not each is to wait for it.
+    /// `None` for a server's volume too, and for parts of volumes, which may be a server's: of the pods that have one there, not
+    /// each is to wait for it with a thread of its own.
     fn in_pod(path: &Path, root: &Path) -> Option<Self> {
         let pods = root.join("pods");
         let mut below = path.strip_prefix(&pods).ok()?.iter();
-        let pod = below.next()?;
-        let is_of_server = below.next().is_some_and(|part| part == "volumes")
-            && below.next().is_some_and(|part| part == NFS);
-        (!is_of_server).then(|| Self::InPod(pods.join(pod)))
+        let (pod, part) = (below.next()?, below.next());
+        let may_be_of_server = part.is_some_and(|part| part == SUBPATHS)
+            || part.is_some_and(|part| part == "volumes") && below.next().is_some_and(|part| part == NFS);
+        (!may_be_of_server).then(|| Self::InPod(pods.join(pod)))
     }
 }
 
@@ -253,7 +261,31 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
         let (job, done) = kept(work);
-        self.away(path, job).await?;
+        self.away(path, None, job).await?;
+        Ok(done.take())
+    }
+
+    /// Where that path lies, for work there that comes in pieces: it is looked for once.
+    pub async fn location_of(&self, path: &Path) -> Location {
+        let path = path.to_owned();
+        let lies = match self.place {
+            Place::Here => Lies::At(path.clone()),
+            Place::OwnThread(_) => self.lies(&path).await,
+        };
+        Location { path, lies }
+    }
+
+    /// As [`Blocking::run_outside`], on a path of which it is known where it lies.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn run_at<T: Send + 'static>(
+        &self,
+        location: &Location,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let (job, done) = kept(work);
+        self.away(&location.path, Some(location.lies.clone()), job).await?;
         Ok(done.take())
     }
 
@@ -341,14 +373,14 @@ impl Blocking {
         }
     }
 
-    async fn away(&self, path: &Path, job: Job) -> Result<(), Stuck> {
+    async fn away(&self, path: &Path, lies: Option<Lies>, job: Job) -> Result<(), Stuck> {
         let Place::OwnThread(clock) = &self.place else {
             here(job).await;
             return Ok(());
         };
         let for_turn = Cell::new(false);
         let done = or_late(clock, OUTSIDE_PATIENCE, async {
-            let stay = self.enter(path, None, clock, &for_turn).await?;
+            let stay = self.enter(path, lies, clock, &for_turn).await?;
             over(&begin(path, stay, job)?).await;
             Ok(())
         });
@@ -369,12 +401,9 @@ impl Blocking {
         clock: &SharedClock,
         for_turn: &Cell<bool>,
     ) -> Result<Stay, Stuck> {
-        let lies = lies.or_else(|| Lies::in_pod(path, &self.root));
-        let lies = if let Some(lies) = lies {
-            lies
-        } else {
-            let (path, root) = (path.to_owned(), self.root.clone());
-            self.run(move || Lies::of(&path, &root)).await
+        let lies = match lies {
+            Some(lies) => lies,
+            None => self.lies(path).await,
         };
         let is_in_pod = matches!(lies, Lies::InPod(_) | Lies::Asked(Server::Unmount, _));
         let at = self.paths.borrow_mut().entry(lies).or_default().clone();
@@ -395,6 +424,14 @@ impl Blocking {
         for_turn.set(false);
         *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
         Ok(Stay { at, _path: of_path, _turn: turn })
+    }
+
+    async fn lies(&self, path: &Path) -> Lies {
+        if let Some(lies) = Lies::in_pod(path, &self.root) {
+            return lies;
+        }
+        let (path, root) = (path.to_owned(), self.root.clone());
+        self.run(move || Lies::of(&path, &root)).await
     }
 
     /// Every thread is at a path that does not answer.

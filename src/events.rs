@@ -244,7 +244,7 @@ fn hex_digits(text: &[u8]) -> usize {
 
 /// At most `bytes_max` bytes of `text`, cut at a character.
 pub fn cut(text: &str, bytes_max: usize) -> &str {
-    &text[..text.floor_char_boundary(bytes_max)]
+    crate::text::start_of(text, bytes_max)
 }
 
 #[cfg(test)]

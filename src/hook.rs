@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use hyper::header::AUTHORIZATION;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
-use smol::lock::Semaphore;
 
 use crate::addresses::NodeAddresses;
 use crate::cri::{ExecOutput, Runtime, RuntimeResult};
-use crate::limits::HOOKS_EXEC_AT_ONCE_MAX;
+use crate::limits::HOOKS_EXEC;
 use crate::probe::handler::{Address, HttpGet};
 use crate::probe::http::{self, NOT_TLS};
 use crate::probe::run::{Lookups, Tools, said};
 use crate::sync::act::{HookCall, HookFuture, Hooks};
 use crate::text::quoted;
+use crate::turns::Turns;
 
 /// What a hook does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,14 +69,14 @@ impl fmt::Display for Hook {
 pub struct HookRunner<R> {
     tools: Tools<R>,
     /// Commands have no time limit, and must leave room for the runtime's other calls.
-    execs: Semaphore,
+    execs: Turns,
     addresses: NodeAddresses,
 }
 
 impl<R: Runtime> HookRunner<R> {
     /// A runner of a node with these addresses.
     pub fn new(tools: Tools<R>, addresses: NodeAddresses) -> Self {
-        Self { tools, execs: Semaphore::new(HOOKS_EXEC_AT_ONCE_MAX), addresses }
+        Self { tools, execs: Turns::new(HOOKS_EXEC), addresses }
     }
 
     /// Where pods on the node's network are reached: a node without an address reaches itself.
@@ -90,13 +90,13 @@ impl<R: Runtime> HookRunner<R> {
         // Differs from the kubelet, which finds no address for the hooks of pods on the node's network.
         let hook = Hook::of(call.handler, call.ports, of_pod.or_else(|| Some(self.node_ip())))
             .map_err(|why| format!("Cannot run handler: {why}"))?;
-        let Tools { runtime, clock, lookups } = &self.tools;
+        let Tools { runtime, clock, lookups } = &self.tools.of_pod(&call.key.uid);
         let done = match &hook {
             // Without a time limit: whoever waits drops the call.
-            Hook::Exec(command) => {
-                let _turn = self.execs.acquire().await;
-                exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await)
-            }
+            Hook::Exec(command) => match self.execs.take((&call.key.uid).into()).await {
+                Ok(_turn) => exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await),
+                Err(why) => Err(why.to_string()),
+            },
             Hook::HttpGet(get) => http_get(lookups, get).await,
             Hook::TcpSocket(address) => lookups.connect(address).await.map(|_| None),
             Hook::Sleep(time) => {

@@ -8,16 +8,17 @@ use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 
 use hyper::body::{Body, Bytes, Frame};
-use smol::LocalExecutor;
 use smol::channel::Receiver;
 use smol::stream::Stream;
 
+use crate::executor::Executor;
+
 /// Runs hyper's futures on the loop's thread. Weak: the tasks hold it, and the executor holds the tasks.
 #[derive(Clone)]
-pub(crate) struct Spawner(Weak<LocalExecutor<'static>>);
+pub(crate) struct Spawner(Weak<Executor>);
 
 impl Spawner {
-    pub(crate) fn new(executor: &Rc<LocalExecutor<'static>>) -> Self {
+    pub(crate) fn new(executor: &Rc<Executor>) -> Self {
         Self(Rc::downgrade(executor))
     }
 }
@@ -28,7 +29,7 @@ where
 {
     fn execute(&self, task: F) {
         if let Some(executor) = self.0.upgrade() {
-            executor.spawn(task).detach();
+            executor.spawn("HTTP/2 connection", task).detach();
         }
     }
 }

@@ -1,17 +1,25 @@
-//! The empty chains by which others find out which iptables a node uses, the legacy one or that of `nf_tables` (kubelet
-//! `initNetworkUtil`): images of CNI plugins and of kube-proxy look for them (`iptables-wrapper`). I/O, blocking.
+//! What the kubelet keeps in a node's iptables (`syncIPTablesRules`). I/O, blocking.
+//!
+//! - The empty chains by which others find out which iptables a node uses, the legacy one or that of `nf_tables`: images of CNI
+//!   plugins and of kube-proxy look for them (`iptables-wrapper`).
+//! - The rule that keeps others out of the node's 127.0.0.0/8 (CVE-2020-8558): kube-proxy sets `route_localnet`, so that ports of
+//!   services are there on 127.0.0.1 too, and with it the kernel takes such packets from pods and from the network.
 //!
 //! Other than the kubelet, which looks for its canary every minute, they are made at the agent's start and at each join: what flushes
-//! a node's tables takes the rules that matter with it, and whoever has made those makes the hint anew.
+//! a node's tables takes the rules that matter with it, and whoever has made those makes the hint anew. kube-proxy makes the same
+//! rule wherever it sets `route_localnet`.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
 
 use crate::limits::IPTABLES_TIME;
-use crate::volume::program;
+use crate::volume::program::{self, Ended};
 
 /// A program for each family of addresses.
-const PROGRAMS: [&str; 2] = ["iptables", "ip6tables"];
+const PROGRAMS: [&str; 2] = [IPV4, "ip6tables"];
+const IPV4: &str = "iptables";
+
+const FIREWALL: &str = "KUBE-FIREWALL";
 
 /// Chains, and their tables.
 const CHAINS: [(&str, &str); 4] = [
@@ -21,59 +29,197 @@ const CHAINS: [(&str, &str); 4] = [
     ("KUBE-KUBELET-CANARY", "filter"),
 ];
 
-/// `iptables` says so when the chain is there already (`EnsureChain`).
-const IS_THERE: i32 = 1;
+/// Of the table `filter` of IPv4, as no address of IPv6 has such a network: the chain, the place in it, the rule.
+const RULES: [(&str, Place, &[&str]); 3] = [
+    ("OUTPUT", Place::First, &["-j", FIREWALL]),
+    ("INPUT", Place::First, &["-j", FIREWALL]),
+    (
+        FIREWALL,
+        Place::Last,
+        &[
+            "-m",
+            "comment",
+            "--comment",
+            "block incoming localnet connections",
+            "--dst",
+            "127.0.0.0/8",
+            "!",
+            "--src",
+            "127.0.0.0/8",
+            "-m",
+            "conntrack",
+            "!",
+            "--ctstate",
+            "RELATED,ESTABLISHED,DNAT",
+            "-j",
+            "DROP",
+        ],
+    ),
+];
 
-/// Makes the chains that are not there (`EnsureChain`). A machine without the program has none; what fails is told, and nothing else
+#[derive(Clone, Copy)]
+enum Place {
+    First,
+    Last,
+}
+
+/// `iptables` says so when a chain is there already (`EnsureChain`), and when a rule is not (`checkRuleUsingCheck`).
+const NO: i32 = 1;
+
+/// Makes the chains and the rules that are not there. A machine without the program has none; what fails is told, and nothing else
 /// suffers from it.
-pub(crate) fn ensure_hint_chains() {
+pub(crate) fn ensure_rules() {
+    let run = |program: &str, arguments: &[String]| {
+        program::run(program, arguments, IPTABLES_TIME, &AtomicBool::new(false))
+    };
     for program in PROGRAMS {
-        if let Err(why) = ensure(program) {
+        let tables = Tables { program, run: &run };
+        if let Err(why) = tables.ensure_chains() {
             log::warn!(
                 "{program}: the chains by which others find out which iptables this node uses were not made: {why}"
+            );
+        }
+        if program == IPV4
+            && let Err(why) = tables.ensure_firewall()
+        {
+            log::warn!(
+                "{program}: the rule that keeps others out of this node's 127.0.0.0/8 ({FIREWALL}) was not made: {why}"
             );
         }
     }
 }
 
-fn ensure(program: &str) -> Result<(), String> {
-    for (chain, table) in CHAINS {
-        let arguments = ["-w", "5", "-N", chain, "-t", table].map(str::to_owned);
-        let ended = match program::run(program, &arguments, IPTABLES_TIME, &AtomicBool::new(false)) {
+/// The tables of one family of addresses.
+struct Tables<'a> {
+    program: &'a str,
+    run: &'a dyn Fn(&str, &[String]) -> io::Result<Ended>,
+}
+
+impl Tables<'_> {
+    fn ensure_chains(&self) -> Result<(), String> {
+        CHAINS.iter().try_for_each(|(chain, table)| self.ensure_chain(chain, table))
+    }
+
+    fn ensure_firewall(&self) -> Result<(), String> {
+        self.ensure_chain(FIREWALL, "filter")?;
+        RULES.iter().try_for_each(|(chain, place, rule)| self.ensure_rule(chain, *place, rule))
+    }
+
+    /// `EnsureChain`.
+    fn ensure_chain(&self, chain: &str, table: &str) -> Result<(), String> {
+        self.refusal(&["-N", chain, "-t", table], &[]).map(drop)
+    }
+
+    /// `EnsureRule`.
+    fn ensure_rule(&self, chain: &str, place: Place, rule: &[&str]) -> Result<(), String> {
+        if self.refusal(&["-C", chain, "-t", "filter"], rule)?.is_none() {
+            return Ok(());
+        }
+        let place = match place {
+            Place::First => "-I",
+            Place::Last => "-A",
+        };
+        self.refusal(&[place, chain, "-t", "filter"], rule)?.map_or(Ok(()), Err)
+    }
+
+    /// What it prints when it answers [`NO`]; `None`: it is done, or there is no such program.
+    fn refusal(&self, command: &[&str], rule: &[&str]) -> Result<Option<String>, String> {
+        let words = ["-w", "5"].iter().chain(command).chain(rule);
+        let arguments: Vec<String> = words.map(|&word| word.to_owned()).collect();
+        let ended = match (self.run)(self.program, &arguments) {
             Ok(ended) => ended,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.to_string()),
         };
+        let printed = ended.output.trim();
         match ended.status.map(|status| status.code()) {
-            Some(Some(0 | IS_THERE)) => {}
-            Some(_) => return Err(ended.output.trim().to_owned()),
-            None => return Err(format!("not over after {} s, and killed", IPTABLES_TIME.as_secs())),
+            Some(Some(0)) => Ok(None),
+            Some(Some(NO)) => Ok(Some(printed.to_owned())),
+            Some(_) => Err(printed.to_owned()),
+            None => Err(format!("not over after {} s, and killed", IPTABLES_TIME.as_secs())),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command, Stdio};
+
     use super::*;
 
-    /// Of a network namespace of its own, which goes with the program.
-    #[test]
-    fn the_chains_are_made_once_and_stay() {
-        let script = "set -e; for table in mangle nat filter; do iptables -t $table -S; done";
-        let run = |line: &str| {
-            let arguments = ["-n", "sh", "-c", line].map(str::to_owned);
-            program::run("unshare", &arguments, IPTABLES_TIME, &AtomicBool::new(false))
-        };
-        let make: Vec<String> =
-            CHAINS.iter().map(|(chain, table)| format!("iptables -w 5 -N {chain} -t {table}")).collect();
-        let make = make.join("; ");
-        let ended = run(&format!("set -e; {make}; set +e; {make}; echo $?; {script}")).expect("unshare runs");
-        assert_eq!(ended.status.and_then(|status| status.code()), Some(0), "{}", ended.output);
-        let lines: Vec<&str> = ended.output.lines().collect();
-        assert!(lines.contains(&IS_THERE.to_string().as_str()), "{lines:?}");
-        for chain in ["-N KUBE-IPTABLES-HINT", "-N KUBE-KUBELET-CANARY"] {
-            assert!(lines.contains(&chain), "{lines:?}");
+    /// A network namespace of its own, which goes with a process in it.
+    struct Namespace(Child);
+
+    impl Namespace {
+        fn new() -> Self {
+            let mut process = Command::new("unshare");
+            // It says that it is there.
+            process.args(["-n", "sh", "-c", "echo; exec sleep 600"]).stdout(Stdio::piped());
+            let mut process = process.spawn().expect("unshare runs");
+            let mut out = process.stdout.take().expect("a pipe");
+            io::Read::read_exact(&mut out, &mut [0]).expect("a namespace needs root");
+            Self(process)
         }
+
+        fn run(&self, program: &str, arguments: &[String]) -> io::Result<Ended> {
+            let mut words = vec![format!("--net=/proc/{}/ns/net", self.0.id()), program.to_owned()];
+            words.extend_from_slice(arguments);
+            program::run("nsenter", &words, IPTABLES_TIME, &AtomicBool::new(false))
+        }
+
+        fn rules(&self, table: &str) -> Vec<String> {
+            let ended = self.run(IPV4, &["-S", "-t", table].map(str::to_owned)).expect("it runs");
+            assert_eq!(ended.status.and_then(|status| status.code()), Some(0), "{}", ended.output);
+            ended.output.lines().filter(|line| !line.starts_with("-P")).map(str::to_owned).collect()
+        }
+    }
+
+    impl Drop for Namespace {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn chains_and_rules_are_made_once_and_stay() {
+        let space = Namespace::new();
+        // What is there before stays behind what is put first.
+        let before = ["-A", "INPUT", "-p", "tcp", "-j", "ACCEPT"].map(str::to_owned);
+        assert!(space.run(IPV4, &before).unwrap().status.is_some_and(|status| status.success()));
+        let run = |program: &str, arguments: &[String]| space.run(program, arguments);
+        let tables = Tables { program: IPV4, run: &run };
+        for _ in 0..2 {
+            tables.ensure_chains().unwrap();
+            tables.ensure_firewall().unwrap();
+            assert_eq!(space.rules("mangle"), ["-N KUBE-IPTABLES-HINT", "-N KUBE-KUBELET-CANARY"]);
+            assert_eq!(space.rules("nat"), ["-N KUBE-KUBELET-CANARY"]);
+            let drop = "-A KUBE-FIREWALL ! -s 127.0.0.0/8 -d 127.0.0.0/8 -m comment --comment \"block incoming localnet \
+                        connections\" -m conntrack ! --ctstate RELATED,ESTABLISHED,DNAT -j DROP";
+            assert_eq!(
+                space.rules("filter"),
+                [
+                    "-N KUBE-FIREWALL",
+                    "-N KUBE-KUBELET-CANARY",
+                    "-A INPUT -j KUBE-FIREWALL",
+                    "-A INPUT -p tcp -j ACCEPT",
+                    "-A OUTPUT -j KUBE-FIREWALL",
+                    drop,
+                ]
+            );
+        }
+        let wrong = tables.ensure_rule("NO-SUCH-CHAIN", Place::Last, &["-j", "DROP"]).unwrap_err();
+        assert!(!wrong.is_empty());
+        let flushed = ["-F", FIREWALL].map(str::to_owned);
+        assert!(space.run(IPV4, &flushed).unwrap().status.is_some_and(|status| status.success()));
+        tables.ensure_firewall().unwrap();
+        assert_eq!(space.rules("filter").len(), 6);
+    }
+
+    #[test]
+    fn a_machine_without_the_program_has_no_chains() {
+        let run = |_: &str, _: &[String]| Err(io::ErrorKind::NotFound.into());
+        let tables = Tables { program: IPV4, run: &run };
+        assert_eq!(tables.ensure_chains().and_then(|()| tables.ensure_firewall()), Ok(()));
     }
 }

@@ -42,6 +42,7 @@ pub mod desired;
 pub mod doctor;
 pub mod events;
 pub mod eviction;
+pub mod executor;
 pub mod facts;
 pub mod filesystem;
 pub mod gc;
@@ -52,7 +53,7 @@ pub mod image;
 #[cfg(feature = "tls")]
 mod iptables;
 #[cfg(feature = "tls")]
-mod k3s;
+pub mod k3s;
 pub mod kernel_tunables;
 #[cfg(feature = "tls")]
 pub mod kube;
@@ -80,14 +81,15 @@ mod stream;
 pub mod streaming;
 pub mod sync;
 pub mod systemd;
-mod text;
+pub mod text;
 #[cfg(feature = "tls")]
-mod tls;
+pub mod tls;
 pub mod tree;
+pub mod turns;
 pub mod userns;
 pub mod volume;
 #[cfg(feature = "tls")]
-mod x509;
+pub mod x509;
 
 /// How many random cases a test walks, of `all`: a twentieth where the tests run under an emulator, as on all targets but one.
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::turns::Share;
+
 mod debug;
 mod eviction;
 mod gc;
@@ -19,7 +21,9 @@ mod resize;
 mod service;
 mod shutdown;
 mod source;
+mod stream;
 mod streaming;
+mod tls;
 mod why;
 
 pub use debug::*;
@@ -39,7 +43,9 @@ pub use resize::*;
 pub use service::*;
 pub use shutdown::*;
 pub use source::*;
+pub use stream::*;
 pub use streaming::*;
+pub use tls::*;
 pub use why::*;
 
 /// One KiB.
@@ -118,19 +124,26 @@ pub const START_FAILURE_BYTES_MAX: usize = KIB;
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
-pub const GRPC_CALLS_MAX: usize = 256;
-/// Of these, stops, which take a grace period, or minutes where the runtime hangs. Full: a further one waits for its turn.
-pub const CRI_STOPS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX * 5 / 16;
-/// Of these, pulls, which have no deadline (`PULL_TURN`). Full: a further one waits for its turn.
-pub const CRI_PULLS_AT_ONCE_MAX: usize = GRPC_CALLS_MAX / 16;
+pub const GRPC_CALLS_MAX: usize = 1280;
+/// Of these, stops, which take a grace period, or minutes where the runtime hangs. Each pod may have one whatever the others'
+/// containers do, and a share of the common ones. Full: a further one waits for its turn.
+pub const CRI_STOPS: Share = Share { own: PODS_IN_HAND_MAX, common: 80 };
+/// Of these, pulls, which have no deadline (`PULL_TURN`), divided as the stops are. Full: a further one waits for its turn.
+pub const CRI_PULLS: Share = Share { own: PODS_IN_HAND_MAX, common: CRI_PULLS_AT_ONCE_MAX };
+/// The most pulls at once that may be configured (`maxParallelImagePulls`).
+pub const CRI_PULLS_AT_ONCE_MAX: usize = 16;
+/// What waits for turns of one kind (`turns`): all containers that there may be, those that end included. Full: a further one
+/// fails, as if the runtime were away, and is tried again as it would be then.
+pub const TURNS_WAITING_MAX: usize = 4096;
+const _: () = assert!(TURNS_WAITING_MAX > 2 * (PODS_BYTES_MAX / CONTAINER_BYTES) + 2 * PODS_IN_HAND_MAX);
 // Looks and short calls always find room beside what makes sandboxes, starts containers and runs commands in them.
 const _: () = assert!(
-    CRI_STOPS_AT_ONCE_MAX
-        + CRI_PULLS_AT_ONCE_MAX
+    CRI_STOPS.most()
+        + CRI_PULLS.most()
         + STARTS_AT_ONCE_MAX
         + STARTS_OVERDUE_MAX
         + PROBES_AT_ONCE_MAX
-        + HOOKS_EXEC_AT_ONCE_MAX
+        + HOOKS_EXEC.most()
         < GRPC_CALLS_MAX
 );
 /// Bytes of one encoded request. Over: the call fails before anything is sent.
@@ -180,7 +193,7 @@ pub const TERMINATION_LOG_BYTES_READ: u64 = 64 * 1024;
 /// Bytes of a Unix socket's path (`sun_path` less its end mark). Over: refused with a message.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 /// Bytes read of crictl's settings. Over: the rest is not looked at.
-pub const CRICTL_CONFIG_BYTES_MAX: u64 = 64 * 1024;
+pub const CRICTL_CONFIG_BYTES_MAX: usize = 64 * KIB;
 
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
 pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
@@ -189,8 +202,8 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
 /// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
 pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
-/// Links that are followed to find what a path lies on (the kernel's `MAXSYMLINKS`). More: it is taken to lie where the last
-/// one lies.
+/// Links that are followed to find what a path lies on, or where one of `/logs/` leads (the kernel's `MAXSYMLINKS`). More: it is
+/// taken to lie where the last one lies; it cannot be shown.
 pub const LINKS_FOLLOWED_MAX: usize = 40;
 
 // ---- user namespaces -------------------------------------------------------------------------------------
@@ -203,7 +216,7 @@ const _: () = assert!(((USER_NAMESPACES_MAX + 1) as u64) << 16 <= u32::MAX as u6
 /// Directories of pods that are looked at for the users they have. More: a pod with users of its own waits, with a message.
 pub const POD_DIRS_READ_MAX: usize = 4 * KIB;
 /// Bytes read of such a file; the kubelet's have some 150. Longer: it counts as damaged.
-pub const USERNS_FILE_BYTES_MAX: u64 = 4096;
+pub const USERNS_FILE_BYTES_MAX: usize = 4096;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
@@ -342,8 +355,8 @@ pub const PANICS_TO_SET_ASIDE: u32 = 2;
 pub const CUT_OFF_TO_SET_ASIDE: u32 = 3;
 /// Such works remembered. More: others are forgotten at the next start.
 pub const CUT_OFF_KEPT_MAX: usize = 64;
-/// Bytes of one. Longer: it counts for a mark that nobody has.
-pub const CUT_OFF_BYTES_MAX: u64 = 8 * 1024;
+/// Bytes of one. Longer: it counts for nothing, and goes.
+pub const CUT_OFF_BYTES_MAX: usize = 8 * 1024;
 /// Panics remembered. More: the oldest are forgotten at the next start.
 pub const PANICS_KEPT_MAX: usize = 64;
 /// Bytes of their list. Full: a further panic is not written down until the next start cuts the list.

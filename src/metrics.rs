@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::eviction::local::OwnLimit;
 use crate::eviction::{NodeCondition, Signal};
+use crate::executor::Polls;
 use crate::limits::{Bound, KIB};
 use crate::model::SortedMap;
 use crate::model::{ContainerKind, Wall};
@@ -101,6 +102,8 @@ pub struct Metrics {
     pub runtime_events: Counter,
     /// Turns of the loop: what woke it, a timer or an event.
     pub turns: Counter,
+    /// How long polls held the thread.
+    pub polls: Rc<Polls>,
     /// How long relists took.
     pub relists: Sum,
     /// Time between the ends of two relists.
@@ -158,6 +161,11 @@ struct Starts {
 }
 
 impl Metrics {
+    /// Nothing is counted yet but the executor's polls.
+    pub fn new(polls: Rc<Polls>) -> Self {
+        Self { polls, ..Self::default() }
+    }
+
     /// A container was to start, and did, or did not because of the error. Waiting out a back-off is no start.
     pub fn start(&self, kind: ContainerKind, error: Option<&SyncError>) {
         let starts = &self.starts[kind as usize];
@@ -397,6 +405,11 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     }
     page.family("smolet_loop_turns_total", "counter", "Turns of the loop: events and timers");
     page.value("", metrics.turns.get());
+    page.family("smolet_slow_polls_total", "counter", "Polls that held the thread for 0.1 s or longer");
+    page.value("", metrics.polls.slow());
+    page.family("smolet_longest_poll_seconds", "gauge", "The longest poll so far, by what it was");
+    let (longest, task) = metrics.polls.longest();
+    page.seconds(&format!("{{task=\"{task}\"}}"), longest.as_nanos());
     page.family("smolet_state_writes_total", "counter", "Writes of files in the state directory");
     page.value("", metrics.state_writes.get());
     for (family, help, of) in [

@@ -81,7 +81,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_signal::{Signal, Signals};
-use smol::LocalExecutor;
 use smol::channel::{Receiver, Sender};
 use smol::stream::StreamExt as _;
 
@@ -93,14 +92,16 @@ use crate::config::Config;
 use crate::cri::endpoint::EndpointError;
 use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, RuntimeVersion, endpoint};
 use crate::events::{About, EventKind};
+use crate::executor::Executor;
 use crate::facts;
+use crate::filesystem::read_start;
 use crate::hook::HookRunner;
 use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
 use crate::kernel_tunables;
 use crate::limits::{
-    EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, ONCE_PATIENCE, ONCE_SETTLE, RELIST_RETRY_MAX,
-    SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
+    EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, MOUNTINFO_BYTES_MAX, ONCE_PATIENCE, ONCE_SETTLE,
+    RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
@@ -146,7 +147,7 @@ pub enum Ending {
 pub async fn run(
     config: &Config,
     once: bool,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     clock: SharedClock,
 ) -> Result<Ending, String> {
     let signals = Signals::new([Signal::Term, Signal::Int]).map_err(|e| format!("signals: {e}"))?;
@@ -156,13 +157,13 @@ pub async fn run(
         if !config.shutdown_on_sigterm {
             let (told, prepared) = smol::channel::bounded(1);
             let logind = Logind::new(&config.system_bus, clock.clone(), config.shutdown.all(), told);
-            executor.spawn(logind.watch()).detach();
-            executor.spawn(forward(prepared, stop.clone(), Stop::from)).detach();
+            executor.spawn("logind", logind.watch()).detach();
+            executor.spawn("shutdown", forward(prepared, stop.clone(), Stop::from)).detach();
         }
         let systemd = Systemd::new(&config.systemd_socket, clock.clone());
         end = Some(MachineEnd { on_sigterm: config.shutdown_on_sigterm, systemd });
     }
-    executor.spawn(wait_for_signal(signals, stop, end)).detach();
+    executor.spawn("signals", wait_for_signal(signals, stop, end)).detach();
     poison::watch_panics(&config.root_dir);
     if let Some(directory) = config.socket.parent()
         && std::fs::create_dir_all(directory).is_ok()
@@ -181,7 +182,7 @@ pub async fn run(
 pub async fn run_until(
     config: &Config,
     once: bool,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     clock: SharedClock,
     stopped: Receiver<Stop>,
 ) -> Result<Ending, String> {
@@ -203,17 +204,18 @@ pub async fn run_until(
     }
 
     let given = config.registration.addresses.clone();
-    executor.spawn(addresses.clone().follow(given, clock.clone())).detach();
+    executor.spawn("node addresses", addresses.clone().follow(given, clock.clone())).detach();
     // Asked for before the runtime answers, so that `smolet pods` never finds nobody.
     let (queries, asked) = smol::channel::bounded(SERVER_CONNECTIONS_MAX);
-    let metrics = Rc::new(Metrics::default());
+    let metrics = Rc::new(Metrics::new(executor.polls().clone()));
     let of_cluster = if config.kubeconfig.is_some() { KUBE_MEMORY_MAX } else { 0 };
     log::info!(
         "memory ceiling {} KiB for all that is kept; smolet top --self shows its parts",
         (memory_ceiling(config.status_store_bytes) + of_cluster) / KIB
     );
     let connections = metrics.connections.clone();
-    let serving = executor.spawn(server.run(executor.clone(), clock.clone(), queries.clone(), connections));
+    let serving = executor
+        .spawn("local socket", server.run(executor.clone(), clock.clone(), queries.clone(), connections));
     let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
     notify.ready();
 
@@ -254,26 +256,26 @@ pub async fn run_until(
                     let (room, node) = (ManifestRoom::default(), NodeName::new(identity.node_name()));
                     let pods = HttpSource::new(of.get.clone(), node, clock.clone(), of.period);
                     let pods = pods.beside(room.clone(), set_aside.clone());
-                    executor.spawn(pods.run(updates.clone())).detach();
+                    executor.spawn("manifest URL", pods.run(updates.clone())).detach();
                     manifests.sharing(room)
                 }
             };
-            executor.spawn(manifests.run(updates)).detach();
+            executor.spawn("manifest files", manifests.run(updates)).detach();
             let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
             let executor = executor.clone();
-            let runtime = runtime.counted_by(metrics.operations.clone());
+            let runtime = runtime.counted_by(metrics.operations.clone()).reading_in(blocking.clone());
             let (told, images) = smol::channel::bounded(1);
             let (dir, of) = (&config.images_dir, identity.node_name());
             let store = runtime.image_store(&import::lease(of));
             let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), told);
-            executor.spawn(importer.run()).detach();
+            executor.spawn("image import", importer.run()).detach();
             let (logs, woken) = Told::new();
             if let Some(rotation) = config.log_rotation {
                 let told = (logs.clone(), woken);
                 let (rotator, compressing) =
                     Rotator::new(rotation, runtime.clone(), clock.clone(), blocking.clone(), told);
-                executor.spawn(rotator.run()).detach();
-                executor.spawn(compressing).detach();
+                executor.spawn("log rotation", rotator.run()).detach();
+                executor.spawn("log compression", compressing).detach();
             }
             let about = (&version, handlers.as_slice());
             let joined = join(
@@ -354,7 +356,7 @@ struct FoundRuntime {
 async fn find_runtime(
     config: &Config,
     once: bool,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     clock: &SharedClock,
     said: &RefCell<String>,
     notify: &Notify,
@@ -486,7 +488,7 @@ pub struct Parts<'a> {
     /// The node's addresses, which change.
     pub addresses: NodeAddresses,
     /// Runs every task.
-    pub executor: Rc<LocalExecutor<'static>>,
+    pub executor: Rc<Executor>,
     /// The machine's clock, or a test's.
     pub clock: SharedClock,
     /// Where blocking work is done.
@@ -539,17 +541,19 @@ impl Parts<'_> {
             ..
         } = self;
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
-        executor.spawn(forward(self.source, events.clone(), Event::Source)).detach();
-        executor.spawn(forward(self.images, events.clone(), Event::Imported)).detach();
-        executor.spawn(forward(asked, events.clone(), Event::Query)).detach();
-        executor.spawn(forward(stopped, events.clone(), Event::Stop)).detach();
+        executor.spawn("source", forward(self.source, events.clone(), Event::Source)).detach();
+        executor.spawn("imported images", forward(self.images, events.clone(), Event::Imported)).detach();
+        executor.spawn("requests", forward(asked, events.clone(), Event::Query)).detach();
+        executor.spawn("stop", forward(stopped, events.clone(), Event::Stop)).detach();
         let (changes, followed) = (addresses.changes(), addresses.clone());
         let changed = move |()| Event::Addresses(followed.now());
-        executor.spawn(forward(changes, events.clone(), changed)).detach();
+        executor.spawn("addresses", forward(changes, events.clone(), changed)).detach();
 
         let ring = Rc::new(Ring::default());
         let mut ctx = context(config, runtime, handlers, (node, &addresses), blocking, &clock, &ring);
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        // Those of cgroups are among the first.
+        let mounts = read_start(Path::new("/proc/self/mounts"), MOUNTINFO_BYTES_MAX).unwrap_or_default();
+        let mounts = String::from_utf8_lossy(&mounts);
         let systemd = match ctx.node.cgroup_driver {
             CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
             CgroupDriver::Cgroupfs => None,
@@ -573,7 +577,7 @@ impl Parts<'_> {
             image_store,
             logs,
             set_aside,
-            metrics,
+            metrics.clone(),
             cluster,
         );
         // They may have changed while the runtime was waited for.
@@ -582,7 +586,9 @@ impl Parts<'_> {
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         // With the pods, at the machine's end.
         let mut ends = false;
+        let polls = metrics.polls.clone();
         loop {
+            polls.at("loop: turn");
             agent.turn();
             if ends && agent.shutdown_is_over() && agent.shutdown_is_told(clock.now().mono) {
                 agent.save_at_end().await;
@@ -611,7 +617,11 @@ impl Parts<'_> {
                     agent.save_at_end().await;
                     return Ending::Stopped;
                 }
-                Some(event) => agent.take(event),
+                Some(event) => {
+                    polls.at(event.name());
+                    agent.take(event);
+                    polls.give_way().await;
+                }
                 None => {}
             }
         }

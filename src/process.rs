@@ -1,8 +1,19 @@
-//! The agent's own process and what it may run beside: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`. I/O, once at start.
+//! The agent's own process and what it may run beside: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`; no core dump. I/O, once at start.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
 use crate::config::Config;
+
+/// Makes the process not dumpable, before it has read any secret: its memory holds Secrets, tokens and the node's key. There is no
+/// core dump of it, whatever limits and `core_pattern` say (a handler behind a pipe is given a dump at any limit), and only who has
+/// `CAP_SYS_PTRACE` reads its memory. The programs that it runs are dumpable as ever.
+pub(crate) fn forbid_dumps() {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        log::warn!(
+            "core dumps of the agent cannot be forbidden: {error}; a core dump of it would hold Secrets"
+        );
+    }
+}
 
 /// Gives the process what the settings say. What is not permitted is logged, as by the kubelet (`RunKubelet`).
 ///

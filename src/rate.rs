@@ -38,12 +38,28 @@ impl TokenBucket {
 
     /// Takes a token, if there is one.
     pub fn try_accept(&mut self, now: Mono) -> bool {
-        let more = now.since(self.at).as_secs_f64() * f64::from(self.rate.per_second);
-        self.left = (self.left + more).min(f64::from(self.rate.burst));
-        self.at = now;
+        self.refill(now);
         let accepted = self.missing() <= 0.0;
         self.left -= if accepted { 1.0 } else { 0.0 };
         accepted
+    }
+
+    /// When there is a token, for whoever knows only afterwards how many it takes; nothing when there is one now.
+    pub fn wait(&mut self, now: Mono) -> Option<Mono> {
+        self.refill(now);
+        (self.missing() > 0.0).then(|| self.ready_at())
+    }
+
+    /// Takes so many, also more than there are: what is missing then is waited for.
+    pub fn spend(&mut self, tokens: u32, now: Mono) {
+        self.refill(now);
+        self.left -= f64::from(tokens);
+    }
+
+    fn refill(&mut self, now: Mono) {
+        let more = now.since(self.at).as_secs_f64() * f64::from(self.rate.per_second);
+        self.left = (self.left + more).min(f64::from(self.rate.burst));
+        self.at = now;
     }
 
     /// When there is a token, if nobody takes one before; the instant of the last look when there is one.
@@ -75,6 +91,15 @@ mod tests {
         assert_eq!(accepted(&mut bucket, 400), 0);
         assert_eq!(accepted(&mut bucket, 1_000), 2, "two a second");
         assert_eq!(accepted(&mut bucket, 60_000), 3, "and no more than the burst are saved up");
+    }
+
+    #[test]
+    fn what_was_taken_too_much_is_waited_for() {
+        let mut bucket = TokenBucket::new(Rate { per_second: 100, burst: 50 }, at(0));
+        assert_eq!(bucket.wait(at(0)), None);
+        bucket.spend(149, at(0));
+        let ready = bucket.wait(at(100)).expect("a wait");
+        assert_eq!((ready.0 / 1_000_000, bucket.wait(at(1_001))), (1_000, None));
     }
 
     #[test]

@@ -10,7 +10,7 @@ const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
 
 /// What the text is the base64 of, with its padding; nothing when it is none.
-pub(crate) fn base64(text: &str) -> Option<Vec<u8>> {
+pub fn base64(text: &str) -> Option<Vec<u8>> {
     let bytes: Result<ByteString, serde::de::value::Error> =
         ByteString::deserialize(text.into_deserializer());
     Some(bytes.ok()?.0)
@@ -47,6 +47,22 @@ pub(crate) fn short_escape(c: char) -> Option<&'static str> {
         '\t' => "\\t",
         _ => return None,
     })
+}
+
+/// The text's beginning of at most so many bytes, without half a character at its end: what comes from others may be cut
+/// anywhere.
+pub(crate) fn start_of(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
+}
+
+/// The text's end of at most so many bytes, without half a character at its beginning.
+pub(crate) fn end_of(text: &str, bytes_max: usize) -> &str {
+    &text[text.ceil_char_boundary(text.len().saturating_sub(bytes_max))..]
+}
+
+/// Leaves [`start_of`] the text.
+pub(crate) fn cut(text: &mut String, bytes_max: usize) {
+    text.truncate(start_of(text, bytes_max).len());
 }
 
 /// Why the text is no DNS label (`IsDNS1123Label`), joined as the kubelet's messages join it; `None` when it is one.
@@ -167,6 +183,29 @@ fn printable(c: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_is_cut_between_characters() {
+        let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7);
+        let mut random = fastrand::Rng::with_seed(seed);
+        let pieces = ["a", "é", "漢", "🦀", "\u{301}", "\0", "\u{fffd}", ""];
+        for _ in 0..crate::cases(20_000) {
+            let text: String = (0..random.usize(..8)).map(|_| pieces[random.usize(..pieces.len())]).collect();
+            for most in (0..text.len() + 2).chain([usize::MAX]) {
+                let (start, end) = (start_of(&text, most), end_of(&text, most));
+                assert!(text.starts_with(start) && text.ends_with(end), "seed {seed}: {text:?} at {most}");
+                for part in [start, end] {
+                    // No more is left out than half a character.
+                    let least = text.len().min(most).saturating_sub(3);
+                    assert!(part.len() <= most && part.len() >= least, "seed {seed}: {text:?} at {most}");
+                }
+                let mut cut_off = text.clone();
+                cut(&mut cut_off, most);
+                assert_eq!(cut_off, start);
+            }
+        }
+        assert_eq!((start_of("né", 2), end_of("én", 2)), ("n", "n"));
+    }
 
     #[test]
     fn labels_and_subdomains() {

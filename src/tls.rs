@@ -1,17 +1,89 @@
-//! What all that speaks TLS shares: certificates out of their text, and a verifier that asks nobody who they are (Go's
-//! `InsecureSkipVerify`).
+//! What all that speaks TLS shares: certificates out of their text; how many a peer may show; and a verifier that asks nobody
+//! who they are (Go's `InsecureSkipVerify`).
+//!
+//! A path through certificates is looked for with each of them at each step, so that a peer's time grows with the power of
+//! their number: a longer chain is refused before anybody looks at it.
+
+use std::sync::Arc;
 
 use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use futures_rustls::rustls::client::WebPkiServerVerifier;
 use futures_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
-use futures_rustls::rustls::{DigitallySignedStruct, Error, SignatureScheme};
+use futures_rustls::rustls::crypto::ring;
+use futures_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use crate::limits::INTERMEDIATES_MAX;
 
 /// The certificates in a text; nothing when there is none, or one that cannot be read.
-pub(crate) fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
+pub fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     found.ok().filter(|found| !found.is_empty())
+}
+
+/// Whether what a peer shows beside its own certificate is few enough to be looked at.
+///
+/// # Errors
+/// They are more than [`INTERMEDIATES_MAX`].
+pub(crate) fn bounded(intermediates: &[CertificateDer<'_>]) -> Result<(), Error> {
+    let shown = intermediates.len();
+    if shown > INTERMEDIATES_MAX {
+        return Err(Error::General(format!(
+            "the peer shows {shown} certificates beside its own, of at most {INTERMEDIATES_MAX}"
+        )));
+    }
+    Ok(())
+}
+
+/// A verifier of servers by these authorities: rustls' own, behind [`bounded`].
+///
+/// # Errors
+/// A sentence: there are none.
+pub(crate) fn server_verifier(roots: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>, String> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    Ok(Arc::new(Bounded(verifier.map_err(|error| error.to_string())?)))
+}
+
+#[derive(Debug)]
+struct Bounded(Arc<WebPkiServerVerifier>);
+
+impl ServerCertVerifier for Bounded {
+    fn verify_server_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        bounded(intermediates)?;
+        self.0.verify_server_cert(own, intermediates, name, ocsp, now)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, certificate, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, certificate, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
 }
 
 /// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
@@ -65,3 +137,6 @@ impl ServerCertVerifier for Anybody {
         ]
     }
 }
+
+#[cfg(test)]
+mod tests;

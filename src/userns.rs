@@ -9,13 +9,13 @@
 //! The file `userns` in a pod's directory says which range is the pod's, in the kubelet's format; a range is taken as long
 //! as that file is there, and the file goes with the pod's directory, after all else of the pod. Nothing is kept in
 //! memory: the files are read when a pod wants a range, and one pod is served after the other.
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
+use crate::filesystem::read_bounded;
 use crate::limits::{POD_DIRS_READ_MAX, USER_NAMESPACES_MAX, USERNS_FILE_BYTES_MAX};
 use crate::model::SortedSet;
 use crate::render::UserNamespace;
@@ -69,16 +69,15 @@ fn text(users: UserNamespace) -> String {
 
 /// What a pod's file says; `None` without one.
 fn read(path: &Path) -> Result<Option<UserNamespace>, String> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| file.take(USERNS_FILE_BYTES_MAX).read_to_end(&mut bytes));
-    match read {
-        Ok(_) => {}
+    let bytes = match read_bounded(path, USERNS_FILE_BYTES_MAX) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Vec::new(),
         // The second one: something in the pods' directory that is no directory.
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             return Ok(None);
         }
         Err(error) => return Err(format!("user namespace: {}: {error}", path.display())),
-    }
+    };
     parse(&bytes).map(Some).ok_or_else(|| {
         format!(
             "invalid user namespace mappings file {}: remove it with the pod it belongs to",

@@ -26,16 +26,16 @@ const VERSION: u8 = 0xa0;
 
 /// From when until when a certificate holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Validity {
+pub struct Validity {
     /// `notBefore`.
-    pub(crate) from: Wall,
+    pub from: Wall,
     /// `notAfter`.
-    pub(crate) until: Wall,
+    pub until: Wall,
 }
 
 /// The common name, the last of them as Go has it, and the organizations of the certificate's subject. Nothing without a
 /// common name, and of what is no certificate.
-pub(crate) fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
+pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
     let mut fields = Der::before_validity(certificate)?;
     fields.next()?;
     let (mut name, mut groups) = (None, Vec::new());
@@ -55,13 +55,13 @@ pub(crate) fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
 }
 
 /// When it holds. Nothing of what is no certificate.
-pub(crate) fn validity(certificate: &[u8]) -> Option<Validity> {
+pub fn validity(certificate: &[u8]) -> Option<Validity> {
     let mut times = Der(Der::before_validity(certificate)?.value(SEQUENCE)?);
     Some(Validity { from: times.time()?, until: times.time()? })
 }
 
 /// Bytes as text (RFC 4648, with its padding).
-pub(crate) fn base64(bytes: &[u8]) -> String {
+pub fn base64(bytes: &[u8]) -> String {
     match serde_json::to_value(ByteString(bytes.to_vec())) {
         Ok(Value::String(text)) => text,
         // Bytes are a text in JSON.
@@ -70,7 +70,7 @@ pub(crate) fn base64(bytes: &[u8]) -> String {
 }
 
 /// A block of PEM.
-pub(crate) fn pem(label: &str, der: &[u8]) -> String {
+pub fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
     for line in base64(der).as_bytes().chunks(64) {
         text.push_str(&String::from_utf8_lossy(line));

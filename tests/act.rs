@@ -13,11 +13,11 @@ use std::time::Duration;
 use common::TempDir;
 use common::fake::{Fake, Program};
 use serde_json::{Value, json};
-use smol::LocalExecutor;
 use smolet::addresses::NodeAddresses;
 use smolet::clock::{Clock as _, SharedClock, VirtualClock};
 use smolet::cri::GrpcRuntime;
 use smolet::events::{About, EventKind};
+use smolet::executor::Executor;
 use smolet::hook::HookRunner;
 use smolet::image::pull::ImagePuller;
 use smolet::limits::{CRASH_BACKOFF_MAX, PULLS_AT_ONCE};
@@ -38,7 +38,7 @@ const START: Wall = Wall(1_770_000_000_000_000_000);
 struct World {
     fake: Fake,
     clock: VirtualClock,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     ctx: ActContext<GrpcRuntime>,
     backoff: RefCell<Backoff>,
     notes: Rc<RefCell<Vec<String>>>,
@@ -50,7 +50,7 @@ impl World {
         let clock = VirtualClock::new(START);
         let shared: SharedClock = Rc::new(clock.clone());
         let fake = Fake::start(clock.clone());
-        let executor = Rc::new(LocalExecutor::new());
+        let executor = Rc::new(Executor::new());
         let dir = TempDir::new();
         let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
         std::fs::create_dir(dir.path().join("containers")).unwrap();
@@ -303,13 +303,13 @@ fn a_stuck_pull_holds_up_no_pod_whose_image_is_there() {
             act(&ctx, &pod, &observed, &made).await
         }
     };
-    let stuck = world.executor.spawn(job(&slow));
+    let stuck = world.executor.spawn("test", job(&slow));
     world.run(async {
         while world.fake.count("PullImage") == 0 {
             async_io::Timer::after(Duration::from_millis(2)).await;
         }
     });
-    let waiting = world.executor.spawn(job(&other));
+    let waiting = world.executor.spawn("test", job(&other));
     assert_eq!(world.run(job(&here)).error(), None);
     assert_eq!(world.fake.count("PullImage"), 1, "pulls take turns");
     assert!(!waiting.is_finished());

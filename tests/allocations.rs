@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use allocation_counter::AllocationInfo;
 use common::TempDir;
 use common::fake::Fake;
-use smol::LocalExecutor;
 use smolet::clock::VirtualClock;
 use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;
+use smolet::executor::Executor;
 use smolet::model::Wall;
 use smolet::node;
 
@@ -121,6 +121,8 @@ fn an_idle_agent_allocates_for_its_relists_alone() {
     let fake = Fake::start(clock.clone());
     fake.add_image("busybox:1");
     fake.tell_events(EventService::Cri);
+    // As every runtime: a log that is not there is looked for again and again, on a thread.
+    fake.state().writes_logs = true;
     let dir = TempDir::new();
     std::fs::create_dir(dir.path().join("manifests")).unwrap();
     for n in 0..PODS {
@@ -129,7 +131,7 @@ fn an_idle_agent_allocates_for_its_relists_alone() {
         );
         std::fs::write(dir.path().join(format!("manifests/p{n}.yaml")), text).unwrap();
     }
-    let (config, executor) = (config(&dir, &fake), Rc::new(LocalExecutor::new()));
+    let (config, executor) = (config(&dir, &fake), Rc::new(Executor::new()));
     let (_stop, stopped) = smol::channel::bounded(1);
     let agent = node::run_until(&config, false, &executor, Rc::new(clock.clone()), stopped);
     let mut life = Life::new(executor.run(agent));

@@ -144,6 +144,31 @@ fn the_process_is_given_what_the_kubelets_flags_say() {
     assert!(!unknown.0 && unknown.2.contains("unexpected argument '--no-such-flag'"), "{}", unknown.2);
 }
 
+/// Without `CAP_SYS_PTRACE` the kernel shows one root process what is another's only where that is dumpable.
+#[test]
+fn the_agents_memory_is_not_dumpable() {
+    let without = |command: &Command| {
+        let mut all = Command::new("setpriv");
+        all.args(["--bounding-set", "-sys_ptrace"]).arg(command.get_program()).args(command.get_args());
+        all.stdin(Stdio::null());
+        all
+    };
+    let reads = |process: &Process| {
+        let mut readlink = Command::new("readlink");
+        readlink.args(["-v", &format!("/proc/{}/exe", Pid::from_child(&process.0).as_raw_nonzero())]);
+        text(&without(&readlink).output().expect("setpriv (util-linux) is there"))
+    };
+    let other = Process::start(&mut without(Command::new("sleep").arg("600")));
+    let node = Node::new();
+    let mut agent = Process::start(&mut without(&node.run()));
+    node.both_run();
+    let (well, _, errors) = reads(&other);
+    assert!(well, "any other process is read: {errors}");
+    let (well, _, errors) = reads(&agent);
+    assert!(!well && errors.contains("Permission denied"), "{errors}");
+    assert!(agent.stop());
+}
+
 /// What is found depends on the machine; of the runtime, which is a fake, it is known.
 #[test]
 fn doctor_judges_the_machine_without_an_agent() {

@@ -61,3 +61,33 @@ fn archive() {
 fn spdy() {
     replay("spdy", targets::spdy::run);
 }
+
+#[cfg(feature = "tls")]
+#[test]
+fn websocket() {
+    replay("websocket", targets::websocket::run);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn x509() {
+    replay("x509", targets::x509::run);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn heads() {
+    replay("heads", targets::heads::run);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn api_json() {
+    replay("api_json", targets::api_json::run);
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn tls() {
+    replay("tls", targets::tls::run);
+}

@@ -9,10 +9,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::fake::{BreakOff, Exec, Fake, Program, Services};
-use smol::LocalExecutor;
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
 use smolet::cri::{CpuSample, GrpcRuntime, Runtime, RuntimeError};
+use smolet::executor::Executor;
 use smolet::limits::{self, GRPC_CALLS_MAX};
 use smolet::model::{ContainerId, ContainerState, PodUid, SandboxId, SandboxState, Seconds, Wall};
 use smolet::proto::runtime::v1 as cri;
@@ -23,7 +23,7 @@ const START: Wall = Wall(1_770_000_000_000_000_000);
 struct World {
     fake: Fake,
     clock: VirtualClock,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     runtime: GrpcRuntime,
 }
 
@@ -31,7 +31,7 @@ impl World {
     fn new() -> Self {
         let clock = VirtualClock::new(START);
         let fake = Fake::start(clock.clone());
-        let executor = Rc::new(LocalExecutor::new());
+        let executor = Rc::new(Executor::new());
         let shared: SharedClock = Rc::new(clock.clone());
         let runtime = GrpcRuntime::new(fake.socket(), &executor, shared);
         Self { fake, clock, executor, runtime }
@@ -95,6 +95,11 @@ fn labels(pod: &str) -> BTreeMap<String, String> {
         .into()
 }
 
+/// The UID of `web`.
+fn uid() -> PodUid {
+    PodUid::from("uid-web")
+}
+
 fn sandbox_config(pod: &str) -> cri::PodSandboxConfig {
     cri::PodSandboxConfig {
         metadata: Some(cri::PodSandboxMetadata {
@@ -143,14 +148,14 @@ fn a_pod_lives_and_dies() {
     assert_eq!((running.meta.hash, running.meta.restart_count), (0x1f, 2));
     assert_eq!(running.meta.termination_grace_period, Some(30));
 
-    world.run(world.runtime.stop_container(&id, Seconds(30))).unwrap();
+    world.run(world.runtime.stop_container(&uid(), &id, Seconds(30))).unwrap();
     let exited = world.run(world.runtime.container_status(&id)).unwrap();
     assert_eq!((exited.state, exited.exit_code, &*exited.reason), (ContainerState::Exited, 143, "Error"));
     assert_eq!(exited.finished_at, Some(Wall(START.0 + 5_000_000_000)));
 
     world.run(async {
         world.runtime.remove_container(&id).await.unwrap();
-        world.runtime.stop_pod_sandbox(&sandbox).await.unwrap();
+        world.runtime.stop_pod_sandbox(&uid(), &sandbox).await.unwrap();
         let status = world.runtime.pod_sandbox_status(&sandbox).await.unwrap();
         assert_eq!(status.state, SandboxState::NotReady);
         world.runtime.remove_pod_sandbox(&sandbox).await.unwrap();
@@ -447,7 +452,7 @@ fn a_stubborn_container_is_killed_after_its_grace_period() {
         .run_while_time_passes(
             "StopContainer",
             Duration::from_secs(1),
-            world.runtime.stop_container(&id, grace),
+            world.runtime.stop_container(&uid(), &id, grace),
         )
         .expect("no deadline passes");
     let status = world.run(world.runtime.container_status(&id)).unwrap();
@@ -494,7 +499,11 @@ fn deadlines_are_the_kubelets() {
             "StopContainer",
             150,
             Box::new(|w: &World| {
-                w.run_while_time_passes("StopContainer", second, w.runtime.stop_container(&id, Seconds(30)))
+                w.run_while_time_passes(
+                    "StopContainer",
+                    second,
+                    w.runtime.stop_container(&uid(), &id, Seconds(30)),
+                )
             }),
         ),
         (
@@ -550,7 +559,7 @@ fn stuck_calls_hold_up_nobody() {
     let waiting: Vec<_> = (0..50)
         .map(|_| {
             let (runtime, stuck) = (runtime.clone(), stuck.clone());
-            world.executor.spawn(async move { runtime.container_status(&stuck).await })
+            world.executor.spawn("test", async move { runtime.container_status(&stuck).await })
         })
         .collect();
     world.run(async {
@@ -571,25 +580,25 @@ fn more_hanging_stops_and_pulls_than_calls_there_may_be_hold_up_nothing_else() {
     let world = World::new();
     let sandbox = world.pod("web");
     let container = world.container(&sandbox, "web", "app", 0);
-    world.fake.hang("StopContainer");
-    world.fake.hang("StopPodSandbox");
-    world.fake.hang("PullImage");
+    world.fake.hang_on("StopContainer", "web");
+    world.fake.hang_on("StopPodSandbox", "web");
+    world.fake.hang_on("PullImage", "slow");
     let pulls: Vec<_> = (0..2 * GRPC_CALLS_MAX)
         .map(|n| {
-            let (runtime, image) = (world.runtime.clone(), format!("image:{n}"));
+            let (runtime, image) = (world.runtime.clone(), format!("slow:{n}"));
             world
                 .executor
-                .spawn(async move { runtime.pull_image(&image, None, &sandbox_config("web")).await })
+                .spawn("test", async move { runtime.pull_image(&image, None, &sandbox_config("web")).await })
         })
         .collect();
     let stops: Vec<_> = (0..2 * GRPC_CALLS_MAX)
         .map(|n| {
             let (runtime, sandbox, container) = (world.runtime.clone(), sandbox.clone(), container.clone());
-            world.executor.spawn(async move {
+            world.executor.spawn("test", async move {
                 if n % 2 == 0 {
-                    runtime.stop_container(&container, Seconds(3600)).await
+                    runtime.stop_container(&uid(), &container, Seconds(3600)).await
                 } else {
-                    runtime.stop_pod_sandbox(&sandbox).await
+                    runtime.stop_pod_sandbox(&uid(), &sandbox).await
                 }
             })
         })
@@ -599,7 +608,10 @@ fn more_hanging_stops_and_pulls_than_calls_there_may_be_hold_up_nothing_else() {
             assert_eq!(world.runtime.container_status(&container).await.unwrap().id, container);
         }
         assert!(stops.iter().all(|stop| !stop.is_finished()));
-        world.runtime.run_pod_sandbox(&sandbox_config("other"), "").await.expect("another pod begins");
+        let config = sandbox_config("other");
+        let other = world.runtime.run_pod_sandbox(&config, "").await.expect("another pod begins");
+        world.runtime.pull_image("quick", None, &config).await.expect("it pulls");
+        world.runtime.stop_pod_sandbox(&PodUid::from("uid-other"), &other).await.expect("it ends");
         // Pulls go on hanging.
         world.fake.heal("StopContainer");
         world.fake.heal("StopPodSandbox");

@@ -13,9 +13,9 @@ use std::rc::Rc;
 
 use peer::Peer;
 use prost::Message;
-use smol::LocalExecutor;
 use smolet::clock::SystemClock;
 use smolet::cri::{GrpcRuntime, Runtime};
+use smolet::executor::Executor;
 use smolet::proto::runtime::v1 as cri;
 
 const CONTAINERS: usize = 5000;
@@ -59,7 +59,7 @@ fn five_thousand_foreign_containers_cost_the_memory_of_one() {
         sent
     });
 
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     let runtime = GrpcRuntime::new(&socket, &executor, Rc::new(SystemClock));
     smol::block_on(executor.run(async {
         let mut seen = 0;

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use smol::LocalExecutor;
 use smolet::clock::{Clock as _, SystemClock};
 use smolet::cri::GrpcRuntime;
+use smolet::executor::Executor;
 use smolet::limits::{KIB, PROBE_OUTPUT_BYTES_MAX};
 use smolet::model::ContainerId;
 use smolet::probe::handler::Handler;
@@ -30,7 +31,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 fn run_for(handler: Value, timeout: Duration) -> Answer {
     let spec: Probe = serde_json::from_value(handler).unwrap();
     let handler = Handler::of_probe(&spec, &Container::default(), Some(LOOPBACK)).unwrap();
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     let clock = Rc::new(SystemClock);
     let runtime = Rc::new(GrpcRuntime::new(Path::new("/nowhere"), &executor, clock.clone()));
     let tools = Tools { runtime, clock, lookups: Lookups::default() };
@@ -319,7 +320,7 @@ mod tls {
             let server = Tls::start(&format!("much{version}"), &many, &[version]);
             server.answer("ok", "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n");
             let words = failure(server.get("/ok"));
-            assert!(words.ends_with(": tls: the server sends too much"), "{words}");
+            assert!(words.ends_with(": the other end sends too much"), "{words}");
         }
         let server = Tls::start("long", &many[..6], &["-tls1_3"]);
         let body = "x".repeat(1024 * KIB);

@@ -168,7 +168,7 @@ impl<'r> Floor<'r> {
         for pod in pods {
             let Some(id) = pod.sandbox.take() else { continue };
             self.runtime.drive(async {
-                cri.stop_pod_sandbox(&id).await.expect("StopPodSandbox");
+                cri.stop_pod_sandbox(&pod.desired.key.uid, &id).await.expect("StopPodSandbox");
                 cri.remove_pod_sandbox(&id).await.expect("RemovePodSandbox");
             });
             let _ = fs::remove_dir_all(paths::pod_dir(&self.node, &pod.desired.key));

@@ -200,10 +200,18 @@ fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
         .expect("mounting needs root");
     let link = root.join("link");
     std::os::unix::fs::symlink(&volume, &link).unwrap();
+    // The part of it that a container has in place of the file for its last words.
+    let part = pod.join("volume-subpaths/v/app/0");
+    std::fs::create_dir_all(&part).unwrap();
+    assert_eq!(lies(&part), Lies::At(part.clone()), "nothing is mounted there");
+    rustix::mount::mount_bind(&volume, &part).unwrap();
     let found = [lies(&volume), lies(&volume.join("deep")), lies(&link)];
+    let of_part = lies(&part);
+    rustix::mount::unmount(&part, rustix::mount::UnmountFlags::DETACH).unwrap();
     rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH).unwrap();
     std::fs::remove_dir_all(&root).unwrap();
     assert_eq!(found, [(); 3].map(|()| Lies::With("[fd00::7]".into())));
+    assert_eq!(of_part, Lies::With("[fd00::7]".into()));
 }
 
 #[test]

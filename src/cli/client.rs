@@ -3,13 +3,13 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use async_io::{Async, Timer};
+use async_io::Timer;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode};
 
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
-use crate::stream;
+use crate::stream::{Socket, stream};
 
 /// Why there is no answer: one sentence.
 pub(super) enum Refusal {
@@ -79,7 +79,7 @@ async fn ask(
     path_and_query: &str,
     body: Bytes,
 ) -> Result<(StatusCode, String), String> {
-    let connected = Async::<UnixStream>::connect(socket).await.map_err(|error| {
+    let connected = Socket::<UnixStream>::connect(socket).await.map_err(|error| {
         let mend = match error.kind() {
             std::io::ErrorKind::PermissionDenied => "run as root",
             _ => "is the agent running (smolet run)? Its socket can be named with --socket",
@@ -88,7 +88,7 @@ async fn ask(
     })?;
     let broken = |error: hyper::Error| format!("the agent at {}: {error}", socket.display());
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(stream::stream(connected)).await.map_err(broken)?;
+        hyper::client::conn::http1::handshake(stream(connected)).await.map_err(broken)?;
     let request = Request::builder()
         .method(method)
         .uri(path_and_query)

@@ -14,12 +14,12 @@ use std::time::Duration;
 
 use async_io::{Async, Timer};
 use async_signal::{Signal, Signals};
-use smol::LocalExecutor;
 use smol::lock::Semaphore;
 use smol::stream::StreamExt as _;
 
 use super::pod_arg::PodArg;
 use super::{SocketArg, checked_name, client, fact, facts, fail, say};
+use crate::executor::Executor;
 use crate::limits::{FORWARDED_CONNECTIONS_MAX, FORWARDED_PORTS_MAX};
 use crate::streaming::forward;
 use crate::streaming::upgrade::{self, FORWARD_PROTOCOL, Target};
@@ -83,12 +83,12 @@ fn forward(args: &Args) -> Result<(), String> {
     }
     let signals = Signals::new([Signal::Int, Signal::Term, Signal::Hup]);
     let mut signals = signals.map_err(|error| format!("signals: {error}"))?;
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     let slots = Arc::new(Semaphore::new(FORWARDED_CONNECTIONS_MAX));
     for (listener, pair) in listeners {
         let accepting =
             accept(listener, pair, socket.clone(), question.clone(), slots.clone(), executor.clone());
-        executor.spawn(accepting).detach();
+        executor.spawn("port-forward", accepting).detach();
     }
     async_io::block_on(executor.run(async {
         signals.next().await;
@@ -151,7 +151,7 @@ async fn accept(
     socket: Rc<Path>,
     question: String,
     slots: Arc<Semaphore>,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
 ) {
     let question: Rc<str> = question.into();
     let mut told = None;
@@ -176,7 +176,7 @@ async fn accept(
             }
             drop(slot);
         };
-        executor.spawn(handling).detach();
+        executor.spawn("port-forward connection", handling).detach();
     }
 }
 

@@ -3,11 +3,10 @@
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use smol::LocalExecutor;
-
 use super::{SocketArg, fail, logger, print};
 use crate::clock::SystemClock;
 use crate::config::{Config, Flags};
+use crate::executor::Executor;
 use crate::node::{self, Ending};
 use crate::process;
 use crate::systemd::notify::Supervisor;
@@ -29,6 +28,7 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> ExitCode {
     logger::install(args.log_level.as_deref());
+    process::forbid_dumps();
     let config = match Config::load(&args.flags, Some(&args.socket.socket)) {
         Ok(config) => Config { supervisor: Supervisor::of_process(), ..config },
         Err(error) => return fail(&error.to_string()),
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     if let Err(why) = process::settle(&config) {
         return fail(&why);
     }
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     // On the heap: the executor would copy it, as large as the whole wiring, into each of its own futures.
     let agent = Box::pin(node::run(&config, args.once, &executor, Rc::new(SystemClock)));
     let ended = async_io::block_on(executor.run(agent));

@@ -23,8 +23,8 @@ pub fn place(event: &Event) -> (String, String) {
     (event.pod.uid.as_str(), &event.field_path, event.reason, message, event.first).hash(&mut hasher);
     let pod = &event.pod;
     let namespace = if pod.namespace.is_empty() { OF_NODES } else { &*pod.namespace };
-    let end = pod.name.len().min(EVENT_NAME_BYTES_MAX);
-    (namespace.to_owned(), format!("{}.{:016x}", &pod.name[..end], hasher.finish()))
+    let name = crate::text::start_of(&pod.name, EVENT_NAME_BYTES_MAX);
+    (namespace.to_owned(), format!("{name}.{:016x}", hasher.finish()))
 }
 
 /// The whole object. `uid` is what the pod is known by there: of a static pod its manifest's hash, by which kubectl looks
@@ -94,5 +94,10 @@ mod tests {
         ring.record((&pod).into(), EventKind::Normal, "Started", "x", seconds(6));
         let names: Vec<_> = ring.iter().map(place).collect();
         assert_ne!(names[0], names[1]);
+        // Of a pod that only the runtime knows, its label says what it is called: no DNS name.
+        let foreign = PodKey::new("default", &format!("a{}", "é".repeat(EVENT_NAME_BYTES_MAX)), "u");
+        ring.record((&foreign).into(), EventKind::Normal, "Started", "x", seconds(7));
+        let (_, name) = ring.iter().last().map(place).expect("the last one");
+        assert!(name.len() <= EVENT_NAME_BYTES_MAX + 17, "{name}");
     }
 }

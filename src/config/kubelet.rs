@@ -3,7 +3,7 @@
 //! Both are read by the table in [`super::fields`]. What would be ignored is refused: every such field is named in one message.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::ConfigError;
 use super::fields::{self, Answer, Field};
+use crate::filesystem::read_linked;
 use crate::limits;
 use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
 
@@ -41,13 +42,10 @@ impl FileSettings {
             ));
         }
         let max = limits::CONFIG_FILE_BYTES_MAX;
-        let mut bytes = Vec::new();
-        // The size a file claims says nothing (/proc), so the reading itself is bounded.
-        let file = std::fs::File::open(path).map_err(unread)?;
-        file.take(max as u64 + 1).read_to_end(&mut bytes).map_err(unread)?;
-        if bytes.len() > max {
-            return Err(fail(format!("is too large: at most {max} bytes are read")));
-        }
+        let bytes = read_linked(path, max).map_err(|error| match error.kind() {
+            io::ErrorKind::FileTooLarge => fail(format!("is too large: at most {max} bytes are read")),
+            _ => unread(error),
+        })?;
         Self::parse(&bytes).map_err(fail)
     }
 

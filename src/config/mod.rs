@@ -290,7 +290,8 @@ pub struct Config {
     pub protect_kernel_defaults: bool,
     /// Where the kernel's settings are.
     pub sysctl_root: PathBuf,
-    /// The agent keeps the iptables chains by which network programs choose their variant (`makeIPTablesUtilChains`).
+    /// The agent makes the iptables chains by which network programs choose their variant, and `KUBE-FIREWALL`
+    /// (`makeIPTablesUtilChains`).
     pub make_iptables_util_chains: bool,
     /// The agent does not start on a node that has swap (`failSwapOn`).
     pub fail_swap_on: bool,

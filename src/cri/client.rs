@@ -4,23 +4,22 @@
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use smol::LocalExecutor;
-use smol::lock::Semaphore;
 
 use super::{
     ContainerStats, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus,
     RuntimeVersion, StreamRequest,
 };
 use super::{EventService, ImageStore, RuntimeEvent, convert, events, termination};
+use crate::blocking::Blocking;
 use crate::clock::SharedClock;
+use crate::executor::Executor;
 use crate::grpc::{Call, Channel, Code, Field, GrpcError, Value};
 use crate::limits::{
-    CRI_ITEM_BYTES_MAX, CRI_PULLS_AT_ONCE_MAX, CRI_STOPS_AT_ONCE_MAX, CRI_TEXT_BYTES_MAX,
-    EXEC_OUTPUT_BYTES_MAX, RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
+    CRI_ITEM_BYTES_MAX, CRI_PULLS, CRI_STOPS, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
+    RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
 };
 use crate::metrics::Operations;
 use crate::model::SortedMap;
@@ -30,18 +29,21 @@ use crate::model::{
 use crate::proto::runtime::v1 as cri;
 use crate::render::CgroupDriver;
 use crate::render::labels::POD_UID;
+use crate::turns::{Turns, Wait};
 
 /// A container runtime behind a Unix socket. Clones share one connection, which the first call makes.
 #[derive(Clone)]
 pub struct GrpcRuntime {
     channel: Channel,
     clock: SharedClock,
+    /// Where the last words of containers are read.
+    blocking: Rc<Blocking>,
     operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
     /// Turns of stops and of pulls, which may take minutes each: neither keeps the other or a look from its turn.
-    stops: Arc<Semaphore>,
-    pulls: Arc<Semaphore>,
+    stops: Turns,
+    pulls: Turns,
     /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
     /// are list calls.
     skipped: Rc<RefCell<SortedMap<&'static str, u64>>>,
@@ -66,17 +68,17 @@ macro_rules! method {
 
 impl GrpcRuntime {
     /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
-    pub fn new(socket: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
+    pub fn new(socket: &Path, executor: &Rc<Executor>, clock: SharedClock) -> Self {
         let channel = Channel::new(socket, executor, clock.clone());
         let (operations, skipped, unimplemented) = Default::default();
-        let turns = |at_once| Arc::new(Semaphore::new(at_once));
         Self {
             channel,
+            blocking: Rc::new(Blocking::on_threads(clock.clone(), Path::new("/"))),
             clock,
             operations,
             timeout: RUNTIME_REQUEST_TIMEOUT,
-            stops: turns(CRI_STOPS_AT_ONCE_MAX),
-            pulls: turns(CRI_PULLS_AT_ONCE_MAX),
+            stops: Turns::new(CRI_STOPS),
+            pulls: Turns::new(CRI_PULLS),
             skipped,
             unimplemented,
         }
@@ -86,6 +88,13 @@ impl GrpcRuntime {
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
+        self
+    }
+
+    /// The same with its files read in the turns of others.
+    #[must_use]
+    pub fn reading_in(mut self, blocking: Rc<Blocking>) -> Self {
+        self.blocking = blocking;
         self
     }
 
@@ -144,7 +153,7 @@ impl GrpcRuntime {
     /// The same once there is a turn; the deadline, and what is counted, begin with it.
     fn call_in_turn<'s, A: Message + Default + 'static>(
         &'s self,
-        turns: Option<&'s Semaphore>,
+        turn: Option<Wait>,
         method: &'static str,
         request: impl Message,
         deadline: Option<Duration>,
@@ -153,8 +162,11 @@ impl GrpcRuntime {
         let call = self.channel.unary(method, &request, deadline);
         drop(request);
         Box::pin(async move {
-            let _turn = match turns {
-                Some(turns) => Some(turns.acquire().await),
+            let _turn = match turn {
+                Some(turn) => Some(turn.await.map_err(|why| {
+                    let message = format!("{}: {why}", name(method));
+                    RuntimeError::Unavailable(message)
+                })?),
                 None => None,
             };
             let begun = self.clock.now().mono;
@@ -297,11 +309,11 @@ impl Runtime for GrpcRuntime {
         convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
     }
 
-    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+    async fn stop_pod_sandbox(&self, pod: &PodUid, id: &SandboxId) -> RuntimeResult<()> {
         const METHOD: &str = method!("Runtime", "StopPodSandbox");
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
-        let (turns, deadline) = (Some(&*self.stops), Some(self.timeout));
-        idempotent(self.call_in_turn::<cri::StopPodSandboxResponse>(turns, METHOD, request, deadline).await)
+        let (turn, deadline) = (Some(self.stops.take(pod.into())), Some(self.timeout));
+        idempotent(self.call_in_turn::<cri::StopPodSandboxResponse>(turn, METHOD, request, deadline).await)
     }
 
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
@@ -356,13 +368,13 @@ impl Runtime for GrpcRuntime {
         answer.await.map(drop)
     }
 
-    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+    async fn stop_container(&self, pod: &PodUid, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
         const METHOD: &str = method!("Runtime", "StopContainer");
         let grace = timeout.0.max(0);
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: grace };
         let deadline = self.timeout.saturating_add(Duration::from_secs(grace.unsigned_abs()));
-        let (turns, deadline) = (Some(&*self.stops), Some(deadline));
-        idempotent(self.call_in_turn::<cri::StopContainerResponse>(turns, METHOD, request, deadline).await)
+        let (turn, deadline) = (Some(self.stops.take(pod.into())), Some(deadline));
+        idempotent(self.call_in_turn::<cri::StopContainerResponse>(turn, METHOD, request, deadline).await)
     }
 
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()> {
@@ -377,7 +389,8 @@ impl Runtime for GrpcRuntime {
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
         let answer: cri::ContainerStatusResponse = self.call(METHOD, request).await?;
         let status = answer.status.unwrap_or_default();
-        let last_word = termination::message(&status);
+        // On the heap: nearly all containers run, and have none.
+        let last_word = Box::pin(termination::message(&status, &self.blocking)).await;
         let mut status = convert::container_status(status).ok_or_else(|| no_id(METHOD))?;
         // As the kubelet joins the runtime's word and the container's (`convertToKubeContainerStatus`).
         status.message = match (status.message.is_empty(), last_word.is_empty()) {
@@ -536,8 +549,9 @@ impl Runtime for GrpcRuntime {
             auth: auth.cloned(),
             sandbox_config: Some(sandbox.clone()),
         };
-        let answer: cri::PullImageResponse =
-            self.call_in_turn(Some(&*self.pulls), METHOD, request, None).await?;
+        let pod = PodUid::from(sandbox.metadata.as_ref().map_or("", |metadata| &*metadata.uid));
+        let turn = self.pulls.take((&pod).into());
+        let answer: cri::PullImageResponse = self.call_in_turn(Some(turn), METHOD, request, None).await?;
         convert::id(answer.image_ref).map(String::into_boxed_str).ok_or_else(|| no_id(METHOD))
     }
 

@@ -244,12 +244,12 @@ fn text(text: String) -> Box<str> {
 
 /// At most `max` bytes, whole characters.
 pub(super) fn cut(mut text: String, max: usize) -> Box<str> {
-    text.truncate(text.floor_char_boundary(max));
+    crate::text::cut(&mut text, max);
     text.into_boxed_str()
 }
 
 fn shown(text: &str, max: usize) -> &str {
-    &text[..text.floor_char_boundary(max)]
+    crate::text::start_of(text, max)
 }
 
 fn some<T>(entries: Vec<T>) -> impl Iterator<Item = T> {

@@ -9,12 +9,12 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use async_io::Async;
-use smol::LocalExecutor;
-
 use super::{GrpcRuntime, Runtime, RuntimeError, RuntimeVersion};
 use crate::clock::SharedClock;
+use crate::executor::Executor;
+use crate::filesystem::read_start;
 use crate::limits::{CRICTL_CONFIG_BYTES_MAX, ENDPOINT_CHECK_TIMEOUT, SOCKET_PATH_BYTES_MAX};
+use crate::stream::Socket;
 
 /// Where runtimes listen, in the order they are tried when nobody names one.
 pub const USUAL_SOCKETS: [&str; 3] =
@@ -248,19 +248,17 @@ pub fn candidates(
 
 /// [`candidates`] with the process' environment and [`CRICTL_CONFIG`].
 pub fn candidates_here(flag: Option<&str>) -> Result<Candidates, EndpointError> {
-    use std::io::Read;
     let environment = std::env::var(ENDPOINT_VARIABLE).ok();
-    let mut crictl = String::new();
     // Without the file, or with a broken one, crictl's word is simply not there.
-    let read = std::fs::File::open(CRICTL_CONFIG)
-        .and_then(|file| file.take(CRICTL_CONFIG_BYTES_MAX).read_to_string(&mut crictl));
-    candidates(flag, environment.as_deref(), read.is_ok().then_some(&*crictl))
+    let crictl = read_start(Path::new(CRICTL_CONFIG), CRICTL_CONFIG_BYTES_MAX).ok();
+    let crictl = crictl.and_then(|bytes| String::from_utf8(bytes).ok());
+    candidates(flag, environment.as_deref(), crictl.as_deref())
 }
 
 /// The first candidate where a CRI v1 runtime answers. Each gets `limits::ENDPOINT_CHECK_TIMEOUT`.
 pub async fn find(
     candidates: &Candidates,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     clock: &SharedClock,
 ) -> Result<Found, EndpointError> {
     let mut errors = Vec::new();
@@ -297,7 +295,7 @@ pub async fn check(runtime: &GrpcRuntime) -> Result<RuntimeVersion, EndpointErro
         RuntimeError::DeadlineExceeded(_) => EndpointError::Silent(socket),
         RuntimeError::Protocol(_) => EndpointError::NotGrpc(socket),
         RuntimeError::Unimplemented(_) => without_cri(&quick, socket).await,
-        RuntimeError::Unavailable(message) => match Async::<UnixStream>::connect(&socket).await {
+        RuntimeError::Unavailable(message) => match Socket::<UnixStream>::connect(&socket).await {
             // Accepts and hangs up: a server of another kind, most likely.
             Ok(_) => EndpointError::NotGrpc(socket),
             Err(error) => of_io(error.kind(), &socket, &message),

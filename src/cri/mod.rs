@@ -254,8 +254,8 @@ pub trait Runtime {
 
     /// `RunPodSandbox`. `handler` is the runtime handler, empty for the default.
     async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId>;
-    /// `StopPodSandbox`; idempotent.
-    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()>;
+    /// `StopPodSandbox`; idempotent. `pod` is whose it is: stops wait for their turn, and turns are divided by pod.
+    async fn stop_pod_sandbox(&self, pod: &PodUid, id: &SandboxId) -> RuntimeResult<()>;
     /// `RemovePodSandbox`; idempotent, removes the sandbox's containers too.
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()>;
     /// `PodSandboxStatus`; `NotFound` when it is gone.
@@ -276,8 +276,8 @@ pub trait Runtime {
     ) -> RuntimeResult<ContainerId>;
     /// `StartContainer`.
     async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()>;
-    /// `StopContainer`: the stop signal, `timeout`, then SIGKILL; idempotent.
-    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()>;
+    /// `StopContainer`: the stop signal, `timeout`, then SIGKILL; idempotent. `pod` is whose it is, as above.
+    async fn stop_container(&self, pod: &PodUid, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()>;
     /// `RemoveContainer`; idempotent.
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()>;
     /// `ContainerStatus`; `NotFound` when it is gone.

@@ -1,17 +1,19 @@
 //! The termination message of a container that has exited: from the file it may have written, else from the end of its
 //! log (kubelet `getTerminationMessage`, `readLastStringFromContainerLogs`).
 //!
-//! Small reads of files that were just written, so they stay on the loop's thread.
+//! Both are the container's: where it mounts a volume on the file's place, a server may have it that does not answer, and what
+//! it writes has any size. So both are read as paths of others, on a thread and with a deadline, and never more than their ends.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::convert::cut;
+use crate::blocking::Blocking;
+use crate::filesystem::open_regular;
 use crate::limits::{
     CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX, TERMINATION_LOG_BYTES_MAX, TERMINATION_LOG_BYTES_READ,
     TERMINATION_LOG_LINES_MAX,
 };
-use crate::logs::files;
 use crate::proto::runtime::v1 as cri;
 
 /// Annotations of a container (kubelet `labels.go`).
@@ -19,41 +21,66 @@ const PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
 /// What to append to the message of `status`; empty while the container has not exited or when it left no word.
-pub fn message(status: &cri::ContainerStatus) -> Box<str> {
-    if status.state() != cri::ContainerState::ContainerExited {
-        return Box::default();
-    }
-    let annotation = |name: &str| status.annotations.get(name).map_or("", String::as_str);
-    // A container that could not even be started has no log of its own.
-    let from_log = annotation(POLICY) == "FallbackToLogsOnError"
-        && status.exit_code != 0
-        && status.reason != "ContainerCannotRun";
-    let file = annotation(PATH).trim_start_matches('/');
-    let mounted = |mount: &&cri::Mount| mount.container_path.trim_start_matches('/') == file;
-    let written =
-        status.mounts.iter().find(mounted).filter(|_| !file.is_empty()).map(|mount| &*mount.host_path);
-    let written = written.map_or(Ok(Vec::new()), |path| {
-        end_of(Path::new(path), CRI_MESSAGE_BYTES_MAX as u64).map(|(bytes, _)| bytes).or_else(|error| {
-            if error.kind() == ErrorKind::NotFound {
-                return Ok(Vec::new());
+pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<str> {
+    let Some(Places { written, log }) = Places::of(status) else { return Box::default() };
+    let written = match written {
+        Some(path) => match last_bytes(&path, CRI_MESSAGE_BYTES_MAX as u64, blocking).await {
+            Ok((bytes, _)) => Ok(bytes),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => {
+                let path = cut(path.display().to_string(), CRI_TEXT_BYTES_MAX);
+                Err(format!("Error on reading termination log {path}: {error}"))
             }
-            let path = cut(path.to_owned(), CRI_TEXT_BYTES_MAX);
-            Err(format!("Error on reading termination log {path}: {error}"))
-        })
-    });
-    match written {
-        Err(error) => error.into(),
-        Ok(bytes) if bytes.is_empty() && from_log => last_lines(Path::new(&status.log_path)),
-        Ok(bytes) => lossy(&bytes, CRI_MESSAGE_BYTES_MAX),
+        },
+        None => Ok(Vec::new()),
+    };
+    match (written, log) {
+        (Err(error), _) => error.into(),
+        (Ok(bytes), Some(log)) if bytes.is_empty() => {
+            match last_bytes(&log, TERMINATION_LOG_BYTES_READ, blocking).await {
+                Ok((bytes, whole)) => last_words(&bytes, whole),
+                Err(error) => format!("Error on reading termination message from logs: {error}").into(),
+            }
+        }
+        (Ok(bytes), _) => lossy(&bytes, CRI_MESSAGE_BYTES_MAX),
     }
 }
 
-/// The end of the container's log, without timestamps and stream names.
-fn last_lines(path: &Path) -> Box<str> {
-    match end_of(path, TERMINATION_LOG_BYTES_READ) {
-        Ok((bytes, whole)) => last_words(&bytes, whole),
-        Err(error) => format!("Error on reading termination message from logs: {error}").into(),
+/// Where the last words of a container that has exited may be.
+#[derive(Debug, PartialEq, Eq)]
+struct Places {
+    /// The file that it may have written.
+    written: Option<PathBuf>,
+    /// Its log, when that counts.
+    log: Option<PathBuf>,
+}
+
+impl Places {
+    fn of(status: &cri::ContainerStatus) -> Option<Self> {
+        if status.state() != cri::ContainerState::ContainerExited {
+            return None;
+        }
+        let annotation = |name: &str| status.annotations.get(name).map_or("", String::as_str);
+        // A container that could not even be started has no log of its own.
+        let from_log = annotation(POLICY) == "FallbackToLogsOnError"
+            && status.exit_code != 0
+            && status.reason != "ContainerCannotRun";
+        let file = annotation(PATH).trim_start_matches('/');
+        let mounted = |mount: &&cri::Mount| mount.container_path.trim_start_matches('/') == file;
+        let written = status.mounts.iter().find(mounted).filter(|_| !file.is_empty());
+        Some(Self {
+            written: written.map(|mount| PathBuf::from(&mount.host_path)),
+            log: from_log.then(|| PathBuf::from(&status.log_path)),
+        })
     }
+}
+
+/// The last bytes of a file, and whether that is all of it.
+async fn last_bytes(path: &Path, bytes_max: u64, blocking: &Blocking) -> io::Result<(Vec<u8>, bool)> {
+    let theirs = path.to_owned();
+    // On the heap: nearly all containers run.
+    let read = Box::pin(blocking.run_outside(path, move || end_of(&theirs, bytes_max))).await;
+    read.map_err(|stuck| io::Error::other(stuck.to_string()))?
 }
 
 /// PURE: the message that the end of a log makes: its last `limits::TERMINATION_LOG_LINES_MAX` lines, of them at most
@@ -84,9 +111,9 @@ fn contents(log: &[u8], whole: bool) -> Vec<u8> {
     contents
 }
 
-/// The last bytes of a file, and whether that is all of it. Never waits: what is no regular file is refused.
+/// As [`last_bytes`]. I/O, blocking.
 fn end_of(path: &Path, bytes_max: u64) -> io::Result<(Vec<u8>, bool)> {
-    let mut file = files::open(path)?;
+    let mut file = open_regular(path)?;
     let start = file.metadata()?.len().saturating_sub(bytes_max);
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
@@ -96,9 +123,7 @@ fn end_of(path: &Path, bytes_max: u64) -> io::Result<(Vec<u8>, bool)> {
 
 /// The last `max` bytes as text, whole characters; what is no UTF-8 is replaced.
 fn lossy(bytes: &[u8], max: usize) -> Box<str> {
-    let text = String::from_utf8_lossy(bytes);
-    let start = text.ceil_char_boundary(text.len().saturating_sub(max));
-    text[start..].into()
+    crate::text::end_of(&String::from_utf8_lossy(bytes), max).into()
 }
 
 #[cfg(test)]

@@ -8,13 +8,12 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use smol::LocalExecutor;
-
 use super::cni::{self, RuntimeSettings};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
 use crate::config::{Config, Flags};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};
+use crate::executor::Executor;
 use crate::filesystem::Filesystem;
 use crate::image::name::is_of_a_pause;
 use crate::kernel_tunables::{self, Differing};
@@ -151,7 +150,7 @@ pub struct InotifyFacts {
 
 /// Looks at everything, with the settings that the agent has or would have.
 pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     let of_runtime = Box::pin(runtime(config.runtime_endpoint.as_deref(), &executor));
     let (runtime, settings, images) = async_io::block_on(executor.run(of_runtime));
     let evicted_for = |bytes, inodes| {
@@ -209,7 +208,7 @@ fn number(path: &str) -> Option<u64> {
 /// The runtime; what it says of its settings; where its images are.
 async fn runtime(
     endpoint: Option<&str>,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
 ) -> (Result<RuntimeFacts, String>, RuntimeSettings, Option<String>) {
     let clock: SharedClock = Rc::new(SystemClock);
     let found = match endpoint::candidates_here(endpoint) {

@@ -4,12 +4,11 @@
 //! says which file pods get, they get the servers behind it, as with k3s (`locateOrGenerateResolvConf`); the kubelet passes the
 //! loopback address on.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::path::Path;
 
 use crate::config::paths;
+use crate::filesystem::read_start;
 use crate::limits::RESOLV_CONF_BYTES_MAX;
 use crate::render::ResolvConf;
 
@@ -59,8 +58,7 @@ pub(super) fn warn(path: &Path, given: Option<&ResolvConf>) {
 }
 
 fn read(path: &Path) -> std::io::Result<ResolvConf> {
-    let mut text = Vec::new();
-    File::open(path)?.take(RESOLV_CONF_BYTES_MAX as u64).read_to_end(&mut text)?;
+    let text = read_start(path, RESOLV_CONF_BYTES_MAX)?;
     Ok(ResolvConf::parse(&String::from_utf8_lossy(&text)))
 }
 

@@ -12,7 +12,6 @@ use hyper::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, Uri};
 use prost::Message;
-use smol::LocalExecutor;
 use smol::lock::{Mutex, Semaphore};
 
 use super::link::{Link, blame, not_begun};
@@ -20,6 +19,7 @@ use super::message::{Deframer, Field, Fields, Sink, Whole, framed};
 use super::status::{GrpcError, of_head, of_headers};
 use super::streaming::{Sender, Streaming};
 use crate::clock::SharedClock;
+use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
 
@@ -48,7 +48,7 @@ struct Shared {
 impl Channel {
     /// A channel to the socket at `path`. Connects with the first call, not before. hyper's tasks run on
     /// `executor`, which somebody else drives and keeps.
-    pub fn new(path: &Path, executor: &Rc<LocalExecutor<'static>>, clock: SharedClock) -> Self {
+    pub fn new(path: &Path, executor: &Rc<Executor>, clock: SharedClock) -> Self {
         let shared = Rc::new(Shared {
             path: path.into(),
             clock,

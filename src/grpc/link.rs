@@ -8,7 +8,6 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use async_io::Async;
 use hyper::client::conn::http2::{Builder, SendRequest};
 
 use super::status::{Code, GrpcError};
@@ -19,7 +18,7 @@ use crate::limits::{
     GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
 };
 use crate::model::Mono;
-use crate::stream::{Stream, stream};
+use crate::stream::{Socket, Stream, stream};
 
 /// A connection as calls hold it.
 #[derive(Clone)]
@@ -116,7 +115,7 @@ impl Link {
 }
 
 async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connected, String> {
-    let socket = Async::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
+    let socket = Socket::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
     let (requests, fate) = handshake(stream(socket), spawner).await.map_err(|e| e.to_string())?;
     Ok(Connected { requests, number, fate })
 }

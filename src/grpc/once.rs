@@ -7,12 +7,12 @@ use hyper::Uri;
 use hyper::header::{HeaderValue, USER_AGENT};
 use hyper::http::uri::{Authority, PathAndQuery, Scheme};
 use prost::Message;
-use smol::LocalExecutor;
 
 use super::channel::{Messages, decoded, read, request};
 use super::link::{blame, handshake};
 use super::message::{Whole, framed};
 use super::status::GrpcError;
+use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::stream::Stream;
 
@@ -36,7 +36,7 @@ pub(crate) async fn unary_once<A: Message + Default>(
 ) -> Result<A, GrpcError> {
     let message = framed(message)?;
     // hyper's tasks live on an executor of their own, which goes with this future: a server that does not answer leaves none.
-    let executor = Rc::new(LocalExecutor::new());
+    let executor = Rc::new(Executor::new());
     let spawner = Spawner::new(&executor);
     let mut whole = Whole::default();
     let made = async {

@@ -125,7 +125,7 @@ fn percent_decoded(raw: &[u8]) -> String {
         rest = if escaped.is_some() { &tail[2..] } else { tail };
     }
     let mut text = String::from_utf8_lossy(&bytes).into_owned();
-    text.truncate(text.floor_char_boundary(GRPC_STATUS_MESSAGE_BYTES_MAX));
+    crate::text::cut(&mut text, GRPC_STATUS_MESSAGE_BYTES_MAX);
     text
 }
 

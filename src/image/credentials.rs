@@ -1,16 +1,15 @@
 //! Where the logins for a pull come from: the pod's pull secrets, then the node's own configuration file
 //! (`MakeDockerKeyring`).
 
-use std::fs::OpenOptions;
-use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Secret;
-use rustix::fs::OFlags;
 
 use super::keyring::{DockerConfig, Keyring, pull_secret};
+use crate::filesystem::{open_linked, read_whole};
 use crate::limits::NODE_LOGINS_BYTES_MAX;
 
 /// The node's own logins, below the state directory; docker's format.
@@ -79,19 +78,9 @@ pub fn of_node(path: &Path) -> NodeLogins {
 
 /// The file's bytes and its mode.
 fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
-    // Never waits for the writer of a FIFO.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::other("is no regular file"));
-    }
-    let mut bytes = Vec::new();
-    file.take(NODE_LOGINS_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > NODE_LOGINS_BYTES_MAX {
-        return Err(io::Error::other(format!("has more than {NODE_LOGINS_BYTES_MAX} bytes")));
-    }
-    Ok((bytes, meta.mode()))
+    let file = open_linked(path)?;
+    let mode = file.metadata()?.mode();
+    Ok((read_whole(&file, NODE_LOGINS_BYTES_MAX)?, mode))
 }
 
 /// A text without that login, should a registry or a proxy repeat it in an error.

@@ -13,17 +13,16 @@
 //! takes what belongs to one behind it. When that one goes, or has the image no more, the others are looked at again.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_io::Async;
-use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
 
 use super::archive::{Blob, Data, Extent, Index, Plan, Platform, plan};
@@ -31,6 +30,7 @@ use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cri::store::{Labels, Target};
 use crate::cri::{GrpcRuntime, ImageStore, Runtime as _, RuntimeError};
+use crate::filesystem::open_linked;
 use crate::limits::{
     IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME,
     INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
@@ -512,13 +512,8 @@ fn drain(watch: &OwnedFd) -> Result<usize, ()> {
 /// Opens an archive and plans its import. Blocks.
 fn read(path: &Path, platform: &Platform) -> Result<(File, Stamp, Plan), String> {
     let unread = |error: io::Error| format!("cannot be read: {error}");
-    // Never waits for the writer of a FIFO.
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(unread)?;
+    let file = open_linked(path).map_err(unread)?;
     let meta = file.metadata().map_err(unread)?;
-    if !meta.is_file() {
-        return Err("is no regular file".to_owned());
-    }
     let index = Index::read(&file, meta.size())?;
     let plan = plan(&index, platform, &mut |at| read_at(&file, at))?;
     Ok((file, Stamp::of(&meta), plan))

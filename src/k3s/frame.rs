@@ -4,28 +4,34 @@ use crate::limits::TUNNEL_MESSAGE_BYTES_MAX;
 
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// More of the message before.
     Continuation,
+    /// A message of text.
     Text,
+    /// A message of bytes.
     Binary,
+    /// The connection ends.
     Close,
+    /// Asks for a `Pong`.
     Ping,
+    /// Answers a `Ping`.
     Pong,
 }
 
 /// The head of a frame that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Head {
-    pub(super) kind: Kind,
+pub struct Head {
+    /// What it is.
+    pub kind: Kind,
     /// The message ends with it.
-    pub(super) is_last: bool,
+    pub is_last: bool,
     /// Bytes that follow.
-    pub(super) length: usize,
+    pub length: usize,
 }
 
 /// How many bytes of the length follow the first two bytes of a head.
-pub(super) fn length_bytes(first: [u8; 2]) -> usize {
+pub fn length_bytes(first: [u8; 2]) -> usize {
     match first[1] & 0x7f {
         126 => 2,
         127 => 8,
@@ -37,7 +43,7 @@ pub(super) fn length_bytes(first: [u8; 2]) -> usize {
 ///
 /// # Errors
 /// A sentence: it is no frame of a server's, or longer than `limits::TUNNEL_MESSAGE_BYTES_MAX`.
-pub(super) fn head(first: [u8; 2], length: &[u8]) -> Result<Head, String> {
+pub fn head(first: [u8; 2], length: &[u8]) -> Result<Head, String> {
     let [of_kind, of_length] = first;
     let kind = match of_kind & 0x0f {
         0 => Kind::Continuation,
@@ -65,7 +71,7 @@ pub(super) fn head(first: [u8; 2], length: &[u8]) -> Result<Head, String> {
 }
 
 /// Appends a frame with that payload, in parts.
-pub(super) fn put(out: &mut Vec<u8>, kind: Kind, mask: [u8; 4], payload: &[&[u8]]) {
+pub fn put(out: &mut Vec<u8>, kind: Kind, mask: [u8; 4], payload: &[&[u8]]) {
     let kind = match kind {
         Kind::Continuation => 0,
         Kind::Text => 1,

@@ -19,13 +19,14 @@ const PAUSE: i64 = 6;
 const RESUME: i64 = 7;
 
 /// How a connection that ended well is told.
-pub(super) const END: &str = "EOF";
+pub const END: &str = "EOF";
 
 /// What is said of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message<'b> {
+pub enum Message<'b> {
     /// The server wants to be connected to `HOST:PORT` by that protocol.
     Connect(&'b str, &'b str),
+    /// Bytes of the connection.
     Data(&'b [u8]),
     /// It is over, because of this.
     Ended(&'b [u8]),
@@ -41,7 +42,7 @@ pub(super) enum Message<'b> {
 ///
 /// # Errors
 /// A sentence: it is no such message.
-pub(super) fn read(mut bytes: &[u8]) -> Result<(i64, Message<'_>), String> {
+pub fn read(mut bytes: &[u8]) -> Result<(i64, Message<'_>), String> {
     let rest = &mut bytes;
     number(rest)?;
     let (connection, kind) = (number(rest)?, number(rest)?);
@@ -67,7 +68,7 @@ pub(super) fn read(mut bytes: &[u8]) -> Result<(i64, Message<'_>), String> {
 }
 
 /// The head of a message, before its data or its reason.
-pub(super) fn head(number: i64, connection: i64, message: &Message<'_>) -> Vec<u8> {
+pub fn head(number: i64, connection: i64, message: &Message<'_>) -> Vec<u8> {
     let kind = match message {
         Message::Data(_) => DATA,
         Message::Connect(..) => CONNECT,

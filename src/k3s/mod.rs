@@ -16,8 +16,8 @@
 //! run as pods.
 
 mod authority;
-mod frame;
-mod message;
+pub mod frame;
+pub mod message;
 mod servers;
 mod settings;
 mod supervisor;

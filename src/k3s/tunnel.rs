@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
-use smol::LocalExecutor;
 use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
 use smol::lock::Semaphore;
@@ -26,6 +25,7 @@ use smol::lock::Semaphore;
 use super::frame::{self, Kind};
 use super::{Supervisor, random};
 use crate::clock::SharedClock;
+use crate::executor::Executor;
 use crate::kube::{Access, KubeError, Loaded, RetryWait, ServerUrl, seed};
 use crate::limits::{
     KUBE_CONNECT_TIME, NODE_SPLICE_BYTES, TUNNEL_MESSAGE_BYTES_MAX, TUNNEL_PING_PERIOD, TUNNEL_SILENCE_MAX,
@@ -65,7 +65,7 @@ pub(crate) struct Common {
     /// The node's kubeconfig: who it is, and whom it trusts.
     pub(crate) access: Access,
     pub(crate) reach: Reach,
-    pub(crate) executor: Rc<LocalExecutor<'static>>,
+    pub(crate) executor: Rc<Executor>,
     pub(crate) clock: SharedClock,
     /// Tells nodes apart: they do not come back at the same instant.
     pub(crate) seed: u64,

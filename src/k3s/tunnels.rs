@@ -152,7 +152,7 @@ impl Tunnels {
             standing: standing.clone(),
             told: self.told.clone(),
         };
-        let task = self.common.executor.spawn(tunnel.run());
+        let task = self.common.executor.spawn("k3s tunnel", tunnel.run());
         kept.push(Kept { server: server.clone(), _task: task, standing, was_open: false });
     }
 }

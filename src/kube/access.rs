@@ -1,8 +1,6 @@
 //! What a connection is made with, read from the kubeconfig's files each time anew: whoever renews a certificate or a token
 //! there is followed.
 
-use std::fs::File;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use futures_rustls::pki_types::CertificateDer;
@@ -11,6 +9,7 @@ use futures_rustls::pki_types::pem::PemObject as _;
 use super::kubeconfig::{Kubeconfig, Material, ServerUrl, Trust};
 use super::{KubeError, Others};
 use crate::blocking::unblock_apart;
+use crate::filesystem::read_linked;
 use crate::limits::KUBECONFIG_BYTES_MAX;
 use crate::x509::{self, Validity};
 
@@ -173,10 +172,5 @@ fn load(path: &Path) -> Result<Loaded, String> {
 
 /// A file of a kubeconfig's, or like one. I/O, blocking.
 pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(KUBECONFIG_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > KUBECONFIG_BYTES_MAX {
-        return Err(std::io::Error::other(format!("is longer than {KUBECONFIG_BYTES_MAX} bytes")));
-    }
-    Ok(bytes)
+    read_linked(path, KUBECONFIG_BYTES_MAX)
 }

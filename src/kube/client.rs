@@ -10,13 +10,13 @@ use hyper::body::{Bytes, Incoming};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue, USER_AGENT};
 use hyper::http::uri::{PathAndQuery, Scheme};
 use hyper::{Method, Request, Response, Uri};
-use smol::LocalExecutor;
 use smol::lock::{Mutex, Semaphore, SemaphoreGuardArc};
 
 use super::link::{Connected, Link};
 use super::{Access, KubeError, json};
 use crate::clock::SharedClock;
 use crate::events::cut;
+use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
     KUBE_ANSWER_BYTES_MAX, KUBE_CALL_TIME, KUBE_CALLS_MAX, KUBE_ERROR_BYTES_MAX, KUBE_MESSAGE_BYTES_MAX,
@@ -75,7 +75,7 @@ impl Client {
     /// `seed` tells nodes apart: they do not come back at the same instant.
     pub fn new(
         access: Access,
-        executor: &Rc<LocalExecutor<'static>>,
+        executor: &Rc<Executor>,
         clock: SharedClock,
         seed: u64,
         rates: ApiRates,

@@ -350,8 +350,11 @@ async fn watch(
     }
 }
 
-/// One event of a watch.
-fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
+/// Tells one event of a watch; `version` is then the object's.
+///
+/// # Errors
+/// It is none, or says that the watch cannot go on.
+pub fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
     let (mut kind, mut object) = (Box::from(""), Node::Null);
     if let Node::Map(entries) = event {
         for (key, value) in entries {

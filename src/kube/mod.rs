@@ -17,6 +17,7 @@ mod backoff;
 mod client;
 mod error;
 mod follow;
+pub mod handshake;
 pub mod json;
 mod kubeconfig;
 mod link;
@@ -30,7 +31,7 @@ pub(crate) use access::{Credential, Loaded, credential, joined, kubeconfig_of, r
 pub use backoff::{AuthorizerLag, RetryWait, seed};
 pub use client::{Client, Content};
 pub use error::KubeError;
-pub use follow::{Collection, Follower, Watches, follow, follow_or_list};
+pub use follow::{Collection, Follower, Watches, follow, follow_or_list, take as take_event};
 pub(crate) use kubeconfig::ServerUrl;
 pub use path::{Resource, object_path, subresource_path};
 pub(crate) use servers::{Others, Turn};

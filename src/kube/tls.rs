@@ -3,9 +3,7 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use async_io::Async;
 use futures_rustls::TlsConnector;
-use futures_rustls::client::TlsStream;
 use futures_rustls::pki_types::pem::PemObject as _;
 use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use futures_rustls::rustls::client::{ClientConfig, Resumption};
@@ -14,10 +12,9 @@ use futures_rustls::rustls::{CertificateError, Error, RootCertStore};
 
 use super::KubeError;
 use super::access::Loaded;
-use crate::stream::{Duplex, Stream, stream};
-use crate::tls::Anybody;
-
-impl Duplex for TlsStream<Async<TcpStream>> {}
+use crate::limits::PEER_HANDSHAKE_BYTES_MAX;
+use crate::stream::{Socket, Stream, stream};
+use crate::tls::{Anybody, server_verifier};
 
 /// What is spoken on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,13 +41,14 @@ impl Protocol {
 /// `Config` when certificates or keys are none; `Unreachable` when the handshake fails, with what to do about it.
 pub(crate) async fn connect(
     with: &Loaded,
-    socket: Async<TcpStream>,
+    socket: Socket<TcpStream>,
     protocol: Protocol,
 ) -> Result<Stream, KubeError> {
     let config = config(with, protocol).map_err(KubeError::Config)?;
     let name = with.server_name.as_deref().unwrap_or(&with.server.host);
     let name = ServerName::try_from(name.to_owned())
         .map_err(|_| KubeError::Config(format!("kubeconfig: server: {name:?} is no name of a host")))?;
+    socket.set_ration(PEER_HANDSHAKE_BYTES_MAX);
     let connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await;
     let connected = connected.map_err(|error| {
         let inner = error.get_ref().and_then(|error| error.downcast_ref::<Error>());
@@ -59,6 +57,7 @@ pub(crate) async fn connect(
             None => format!("TLS: {error}"),
         })
     })?;
+    connected.get_ref().0.end_ration();
     if protocol == Protocol::Http2 && connected.get_ref().1.alpn_protocol() != Some(protocol.name()) {
         let host = &with.server.host;
         return Err(KubeError::Protocol(format!(
@@ -91,20 +90,21 @@ fn failed(error: &Error) -> String {
     }
 }
 
-fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, String> {
+pub(super) fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, String> {
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| format!("TLS: {error}"))?;
-    let builder = match &with.authorities {
+    let verifier = match &with.authorities {
         Some(pem) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(pem, "certificate-authority")? {
                 roots.add(certificate).map_err(|error| format!("certificate-authority: {error}"))?;
             }
-            builder.with_root_certificates(roots)
+            server_verifier(roots).map_err(|error| format!("certificate-authority: {error}"))?
         }
-        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody)),
+        None => Arc::new(Anybody),
     };
+    let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match &with.certificate {
         Some((certificate, key)) => {
             let chain = certificates(certificate, "client-certificate")?;

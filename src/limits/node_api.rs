@@ -3,14 +3,44 @@
 use std::time::Duration;
 
 use super::{K3S_SERVERS_MAX, KIB, MIB};
+use crate::rate::Rate;
 
 /// Connections to the port at once, upgraded ones and logs that are followed included. Full: of those that nobody was let in
-/// by yet the oldest is closed; where there is none, a further one waits.
+/// by yet one is closed, the oldest of the address that has most; where there is none, a further one waits.
 pub const NODE_CONNECTIONS_MAX: usize = 32;
+/// Of them those from one address that nobody knows, and that nobody was let in by yet. Full: its oldest is closed.
+pub const NODE_ADDRESS_CONNECTIONS_MAX: usize = 8;
+/// The same of all such addresses: the other places are for this machine itself, through which k3s servers come, and for
+/// addresses from which somebody was let in before. Full: the oldest of the address that has most is closed.
+pub const NODE_STRANGERS_MAX: usize = 16;
+/// So many connections of an address that is known are not closed for an unknown one's.
+pub const NODE_KNOWN_CONNECTIONS: usize = 4;
+/// Addresses, and networks of IPv6, whose use of this is known. Full: the one that was away for the longest is forgotten, of
+/// those from which nobody was let in.
+pub const NODE_PEERS_MAX: usize = 64;
+/// Of them those from which somebody was let in. Full: the one that was away for the longest is as any other.
+pub const NODE_PEERS_KNOWN_MAX: usize = 16;
+/// Microseconds of processor time that an address which nobody knows may take, by handshakes and by requests until somebody is
+/// let in. Used up: its next handshakes wait, within `NODE_HANDSHAKE_TIME`.
+pub const NODE_HANDSHAKES: Rate = Rate { per_second: 100_000, burst: 1_000_000 };
+/// The same of all such addresses.
+pub const NODE_HANDSHAKES_OF_STRANGERS: Rate = Rate { per_second: 200_000, burst: 2_000_000 };
+/// The same of an address that is known, and of this machine itself.
+pub const NODE_HANDSHAKES_OF_KNOWN: Rate = Rate { per_second: 250_000, burst: 3_000_000 };
+/// How often the API server is asked whose token it is that comes from an address nobody knows. More: refused (429).
+pub const NODE_TOKENS: Rate = Rate { per_second: 1, burst: 8 };
+/// The same of all such addresses.
+pub const NODE_TOKENS_OF_STRANGERS: Rate = Rate { per_second: 4, burst: 16 };
+/// The same of an address that is known, and of this machine itself.
+pub const NODE_TOKENS_OF_KNOWN: Rate = Rate { per_second: 20, burst: 40 };
 /// Of them those that last for as long as both ends want: logs, commands, forwarded ports. Full: refused (429).
 pub const NODE_STREAMS_MAX: usize = 24;
 /// The same of the port that tells `/healthz` alone.
 pub const HEALTHZ_CONNECTIONS_MAX: usize = 4;
+/// Of them those of one address, this machine's apart.
+pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 2;
+/// The same of all such addresses.
+pub const HEALTHZ_STRANGERS_MAX: usize = 3;
 /// Bytes of a request's head; a command to be run stands in it. Longer: refused (431).
 pub const NODE_HEAD_BYTES_MAX: usize = 32 * KIB;
 /// How long it may take until somebody is let in: TLS, his request, and what the API server says of him beside it. Longer:
@@ -28,6 +58,8 @@ pub const NODE_FILE_BYTES_MAX: usize = 256 * KIB;
 /// Questions to the API server who somebody is and what he may do, at once: it has room for other calls beside them.
 /// Full: further ones wait.
 pub const NODE_REVIEWS_MAX: usize = 4;
+/// Of them those about tokens that come from addresses nobody knows. Full: further ones wait, and others do not wait with them.
+pub const NODE_STRANGERS_REVIEWS_MAX: usize = 2;
 /// Users whose token is known, and as many tokens of nobody. Full: the one whose time is over first is asked for again.
 pub const NODE_USERS_MAX: usize = 64;
 /// Bytes of what is known of a user: his name, groups and what else came with a token. Longer: he is nobody, which is said.
@@ -38,6 +70,8 @@ pub const NODE_DECISIONS_MAX: usize = 256;
 pub const NODE_LOG_BYTES: usize = 16 * KIB;
 /// Entries of a directory that `/logs/` lists. Full: the others are left out.
 pub const SYSTEM_LOG_ENTRIES_MAX: usize = 1024;
+/// Directories below `/var/log` that a path of `/logs/` goes through, each held by a descriptor. Deeper ones are not found.
+pub const SYSTEM_LOG_LEVELS_MAX: usize = 16;
 /// A log that grows is read so long after it did: what comes close together goes out together.
 pub const NODE_LOG_PAUSE: Duration = Duration::from_millis(10);
 /// Bytes on their way in one direction of an upgraded connection. Full: whoever brings more waits.
@@ -100,6 +134,11 @@ pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_SHARE
     + NODE_TLS_OUT_BYTES;
 
 const _: () = assert!(NODE_STREAMS_MAX < NODE_CONNECTIONS_MAX);
+const _: () =
+    assert!(NODE_ADDRESS_CONNECTIONS_MAX < NODE_STRANGERS_MAX && NODE_STRANGERS_MAX < NODE_CONNECTIONS_MAX);
+const _: () = assert!(HEALTHZ_STRANGERS_MAX < HEALTHZ_CONNECTIONS_MAX);
+const _: () =
+    assert!(NODE_PEERS_KNOWN_MAX + 1 < NODE_PEERS_MAX && NODE_STRANGERS_REVIEWS_MAX < NODE_REVIEWS_MAX);
 const _: () = assert!(NODE_REVIEWS_MAX < super::KUBE_CALLS_MAX);
 const _: () = assert!(2 * NODE_SPLICE_BYTES <= NODE_HEAD_BYTES_MAX && NODE_LOG_BYTES <= NODE_HEAD_BYTES_MAX);
 const _: () = assert!(NODE_HANDSHAKE_TIME.as_millis() < NODE_REQUEST_TIME.as_millis());

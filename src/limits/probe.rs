@@ -2,18 +2,24 @@
 
 use std::time::Duration;
 
-use super::{CONTAINER_BYTES, EVENT_MESSAGE_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, KIB, PODS_BYTES_MAX};
+use super::{
+    CONTAINER_BYTES, EVENT_MESSAGE_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, KIB, PODS_BYTES_MAX, PODS_IN_HAND_MAX,
+};
+use crate::turns::Share;
 
 /// Probes of containers that pods in hand have. What [`PODS_BYTES_MAX`] lets be wanted fits; pods that end may still have
 /// theirs. Full: those of a further pod are not run, with a message, and it is not ready, until there is room.
 pub const PROBERS_MAX: usize = 3 * (PODS_BYTES_MAX / CONTAINER_BYTES);
 /// Bytes of one of them, its place included; the container's id is shared.
 pub const PROBER_BYTES_MAX: usize = 128;
-/// Probes that run at once, of one pod no more than are left free for others (`probe::share`). Full: further ones wait,
-/// those that were due first come first; those that begin late are counted.
+/// Probes that run at once: of one pod no more than are left free for others. Full: further ones wait, those that were due first
+/// come first; those that begin late are counted.
 pub const PROBES_AT_ONCE_MAX: usize = 16;
-/// Commands of lifecycle hooks that run at once. Full: a further one waits; a preStop hook within its grace period.
-pub const HOOKS_EXEC_AT_ONCE_MAX: usize = 40;
+/// How they are divided by pod.
+pub const PROBES: Share = Share { own: 0, common: PROBES_AT_ONCE_MAX };
+/// Commands of lifecycle hooks that run at once: each pod may have one whatever the others' do, and a share of the common ones.
+/// Full: a further one waits; a preStop hook within its grace period.
+pub const HOOKS_EXEC: Share = Share { own: PODS_IN_HAND_MAX, common: 40 };
 /// A probe that begins so long after its time is late.
 pub const PROBE_LATE: Duration = Duration::from_secs(1);
 /// How often a probe is tried that cannot be run (kubelet `maxProbeRetries`).
@@ -24,6 +30,8 @@ pub const PROBE_OUTPUT_BYTES_MAX: usize = EVENT_MESSAGE_BYTES_MAX;
 pub const PROBE_BODY_BYTES_MAX: usize = 10 * KIB;
 /// Bytes of an answer's head. Longer: the probe fails.
 pub const PROBE_HEAD_BYTES_MAX: usize = 16 * KIB;
+/// Bytes that a server may send without TLS, those of HTTP/2's frames and of chunks included. More: the probe fails.
+pub const PROBE_ANSWER_BYTES_MAX: usize = 128 * KIB;
 /// Bytes that a server may send before its handshake of TLS is done, most of them its certificates. More: the probe fails.
 pub const TLS_HANDSHAKE_BYTES_MAX: usize = 16 * KIB;
 /// Bytes that it may send behind that, as they are on the wire. More: the probe fails.
@@ -32,9 +40,9 @@ pub const TLS_DATA_BYTES_MAX: usize = PROBE_HEAD_BYTES_MAX + PROBE_BODY_BYTES_MA
 const TLS_STATE_BYTES_MAX: usize = 8 * KIB;
 /// Requests of one probe: the first, and one for each redirect on its host (Go's `http.Client`). More: the probe fails.
 pub const PROBE_REQUESTS_MAX: usize = 10;
-/// Names of hosts that are looked up at once, a thread for each; as many again for hooks. Full: a
-/// further one waits, within its probe's time.
-pub const LOOKUPS_AT_ONCE_MAX: usize = 2;
+/// Names of hosts that are looked up at once, a thread for each; as many again for hooks, and for each server of the agent's
+/// own. Six pods whose resolvers do not answer hold two threads, or one each. Full: a further one waits, within its probe's time.
+pub const LOOKUPS: Share = Share { own: 6, common: 2 };
 /// Addresses of one host that are tried. More: the rest is not.
 pub const ADDRESSES_TRIED_MAX: usize = 4;
 /// Bytes a running probe may take: all that comes by TLS, whether it is a record still or the answer's head and body; or an

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// How long `iptables` may take for one chain, its wait for others that use it included. Longer: it is killed, with a message.
+/// How long `iptables` may take for one chain or rule, its wait for others that use it included. Longer: it is killed, with a message.
 pub const IPTABLES_TIME: Duration = Duration::from_secs(10);
 
 /// Least time between two signs of life to the supervisor. It asks for them more often: it gets them so often.

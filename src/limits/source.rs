@@ -72,11 +72,14 @@ pub const ENV_FILE_BYTES_MAX: usize = 64 * KIB;
 /// next time.
 pub const MANIFEST_URL_TIME: Duration = Duration::from_secs(10);
 
+/// Bytes that may come for each request for it, those of heads, chunks and TLS included. More: the same.
+pub const MANIFEST_WIRE_BYTES_MAX: usize = 2 * MANIFEST_BYTES_MAX;
+
 /// Requests for it: the first, and one for each redirect (Go's `http.Client`). More: the same.
 pub const MANIFEST_URL_REQUESTS_MAX: usize = 10;
 
 /// Bytes of a file with the system's authorities. Longer: it is passed over.
-pub const AUTHORITIES_BYTES_MAX: u64 = 4 * MIB as u64;
+pub const AUTHORITIES_BYTES_MAX: usize = 4 * MIB;
 
 /// Manifest files looked at in one directory. Full: the files behind them in name order are refused in one message.
 pub const MANIFEST_FILES_MAX: usize = 256;

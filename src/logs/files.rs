@@ -4,15 +4,16 @@
 //! Other than the kubelet's, stamps are in UTC and each is later than the one before, whatever the clock says: their order is
 //! the order of the logs, and two rotations in a second have two names. Files beside them that have no such name are left
 //! alone.
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use rustix::fs::{CWD, Mode, OFlags, RenameFlags};
+use rustix::fs::{CWD, RenameFlags};
 
+use crate::filesystem::open_regular;
 use crate::limits::{LOG_CHUNK_BYTES, LOG_NAMES_READ_MAX};
 use crate::model::SortedMap;
 use crate::model::Wall;
@@ -131,16 +132,6 @@ pub fn stamp_of(name: &str, log: &str) -> Option<Stamp> {
     Stamp::parse(rest.strip_suffix(COMPRESSED).unwrap_or(rest))
 }
 
-/// Opens a log. Never waits, and follows no link: a container may have a hand in what lies there.
-///
-/// # Errors
-/// It cannot be read, or is no regular file.
-pub fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
-    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
-}
-
 /// The bytes of a log; nothing when it is no regular file.
 ///
 /// # Errors
@@ -210,7 +201,7 @@ pub fn compress(log: &Path) -> Result<(), String> {
 
 /// `compressLog`. The disk has the new file before the old one goes.
 fn compress_one(plain: &Path, unfinished: &Path, compressed: &Path) -> io::Result<()> {
-    let mut from = match open(plain) {
+    let mut from = match open_regular(plain) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         from => from?,
     };

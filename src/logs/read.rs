@@ -18,6 +18,7 @@ use flate2::read::MultiGzDecoder;
 
 use super::files::{self, Forms, Rotated, Stamp};
 use super::line::{Lines, Shown, Sink, head};
+use crate::filesystem::open_regular;
 use crate::limits::{LOG_CHUNK_BYTES, LOG_HEAD_BYTES_MAX, LOG_LAST_WORDS, LOG_OPEN_PAUSE, LOG_OPEN_TRIES};
 
 /// How much of a log is read.
@@ -223,12 +224,12 @@ impl LogReader {
             let rotated = Rotated::of(&self.log)?;
             let opened = match next_of(&rotated, stamp.as_ref()) {
                 Some((stamp, forms)) if forms.plain => {
-                    files::open(&rotated.plain(stamp)).map(|file| (Source::Plain(file), Some(stamp.clone())))
+                    open_regular(&rotated.plain(stamp)).map(|file| (Source::Plain(file), Some(stamp.clone())))
                 }
-                Some((stamp, _)) => files::open(&rotated.compressed(stamp)).map(|file| {
+                Some((stamp, _)) => open_regular(&rotated.compressed(stamp)).map(|file| {
                     (Source::Compressed(Box::new(MultiGzDecoder::new(file))), Some(stamp.clone()))
                 }),
-                None => files::open(&self.log).map(|file| (Source::Plain(file), None)),
+                None => open_regular(&self.log).map(|file| (Source::Plain(file), None)),
             };
             match opened {
                 // Compressed, removed or rotated since the look.
@@ -271,15 +272,15 @@ impl Opened {
                 Ok(None) | Err(_) => std::thread::sleep(LOG_OPEN_PAUSE),
             }
         }
-        Ok(Self { current: files::open(log)?, older: None })
+        Ok(Self { current: open_regular(log)?, older: None })
     }
 
     /// Nothing when the log was rotated meanwhile.
     fn at_once(log: &Path) -> io::Result<Option<Self>> {
-        let current = files::open(log)?;
+        let current = open_regular(log)?;
         let rotated = Rotated::of(log)?;
         let newest = rotated.logs.last_key_value().filter(|(_, forms)| forms.plain).map(|(stamp, _)| stamp);
-        let older = newest.map(|stamp| files::open(&rotated.plain(stamp)).map(|file| (file, stamp.clone())));
+        let older = newest.map(|stamp| open_regular(&rotated.plain(stamp)).map(|file| (file, stamp.clone())));
         let older = older.transpose()?;
         let meta = fs::symlink_metadata(log)?;
         let same = (meta.dev(), meta.ino()) == inode(&current)?;

@@ -12,7 +12,7 @@
 //! that is missing is asked for again, and what was renamed stays a rotated one.
 
 use std::cell::{Cell, RefCell};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -253,26 +253,27 @@ impl<R: Runtime> Rotator<R> {
             true
         };
         if smol::future::or(told, smol::future::or(timer, written)).await {
-            self.take_events();
+            let written = self.take_events();
+            self.written_to(written).await;
         }
     }
 
-    /// Those that were written to are looked at when they may have reached the limit.
-    fn take_events(&mut self) {
-        let Some(inotify) = self.inotify.take() else { return };
+    /// Those that were written to, as the kernel tells.
+    fn take_events(&mut self) -> Vec<ContainerId> {
+        let Some(inotify) = self.inotify.take() else { return Vec::new() };
+        let mut written = Vec::new();
         let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
         let mut reader = Reader::new(inotify.get_ref(), &mut buffer);
         let mut works = true;
         loop {
             match reader.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
-                    self.all_written_to();
+                    // Which ones is not known.
+                    written.extend(std::mem::take(&mut self.watches).into_values());
                 }
                 // A watch ends with its first event, and tells that too.
                 Ok(event) => {
-                    if let Some(id) = self.watches.remove(&event.wd()) {
-                        self.written_to(&id);
-                    }
+                    written.extend(self.watches.remove(&event.wd()));
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => {}
@@ -289,38 +290,56 @@ impl<R: Runtime> Rotator<R> {
         if works {
             self.inotify = Some(inotify);
         } else {
-            self.all_written_to();
+            written.extend(std::mem::take(&mut self.watches).into_values());
         }
+        written
     }
 
-    /// What was written to is not known.
-    fn all_written_to(&mut self) {
-        for id in std::mem::take(&mut self.watches).into_values() {
-            self.written_to(&id);
-        }
-    }
-
-    fn written_to(&mut self, id: &ContainerId) {
+    /// These are looked at when they may have reached the limit.
+    async fn written_to(&mut self, ids: Vec<ContainerId>) {
         let now = self.clock.now().mono;
-        let Some(log) = self.logs.get_mut(id) else { return };
-        // Small and on a disk of the node: it answers at once.
-        let wait = match files::size(&log.path) {
-            Ok(Some(size)) => {
-                log.size = size;
-                next_look(self.rotation, size, 0, Duration::ZERO)
-            }
-            // Renamed or removed by somebody else.
-            Ok(None) | Err(_) => Duration::ZERO,
-        };
-        log.looked = now;
-        log.next = Next::At(now + wait);
+        let paths: Vec<PathBuf> =
+            ids.iter().filter_map(|id| self.logs.get(id)).map(|log| log.path.clone()).collect();
+        if paths.is_empty() {
+            return;
+        }
+        let sizes =
+            self.off_loop(move || paths.iter().map(|path| files::size(path).ok().flatten()).collect()).await;
+        let mut sizes = sizes.unwrap_or_else(|_: io::Error| Vec::new()).into_iter();
+        for id in ids {
+            let Some(log) = self.logs.get_mut(&id) else { continue };
+            let wait = match sizes.next().flatten() {
+                Some(size) => {
+                    log.size = size;
+                    next_look(self.rotation, size, 0, Duration::ZERO)
+                }
+                // Renamed or removed by somebody else.
+                None => Duration::ZERO,
+            };
+            log.looked = now;
+            log.next = Next::At(now + wait);
+        }
+    }
+
+    /// A collector of logs may hold their directories, and lead a log's path anywhere: then this task waits, and nothing else does.
+    async fn off_loop<T: Send + 'static>(&self, look: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        self.blocking.run_alone(look).await
     }
 
     /// Looks at a log: rotates it, watches it, or says when to look again.
     async fn look(&mut self, id: &ContainerId) {
         let now = self.clock.now().mono;
+        let Some(log) = self.logs.get(id) else { return };
+        let path = log.path.clone();
+        let seen = self.off_loop(move || {
+            let size = files::size(&path);
+            // Of a pod that another agent made, with its logs elsewhere.
+            let is_elsewhere = size.is_err() && !path.parent().is_some_and(Path::exists);
+            (size, is_elsewhere)
+        });
+        let (size, is_elsewhere) = seen.await.unwrap_or_else(|error| (Err(error), false));
         let Some(log) = self.logs.get_mut(id) else { return };
-        match files::size(&log.path) {
+        match size {
             Ok(Some(size)) if size >= self.rotation.size_max => return self.rotate(id).await,
             Ok(Some(size)) => {
                 log.failures = 0;
@@ -331,15 +350,14 @@ impl<R: Runtime> Rotator<R> {
                 if known && grew > 0 {
                     log.next = Next::At(now + next_look(self.rotation, size, grew, took));
                 } else {
-                    self.watch(id);
+                    self.watch(id).await;
                 }
             }
             Ok(None) => {
                 log::info!("{}: no regular file; left alone", log.path.display());
                 log.next = Next::Never;
             }
-            // Of a pod that another agent made, with its logs elsewhere.
-            Err(_) if !log.path.parent().is_some_and(Path::exists) => {
+            Err(_) if is_elsewhere => {
                 log::debug!("{}: is not there; left alone", log.path.display());
                 log.next = Next::Never;
             }
@@ -349,29 +367,36 @@ impl<R: Runtime> Rotator<R> {
     }
 
     /// Nothing is done until the log is written to.
-    fn watch(&mut self, id: &ContainerId) {
+    async fn watch(&mut self, id: &ContainerId) {
+        let Some(log) = self.logs.get(id) else { return };
+        let path = log.path.clone();
+        let inotify = self.inotify.as_ref().and_then(|fd| fd.get_ref().try_clone().ok());
+        let watched = self.off_loop(move || {
+            let once = WatchFlags::MODIFY | WatchFlags::ONESHOT | WatchFlags::DONT_FOLLOW;
+            let watch = inotify.and_then(|fd| inotify::add_watch(&fd, &path, once).ok());
+            (watch, files::size(&path).ok().flatten())
+        });
+        let (watch, size) = watched.await.unwrap_or_default();
         let now = self.clock.now().mono;
         let Some(log) = self.logs.get_mut(id) else { return };
-        let once = WatchFlags::MODIFY | WatchFlags::ONESHOT | WatchFlags::DONT_FOLLOW;
-        let watch =
-            self.inotify.as_ref().and_then(|fd| inotify::add_watch(fd.get_ref(), &log.path, once).ok());
         let Some(watch) = watch else {
             log.next = Next::At(now + self.rotation.look_max);
             return;
         };
         log.next = Next::Written(watch);
-        let written = files::size(&log.path).ok().flatten() != Some(log.size);
+        let written = size != Some(log.size);
         self.watches.insert(watch, id.clone());
         if written {
             // Before the watch was there. Should it tell all the same, that only says when to look.
-            self.written_to(id);
+            self.written_to(vec![id.clone()]).await;
         }
     }
 
     /// A log that is not there: an agent was killed in the middle of a rotation, or somebody removed it.
     async fn ask_for(&mut self, id: &ContainerId) {
+        let Some(path) = self.logs.get(id).map(|log| log.path.clone()) else { return };
         match self.runtime.reopen_container_log(id).await {
-            Ok(()) if self.logs.get(id).is_some_and(|log| files::size(&log.path).is_ok()) => {
+            Ok(()) if matches!(self.off_loop(move || files::size(&path)).await, Ok(Ok(_))) => {
                 let now = self.clock.now().mono;
                 if let Some(log) = self.logs.get_mut(id) {
                     log.size = 0;

@@ -77,7 +77,7 @@ impl NfsExport {
 
 /// The beginning of what is refused: it may be long.
 fn shown(value: &str) -> &str {
-    &value[..value.floor_char_boundary(64)]
+    crate::text::start_of(value, 64)
 }
 
 /// What is allowed, when the text is something else.

@@ -17,7 +17,6 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use smol::LocalExecutor;
 use smol::channel::Sender;
 
 use super::Stop;
@@ -43,6 +42,7 @@ use crate::config::Config;
 use crate::cri::{ImageStore, Runtime, RuntimeEvent, RuntimeResult};
 use crate::desired::{Change, Desired};
 use crate::events::EventKind;
+use crate::executor::Executor;
 use crate::facts;
 use crate::image::name::full_name;
 use crate::image::seen::ImagesSeen;
@@ -115,6 +115,34 @@ pub(super) enum Event {
     Stop(Stop),
 }
 
+impl Event {
+    /// What the loop is at with it, for the log and `/metrics`.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Source(_) => "loop: source update",
+            Self::Imported(_) => "loop: imported images",
+            Self::Relisted(_) => "loop: relist",
+            Self::Runtime(_) => "loop: runtime event",
+            Self::StreamEnded(..) => "loop: end of runtime events",
+            Self::Shown { .. } => "loop: container status",
+            Self::Job { .. } => "loop: pod sync",
+            Self::Swept(_) => "loop: orphaned pods",
+            Self::IdentityWritten(_) => "loop: identity file",
+            Self::CheckpointWritten(_) => "loop: checkpoint file",
+            Self::Measured(_) => "loop: local storage usage",
+            Self::ImagesLooked(_) => "loop: image list",
+            Self::ImageRemoved(_) => "loop: image removal",
+            Self::Observed(_) => "loop: node stats",
+            Self::PodsMeasured(_) => "loop: pod stats",
+            Self::Probed(..) => "loop: probe result",
+            Self::Cluster(_) => "loop: cluster event",
+            Self::Query(_) => "loop: request",
+            Self::Addresses(_) => "loop: node addresses",
+            Self::Stop(_) => "loop: stop",
+        }
+    }
+}
+
 /// How a pod's job ended.
 pub(super) enum JobResult {
     Read(RuntimeResult<ObservedPod>),
@@ -128,7 +156,7 @@ pub(super) enum JobResult {
 /// The node's state; one loop owns it.
 pub(super) struct Agent<R> {
     pub(super) ctx: ActContext<R>,
-    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) executor: Rc<Executor>,
     pub(super) events: Sender<Event>,
     pub(super) cgroups: NodeCgroups,
     pub(super) identity: Identity,
@@ -179,7 +207,7 @@ impl<R: Runtime + 'static> Agent<R> {
     #[expect(clippy::too_many_arguments, reason = "called once, by the wiring")]
     pub(super) fn new(
         ctx: ActContext<R>,
-        executor: Rc<LocalExecutor<'static>>,
+        executor: Rc<Executor>,
         events: Sender<Event>,
         cgroups: NodeCgroups,
         identity: Identity,

@@ -13,6 +13,7 @@ use futures_rustls::rustls::sign::CertifiedKey;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData as _};
 
 use crate::cluster::csr::{self, Purpose};
+use crate::filesystem::read_linked;
 use crate::limits::KUBECONFIG_BYTES_MAX;
 use crate::model::Wall;
 use crate::store::file::replace;
@@ -110,8 +111,7 @@ pub(super) fn request(wanted: &Wanted) -> Result<Request, String> {
     let path = wanted.pending();
     let fail = |why: String| format!("{}: {why}", path.display());
     let mark = wanted.mark();
-    let found = std::fs::metadata(&path).ok().filter(|found| found.len() <= KUBECONFIG_BYTES_MAX as u64);
-    let found = found.and_then(|_| std::fs::read(&path).ok());
+    let found = read_linked(&path, KUBECONFIG_BYTES_MAX).ok();
     // One for other names was asked for under those.
     let found = found.filter(|pem| pem.starts_with(mark.as_bytes()));
     let found = found.and_then(|pem| PrivateKeyDer::from_pem_slice(&pem).ok());

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use smol::LocalExecutor;
-
 use super::certificate_asking::{Asking, Failed, Pace, apart};
 use super::certificate_files::{self as files, Request};
 use crate::cluster::csr::{self, Due};
+use crate::executor::Executor;
 use crate::kube::{self, Access, Client, Credential};
 use crate::limits::CERTIFICATE_LOOK;
 use crate::model::{Mono, Wall};
@@ -24,7 +23,7 @@ pub(super) struct Certificates {
     pub(super) asking: Asking,
     /// The node's own client.
     pub(super) client: Client,
-    pub(super) executor: Rc<LocalExecutor<'static>>,
+    pub(super) executor: Rc<Executor>,
 }
 
 impl Certificates {

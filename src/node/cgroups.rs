@@ -17,7 +17,7 @@ use crate::render::cgroup_settings::{CgroupSettings, PodLimits, PodPart, class_s
 use crate::render::slice::unit_of;
 use crate::render::{NodeSettings, paths};
 use crate::sync::act::{ActContext, CgroupFuture, PodCgroups};
-use crate::sync::start::create_dir;
+use crate::sync::files::create_dir;
 use crate::systemd::{Systemd, SystemdError, Turn};
 use crate::volume::{self, VolumeError};
 

@@ -219,7 +219,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let (number, bytes) = (self.saving.writes, to_bytes(&self.kept(now)));
         let (file, events, blocking) =
             (self.saving.file.clone(), self.events.clone(), self.ctx.blocking.clone());
-        let task = self.executor.spawn(async move {
+        let task = self.executor.spawn("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
             // The loop is gone only when the process ends.
             let _ = events.send(Event::CheckpointWritten(written)).await;

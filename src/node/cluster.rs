@@ -373,7 +373,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let leased = renew(&client, &machine, &uid, version, now.wall).await;
             let _ = events.send(Event::Cluster(Box::new(ClusterEvent::Leased(leased)))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("node lease", task).detach();
     }
 
     fn tell_pods(&mut self, now: Now) {
@@ -426,7 +426,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let event = ClusterEvent::Told { uid, key, revision, deleted, result };
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("pod status", task).detach();
     }
 
     pub(super) fn cluster_event(&mut self, event: ClusterEvent) {

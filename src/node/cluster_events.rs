@@ -84,7 +84,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("event report", task).detach();
     }
 
     pub(super) fn event_told(&mut self, of_node: bool, revision: u64, result: Result<(), KubeError>) {

@@ -290,7 +290,7 @@ impl<R: Runtime + 'static> Agent<R> {
             return;
         };
         let events = self.events.clone();
-        let task = self.executor.spawn(async move {
+        let task = self.executor.spawn("offline copy", async move {
             let outcome = work.carry_out().await;
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(ClusterEvent::KeptWritten(outcome)))).await;
@@ -358,7 +358,7 @@ impl<R: Runtime + 'static> Agent<R> {
             let kept = blocking.run(move || folder.read(owner)).await;
             let _ = events.send(Event::Cluster(Box::new(ClusterEvent::KeptRead(kept)))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("offline copy reading", task).detach();
     }
 
     /// This was kept: it is taken for the server's word as far as pods begin by it.

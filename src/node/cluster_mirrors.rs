@@ -210,7 +210,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("mirror pod", task).detach();
     }
 
     pub(super) fn mirrored(&mut self, name: &Name, result: Result<(), KubeError>) {

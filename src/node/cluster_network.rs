@@ -1,7 +1,6 @@
 //! The pods' addresses, as the Node has them: the runtime is told, and with `--cni-bridge` a configuration is written for a
 //! node that has no network of pods.
 
-use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -12,6 +11,7 @@ use crate::cluster::bridge::{self, Step};
 use crate::cri::Runtime;
 use crate::doctor::cni::is_configuration;
 use crate::events::EventKind;
+use crate::filesystem::open_regular;
 use crate::k3s::Settings;
 use crate::kube::seed;
 use crate::limits::{CNI_FILE_BYTES_MAX, CNI_FILES_MAX, KUBE_RETRY_MAX};
@@ -113,7 +113,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("pod network", task).detach();
     }
 
     pub(super) fn network_told(&mut self, result: Result<(), String>) {
@@ -140,11 +140,12 @@ impl<R: Runtime + 'static> Agent<R> {
 
 /// What is there in our configuration's place, as far as ours may go: what is longer or no file is not ours.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
-    if !std::fs::symlink_metadata(path)?.is_file() {
-        return Err(io::Error::other(format!("{} is no file; remove it", path.display())));
-    }
+    let file = open_regular(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => error,
+        _ => io::Error::other(format!("{} is no file that can be read ({error}); remove it", path.display())),
+    })?;
     let mut bytes = Vec::new();
-    File::open(path)?.take(CNI_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    file.take(CNI_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

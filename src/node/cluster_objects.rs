@@ -237,15 +237,17 @@ impl<R: Runtime + 'static> Agent<R> {
             }
             let found = following.found.clone();
             let task = match wishes.remove(&key) {
-                Some((pod, wish)) => {
-                    self.executor.spawn(keep_token(client.clone(), pod, key.clone(), wish, found))
-                }
+                Some((pod, wish)) => self.executor.spawn(
+                    "service account token",
+                    keep_token(client.clone(), pod, key.clone(), wish, found),
+                ),
                 None if key.kind == ObjectKind::Claim => {
-                    self.executor.spawn(keep_claim(client.clone(), key.clone(), found))
+                    self.executor.spawn("volume claim", keep_claim(client.clone(), key.clone(), found))
                 }
                 None => {
                     let watches = following.watches.clone();
-                    self.executor.spawn(follow_object(client.clone(), key.clone(), watches, found))
+                    self.executor
+                        .spawn("object watch", follow_object(client.clone(), key.clone(), watches, found))
                 }
             };
             following.tasks.insert(key, task);

@@ -49,7 +49,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Cluster(Box::new(ClusterEvent::OomsRead(read)))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("kernel log", task).detach();
     }
 
     pub(super) fn ooms_read(&mut self, read: OomsRead) {

@@ -151,7 +151,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 // The loop is gone only when the process ends.
                 let _ = events.send(Event::Cluster(Box::new(ClusterEvent::RuntimeSaid(said)))).await;
             };
-            self.executor.spawn(task).detach();
+            self.executor.spawn("runtime status", task).detach();
         }
         let lists = status.images_at.is_none_or(|at| now.since(at) >= NODE_IMAGES_PERIOD);
         if lists && !std::mem::replace(&mut status.asks_images, true) {
@@ -162,7 +162,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 let here = runtime_here(&*runtime, images_max).await;
                 let _ = events.send(Event::Cluster(Box::new(ClusterEvent::RuntimeHere(here)))).await;
             };
-            self.executor.spawn(task).detach();
+            self.executor.spawn("node images", task).detach();
         }
     }
 
@@ -231,7 +231,7 @@ impl<R: Runtime + 'static> Agent<R> {
             };
             let _ = events.send(Event::Cluster(Box::new(event))).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("node status", task).detach();
     }
 
     pub(super) fn node_registered(&mut self, result: Result<Registered, KubeError>) {

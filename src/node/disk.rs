@@ -40,7 +40,7 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         let (pending, events) = (self.identity.pending(), self.events.clone());
         let blocking = self.ctx.blocking.clone();
-        self.disk.write = Some(self.executor.spawn(async move {
+        self.disk.write = Some(self.executor.spawn("identity file", async move {
             let written = blocking.run(move || pending.write()).await;
             // The loop is gone only when the process ends.
             let _ = events.send(Event::IdentityWritten(written)).await;
@@ -96,7 +96,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Swept(slow)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("orphaned pods", task).detach();
     }
 
     /// The directories of pods that come now may be made. Of those pods that are gone something may be mounted still, of a server

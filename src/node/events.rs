@@ -98,7 +98,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::StreamEnded(number, result)).await;
         };
-        self.runtime_events.stream = Some(self.executor.spawn(task));
+        self.runtime_events.stream = Some(self.executor.spawn("runtime events", task));
     }
 
     pub(super) fn stream_ended(&mut self, number: u64, result: RuntimeResult<()>) {
@@ -198,7 +198,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 // The loop is gone only when the process ends.
                 let _ = events.send(Event::Shown { uid, id, until }).await;
             };
-            self.executor.spawn(task).detach();
+            self.executor.spawn("container status", task).detach();
         }
     }
 

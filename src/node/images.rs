@@ -156,7 +156,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::ImagesLooked(looked)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("image list", task).detach();
     }
 
     pub(super) fn images_looked(&mut self, looked: Result<Box<Look>, String>) {
@@ -228,7 +228,7 @@ impl<R: Runtime + 'static> Agent<R> {
                 // The loop is gone only when the process ends.
                 let _ = events.send(Event::ImageRemoved(Box::new(removed))).await;
             };
-            self.executor.spawn(task).detach();
+            self.executor.spawn("image removal", task).detach();
             self.collecting.in_flight = true;
             self.collecting.run = Some(run);
             return;

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use smol::LocalExecutor;
 use smol::channel::Sender;
 use smol::lock::Semaphore;
 
@@ -23,6 +22,7 @@ use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::Config;
 use crate::cri::{RuntimeHandler, RuntimeVersion};
+use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
 use crate::k3s::{Common, Reach, Servers, Supervisor, Tunnels};
@@ -43,20 +43,22 @@ use crate::store::keep::folder::Folder;
 /// Begins what goes on with the cluster.
 pub(super) fn begin(
     joined: Joined,
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     events: &Sender<Event>,
     clock: &SharedClock,
 ) -> Cluster {
-    executor.spawn(forward(joined.pods, events.clone(), Event::Source)).detach();
+    executor.spawn("pod source", forward(joined.pods, events.clone(), Event::Source)).detach();
     let (news, found) = smol::channel::bounded(1);
     let told = |()| Event::Cluster(Box::new(ClusterEvent::Found));
-    executor.spawn(forward(found, events.clone(), told)).detach();
+    executor.spawn("objects found", forward(found, events.clone(), told)).detach();
     let marked = |marks| Event::Cluster(Box::new(ClusterEvent::Marked(marks)));
-    executor.spawn(forward(joined.marks, events.clone(), marked)).detach();
+    executor.spawn("pod annotations", forward(joined.marks, events.clone(), marked)).detach();
     let dns = |settings| Event::Cluster(Box::new(ClusterEvent::Dns(settings)));
-    executor.spawn(forward(joined.dns, events.clone(), dns)).detach();
+    executor.spawn("cluster DNS", forward(joined.dns, events.clone(), dns)).detach();
     let network = Network::new(joined.bridge, clock.now().mono, &joined.machine.name);
-    executor.spawn(cluster_kept::wait(joined.failed, clock.clone(), events.clone())).detach();
+    executor
+        .spawn("offline copy wait", cluster_kept::wait(joined.failed, clock.clone(), events.clone()))
+        .detach();
     let keeping = Keeping::new(joined.folder, joined.trees, clock.now().mono);
     let now = clock.now().mono;
     Cluster::new(joined.client, joined.machine, Found::new(news), network, keeping, joined.shared, now)
@@ -92,7 +94,7 @@ pub(super) fn join(
     node: &NodeSettings,
     addresses: &NodeAddresses,
     (runtime, handlers): (&RuntimeVersion, &[RuntimeHandler]),
-    executor: &Rc<LocalExecutor<'static>>,
+    executor: &Rc<Executor>,
     clock: &SharedClock,
     listening: Option<(node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse)>,
 ) -> Option<Joined> {
@@ -102,7 +104,7 @@ pub(super) fn join(
         && let Some((_, _, blocking, _)) = &listening
     {
         let blocking = blocking.clone();
-        executor.spawn(async move { blocking.run(iptables::ensure_hint_chains).await }).detach();
+        executor.spawn("iptables rules", async move { blocking.run(iptables::ensure_rules).await }).detach();
     }
     let bootstrap = config.bootstrap_kubeconfig.clone();
     let access = match (&bootstrap, &config.k3s) {
@@ -137,7 +139,7 @@ pub(super) fn join(
             pods: reaches_pods.clone(),
             clock: clock.clone(),
         };
-        executor.spawn(joining.run()).detach();
+        executor.spawn("k3s joining", joining.run()).detach();
         Some((supervisor, servers, told, news, lost))
     });
     let certificates = Certificates {
@@ -152,11 +154,11 @@ pub(super) fn join(
         let asking = asking(config, node, addresses, Purpose::Server, clock);
         let kubeconfig = kubeconfig.to_owned();
         let serving = ServingCertificate { asking, kubeconfig, client: client.clone() };
-        executor.spawn(serving.run()).detach();
+        executor.spawn("serving certificate", serving.run()).detach();
     }
     // A k3s server gives it, and renews it.
     if k3s.is_none() {
-        executor.spawn(certificates.run()).detach();
+        executor.spawn("client certificate", certificates.run()).detach();
     }
     let (updates, pods) = smol::channel::bounded(1);
     let name = NodeName::new(&node.node_name);
@@ -171,11 +173,13 @@ pub(super) fn join(
         let _ = looked.recv().await;
         kube::follow::<()>(&followed, &collection, &mut follower).await;
     };
-    executor.spawn(follow).detach();
+    executor.spawn("pod watch", follow).detach();
     let (told, marks) = smol::channel::bounded(1);
     let (collection, followed) = (ApiNode::collection(&node.node_name), client.clone());
     let mut follower = ApiNode::new(told);
-    executor.spawn(async move { kube::follow::<()>(&followed, &collection, &mut follower).await }).detach();
+    executor
+        .spawn("node watch", async move { kube::follow::<()>(&followed, &collection, &mut follower).await })
+        .detach();
     if let Some((listening, queries, blocking, held)) = listening {
         machine.port = listening.port();
         if let Some((supervisor, servers, told, news, lost)) = k3s {
@@ -192,7 +196,7 @@ pub(super) fn join(
                 places: Arc::new(Semaphore::new(TUNNEL_CONNECTIONS_MAX)),
                 queued: Rc::default(),
             };
-            executor.spawn(Tunnels { servers, common, news, told, lost }.run()).detach();
+            executor.spawn("k3s tunnels", Tunnels { servers, common, news, told, lost }.run()).detach();
         }
         let configz = config.configz();
         let needs = crate::node_api::Needs {
@@ -206,7 +210,7 @@ pub(super) fn join(
             clock: clock.clone(),
             held,
         };
-        executor.spawn(crate::node_api::run(listening, needs)).detach();
+        executor.spawn("node API", crate::node_api::run(listening, needs)).detach();
     }
     let folder = Folder::new(&config.root_dir);
     let bridge = config.cni_bridge.clone();

@@ -529,8 +529,10 @@ fn token(source: &TokenSource) -> Result<Token, String> {
 /// The password by which the server tells this node from others of its name: made once, and kept for good. I/O, blocking.
 fn node_password(path: &Path) -> Result<String, String> {
     let at = |error: String| format!("node password {}: {error}", path.display());
-    match std::fs::read_to_string(path) {
-        Ok(text) if !text.trim().is_empty() => return Ok(text.trim().to_owned()),
+    match kube::read(path) {
+        Ok(bytes) if !bytes.trim_ascii().is_empty() => {
+            return String::from_utf8(bytes.trim_ascii().to_vec()).map_err(|_| at("is no text".to_owned()));
+        }
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(at(error.to_string())),
         Ok(_) | Err(_) => {}
     }

@@ -3,7 +3,6 @@
 use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::Pod;
-use smol::LocalExecutor;
 use smol::channel::Sender;
 
 use super::agent::{Agent, Event};
@@ -15,6 +14,7 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeHandler, RuntimeVersion};
+use crate::executor::Executor;
 use crate::metrics::{NodeApiUse, Usage};
 use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid, Seconds};
 use crate::render::NodeSettings;
@@ -30,12 +30,7 @@ pub(super) enum Cluster {}
 /// There is none to come.
 pub(super) enum ClusterEvent {}
 
-pub(super) fn begin(
-    joined: Joined,
-    _: &Rc<LocalExecutor<'static>>,
-    _: &Sender<Event>,
-    _: &SharedClock,
-) -> Cluster {
+pub(super) fn begin(joined: Joined, _: &Rc<Executor>, _: &Sender<Event>, _: &SharedClock) -> Cluster {
     match joined {}
 }
 
@@ -47,7 +42,7 @@ pub(super) fn join(
     _: &NodeSettings,
     _: &NodeAddresses,
     _: (&RuntimeVersion, &[RuntimeHandler]),
-    _: &Rc<LocalExecutor<'static>>,
+    _: &Rc<Executor>,
     _: &SharedClock,
     _: Option<(node_api::Listening, Sender<Query>, Rc<Blocking>, NodeApiUse)>,
 ) -> Option<Joined> {

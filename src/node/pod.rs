@@ -323,7 +323,7 @@ impl<R: Runtime + 'static> Agent<R> {
         record.job = number;
         record.job_began = self.ctx.clock.now().mono;
         record.worker.started(job);
-        record.task = Some(self.executor.spawn(poison::scoped(record.mark.clone(), task)));
+        record.task = Some(self.executor.spawn("pod sync", poison::scoped(record.mark.clone(), task)));
     }
 
     /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.

@@ -121,7 +121,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Observed(seen)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("node stats", task).detach();
     }
 
     pub(super) fn observed(&mut self, seen: Seen) {
@@ -217,7 +217,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::PodsMeasured(measures)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("pod stats", task).detach();
     }
 
     /// The runtime does not tell what pods use, which would have to be known.

@@ -9,13 +9,12 @@ use super::agent::{Agent, Event};
 use super::record::{Record, StartFailures};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
-use crate::limits::{PROBERS_MAX, PROBES_AT_ONCE_MAX};
+use crate::limits::{PROBERS_MAX, PROBES, PROBES_AT_ONCE_MAX};
 use crate::model::SortedMap;
 use crate::model::{ContainerId, DesiredPod, Mono, PodUid};
 use crate::probe::handler::Handler;
 use crate::probe::prober::ProbeKind;
 use crate::probe::run::{Answer, Lookups, Tools, probe};
-use crate::probe::share::may_begin;
 use crate::probe::{Place, Probers, has_probe, timeout};
 use crate::status::{self, StatusFacts, StatusProbe};
 use crate::store::poison;
@@ -51,13 +50,10 @@ impl<R> Probing<R> {
         self.running.len()
     }
 
-    /// How many of that pod run.
-    fn of_pod(&self, pod: &PodUid) -> usize {
-        self.running.values().filter(|running| running.pod == *pod).count()
-    }
-
     fn may_begin(&self, pod: &PodUid) -> bool {
-        may_begin(self.of_pod(pod), self.running.len())
+        let of_pod = self.running.values().filter(|running| running.pod == *pod).count();
+        // No turn is a pod's own, so that it does not matter how many have one.
+        PROBES.may_begin(of_pod, 0, self.running.len())
     }
 
     /// The pod is gone, and its probes with it.
@@ -175,7 +171,8 @@ impl<R: Runtime + 'static> Agent<R> {
         }
         self.probing.asked += 1;
         let number = self.probing.asked;
-        let (tools, events, id) = (self.probing.tools.clone(), self.events.clone(), asked.container.clone());
+        let (tools, events, id) =
+            (self.probing.tools.of_pod(&uid), self.events.clone(), asked.container.clone());
         let task = async move {
             let answer = match handler {
                 Ok(handler) => probe(&tools, &id, &handler, timeout).await,
@@ -184,7 +181,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Probed(number, answer)).await;
         };
-        let task = self.executor.spawn(poison::scoped(record.mark.clone(), task));
+        let task = self.executor.spawn("probe", poison::scoped(record.mark.clone(), task));
         let running = Running { pod: uid, place, container: asked.container, _task: task };
         self.probing.running.insert(number, running);
     }

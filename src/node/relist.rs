@@ -66,7 +66,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Relisted(result)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("relist", task).detach();
     }
 
     pub(super) fn relisted(&mut self, result: RuntimeResult<Relist>) {

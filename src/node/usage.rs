@@ -107,7 +107,7 @@ impl<R: Runtime + 'static> Agent<R> {
             // The loop is gone only when the process ends.
             let _ = events.send(Event::Measured(found)).await;
         };
-        self.executor.spawn(task).detach();
+        self.executor.spawn("local storage usage", task).detach();
     }
 
     /// In the kubelet's order: the emptyDirs, the pod as a whole, its containers.

@@ -3,6 +3,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_rustls::pki_types::CertificateDer;
@@ -12,19 +13,25 @@ use serde_json::{Value, json};
 use smol::lock::Semaphore;
 
 use super::known::{Known, key};
+use super::peers::{Origin, Peers};
 use super::request;
 use super::request::Refusal;
 use super::tls::Clients;
 use crate::clock::SharedClock;
 use crate::config::{Authorization, NodeApi};
 use crate::kube::{Client, Content, KubeError, Resource};
-use crate::limits::{NODE_DECISIONS_MAX, NODE_REVIEWS_MAX, NODE_USER_BYTES_MAX, NODE_USERS_MAX};
+use crate::limits::{
+    NODE_DECISIONS_MAX, NODE_REVIEWS_MAX, NODE_STRANGERS_REVIEWS_MAX, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
+};
 use crate::metrics::NodeApiUse;
 use crate::source::decode::Node;
 use crate::x509;
 
 /// The group of everybody who is known.
 const AUTHENTICATED: &str = "system:authenticated";
+
+/// Who shows nothing, where that is allowed.
+const ANONYMOUS: &str = "system:anonymous";
 
 /// Somebody (`user.Info`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -43,9 +50,14 @@ impl User {
         Self { name, groups, ..Self::default() }
     }
 
+    /// It is not everybody.
+    fn is_named(&self) -> bool {
+        self.name != ANONYMOUS
+    }
+
     fn anonymous() -> Self {
         Self {
-            name: "system:anonymous".to_owned(),
+            name: ANONYMOUS.to_owned(),
             groups: vec!["system:unauthenticated".to_owned()],
             ..Self::default()
         }
@@ -131,6 +143,9 @@ pub(super) struct Gate {
     strangers: RefCell<Known<()>>,
     decisions: RefCell<Known<bool>>,
     reviews: Arc<Semaphore>,
+    /// Of them those that addresses wait for which nobody knows.
+    strangers_reviews: Arc<Semaphore>,
+    peers: Rc<RefCell<Peers>>,
 }
 
 impl Gate {
@@ -139,6 +154,7 @@ impl Gate {
         clock: SharedClock,
         settings: NodeApi,
         node: Box<str>,
+        peers: Rc<RefCell<Peers>>,
         held: &NodeApiUse,
     ) -> Self {
         Self {
@@ -150,25 +166,34 @@ impl Gate {
             strangers: RefCell::new(Known::new(NODE_USERS_MAX, held.users.clone())),
             decisions: RefCell::new(Known::new(NODE_DECISIONS_MAX, held.decisions.clone())),
             reviews: Arc::new(Semaphore::new(NODE_REVIEWS_MAX)),
+            strangers_reviews: Arc::new(Semaphore::new(NODE_STRANGERS_REVIEWS_MAX)),
+            peers,
         }
     }
 
     /// Whether this request is let in.
     ///
     /// # Errors
-    /// The kubelet's answer: 401, 403, or 500 when the API server does not say.
+    /// The kubelet's answer: 401, 403, or 500 when the API server does not say; 429 when it is not asked whose token it is.
     pub(super) async fn admit(
         &self,
         shown: &Shown,
+        origin: Origin,
         method: &Method,
         path: &str,
         headers: &HeaderMap,
     ) -> Result<(), Refusal> {
-        let user = self.user(shown, headers).await.ok_or_else(|| (401, "Unauthorized".to_owned()))?;
+        let user = self.user(shown, origin, headers).await?;
+        let user = user.ok_or_else(|| (401, "Unauthorized".to_owned()))?;
         let (verb, parts) = request::attributes(method.as_str(), path);
         for part in &parts {
             match self.allows(&user, verb, part).await {
-                Ok(true) => return Ok(()),
+                Ok(true) => {
+                    if user.is_named() {
+                        self.peers.borrow_mut().mark_known(origin, self.clock.now().mono);
+                    }
+                    return Ok(());
+                }
                 Ok(false) => {}
                 Err(error) => {
                     let name = &user.name;
@@ -188,22 +213,27 @@ impl Gate {
     }
 
     /// Who it is: by the certificate, else by the token; who shows neither may be anonymous.
-    async fn user(&self, shown: &Shown, headers: &HeaderMap) -> Option<User> {
+    async fn user(
+        &self,
+        shown: &Shown,
+        origin: Origin,
+        headers: &HeaderMap,
+    ) -> Result<Option<User>, Refusal> {
         if let Shown::User(user) = shown {
-            return Some(user.clone());
+            return Ok(Some(user.clone()));
         }
         let token = headers.get(AUTHORIZATION).and_then(|value| bearer(value.to_str().ok()?));
         match token.filter(|_| self.settings.token_ttl.is_some()) {
-            Some(token) => self.user_of(token).await,
+            Some(token) => self.user_of(token, origin).await,
             // As the kubelet: what is wrong makes nobody anonymous.
-            None if matches!(shown, Shown::Stranger) => None,
-            None => self.settings.anonymous.then(User::anonymous),
+            None if matches!(shown, Shown::Stranger) => Ok(None),
+            None => Ok(self.settings.anonymous.then(User::anonymous)),
         }
     }
 
     /// Whose token it is, in the API server's word (`TokenReview`).
-    async fn user_of(&self, token: &str) -> Option<User> {
-        let ttl = self.settings.token_ttl?;
+    async fn user_of(&self, token: &str, origin: Origin) -> Result<Option<User>, Refusal> {
+        let Some(ttl) = self.settings.token_ttl else { return Ok(None) };
         let place = key(&[token]);
         let known = |gate: &Self| {
             let now = gate.clock.now().mono;
@@ -211,12 +241,18 @@ impl Gate {
             user.or_else(|| gate.strangers.borrow().get(&place, now).map(|()| None))
         };
         if let Some(known) = known(self) {
-            return known;
+            return Ok(known);
         }
+        let is_stranger = !self.peers.borrow().is_known(origin);
+        let _turn_of_strangers =
+            if is_stranger { Some(self.strangers_reviews.acquire().await) } else { None };
         let _turn = self.reviews.acquire().await;
         // Whoever came before may have asked the same.
         if let Some(known) = known(self) {
-            return known;
+            return Ok(known);
+        }
+        if !self.peers.borrow_mut().may_ask(origin, self.clock.now().mono) {
+            return Err((429, "too many tokens that nobody knows; try again\n".to_owned()));
         }
         let review = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
@@ -234,11 +270,11 @@ impl Gate {
                     }
                     None => {}
                 }
-                user
+                Ok(user)
             }
             Err(error) => {
                 log::warn!("node API: whose token it is, is not known: {error}");
-                None
+                Ok(None)
             }
         }
     }

@@ -1,4 +1,5 @@
-//! What a container wrote, piece by piece: read on a thread, one piece at a time, when the client has taken the one before.
+//! What a container wrote, piece by piece: read on a thread, one piece at a time, when the client has taken the one before. Each has a
+//! deadline and takes none of the turns of the agent's own work: a container may have a hand in where its log lies.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,7 +17,7 @@ use smol::stream::StreamExt as _;
 
 use super::question::NodeQuestion;
 use super::request::{LogRequest, Refusal, TEXT};
-use crate::blocking::Blocking;
+use crate::blocking::{Blocking, Location};
 use crate::clock::SharedClock;
 use crate::limits::{NODE_LOG_BYTES, NODE_LOG_PAUSE};
 use crate::logs::follow::{Follower, Turn};
@@ -50,7 +51,9 @@ impl Reading {
         let follow = request.follow && place.running;
         let part = Part { tail: request.tail, follow };
         let path = place.path.clone();
-        let opened = self.blocking.run(move || {
+        // A collector of logs may hold its directory, and lead its path anywhere.
+        let location = self.blocking.location_of(&place.path).await;
+        let opened = self.blocking.run_at(&location, move || {
             let mut source = if follow {
                 let mut follower = Follower::new()?;
                 follower.add(&path, || LogReader::open(&path, part, shown))?;
@@ -61,10 +64,11 @@ impl Reading {
             source.readable().map(|readable| (source, readable))
         });
         let failed = |error: io::Error| (400, format!("failed to read the container's log: {error}"));
-        let (source, readable) = opened.await.map_err(failed)?;
+        let opened = opened.await.map_err(io::Error::other).and_then(|opened| opened);
+        let (source, readable) = opened.map_err(failed)?;
         let readable = readable.map(Async::new_nonblocking).transpose().map_err(failed)?;
         let piece = Piece { bytes: Vec::new(), only: request.only, left: request.bytes_max };
-        let shower = Shower { reading: self, request, place, readable };
+        let shower = Shower { reading: self, request, place, location, readable };
         let pieces = smol::stream::unfold(Some((shower, source, piece)), |state| async move {
             let (shower, source, piece) = state?;
             match shower.next(source, piece).await {
@@ -153,6 +157,7 @@ struct Shower {
     reading: Reading,
     request: LogRequest,
     place: Place,
+    location: Location,
     readable: Option<Async<OwnedFd>>,
 }
 
@@ -170,15 +175,12 @@ impl Shower {
                 Source::Followed(follower) if follower.asks() => self.runs().await,
                 Source::Followed(_) | Source::Read(_) => true,
             };
+            let read = self.reading.blocking.run_at(&self.location, move || {
+                let turn = source.step(&mut piece, runs);
+                (source, piece, turn)
+            });
             let turn;
-            (source, piece, turn) = self
-                .reading
-                .blocking
-                .run(move || {
-                    let turn = source.step(&mut piece, runs);
-                    (source, piece, turn)
-                })
-                .await;
+            (source, piece, turn) = read.await.map_err(io::Error::other)?;
             let turn = turn?;
             let bytes = Bytes::from(std::mem::take(&mut piece.bytes));
             match turn {

@@ -17,21 +17,23 @@
 //! `/metrics/cadvisor` and `/metrics/probes`; a WebSocket is passed to the runtime as it is, so that the node does not declare
 //! `ExtendWebSocketsToKubelet` and the API server translates to SPDY.
 //!
-//! `request`, `known` and `stats` are PURE.
+//! `request`, `known`, `peers`, `places` and `stats` are PURE.
 
 mod auth;
+mod doors;
+pub mod handshake;
 mod known;
 mod logs;
+mod peers;
+mod places;
 mod question;
-mod request;
+pub mod request;
 pub(crate) mod stats;
 mod system_logs;
 mod tls;
 mod upgrade;
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -44,33 +46,37 @@ use futures_rustls::server::TlsStream;
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
-use smol::LocalExecutor;
-use smol::channel::{Receiver, Sender};
+use smol::channel::Sender;
 use smol::lock::{Semaphore, SemaphoreGuardArc};
 
 use crate::blocking::{Blocking, unblock_apart};
 use crate::clock::SharedClock;
 use crate::config::NodeApi;
+use crate::executor::Executor;
 use crate::kube::Client;
 use crate::limits::{
-    HEALTHZ_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
-    NODE_HEAD_BYTES_MAX, NODE_KEEPALIVE, NODE_REQUEST_TIME, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES,
-    SERVER_BACKLOG, SERVER_BUFFER_BYTES,
+    HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_STRANGERS_MAX,
+    NODE_ADDRESS_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
+    NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_REQUEST_TIME, NODE_STRANGERS_MAX, NODE_STREAMS_MAX,
+    NODE_TLS_OUT_BYTES, PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG, SERVER_BUFFER_BYTES,
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
 use crate::server::{self, Answer, Asker, Body, Handler, Held, Query, Question, STOPPING};
-use crate::stream::{Duplex, stream};
+use crate::stream::{Duplex, Socket, stream};
 use auth::{Gate, Shown};
+use doors::{Stranger, accept, metered};
 use logs::Reading;
+use peers::{Origin, Peers};
+use places::Limits;
 pub use question::{CommandStreams, NodeQuestion, Target};
 use request::{JSON, Refusal, Route, TEXT, route};
 pub use tls::Issued;
 use tls::{Files, Loaded, Serving};
 use upgrade::Backend;
-pub(crate) use upgrade::answer as upgrade_answer;
+pub use upgrade::answer as upgrade_answer;
 
-impl Duplex for TlsStream<Async<TcpStream>> {}
+impl Duplex for TlsStream<Socket<TcpStream>> {}
 
 /// The bound ports, and the certificates that were found.
 pub struct Listening {
@@ -156,23 +162,39 @@ pub struct Needs {
     /// Where logs are read.
     pub blocking: Rc<Blocking>,
     /// Runs a task for each connection.
-    pub executor: Rc<LocalExecutor<'static>>,
+    pub executor: Rc<Executor>,
     /// The machine's clock.
     pub clock: SharedClock,
     /// Counts what it holds.
     pub held: NodeApiUse,
 }
 
+/// The places at the port of the API.
+const OF_API: Limits = Limits {
+    connections_max: NODE_CONNECTIONS_MAX,
+    of_address_max: NODE_ADDRESS_CONNECTIONS_MAX,
+    of_strangers_max: NODE_STRANGERS_MAX,
+    of_known: NODE_KNOWN_CONNECTIONS,
+};
+/// The same at that of `/healthz`, by which nobody is let in.
+const OF_HEALTHZ: Limits = Limits {
+    connections_max: HEALTHZ_CONNECTIONS_MAX,
+    of_address_max: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
+    of_strangers_max: HEALTHZ_STRANGERS_MAX,
+    of_known: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
+};
+
 /// Serves the ports; ends with the executor.
 pub async fn run(listening: Listening, needs: Needs) {
     let Listening { api, healthz, names, files, loaded, serving, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
     let asker = Asker::new(queries);
+    let peers = Rc::new(RefCell::new(Peers::new(clock.now().mono)));
     let (system_logs, stream_idle_max) = (settings.system_logs.clone(), settings.stream_idle_max);
     let shared = Rc::new(Api {
         system_logs,
         stream_idle_max,
-        gate: Gate::new(client, clock.clone(), settings, node, &held),
+        gate: Gate::new(client, clock.clone(), settings, node, peers.clone(), &held),
         reading: Reading { asker: asker.clone(), blocking, clock: clock.clone() },
         configz,
         tls: Tls {
@@ -185,9 +207,10 @@ pub async fn run(listening: Listening, needs: Needs) {
             looking: Arc::new(Semaphore::new(1)),
         },
         streams: Arc::new(Semaphore::new(NODE_STREAMS_MAX)),
+        peers: peers.clone(),
         clock: clock.clone(),
     });
-    let of_api = accept(&api, NODE_CONNECTIONS_MAX, &executor, &clock, |socket, stranger| {
+    let of_api = accept(&api, OF_API, &peers, &executor, &clock, |socket, stranger| {
         let (shared, open) = (shared.clone(), held.connections.enter());
         async move {
             let _open = open;
@@ -201,7 +224,7 @@ pub async fn run(listening: Listening, needs: Needs) {
                     let served = serve_healthz(socket, asker.clone(), clock.clone());
                     async move { smol::future::or(served, stranger.in_the_way()).await }
                 };
-                accept(listener, HEALTHZ_CONNECTIONS_MAX, &executor, &clock, serve).await;
+                accept(listener, OF_HEALTHZ, &peers, &executor, &clock, serve).await;
             }
             None => std::future::pending().await,
         }
@@ -209,90 +232,8 @@ pub async fn run(listening: Listening, needs: Needs) {
     smol::future::or(of_api, of_healthz).await;
 }
 
-/// A connection that nobody was let in by yet, and that makes room for others.
-struct Stranger {
-    told: Receiver<Infallible>,
-    let_in: Cell<bool>,
-}
-
-impl Stranger {
-    /// Ends when its place is wanted, which it never is once somebody was let in.
-    async fn in_the_way(&self) {
-        // Nothing is ever sent: this ends when the sender goes.
-        let _ = self.told.recv().await;
-        if self.let_in.get() {
-            std::future::pending::<()>().await;
-        }
-    }
-
-    fn is_let_in(&self) {
-        self.let_in.set(true);
-        self.told.close();
-    }
-}
-
-/// Accepts connections, so many at once, and has each served by a task of its own.
-async fn accept<F: Future<Output = ()> + 'static>(
-    listener: &Async<TcpListener>,
-    connections_max: usize,
-    executor: &LocalExecutor<'static>,
-    clock: &SharedClock,
-    serve: impl Fn(Async<TcpStream>, Stranger) -> F,
-) {
-    let slots = Arc::new(Semaphore::new(connections_max));
-    let mut strangers: VecDeque<Sender<Infallible>> = VecDeque::with_capacity(connections_max);
-    let mut told = None;
-    loop {
-        let socket = match listener.accept().await {
-            Ok((socket, _)) => socket,
-            Err(error) => {
-                // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
-                if told.replace(error.kind()) != Some(error.kind()) {
-                    log::warn!("node API: {error}; trying again every second");
-                }
-                clock.sleep(Duration::from_secs(1)).await;
-                continue;
-            }
-        };
-        watch_over(socket.get_ref());
-        // Closed: it is gone, or somebody was let in.
-        strangers.retain(|stranger| !stranger.is_closed());
-        let slot: SemaphoreGuardArc = if let Some(slot) = slots.try_acquire_arc() {
-            slot
-        } else {
-            strangers.pop_front();
-            slots.acquire_arc().await
-        };
-        let (stranger, told) = smol::channel::bounded(1);
-        strangers.push_back(stranger);
-        let served = serve(socket, Stranger { told, let_in: Cell::new(false) });
-        executor
-            .spawn(async move {
-                served.await;
-                drop(slot);
-            })
-            .detach();
-    }
-}
-
-/// Has the kernel find out when the other end is gone without a word. What it refuses is not missed before that.
-fn watch_over(socket: &TcpStream) {
-    use rustix::net::sockopt;
-    let _ = socket.set_nodelay(true);
-    let _ = sockopt::set_socket_keepalive(socket, true);
-    let _ = sockopt::set_tcp_keepidle(socket, NODE_KEEPALIVE);
-    let _ = sockopt::set_tcp_keepintvl(socket, NODE_KEEPALIVE);
-    let _ = sockopt::set_tcp_keepcnt(socket, 3);
-    // Of one that data is on its way to nothing is asked.
-    let _ = sockopt::set_tcp_user_timeout(socket, 3 * millis(NODE_KEEPALIVE));
-}
-
-fn millis(time: Duration) -> u32 {
-    u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
-}
-
 /// `/healthz`, without TLS, for whoever asks there.
-async fn serve_healthz(socket: Async<TcpStream>, asker: Asker, clock: SharedClock) {
+async fn serve_healthz(socket: Socket<TcpStream>, asker: Asker, clock: SharedClock) {
     let handler: Handler = Box::new(move |request| {
         let asker = asker.clone();
         Box::pin(async move {
@@ -324,6 +265,7 @@ struct Api {
     streams: Arc<Semaphore>,
     /// How long what was upgraded lasts when nothing moves.
     stream_idle_max: Duration,
+    peers: Rc<RefCell<Peers>>,
     clock: SharedClock,
 }
 
@@ -400,29 +342,25 @@ struct Own {
 
 impl Api {
     /// Serves one connection to its end.
-    async fn serve(self: Rc<Self>, socket: Async<TcpStream>, stranger: Stranger) {
-        let serving = self.tls.now(&self.clock).await;
+    async fn serve(self: Rc<Self>, socket: Socket<TcpStream>, stranger: Stranger) {
         let late = async {
             self.clock.sleep(NODE_HANDSHAKE_TIME).await;
             Err(std::io::ErrorKind::TimedOut.into())
         };
-        let accepted = TlsAcceptor::from(serving.config).accept(socket);
         let in_the_way = async {
             stranger.in_the_way().await;
             Err(std::io::ErrorKind::ConnectionAborted.into())
         };
-        let tls = match smol::future::or(smol::future::or(accepted, late), in_the_way).await {
-            Ok(mut tls) => {
-                tls.get_mut().1.set_buffer_limit(Some(NODE_TLS_OUT_BYTES));
-                tls
-            }
+        let greeted = self.greet(socket, &stranger);
+        let (tls, shown) = match smol::future::or(smol::future::or(greeted, late), in_the_way).await {
+            Ok(greeted) => greeted,
             Err(error) => {
                 log::debug!("node API: TLS: {error}");
                 return;
             }
         };
         let own = Rc::new(Own {
-            shown: Shown::of(serving.clients.as_deref(), tls.get_ref().1.peer_certificates()),
+            shown,
             stranger,
             unhurried: RefCell::default(),
             backend: RefCell::default(),
@@ -433,8 +371,13 @@ impl Api {
             let (api, own) = (api.clone(), of_handler.clone());
             Box::pin(async move { api.respond(&own, request).await.unwrap_or_else(refused) })
         });
-        let served =
-            async { Some(server::serve(stream(tls).into_inner(), NODE_HEAD_BYTES_MAX, handler).await) };
+        // Also the request that nobody is let in by is one of its origin's.
+        let served = metered(
+            server::serve(stream(tls).into_inner(), NODE_HEAD_BYTES_MAX, handler),
+            || !own.stranger.is_let_in(),
+            |time| self.spend(own.stranger.origin, time),
+        );
+        let served = async { Some(served.await) };
         let late = async {
             self.clock.sleep(NODE_REQUEST_TIME).await;
             if own.unhurried.borrow().is_some() {
@@ -458,11 +401,41 @@ impl Api {
         }
     }
 
+    /// TLS, when it is this address' turn, and who is shown by it. What it costs is counted.
+    async fn greet(
+        &self,
+        socket: Socket<TcpStream>,
+        stranger: &Stranger,
+    ) -> std::io::Result<(TlsStream<Socket<TcpStream>>, Shown)> {
+        let origin = stranger.origin;
+        let ready_at = || {
+            let now = self.clock.now().mono;
+            self.peers.borrow_mut().handshake_at(origin, now)
+        };
+        while let Some(ready) = ready_at() {
+            self.clock.sleep_until(ready).await;
+        }
+        let serving = self.tls.now(&self.clock).await;
+        let greeted = async {
+            socket.set_ration(PEER_HANDSHAKE_BYTES_MAX);
+            let mut tls = TlsAcceptor::from(serving.config).accept(socket).await?;
+            tls.get_ref().0.end_ration();
+            tls.get_mut().1.set_buffer_limit(Some(NODE_TLS_OUT_BYTES));
+            let shown = Shown::of(serving.clients.as_deref(), tls.get_ref().1.peer_certificates());
+            Ok((tls, shown))
+        };
+        metered(greeted, || true, |time| self.spend(origin, time)).await
+    }
+
+    fn spend(&self, origin: Origin, time: Duration) {
+        self.peers.borrow_mut().spend(origin, time, self.clock.now().mono);
+    }
+
     async fn respond(&self, own: &Own, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
         let (head, _) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
-        self.gate.admit(&own.shown, &head.method, path, &head.headers).await?;
-        own.stranger.is_let_in();
+        self.gate.admit(&own.shown, own.stranger.origin, &head.method, path, &head.headers).await?;
+        own.stranger.mark_let_in();
         let asker = self.reading.asker.clone();
         match route(head.method.as_str(), path, query)? {
             Route::Ask(question, kind) => {

@@ -10,8 +10,13 @@ use super::question::{CommandStreams, NodeQuestion, Target};
 
 /// The verb and the subresources of this node, one of which has to be allowed (`GetRequestAttributes`, the fine-grained ones
 /// first).
-pub(super) fn attributes(method: &str, path: &str) -> (&'static str, Vec<&'static str>) {
+///
+/// Other than there, what runs in a container or reaches its ports needs `create` whatever the method. With the kubelet a
+/// WebSocket begins with GET and so needs only `get` on nodes/proxy, which is given away to read metrics and logs, and would run
+/// any command in any pod. The API server, as whose client kubectl comes here, has every verb (`system:kubelet-api-admin`).
+pub fn attributes(method: &str, path: &str) -> (&'static str, Vec<&'static str>) {
     let verb = match method {
+        _ if reaches_into_a_container(path) => "create",
         "POST" => "create",
         "GET" => "get",
         "PUT" => "update",
@@ -36,9 +41,15 @@ pub(super) fn attributes(method: &str, path: &str) -> (&'static str, Vec<&'stati
     (verb, parts)
 }
 
+/// Whether `route` may make a command, an attachment or forwarded ports of this path; it decodes as that does.
+fn reaches_into_a_container(path: &str) -> bool {
+    let first = path.strip_prefix('/').unwrap_or(path).split('/').next().and_then(decoded);
+    first.is_some_and(|first| matches!(first.as_str(), "exec" | "attach" | "portForward" | "run"))
+}
+
 /// What a request asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Route {
+pub enum Route {
     /// Something of the loop, with the answer's type.
     Ask(Question, &'static str),
     /// The same, of which there is one at a time.
@@ -57,32 +68,42 @@ pub(super) enum Route {
 
 /// Which log, and what of it (`v1.PodLogOptions`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct LogRequest {
-    pub(super) target: Target,
-    pub(super) container: String,
-    pub(super) previous: bool,
-    pub(super) follow: bool,
-    pub(super) tail: Option<u64>,
-    pub(super) since: Since,
-    pub(super) timestamps: bool,
-    pub(super) bytes_max: Option<u64>,
+pub struct LogRequest {
+    /// Whose.
+    pub target: Target,
+    /// Which container's.
+    pub container: String,
+    /// Of its life before this one.
+    pub previous: bool,
+    /// What comes yet, too.
+    pub follow: bool,
+    /// So many lines of its end; `None`: all.
+    pub tail: Option<u64>,
+    /// From when on.
+    pub since: Since,
+    /// Each line with its time.
+    pub timestamps: bool,
+    /// So many bytes at most.
+    pub bytes_max: Option<u64>,
     /// Only what went there.
-    pub(super) only: Option<Stream>,
+    pub only: Option<Stream>,
 }
 
 /// From when on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Since {
+pub enum Since {
+    /// All of it.
     #[default]
     Always,
     /// Seconds before now.
     Ago(i64),
+    /// From then on.
     At(Wall),
 }
 
 impl LogRequest {
     /// How its lines are shown.
-    pub(super) fn shown(&self, now: Wall) -> Shown {
+    pub fn shown(&self, now: Wall) -> Shown {
         let since = match self.since {
             Since::Always => None,
             Since::Ago(seconds) => Some(Wall(now.0.saturating_sub(seconds.saturating_mul(1_000_000_000)))),
@@ -93,18 +114,20 @@ impl LogRequest {
 }
 
 /// Why a request asks nothing: the HTTP status and the kubelet's words.
-pub(super) type Refusal = (u16, String);
+pub type Refusal = (u16, String);
 
-pub(super) const TEXT: &str = "text/plain; charset=utf-8";
-pub(super) const JSON: &str = "application/json";
+/// Plain text.
+pub const TEXT: &str = "text/plain; charset=utf-8";
+/// JSON.
+pub const JSON: &str = "application/json";
 /// Prometheus' text format.
-pub(super) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
+pub const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Method, path and query → what is asked.
 ///
 /// # Errors
 /// No such path, another method than it has, a parameter that cannot be.
-pub(super) fn route(method: &str, path: &str, query: &str) -> Result<Route, Refusal> {
+pub fn route(method: &str, path: &str, query: &str) -> Result<Route, Refusal> {
     let not_found = || (404, "404 page not found\n".to_owned());
     let parts: Option<Vec<String>> = path.strip_prefix('/').unwrap_or(path).split('/').map(decoded).collect();
     let parts = parts.ok_or_else(not_found)?;
@@ -306,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_needs_what_the_kubelet_asks_for_it() {
+    fn a_path_needs_what_the_kubelet_asks_for_it_and_more_where_it_reaches_into_a_container() {
         for (method, path, verb, parts) in [
             ("GET", "/pods", "get", &["pods", "proxy"][..]),
             ("GET", "/pods/", "get", &["pods", "proxy"]),
@@ -322,7 +345,20 @@ mod tests {
             ("POST", "/checkpoint/a/b/c", "create", &["checkpoint"]),
             ("GET", "/statusz", "get", &["statusz"]),
             ("POST", "/exec/default/web/app", "create", &["proxy"]),
-            ("GET", "/exec/default/web/app", "get", &["proxy"]),
+            // Stricter than the kubelet, which asks for `get` here.
+            ("GET", "/exec/default/web/app", "create", &["proxy"]),
+            ("GET", "/attach/default/web/0-1/app", "create", &["proxy"]),
+            ("GET", "/portForward/default/web", "create", &["proxy"]),
+            ("POST", "/portForward/default/web", "create", &["proxy"]),
+            ("POST", "/run/default/web/app", "create", &["proxy"]),
+            ("PUT", "/run/default/web/app", "create", &["proxy"]),
+            ("OPTIONS", "/exec", "create", &["proxy"]),
+            // A route is found in the decoded path.
+            ("GET", "/%65xec/default/web/app", "create", &["proxy"]),
+            ("GET", "/port%46orward/default/web", "create", &["proxy"]),
+            ("GET", "exec/default/web/app", "create", &["proxy"]),
+            ("GET", "/execute/default/web/app", "get", &["proxy"]),
+            ("GET", "//exec/default/web/app", "get", &["proxy"]),
             ("GET", "/containerLogs/default/web/app", "get", &["proxy"]),
             ("GET", "/", "get", &["proxy"]),
             ("PUT", "/x", "update", &["proxy"]),
@@ -334,6 +370,8 @@ mod tests {
         ] {
             assert_eq!(attributes(method, path), (verb, parts.to_vec()), "{method} {path}");
         }
+        assert_eq!(route("GET", "//exec/default/web/app", "output=1").unwrap_err().0, 404);
+        assert!(matches!(route("GET", "/%65xec/default/web/app", "output=1"), Ok(Route::Stream(_))));
     }
 
     fn web(uid: Option<&str>) -> Target {

@@ -3,24 +3,31 @@
 //!
 //! Symbolic links are followed, as there, for the kubelet's own in `/var/log/containers` lead to the pods' logs. Other than there
 //! none leads out of the directory: a pod with a hostPath volume in it would read any file of the node by one (CVE-2017-1002101's
-//! kin). Only regular files are read, for a pipe or a device may never end.
+//! kin). So they are read here, component by component, and what they name elsewhere is not even looked at: it may hang, and opening
+//! a device may do something. `openat2` would not do: with `RESOLVE_BENEATH` it refuses absolute links, which the kubelet's own are.
+//! What was found is what is read and listed, by its descriptor. Only regular files are read, for a pipe or a device may never end.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
 use http_body_util::{Either, StreamBody};
 use hyper::body::{Bytes, Frame};
 use hyper::header::{CONTENT_TYPE, HeaderValue, LOCATION};
 use hyper::{Response, StatusCode};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, openat, readlinkat};
+use rustix::io::Errno;
 use smol::stream::StreamExt as _;
 
 use super::request::{Refusal, TEXT};
 use crate::blocking::Blocking;
-use crate::limits::{NODE_LOG_BYTES, SYSTEM_LOG_ENTRIES_MAX};
+use crate::filesystem::reopened;
+use crate::limits::{LINKS_FOLLOWED_MAX, NODE_LOG_BYTES, SYSTEM_LOG_ENTRIES_MAX, SYSTEM_LOG_LEVELS_MAX};
 use crate::server::{self, Body};
 
 const HTML: &str = "text/html; charset=utf-8";
@@ -45,12 +52,11 @@ pub(super) async fn show(
     path: Vec<String>,
     slash: bool,
 ) -> Result<Response<Body>, Refusal> {
-    let found = blocking.run(move || look(&root, &path, slash)).await;
-    let found = found.map_err(|error| match error.kind() {
-        io::ErrorKind::PermissionDenied => (403, "403 Forbidden\n".to_owned()),
-        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => (404, "404 page not found\n".to_owned()),
-        _ => (500, "500 Internal Server Error\n".to_owned()),
-    })?;
+    let parts = names(&path).map_err(|error| refused(&error))?;
+    let name = path.last().filter(|_| !slash).map(|name| format!("{}/", escaped(name)));
+    let location = blocking.location_of(&root.join(&parts)).await;
+    let found = blocking.run_at(&location, move || read(&find(&root, &parts)?, name)).await;
+    let found = found.map_err(|stuck| (500, stuck.to_string()))?.map_err(|error| refused(&error))?;
     let (first, file) = match found {
         Found::Listed(page) => return Ok(server::text(StatusCode::OK, HTML, page)),
         Found::Directory(name) => {
@@ -64,14 +70,14 @@ pub(super) async fn show(
     };
     let kind = if first.contains(&0) { "application/octet-stream" } else { TEXT };
     let blocking = blocking.clone();
-    let pieces = smol::stream::unfold(Some((blocking, first, file)), |state| async move {
-        let (blocking, piece, mut file) = state?;
+    let pieces = smol::stream::unfold(Some((blocking, location, first, file)), |state| async move {
+        let (blocking, location, piece, mut file) = state?;
         if piece.is_empty() {
             return None;
         }
-        let read = blocking.run(move || next_piece(&mut file).map(|next| (next, file))).await;
-        let rest = match read {
-            Ok((next, file)) => Some((blocking, next, file)),
+        let read = blocking.run_at(&location, move || next_piece(&mut file).map(|next| (next, file))).await;
+        let rest = match read.map_err(io::Error::other).and_then(|read| read) {
+            Ok((next, file)) => Some((blocking, location, next, file)),
             // Cut off, which the client sees.
             Err(error) => return Some((Err(error), None)),
         };
@@ -82,39 +88,84 @@ pub(super) async fn show(
     Ok(response)
 }
 
-/// I/O, blocking.
-fn look(root: &Path, parts: &[String], slash: bool) -> io::Result<Found> {
-    let not_found = || io::Error::from(io::ErrorKind::NotFound);
-    let root = root.canonicalize()?;
-    let mut path = root.clone();
-    for part in parts {
-        // Go's file server cleans the path first; whoever asks for these means no log.
-        if matches!(part.as_str(), "" | "." | "..") || part.contains(['/', '\0']) {
-            return Err(not_found());
+fn refused(error: &io::Error) -> Refusal {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => (403, "403 Forbidden\n".to_owned()),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => (404, "404 page not found\n".to_owned()),
+        _ => (500, "500 Internal Server Error\n".to_owned()),
+    }
+}
+
+fn not_found() -> io::Error {
+    io::ErrorKind::NotFound.into()
+}
+
+/// PURE: the path below the directory.
+fn names(parts: &[String]) -> io::Result<PathBuf> {
+    // Go's file server cleans the path first; whoever asks for these means no log.
+    let is_name = |part: &String| !matches!(part.as_str(), "" | "." | "..") && !part.contains(['/', '\0']);
+    if parts.iter().all(is_name) { Ok(parts.iter().collect()) } else { Err(not_found()) }
+}
+
+/// A descriptor that only stands for what is there: a link is not followed, a device not opened.
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A handle of what `below` means in the directory. Every component is opened from the one above, so that whatever is renamed
+/// meanwhile leads nowhere else, and `..` of a link only goes back where it came by. I/O, blocking.
+fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
+    let real = root.canonicalize()?;
+    let top = open(&real, HANDLE, Mode::empty())?;
+    let parts = |path: &Path| -> Vec<OsString> {
+        let parts = path.components().rev().filter(|part| *part != Component::CurDir);
+        parts.map(|part| part.as_os_str().to_owned()).collect()
+    };
+    // Those that were come by, and the names that are left, the next one last.
+    let (mut levels, mut left, mut links) = (Vec::<OwnedFd>::new(), parts(below), 0);
+    while let Some(name) = left.pop() {
+        if name == ".." {
+            levels.pop().ok_or_else(not_found)?;
+            continue;
         }
-        path.push(part);
+        let there = openat(levels.last().unwrap_or(&top), &*name, HANDLE, Mode::empty())?;
+        if !FileType::from_raw_mode(fstat(&there)?.st_mode).is_symlink() {
+            if levels.len() == SYSTEM_LOG_LEVELS_MAX {
+                return Err(not_found());
+            }
+            levels.push(there);
+            continue;
+        }
+        links += 1;
+        if links > LINKS_FOLLOWED_MAX {
+            return Err(Errno::LOOP.into());
+        }
+        let to = PathBuf::from(OsString::from_vec(readlinkat(&there, "", Vec::new())?.into_bytes()));
+        if to.is_absolute() {
+            // As the directory is called, or where that name leads.
+            let inside =
+                to.strip_prefix(root).or_else(|_| to.strip_prefix(&real)).map_err(|_| not_found())?;
+            levels.clear();
+            left.extend(parts(inside));
+        } else {
+            left.extend(parts(&to));
+        }
     }
-    // Looked at before it is opened, for opening a device may do something; and again when it is open, for it may be another one.
-    let kind = fs::metadata(&path)?.file_type();
-    if !kind.is_file() && !kind.is_dir() {
-        return Err(io::ErrorKind::PermissionDenied.into());
-    }
-    let nonblock = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let mut file = File::options().read(true).custom_flags(nonblock).open(&path)?;
-    let opened = fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)))?;
-    if !opened.starts_with(&root) {
-        return Err(not_found());
-    }
-    let kind = file.metadata()?.file_type();
+    Ok(levels.pop().unwrap_or(top))
+}
+
+/// The beginning of what was found; of a directory the list, unless it goes by another `name`. I/O, blocking.
+fn read(found: &OwnedFd, name: Option<String>) -> io::Result<Found> {
+    let kind = FileType::from_raw_mode(fstat(found)?.st_mode);
     if kind.is_dir() {
-        if !slash && let Some(name) = parts.last() {
-            return Ok(Found::Directory(format!("{}/", escaped(name))));
-        }
-        return list(&opened).map(Found::Listed);
+        return match name {
+            Some(name) => Ok(Found::Directory(name)),
+            // Means what the handle stands for, whatever stands in its place by now.
+            None => list(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd()))).map(Found::Listed),
+        };
     }
     if !kind.is_file() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
+    let mut file = reopened(found, OFlags::RDONLY)?;
     next_piece(&mut file).map(|first| Found::File(first, file))
 }
 
@@ -177,12 +228,17 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+    use crate::clock::VirtualClock;
+    use crate::limits::OUTSIDE_PATIENCE;
+    use crate::model::Wall;
+    use crate::mounts::Away;
 
     fn seen(root: &Path, path: &str) -> Result<String, io::ErrorKind> {
         let slash = path.is_empty() || path.ends_with('/');
         let parts: Vec<String> =
             path.trim_end_matches('/').split('/').filter(|p| !p.is_empty()).map(str::to_owned).collect();
-        match look(root, &parts, slash) {
+        let name = parts.last().filter(|_| !slash).map(|name| format!("{name}/"));
+        match names(&parts).and_then(|parts| find(root, &parts)).and_then(|found| read(&found, name)) {
             Ok(Found::Listed(page)) => Ok(page),
             Ok(Found::Directory(name)) => Ok(format!("-> {name}")),
             Ok(Found::File(first, _)) => Ok(String::from_utf8(first).unwrap()),
@@ -213,6 +269,99 @@ mod tests {
             assert_eq!(seen(&root, path), Err(io::ErrorKind::NotFound), "{path}");
         }
         assert_eq!(seen(&root, "pipe"), Err(io::ErrorKind::PermissionDenied));
+        fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn links_lead_where_they_lead_in_the_directory_and_nowhere_else() {
+        let place = std::env::temp_dir().join(format!("smolet-logs-links-{}", std::process::id()));
+        let root = place.join("log");
+        fs::create_dir_all(root.join("pods/web")).unwrap();
+        fs::create_dir_all(root.join("containers")).unwrap();
+        fs::write(root.join("pods/web/0.log"), "one\n").unwrap();
+        // The directory by another name, which the links in it use.
+        let named = place.join("named");
+        symlink("log", &named).unwrap();
+        symlink(named.join("pods/web/0.log"), root.join("containers/web.log")).unwrap();
+        symlink("../pods/./web", root.join("containers/web")).unwrap();
+        symlink("containers/web.log", root.join("again.log")).unwrap();
+        symlink(root.join("pods/../containers"), root.join("up")).unwrap();
+        for path in ["containers/web.log", "containers/web/0.log", "again.log", "up/web.log"] {
+            assert_eq!(seen(&named, path), Ok("one\n".to_owned()), "{path}");
+        }
+        assert!(seen(&named, "containers/web/").unwrap().contains("0.log"));
+        assert_eq!(seen(&named, "containers/web"), Ok("-> web/".to_owned()));
+
+        // What is out there makes no difference: it is not looked at.
+        symlink("../../log/pods/web/0.log", root.join("containers/back.log")).unwrap();
+        symlink(root.join("../log/pods/web/0.log"), root.join("round.log")).unwrap();
+        for (name, to) in
+            [("device", "/dev/null"), ("nothing", "/no/such"), ("magic", "/proc/self/fd/0"), ("above", "..")]
+        {
+            symlink(to, root.join(name)).unwrap();
+        }
+        for path in
+            ["containers/back.log", "round.log", "device", "nothing", "magic", "above/", "pods/web/0.log/x"]
+        {
+            let error = seen(&named, path).unwrap_err();
+            assert!(
+                matches!(error, io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
+                "{path}: {error}"
+            );
+        }
+        symlink("ring", root.join("ring")).unwrap();
+        assert_eq!(refused(&find(&named, Path::new("ring")).unwrap_err()).0, 500);
+        let deep: PathBuf = (0..=SYSTEM_LOG_LEVELS_MAX).map(|_| "d").collect();
+        fs::create_dir_all(root.join(&deep)).unwrap();
+        assert_eq!(find(&root, &deep).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert!(find(&root, deep.parent().unwrap()).is_ok());
+
+        // Exchanged once it was found: that is what is listed and read.
+        let (directory, file) =
+            (find(&root, Path::new("pods/web")).unwrap(), find(&root, Path::new("pods/web/0.log")).unwrap());
+        fs::rename(root.join("pods"), root.join("away")).unwrap();
+        symlink("/etc", root.join("pods")).unwrap();
+        assert!(matches!(read(&directory, None), Ok(Found::Listed(page)) if page.contains("\"0.log\"")));
+        assert!(matches!(read(&file, None), Ok(Found::File(first, _)) if first == b"one\n"));
+        fs::remove_dir_all(place).unwrap();
+    }
+
+    /// The link to it is not followed; where it lies in the directory itself, it takes none of the agent's own turns.
+    #[test]
+    fn a_file_system_that_hangs_holds_up_nobody() {
+        let place = std::env::temp_dir().join(format!("smolet-logs-hangs-{}", std::process::id()));
+        let root = place.join("log");
+        fs::create_dir_all(&root).unwrap();
+        let (outside, inside) = (place.join("away"), root.join("away"));
+        for at in [&outside, &inside] {
+            fs::create_dir_all(at).unwrap();
+        }
+        let aways = [&outside, &inside].map(|at| Away::mount(at));
+        symlink(&outside, root.join("link")).unwrap();
+        symlink(outside.join("file"), root.join("file")).unwrap();
+        for path in ["link/", "link", "link/file", "file"] {
+            assert_eq!(seen(&root, path), Err(io::ErrorKind::NotFound), "{path}");
+        }
+        let clock = VirtualClock::new(Wall(0));
+        let blocking = Rc::new(Blocking::on_threads(Rc::new(clock.clone()), &place.join("own")));
+        let ask = |path: &str| {
+            let path = path.split('/').map(str::to_owned).collect();
+            show(&blocking, root.clone(), path, false)
+        };
+        smol::block_on(async {
+            let late = async {
+                while blocking.held().0 == 0 {
+                    smol::future::yield_now().await;
+                }
+                clock.advance(OUTSIDE_PATIENCE);
+                std::future::pending().await
+            };
+            let said = smol::future::or(ask("away/file"), late).await;
+            let (status, why) = said.map(drop).unwrap_err();
+            assert!(status == 500 && why.contains("does not answer within 10 s"), "{status} {why}");
+            assert_eq!(ask("link").await.map(drop).unwrap_err().0, 404);
+        });
+        drop(aways);
         fs::remove_dir_all(place).unwrap();
     }
 }

@@ -1,7 +1,8 @@
 //! TLS of the node's own API: its certificate, its key, and the authorities behind clients' certificates.
 //!
 //! A client is let in with any certificate or none, as the kubelet lets it (`tls.RequestClientCert`): that it has the key is
-//! proven in the handshake, whose certificate it is is looked at with its request, which then has an answer.
+//! proven in the handshake, whose certificate it is is looked at with its request, which then has an answer. Who shows more
+//! certificates than may be looked at is refused in the handshake.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -24,7 +25,7 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 use crate::config::NodeApi;
 use crate::limits::NODE_FILE_BYTES_MAX;
 use crate::store::file::replace;
-use crate::tls::certificates;
+use crate::tls::{bounded, certificates};
 use crate::x509::pem;
 
 /// Where the files are.
@@ -270,10 +271,10 @@ impl ClientCertVerifier for Clients {
     fn verify_client_cert(
         &self,
         _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
+        others: &[CertificateDer<'_>],
         _: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        Ok(ClientCertVerified::assertion())
+        bounded(others).map(|()| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

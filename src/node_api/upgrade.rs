@@ -6,7 +6,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use async_io::{Async, Timer};
+use async_io::Timer;
 
 use hyper::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::http::request::Parts;
@@ -19,7 +19,7 @@ use crate::limits::{
     NODE_CLOSE_TIME, NODE_REFUSAL_BYTES_MAX, NODE_SPLICE_BYTES, STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME,
 };
 use crate::server::{Body, text};
-use crate::stream::Duplex;
+use crate::stream::{Duplex, Socket};
 use crate::streaming::upgrade::Target;
 
 /// What of the client's head is passed on. Nothing else: no token of his is the runtime's business.
@@ -37,7 +37,7 @@ const PASSED: [HeaderName; 9] = [
 
 /// The other end, and what it said behind its answer.
 pub(super) struct Backend {
-    socket: Async<TcpStream>,
+    socket: Socket<TcpStream>,
     said: Vec<u8>,
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn open(url: &str, request: &Parts) -> Result<(Response<Body>, 
 
 async fn ask(target: &Target<'_>, request: &Parts) -> Result<(Response<Body>, Option<Backend>), String> {
     let words = |error: io::Error| error.to_string();
-    let mut socket = Async::<TcpStream>::connect(target.address).await.map_err(words)?;
+    let mut socket = Socket::<TcpStream>::connect(target.address).await.map_err(words)?;
     // A keystroke goes out at once.
     socket.get_ref().set_nodelay(true).map_err(words)?;
     socket.write_all(&head(target, request)).await.map_err(words)?;
@@ -116,7 +116,10 @@ fn head(target: &Target<'_>, request: &Parts) -> Vec<u8> {
 }
 
 /// Status and headers of an answer, and where its head ends; nothing as long as it is not all there. PURE.
-pub(crate) fn answer(bytes: &[u8]) -> Result<Option<(StatusCode, HeaderMap, usize)>, String> {
+///
+/// # Errors
+/// A sentence: it is no HTTP, or too long.
+pub fn answer(bytes: &[u8]) -> Result<Option<(StatusCode, HeaderMap, usize)>, String> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
         return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };

@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::handler::Address;
 use super::run::{Answer, Lookups};
 use crate::grpc::{Code, GrpcError, Once, unary_once};
+use crate::limits::PROBE_ANSWER_BYTES_MAX;
 use crate::stream::stream;
 
 /// `grpc.health.v1.HealthCheckRequest`.
@@ -30,7 +31,10 @@ const SERVING_STATUS: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE
 pub(super) async fn check(lookups: &Lookups, at: &Address, service: &str, timeout: Duration) -> Answer {
     let authority = at.to_string();
     let socket = match lookups.connect(at).await {
-        Ok(socket) => stream(socket),
+        Ok(socket) => {
+            socket.set_ration(PROBE_ANSWER_BYTES_MAX);
+            stream(socket)
+        }
         Err(error) => {
             return Answer::Failure(format!("error: failed to connect service at \"{authority}\": {error}"));
         }

@@ -10,7 +10,10 @@ use super::handler::HttpGet;
 use super::run::{Answer, Lookups};
 use super::tls;
 use crate::events::cut;
-use crate::limits::{PROBE_BODY_BYTES_MAX, PROBE_HEAD_BYTES_MAX, PROBE_OUTPUT_BYTES_MAX, PROBE_REQUESTS_MAX};
+use crate::limits::{
+    PROBE_ANSWER_BYTES_MAX, PROBE_BODY_BYTES_MAX, PROBE_HEAD_BYTES_MAX, PROBE_OUTPUT_BYTES_MAX,
+    PROBE_REQUESTS_MAX,
+};
 use crate::stream::{Stream, stream};
 
 /// What Go says of a server that answers HTTPS with HTTP.
@@ -48,6 +51,7 @@ pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, S
         let socket = if current.tls {
             tls::connect(&current.address.host, socket).await.map_err(failed)?
         } else {
+            socket.set_ration(PROBE_ANSWER_BYTES_MAX);
             stream(socket)
         };
         let (reply, location) = exchange(socket, current, answer).await.map_err(failed)?;

@@ -14,19 +14,16 @@ pub mod handler;
 pub(crate) mod http;
 pub mod prober;
 pub mod run;
-pub mod share;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]
 mod tls {
     use std::net::TcpStream;
 
-    use async_io::Async;
-
-    use crate::stream::Stream;
+    use crate::stream::{Socket, Stream};
 
     /// Manifests that ask for it are refused; what asks here is the hook of a container that another build has started.
-    pub(super) async fn connect(_: &str, _: Async<TcpStream>) -> Result<Stream, String> {
+    pub(super) async fn connect(_: &str, _: Socket<TcpStream>) -> Result<Stream, String> {
         Err("this build of smolet has no TLS".to_owned())
     }
 }

@@ -5,11 +5,7 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
-
-use async_io::Async;
-use smol::lock::Semaphore;
 
 use super::handler::{Address, Handler};
 use super::{grpc, http};
@@ -17,8 +13,10 @@ use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cri::{ExecOutput, Runtime, RuntimeError};
 use crate::events::cut;
-use crate::limits::{ADDRESSES_TRIED_MAX, LOOKUPS_AT_ONCE_MAX, PROBE_OUTPUT_BYTES_MAX, PROBE_TRIES_MAX};
-use crate::model::ContainerId;
+use crate::limits::{ADDRESSES_TRIED_MAX, LOOKUPS, PROBE_OUTPUT_BYTES_MAX, PROBE_TRIES_MAX};
+use crate::model::{ContainerId, PodUid};
+use crate::stream::Socket;
+use crate::turns::{Party, Turns};
 
 /// What a probe says (`probe.Result`), with the words for an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +29,7 @@ pub enum Answer {
     Failure(String),
 }
 
-/// What handlers are carried out with. Cloning is cheap.
+/// What handlers are carried out with.
 pub struct Tools<R> {
     /// Runs commands in containers.
     pub runtime: Rc<R>,
@@ -41,31 +39,40 @@ pub struct Tools<R> {
     pub lookups: Lookups,
 }
 
-impl<R> Clone for Tools<R> {
-    fn clone(&self) -> Self {
-        Self { runtime: self.runtime.clone(), clock: self.clock.clone(), lookups: self.lookups.clone() }
+impl<R> Tools<R> {
+    /// The same, for a pod: it takes its own turns at looking names up.
+    #[must_use]
+    pub fn of_pod(&self, pod: &PodUid) -> Self {
+        Self { runtime: self.runtime.clone(), clock: self.clock.clone(), lookups: self.lookups.of_pod(pod) }
     }
 }
 
-/// Looks names of hosts up on threads of their own, `limits::LOOKUPS_AT_ONCE_MAX` at once.
+/// Looks names of hosts up on threads of their own, divided by pod (`limits::LOOKUPS`). Clones share the turns.
 #[derive(Clone, Debug)]
-pub struct Lookups(Arc<Semaphore>);
+pub struct Lookups {
+    turns: Turns,
+    party: Party,
+}
 
 impl Default for Lookups {
     fn default() -> Self {
-        Self(Arc::new(Semaphore::new(LOOKUPS_AT_ONCE_MAX)))
+        Self { turns: Turns::new(LOOKUPS), party: Party::default() }
     }
 }
 
 impl Lookups {
+    fn of_pod(&self, pod: &PodUid) -> Self {
+        Self { turns: self.turns.clone(), party: pod.into() }
+    }
+
     async fn addresses(&self, of: &Address) -> io::Result<Vec<SocketAddr>> {
         if let Ok(ip) = of.host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(ip, of.port)]);
         }
-        // Kept by the thread: a lookup that nobody waits for any more goes on.
-        let turn = self.0.acquire_arc().await;
+        let turn = self.turns.take(self.party).await.map_err(|why| io::Error::other(why.to_string()))?;
         let name = (of.host.clone(), of.port);
         let look = move || {
+            // Kept by the thread: a lookup that nobody waits for any more goes on.
             let _turn = turn;
             name.to_socket_addrs().map(|found| found.take(ADDRESSES_TRIED_MAX).collect())
         };
@@ -79,12 +86,12 @@ impl Lookups {
     ///
     /// # Errors
     /// A sentence: there is no such host, or nobody takes the connection.
-    pub async fn connect(&self, to: &Address) -> Result<Async<TcpStream>, String> {
+    pub async fn connect(&self, to: &Address) -> Result<Socket<TcpStream>, String> {
         let found =
             self.addresses(to).await.map_err(|error| format!("dial tcp: lookup {}: {error}", to.host))?;
         let mut refused = format!("dial tcp: lookup {}: no address", to.host);
         for address in found {
-            match Async::<TcpStream>::connect(address).await {
+            match Socket::<TcpStream>::connect(address).await {
                 Ok(stream) => return Ok(stream),
                 Err(error) => refused = format!("dial tcp {address}: connect: {}", error.kind()),
             }
@@ -159,4 +166,31 @@ pub(crate) fn said(stdout: &[u8], stderr: &[u8]) -> String {
     let mut both = Vec::with_capacity(PROBE_OUTPUT_BYTES_MAX);
     both.extend(stdout.iter().chain(stderr).take(PROBE_OUTPUT_BYTES_MAX));
     cut(&String::from_utf8_lossy(&both), PROBE_OUTPUT_BYTES_MAX).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use smol::future::{block_on, poll_once};
+
+    use super::*;
+
+    #[test]
+    fn names_that_are_not_found_hold_up_their_own_pod() {
+        let lookups = Lookups::default();
+        let (stuck, other) = (lookups.of_pod(&PodUid::from("stuck")), lookups.of_pod(&PodUid::from("other")));
+        let local = Address { host: "localhost".to_owned(), port: 80 };
+        block_on(async {
+            // What its threads hold whose resolver does not answer.
+            let mut held = Vec::new();
+            while let Some(turn) = poll_once(stuck.turns.take(stuck.party)).await {
+                held.push(turn);
+            }
+            assert!((1..LOOKUPS.most()).contains(&held.len()), "{}", held.len());
+            assert!(poll_once(stuck.addresses(&local)).await.is_none(), "it has no turn left");
+            let found = other.addresses(&local).await.expect("this machine is found");
+            assert!(found.iter().all(|address| address.ip().is_loopback()), "{found:?}");
+            held.pop();
+            assert!(stuck.addresses(&local).await.is_ok());
+        });
+    }
 }

@@ -4,11 +4,8 @@
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
-use async_io::Async;
 use futures_rustls::TlsConnector;
 use futures_rustls::client::TlsStream;
 use futures_rustls::pki_types::ServerName;
@@ -16,20 +13,18 @@ use futures_rustls::rustls::client::{ClientConfig, Resumption};
 use futures_rustls::rustls::crypto::ring;
 use futures_rustls::rustls::{Error, InvalidMessage};
 
-use smol::io::{AsyncRead, AsyncWrite};
-
 use super::http::NOT_TLS;
 use crate::limits::{TLS_DATA_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX};
-use crate::stream::{Duplex, Stream, stream};
+use crate::stream::{Duplex, Socket, Stream, stream};
 use crate::tls::Anybody;
 
-impl Duplex for TlsStream<Rationed> {}
+impl Duplex for TlsStream<Socket<TcpStream>> {}
 
 /// TLS 1.2 or 1.3 over this connection to `host`. Nothing is kept between connections: probes are seconds apart.
 ///
 /// # Errors
 /// A sentence: the handshake failed.
-pub(super) async fn connect(host: &str, socket: Async<TcpStream>) -> Result<Stream, String> {
+pub(super) async fn connect(host: &str, socket: Socket<TcpStream>) -> Result<Stream, String> {
     let failed = |error: &Error| format!("tls: {error}");
     let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
@@ -40,17 +35,19 @@ pub(super) async fn connect(host: &str, socket: Async<TcpStream>) -> Result<Stre
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.resumption = Resumption::disabled();
     let name = name(host, &socket);
-    let socket = Rationed { socket, left: TLS_HANDSHAKE_BYTES_MAX };
-    let mut connected = TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(
-        |error| match tls_error(&error) {
+    // rustls keeps what comes until a message is whole, up to 64 KiB.
+    socket.set_ration(TLS_HANDSHAKE_BYTES_MAX);
+    let connected =
+        TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(|error| match tls_error(
+            &error,
+        ) {
             Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)) => NOT_TLS.to_owned(),
             Some(error) => failed(error),
             None if error.kind() == io::ErrorKind::UnexpectedEof => "EOF".to_owned(),
             None if error.raw_os_error().is_some() => error.kind().to_string(),
             None => error.to_string(),
-        },
-    )?;
-    connected.get_mut().0.left = TLS_DATA_BYTES_MAX;
+        })?;
+    connected.get_ref().0.set_ration(TLS_DATA_BYTES_MAX);
     Ok(stream(connected))
 }
 
@@ -59,44 +56,7 @@ fn tls_error(error: &io::Error) -> Option<&Error> {
 }
 
 /// The name that the server is told; one that is no name of DNS is not sent.
-fn name(host: &str, socket: &Async<TcpStream>) -> ServerName<'static> {
+fn name(host: &str, socket: &Socket<TcpStream>) -> ServerName<'static> {
     let unnamed = || socket.get_ref().peer_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip()).into();
     ServerName::try_from(host.to_owned()).unwrap_or_else(|_| unnamed())
-}
-
-/// A socket that gives no more than so many bytes: rustls keeps what comes until a message is whole, up to 64 KiB.
-#[derive(Debug)]
-struct Rationed {
-    socket: Async<TcpStream>,
-    left: usize,
-}
-
-impl AsyncRead for Rationed {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut [u8],
-    ) -> Poll<io::Result<usize>> {
-        if self.left == 0 {
-            return Poll::Ready(Err(io::Error::other("tls: the server sends too much")));
-        }
-        let end = buffer.len().min(self.left);
-        let read = std::task::ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer[..end]))?;
-        self.left -= read;
-        Poll::Ready(Ok(read))
-    }
-}
-
-impl AsyncWrite for Rationed {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.socket).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_close(cx)
-    }
 }

@@ -49,7 +49,7 @@ fn truncated(pod: &DesiredPod, hostname: &str) -> Result<String, String> {
     if hostname.len() <= HOSTNAME_BYTES_MAX {
         return Ok(hostname.to_owned());
     }
-    let cut = hostname[..hostname.floor_char_boundary(HOSTNAME_BYTES_MAX)].trim_end_matches(['-', '.']);
+    let cut = crate::text::start_of(hostname, HOSTNAME_BYTES_MAX).trim_end_matches(['-', '.']);
     if cut.is_empty() {
         return Err(format!("hostname for pod {} was invalid: {}", quoted(&pod.key.name), quoted(hostname)));
     }

@@ -46,7 +46,7 @@ pub fn legacy_log_symlink(pod: &PodKey, container: &str, container_id: &str) -> 
     const SUFFIX: &str = ".log";
     let mut name = format!("{}_{}_{container}-{container_id}", pod.name, pod.namespace);
     // A cut inside a letter would panic; Go cuts bytes. Names are ASCII.
-    name.truncate(name.floor_char_boundary(FILE_NAME_BYTES_MAX - SUFFIX.len()));
+    crate::text::cut(&mut name, FILE_NAME_BYTES_MAX - SUFFIX.len());
     format!("/var/log/containers/{name}{SUFFIX}")
 }
 

@@ -39,13 +39,14 @@ use smol::stream::{Stream as Pieces, StreamExt as _};
 use crate::cli::style::Style;
 use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
+use crate::executor::Executor;
 use crate::limits::{
     SERVER_ANSWER_BYTES, SERVER_BACKLOG, SERVER_BUFFER_BYTES, SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX,
     STREAM_COMMAND_BYTES_MAX,
 };
 use crate::metrics::Gauge;
 use crate::model::{PodKey, PodUid};
-use crate::stream::stream as of_socket;
+use crate::stream::{Socket, stream as of_socket};
 
 #[cfg(feature = "tls")]
 pub use crate::node_api::NodeQuestion;
@@ -234,7 +235,7 @@ impl Server {
     /// kernel's queue; each lasts at most `SERVER_CONNECTION_TIME`.
     pub async fn run(
         self,
-        executor: Rc<smol::LocalExecutor<'static>>,
+        executor: Rc<Executor>,
         clock: SharedClock,
         queries: Sender<Query>,
         connections: Gauge,
@@ -261,9 +262,9 @@ impl Server {
             let counted = connections.enter();
             let (asker, time_is_up) = (asker.clone(), clock.sleep(SERVER_CONNECTION_TIME));
             executor
-                .spawn(async move {
+                .spawn("local socket request", async move {
                     // A broken or slow client is its own trouble.
-                    smol::future::or(asker.serve(of_socket(stream).into_inner()), async {
+                    smol::future::or(asker.serve(of_socket(Socket::from(stream)).into_inner()), async {
                         time_is_up.await;
                     })
                     .await;

@@ -190,16 +190,18 @@ impl ApiPods {
                 return Some(refused(key, &shown.collect::<Vec<_>>().join("; "), generation));
             }
         };
-        let before = match self.pods.get(&key.uid) {
+        // Of those that are over the bytes are counted apart.
+        let (before, its) = match self.pods.get(&key.uid) {
             Some(Entry::Wanted { pod, .. }) if pod.config_hash == read.config_hash => {
                 // Only its status changed: what is held already stays.
                 return Some(Entry::Wanted { pod: with_status(pod, status), over, changed });
             }
-            Some(Entry::Wanted { pod, .. }) => Some(pod),
-            Some(Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_)) | None => None,
+            Some(Entry::Wanted { pod, over: None, .. }) => (Some(pod), pod.bytes),
+            Some(Entry::Wanted { pod, over: Some(_), .. }) => (Some(pod), 0),
+            Some(Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_)) | None => (None, 0),
         };
         let (_, held) = self.held(false);
-        let held = held - before.map_or(0, |pod| pod.bytes);
+        let held = held - its;
         if over.is_none() && held + read.bytes > PODS_BYTES_MAX {
             if let Some(before) = before.filter(|_| is_here) {
                 log::warn!("pod {key}: it goes on as it was: what is wanted of it now {}", does_not_fit());
@@ -478,6 +480,39 @@ fn mirrored(object: &Node) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::VirtualClock;
+    use crate::model::Wall;
+
+    #[test]
+    fn a_pod_that_is_over_may_get_another_label_and_may_be_wanted_again() {
+        let (updates, told) = smol::channel::bounded(1);
+        let (failed, _failed) = smol::channel::bounded(1);
+        let (here, _looked) = PodsHere::new();
+        here.are(std::iter::once("u".into()).collect());
+        let shared = Shared { here, statuses: StatusesThere::default() };
+        let clock = Rc::new(VirtualClock::new(Wall(0)));
+        let mut pods = ApiPods::new(NodeName::new("gw"), clock, updates, Trees::new(failed), shared);
+        pods.list_begins();
+        pods.settled();
+        let mut hashes = Vec::new();
+        for (phase, image) in
+            [("Running", "i:1"), ("Succeeded", "i:1"), ("Succeeded", "i:2"), ("Running", "i")]
+        {
+            let text = format!(
+                r#"{{"metadata": {{"name": "web", "namespace": "default", "uid": "u"}},
+                    "spec": {{"nodeName": "gw", "containers": [{{"name": "app", "image": "{image}"}}]}},
+                    "status": {{"phase": "{phase}"}}}}"#
+            );
+            pods.is_there(crate::kube::json::read(text.as_bytes()).expect("JSON"));
+            pods.settled();
+            let update = told.try_recv().expect("an update");
+            assert_eq!((update.pods.len(), update.server.refused.len()), (1, 0), "{phase} {image}");
+            assert_eq!(update.server.over.len(), usize::from(phase == "Succeeded"), "{phase} {image}");
+            hashes.push(update.pods[0].config_hash.clone());
+        }
+        hashes.dedup();
+        assert_eq!(hashes.len(), 3);
+    }
 
     #[test]
     fn conditions_that_gates_name_are_kept_and_no_others() {

@@ -77,13 +77,18 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
         Collection { resource, namespace: key.namespace.clone(), field_selector: selector.into() };
     let may_be_many = matches!(key.kind, ObjectKind::ConfigMap | ObjectKind::Secret);
     let watches_max = if may_be_many { KUBE_WATCHES_MAX } else { KUBE_WATCHES_ALL_MAX };
-    let mut follower: Box<dyn Follower> = if key.kind == ObjectKind::Services {
+    let mut follower = follower(key, found);
+    follow_or_list::<()>(&client, &collection, &mut *follower, Some((&watches, watches_max))).await;
+}
+
+/// Who is told of that object, or of those services.
+pub fn follower(key: ObjectKey, found: Found) -> Box<dyn Follower> {
+    if key.kind == ObjectKind::Services {
         Box::new(Several { key, now: SortedMap::new(), told: None, refused: false, found })
     } else {
         let lag = AuthorizerLag::default();
         Box::new(One { key, now: None, told: None, refused: 0, lag, found })
-    };
-    follow_or_list::<()>(&client, &collection, &mut *follower, Some((&watches, watches_max))).await;
+    }
 }
 
 struct One {

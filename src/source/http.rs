@@ -27,7 +27,9 @@ use super::manifest::{ParsedFile, parse_as};
 use super::{Held, ManifestRoom, Problem, ServerPods, SourceUpdate, SourcedObject, SourcedPod};
 use crate::blocking::unblock;
 use crate::clock::SharedClock;
-use crate::limits::{MANIFEST_BYTES_MAX, MANIFEST_URL_REQUESTS_MAX, MANIFEST_URL_TIME};
+use crate::limits::{
+    MANIFEST_BYTES_MAX, MANIFEST_URL_REQUESTS_MAX, MANIFEST_URL_TIME, MANIFEST_WIRE_BYTES_MAX,
+};
 use crate::model::Wall;
 use crate::probe::handler::HttpGet;
 use crate::probe::http::exchange;
@@ -189,6 +191,7 @@ impl HttpSource {
 
     async fn connect(&self, to: &HttpGet) -> Result<Stream, String> {
         let socket = self.lookups.connect(&to.address).await?;
+        socket.set_ration(MANIFEST_WIRE_BYTES_MAX);
         if !to.tls {
             return Ok(stream(socket));
         }
@@ -284,7 +287,6 @@ mod trust {
     use std::path::PathBuf;
     use std::sync::Arc;
 
-    use async_io::Async;
     use futures_rustls::TlsConnector;
     use futures_rustls::pki_types::ServerName;
     use futures_rustls::rustls::client::{ClientConfig, Resumption};
@@ -292,9 +294,10 @@ mod trust {
     use futures_rustls::rustls::{CertificateError, Error, RootCertStore};
 
     use crate::blocking::unblock;
-    use crate::limits::AUTHORITIES_BYTES_MAX;
-    use crate::stream::{Stream, stream};
-    use crate::tls::certificates;
+    use crate::filesystem::read_linked;
+    use crate::limits::{AUTHORITIES_BYTES_MAX, MANIFEST_WIRE_BYTES_MAX, PEER_HANDSHAKE_BYTES_MAX};
+    use crate::stream::{Socket, Stream, stream};
+    use crate::tls::{certificates, server_verifier};
 
     /// The variable that names another file.
     const FILE: &str = "SSL_CERT_FILE";
@@ -325,7 +328,7 @@ mod trust {
         ///
         /// # Errors
         /// A sentence: there are no authorities, or the handshake failed.
-        pub(super) async fn connect(&self, host: &str, socket: Async<TcpStream>) -> Result<Stream, String> {
+        pub(super) async fn connect(&self, host: &str, socket: Socket<TcpStream>) -> Result<Stream, String> {
             let known = self.config.borrow().clone();
             let config = if let Some(config) = known {
                 config
@@ -337,6 +340,7 @@ mod trust {
             };
             let name = ServerName::try_from(host.to_owned())
                 .map_err(|_| format!("{host:?} is no name of a host"))?;
+            socket.set_ration(PEER_HANDSHAKE_BYTES_MAX);
             let connected = TlsConnector::from(config).connect(name, socket).await.map_err(|error| {
                 match error.get_ref().and_then(|error| error.downcast_ref::<Error>()) {
                     Some(Error::InvalidCertificate(CertificateError::UnknownIssuer)) => format!(
@@ -347,6 +351,7 @@ mod trust {
                     None => format!("tls: {error}"),
                 }
             })?;
+            connected.get_ref().0.set_ration(MANIFEST_WIRE_BYTES_MAX);
             Ok(stream(connected))
         }
     }
@@ -355,12 +360,8 @@ mod trust {
     fn config(file: Option<PathBuf>) -> Result<ClientConfig, String> {
         let named = file.or_else(|| std::env::var_os(FILE).map(PathBuf::from));
         let files = named.map_or_else(|| FILES.iter().map(PathBuf::from).collect(), |file| vec![file]);
-        let pem = files.iter().find_map(|path| {
-            // A bundle has some 200 KiB.
-            let is_small = std::fs::metadata(path)
-                .is_ok_and(|file| file.is_file() && file.len() <= AUTHORITIES_BYTES_MAX);
-            if is_small { std::fs::read(path).ok() } else { None }
-        });
+        // A bundle has some 200 KiB.
+        let pem = files.iter().find_map(|path| read_linked(path, AUTHORITIES_BYTES_MAX).ok());
         let mut roots = RootCertStore::empty();
         // Those that cannot be used are passed over.
         roots.add_parsable_certificates(pem.as_deref().and_then(certificates).unwrap_or_default());
@@ -371,10 +372,12 @@ mod trust {
                  a file with {FILE}"
             ));
         }
+        let verifier = server_verifier(roots).map_err(|error| format!("tls: {error}"))?;
         let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| format!("tls: {error}"))?
-            .with_root_certificates(roots)
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.resumption = Resumption::disabled();

@@ -52,7 +52,7 @@ pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
 }
 
 /// Reads the object; paths in its errors begin below `at`.
-pub(crate) fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
+pub fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
     let prefix = at.shown();
     let below = |mut error: FieldError| {
         error.path = [prefix.as_str(), &error.path]

@@ -3,21 +3,21 @@
 //! Only regular files are opened, without ever waiting on one (`O_NONBLOCK`), and only when their stamp changed, so
 //! an idle look costs one `readdir` and one `stat` a file.
 use std::ffi::{OsStr, OsString};
-use std::fs::{self, File, Metadata, OpenOptions};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 
 use super::Problem;
 use super::identity::NodeName;
 use super::manifest::{ParsedFile, parse};
 use super::shown_file;
+use crate::filesystem::open_linked;
 use crate::limits;
 use crate::model::{Object, Wall};
 use crate::model::{SortedMap, SortedSet};
@@ -232,7 +232,7 @@ pub fn read_stream(from: &mut dyn Read) -> Result<Vec<u8>, String> {
 }
 
 fn open(path: &Path) -> Result<(File, Metadata), String> {
-    // Opening a device or a FIFO can have effects or wait; looked at first, and never waited on.
+    // For the message: what is no file is not opened in any case.
     let kind = |meta: &Metadata| {
         let kind = meta.file_type();
         match () {
@@ -248,14 +248,9 @@ fn open(path: &Path) -> Result<(File, Metadata), String> {
     if let Some(kind) = kind(&meta) {
         return Err(refuse(kind));
     }
-    #[allow(clippy::cast_possible_wrap, reason = "open flags are bits")]
-    let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(|e| file_error(&e))?;
+    let file = open_linked(path).map_err(|e| file_error(&e))?;
     let meta = file.metadata().map_err(|e| file_error(&e))?;
-    match kind(&meta) {
-        Some(kind) => Err(refuse(kind)),
-        None => Ok((file, meta)),
-    }
+    Ok((file, meta))
 }
 
 fn read(file: &File, size: u64) -> Result<Vec<u8>, String> {

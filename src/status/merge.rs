@@ -308,7 +308,7 @@ fn normalise(spec: &PodSpec, status: &mut PodStatus) {
                 whole_seconds(&mut end.started_at);
                 whole_seconds(&mut end.finished_at);
                 if let Some(message) = end.message.as_mut().filter(|m| m.len() > message_bytes) {
-                    message.truncate(message.floor_char_boundary(message_bytes));
+                    crate::text::cut(message, message_bytes);
                 }
             }
         }

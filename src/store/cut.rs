@@ -120,6 +120,6 @@ fn bare_state(state: &mut ContainerState) {
 
 fn shorten(text: &mut Option<String>, bytes_max: usize) {
     if let Some(text) = text.as_mut().filter(|text| text.len() > bytes_max) {
-        text.truncate(text.floor_char_boundary(bytes_max));
+        crate::text::cut(text, bytes_max);
     }
 }

@@ -1,12 +1,13 @@
 //! The checkpoint on disk: read once, replaced atomically, set aside when it cannot be read.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Unreadable, from_bytes};
+use crate::filesystem::read_linked;
 use crate::limits::CHECKPOINT_BYTES_MAX;
 
 /// Its name below the state directory.
@@ -29,12 +30,13 @@ impl CheckpointFile {
     /// Reads it and hands it over. What cannot be read is set aside under another name (one each: an older one is
     /// replaced), with one line in the log; the agent then goes by the runtime alone.
     pub fn load<T>(&self, take: impl FnOnce(&Checkpoint<'_>) -> T) -> Option<T> {
-        let unreadable = match self.read() {
+        let unreadable = match read_linked(&self.path, CHECKPOINT_BYTES_MAX) {
             Ok(bytes) => match from_bytes(&bytes) {
                 Ok(checkpoint) => return Some(take(&checkpoint)),
                 Err(unreadable) => unreadable,
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) if error.kind() == io::ErrorKind::FileTooLarge => Unreadable::Damaged,
             Err(error) => {
                 log::warn!("{}: {error}; restart counts come from the runtime alone", self.path.display());
                 return None;
@@ -50,14 +52,6 @@ impl CheckpointFile {
         };
         log::warn!("{} {what}: {moved}; restart counts come from the runtime alone", self.path.display());
         None
-    }
-
-    fn read(&self) -> io::Result<Vec<u8>> {
-        let limit = u64::try_from(CHECKPOINT_BYTES_MAX).unwrap_or(u64::MAX);
-        let mut bytes = Vec::new();
-        // One byte too many shows that there are more.
-        File::open(&self.path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
-        Ok(bytes)
     }
 
     /// Replaces the file and waits for the disk; power loss leaves the old or the new one, whole. `number` rises with
@@ -93,8 +87,13 @@ pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()
 
 /// The same, but for the directory, which whoever replaces several waits for once.
 pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    // For root alone: a container's last words may hold secrets.
-    let mut file = File::options().create(true).truncate(true).write(true).mode(0o600).open(beside)?;
+    // What a write that was cut off has left, or anybody, keeps its mode, and whoever has it open.
+    match std::fs::remove_file(beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    // For root alone from the first moment on: a container's last words may hold secrets.
+    let mut file = File::options().create_new(true).write(true).mode(0o600).open(beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(beside, path)
@@ -126,6 +125,26 @@ mod tests {
                 assert!(!root.join(NAME).exists());
             }
         }
+        // What was left beside it, with a mode that is too wide, and a link.
+        let (outside, beside) = (root.join("outside"), root.join("checkpoint.new"));
+        std::fs::write(&outside, "kept").unwrap();
+        for left in [
+            |path: &Path, _: &Path| std::fs::write(path, "left").unwrap(),
+            |path: &Path, to: &Path| {
+                std::os::unix::fs::symlink(to, path).unwrap();
+            },
+        ] {
+            left(&beside, &outside);
+            // Held open by whoever was let to read it.
+            let held = File::open(&beside).unwrap();
+            file.write(2, &to_bytes(&named("two"))).unwrap();
+            assert_eq!(
+                std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(root.join(NAME)).unwrap()) & 0o777,
+                0o600
+            );
+            assert!(std::io::read_to_string(held).unwrap().len() == 4);
+        }
+        assert_eq!(std::fs::read_to_string(&outside).unwrap(), "kept");
         // A full disk, as far as a directory in the way is one.
         std::fs::create_dir(root.join("checkpoint.new")).unwrap();
         assert!(file.write(3, b"").is_err());

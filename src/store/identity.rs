@@ -4,11 +4,12 @@
 //! reported, not followed: every static pod's name and UID hang on it) and the UIDs of adopted pods (running
 //! before smolet came, without its annotation). The lock on `ROOT_DIR/lock` makes one agent per state directory.
 use std::fs::File;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use minicbor::{Decode, Encode};
 
+use super::file::replace;
+use crate::filesystem::read_linked;
 use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, KEPT_UIDS_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
 use crate::model::{SortedMap, SortedSet};
@@ -178,15 +179,7 @@ impl Pending {
     /// The disk's; the old file is then still there.
     pub fn write(&self) -> std::io::Result<()> {
         let bytes = minicbor::to_vec(&self.record).map_err(|e| std::io::Error::other(e.to_string()))?;
-        let beside = self.path.with_extension("new");
-        let mut file = File::create(&beside)?;
-        file.write_all(&bytes)?;
-        file.sync_all()?;
-        std::fs::rename(&beside, &self.path)?;
-        if let Some(directory) = self.path.parent() {
-            File::open(directory)?.sync_all()?;
-        }
-        Ok(())
+        replace(&self.path, &self.path.with_extension("new"), &bytes)
     }
 }
 
@@ -219,14 +212,14 @@ fn read(path: &Path) -> Result<Option<Record>, String> {
     let damaged = |what: &str| {
         format!("{}: {what}; move it away and give the node's former name with --node-name", path.display())
     };
-    let bytes = match std::fs::read(path) {
+    let bytes = match read_linked(path, IDENTITY_FILE_BYTES_MAX) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) if e.kind() == std::io::ErrorKind::FileTooLarge => {
+            return Err(damaged("is too large to be ours"));
+        }
         Err(e) => return Err(damaged(&e.to_string())),
     };
-    if bytes.len() > IDENTITY_FILE_BYTES_MAX {
-        return Err(damaged("is too large to be ours"));
-    }
     let record: Record = minicbor::decode(&bytes).map_err(|_| damaged("is damaged"))?;
     if record.version != VERSION {
         return Err(damaged("was written by another version"));

@@ -20,13 +20,14 @@
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::statfs;
 
+use crate::filesystem::{read_bounded, read_linked};
 use crate::limits::{
     CUT_OFF_BYTES_MAX, CUT_OFF_KEPT_MAX, CUT_OFF_TO_SET_ASIDE, PANICS_FILE_BYTES_MAX, PANICS_KEPT_MAX,
     PANICS_TO_SET_ASIDE,
@@ -105,7 +106,8 @@ impl SetAside {
 
     fn of_panics(root_dir: &Path) -> Self {
         let path = file(root_dir);
-        let Ok(bytes) = fs::read(&path) else { return Self::default() };
+        let most = usize::try_from(2 * PANICS_FILE_BYTES_MAX).unwrap_or(usize::MAX);
+        let Ok(bytes) = read_linked(&path, most) else { return Self::default() };
         let text = String::from_utf8_lossy(&bytes);
         let kept = newest(&text);
         if kept.len() < text.lines().count() {
@@ -176,8 +178,7 @@ pub fn watch_work(directory: &Path) {
 /// The process ends in order: what is under way is nobody's fault. Blocking.
 pub fn end_of_work() {
     for entry in WORK.get().and_then(|work| fs::read_dir(work).ok()).into_iter().flatten().flatten() {
-        let is_blamed =
-            fs::read_to_string(entry.path()).is_ok_and(|text| under_way(&text).is_some_and(|(n, _)| n > 0));
+        let is_blamed = under_way(&left_of(&entry.path())).is_some_and(|(n, _)| n > 0);
         if !is_blamed {
             let _ = fs::remove_file(entry.path());
         }
@@ -220,11 +221,9 @@ fn under_way(text: &str) -> Option<(u32, &str)> {
 fn cut_off(work: &Path) -> Vec<(Box<str>, u32)> {
     let (mut aside, mut kept) = (Vec::new(), 0);
     for entry in fs::read_dir(work).into_iter().flatten().flatten() {
-        let (path, mut text) = (entry.path(), String::new());
-        let read = File::open(&path).and_then(|file| file.take(CUT_OFF_BYTES_MAX).read_to_string(&mut text));
-        let Some((count, mark)) =
-            read.ok().and_then(|_| under_way(&text)).filter(|_| kept < CUT_OFF_KEPT_MAX)
-        else {
+        let path = entry.path();
+        let text = left_of(&path);
+        let Some((count, mark)) = under_way(&text).filter(|_| kept < CUT_OFF_KEPT_MAX) else {
             let _ = fs::remove_file(&path);
             continue;
         };
@@ -236,6 +235,14 @@ fn cut_off(work: &Path) -> Vec<(Box<str>, u32)> {
         }
     }
     aside
+}
+
+/// The text of such a file; none of what is no text.
+fn left_of(path: &Path) -> String {
+    read_bounded(path, CUT_OFF_BYTES_MAX)
+        .ok()
+        .and_then(|bytes| String::from_utf8(bytes).ok())
+        .unwrap_or_default()
 }
 
 fn file(root_dir: &Path) -> PathBuf {
@@ -258,13 +265,9 @@ fn newest(text: &str) -> Vec<&str> {
 }
 
 fn replace(path: &Path, lines: &[&str]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = File::create(&beside)?;
-    for line in lines {
-        writeln!(file, "{line}")?;
-    }
-    file.sync_all()?;
-    fs::rename(&beside, path)
+    let mut text = lines.join("\n");
+    text.push('\n');
+    super::file::replace_only(path, &path.with_extension("new"), text.as_bytes())
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use std::io;
 use std::net::TcpStream;
 use std::rc::Rc;
 
-use async_io::{Async, Timer};
+use async_io::Timer;
 use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::frame::{Frame, Opener, Reader, StreamId, put_data, put_ping, put_reset};
 use crate::limits::{STREAM_BUFFER_BYTES, STREAM_OPEN_TIME, STREAM_STATUS_BYTES_MAX};
+use crate::stream::Socket;
 
 /// An upgraded connection.
 #[derive(Debug)]
@@ -23,7 +24,7 @@ pub struct Connection {
 
 impl Connection {
     /// Of the socket, and what was read of it behind the answer's head.
-    pub fn new(socket: Async<TcpStream>, already: Vec<u8>) -> Self {
+    pub fn new(socket: Socket<TcpStream>, already: Vec<u8>) -> Self {
         let socket = Rc::new(socket);
         let end = already.len();
         Self {
@@ -42,7 +43,7 @@ impl Connection {
 /// The reading half; holds `STREAM_BUFFER_BYTES` at most.
 #[derive(Debug)]
 pub struct Incoming {
-    socket: Rc<Async<TcpStream>>,
+    socket: Rc<Socket<TcpStream>>,
     reader: Reader,
     buffer: Vec<u8>,
     start: usize,
@@ -79,7 +80,7 @@ impl Incoming {
 /// The writing half.
 #[derive(Debug)]
 pub struct Outgoing {
-    socket: Rc<Async<TcpStream>>,
+    socket: Rc<Socket<TcpStream>>,
     opener: Opener,
     out: Vec<u8>,
 }

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
-use async_io::{Async, Timer};
+use async_io::Timer;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Connection;
 use crate::limits::{STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME};
+use crate::stream::Socket;
 
 /// The protocols of `exec` and `attach`: the fourth version is the first that tells the exit code. containerd and CRI-O know no
 /// fifth over SPDY; it would add nothing there.
@@ -86,7 +87,7 @@ pub async fn connect(url: &str, protocol: &str) -> Result<Connection, String> {
 
 async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut socket = Async::<TcpStream>::connect(target.address).await.map_err(text)?;
+    let mut socket = Socket::<TcpStream>::connect(target.address).await.map_err(text)?;
     // A keystroke goes out at once.
     socket.get_ref().set_nodelay(true).map_err(text)?;
     socket.write_all(target.request(protocol).as_bytes()).await.map_err(text)?;
@@ -108,7 +109,10 @@ async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String>
 }
 
 /// Where the answer's head ends, once all of it is there. PURE.
-fn answer(bytes: &[u8]) -> Result<Option<usize>, String> {
+///
+/// # Errors
+/// A sentence: it is no HTTP, too long, or refuses.
+pub fn answer(bytes: &[u8]) -> Result<Option<usize>, String> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
         return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };

@@ -20,6 +20,7 @@ use k8s_openapi::api::core::v1::{Container, ContainerPort, LifecycleHandler};
 
 use super::KillReason;
 use super::act::{ActContext, HookCall};
+use super::files;
 use super::order::{TerminationOrder, grace_period, restored_grace_period};
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
@@ -100,7 +101,7 @@ pub async fn kill_pod<R: Runtime>(
     }
     let mut failure = None;
     for sandbox in &observed.sandboxes {
-        if let Err(error) = unless_gone(ctx.runtime.stop_pod_sandbox(&sandbox.id).await) {
+        if let Err(error) = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await) {
             failure = Some(Failure::new(SyncError::KillPodSandbox, error.to_string()));
         }
     }
@@ -197,7 +198,7 @@ async fn stop<R: Runtime>(
     }
     // Always a moment to stop properly, even for an override of zero.
     let timeout = Seconds(grace.max(GRACE_SECONDS_MIN));
-    unless_gone(ctx.runtime.stop_container(victim.id, timeout).await)?;
+    unless_gone(ctx.runtime.stop_container(&victim.key.uid, victim.id, timeout).await)?;
     if let Some(order) = order {
         order.terminated(name);
     }
@@ -293,8 +294,10 @@ pub async fn remove_pod<R: Runtime>(
             first = result;
         }
     };
+    let links = observed.containers.iter();
+    let links: Vec<_> = links.map(|status| ctx.log_link(key, &status.name, status.id.as_str())).collect();
+    ctx.blocking.run(move || links.iter().for_each(|link| files::remove_link(link))).await;
     for status in &observed.containers {
-        remove_link(ctx, key, status);
         let removed = unless_gone(ctx.runtime.remove_container(&status.id).await);
         keep(removed.map_err(|error| {
             format!("pod {key}: container {} ({}) was not removed: {error}", status.name, status.id)
@@ -302,7 +305,7 @@ pub async fn remove_pod<R: Runtime>(
     }
     for sandbox in &observed.sandboxes {
         // Stopped already in the normal case; the kubelet's `removeSandbox` makes sure too.
-        let stopped = unless_gone(ctx.runtime.stop_pod_sandbox(&sandbox.id).await);
+        let stopped = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await);
         let removed = match stopped {
             Ok(()) => unless_gone(ctx.runtime.remove_pod_sandbox(&sandbox.id).await),
             Err(error) => Err(error),
@@ -390,7 +393,7 @@ pub async fn remove_garbage<R: Runtime>(
         first = first.and(result.map_err(|error| format!("container {}: {error}", removal.id)));
     }
     for id in &garbage.sandboxes {
-        let mut result = unless_gone(ctx.runtime.stop_pod_sandbox(id).await);
+        let mut result = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, id).await);
         if result.is_ok() {
             result = unless_gone(ctx.runtime.remove_pod_sandbox(id).await);
         }
@@ -408,37 +411,17 @@ pub(super) async fn remove_container<R: Runtime>(
     keep_logs: bool,
 ) -> RuntimeResult<()> {
     if !keep_logs {
-        remove_logs(ctx, key, status);
-        remove_link(ctx, key, status);
+        // `ContainerLogManager.Clean`: the log of this start and its rotated parts.
+        let log = paths::container_log_path(&status.name, status.meta.restart_count);
+        let log = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
+        let link = ctx.log_link(key, &status.name, status.id.as_str());
+        let removed = ctx.blocking.run(move || {
+            files::remove_logs(Path::new(&log));
+            files::remove_link(&link);
+        });
+        Box::pin(removed).await;
     }
     unless_gone(ctx.runtime.remove_container(&status.id).await)
-}
-
-/// `ContainerLogManager.Clean`: the log of this start and its rotated parts.
-fn remove_logs<R: Runtime>(ctx: &ActContext<R>, key: &PodKey, status: &ContainerStatus) {
-    let log = paths::container_log_path(&status.name, status.meta.restart_count);
-    let path = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
-    let path = Path::new(&path);
-    let (Some(dir), Some(prefix)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-        return;
-    };
-    let Ok(entries) = std::fs::read_dir(dir) else { return };
-    for entry in entries.take(crate::limits::LOG_NAMES_READ_MAX).flatten() {
-        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
-            let _ = std::fs::remove_file(entry.path())
-                .inspect_err(|error| log::warn!("{}: {error}", entry.path().display()));
-        }
-    }
-}
-
-fn remove_link<R: Runtime>(ctx: &ActContext<R>, key: &PodKey, status: &ContainerStatus) {
-    let link = ctx.log_link(key, &status.name, status.id.as_str());
-    match std::fs::remove_file(&link) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            log::warn!("{}: {error}", link.display());
-        }
-        Ok(()) | Err(_) => {}
-    }
 }
 
 /// A container's definition in any of the pod's lists (`GetContainerSpec`).

@@ -18,6 +18,7 @@ use crate::model::ContainerId;
 pub mod act;
 mod actuate;
 pub mod backoff;
+pub(crate) mod files;
 mod images;
 mod init;
 pub mod kill;

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::rc::Rc;
 
 use super::act::ActContext;
+use super::files::create_dir;
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
-use super::start::create_dir;
 use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
 use crate::events::EventKind;
@@ -15,7 +15,7 @@ use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::render::admission::{self, Refusal};
 use crate::render::labels::NODE_ANNOTATION;
-use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
+use crate::render::{ResolvConf, UserNamespace, dns_warnings, paths, sandbox_config};
 use crate::text::quoted;
 use crate::userns;
 
@@ -61,15 +61,23 @@ pub(super) async fn configure_sandbox<R: Runtime>(
     let mut users = None;
     if admission::wants_user_namespace(pod) {
         let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
-        create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
         let (root, uid) = (ctx.node.root_dir.to_string(), pod.key.uid.to_string());
-        let given = move || userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new);
+        let given = move || {
+            create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
+            userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new)
+        };
         users = Some(ctx.blocking.run_for(&pod.key.uid, given).await??);
     }
     let mut node = ctx.node.clone();
     if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
         let host_network = pod.spec().host_network == Some(true);
-        Rc::make_mut(&mut node).resolv_conf = facts::resolv_conf(path, host_network);
+        let theirs = path.to_path_buf();
+        // Where it lies is the node's owner's matter: it may not answer.
+        let read = ctx.blocking.run_outside(path, move || facts::resolv_conf(&theirs, host_network)).await;
+        Rc::make_mut(&mut node).resolv_conf = read.unwrap_or_else(|stuck| {
+            log::warn!("{}: {stuck}; pods get no name servers from the node", path.display());
+            Some(ResolvConf::default())
+        });
     }
     let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
     config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
@@ -94,12 +102,17 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
     // killed is found by it.
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
-    for (what, path, mode) in [("pod", &pod_dir, 0o750), ("log", &config.log_directory, 0o755)] {
-        if let Err(error) = create_dir(path, mode) {
-            let message = format!("Failed to create {what} directory for pod {name}: {error}");
-            sandbox_failed(ctx, pod, outcome, &error.to_string(), message);
-            return None;
-        }
+    let wanted = [("pod", pod_dir, 0o750), ("log", config.log_directory.clone(), 0o755)];
+    let make = move || {
+        wanted.iter().try_for_each(|(what, path, mode)| {
+            create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
+        })
+    };
+    let directories = ctx.blocking.run_for(&pod.key.uid, make).await;
+    if let Err((what, error)) = directories.unwrap_or_else(|stuck| Err(("pod", stuck.to_string()))) {
+        let message = format!("Failed to create {what} directory for pod {name}: {error}");
+        sandbox_failed(ctx, pod, outcome, &error, message);
+        return None;
     }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {

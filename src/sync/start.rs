@@ -1,6 +1,5 @@
 //! Starts one container (`startContainer`): images, configuration, create, start, log link.
-use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,6 +8,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, LifecycleHandler, Secret, Service};
 
 use super::KillReason;
 use super::act::{ActContext, HookCall};
+use super::files::{self, create_dir};
 use super::images::{Images, ensure_images};
 use super::kill::{Victim, kill_container, remove_container};
 use super::outcome::{Failure, SyncError};
@@ -17,7 +17,6 @@ use super::sandbox::PodSandbox;
 use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
-use crate::limits::LOG_NAMES_READ_MAX;
 use crate::model::SortedMap;
 use crate::model::{
     ContainerId, ContainerKind, ContainerSpec, ContainerState, DesiredPod, ObjectKind, ObservedPod, Sizes,
@@ -67,11 +66,11 @@ pub(super) async fn start_container<R: Runtime>(
     if ctx.give_up.unless_asked(turn.take()).await.is_none() {
         return Ok(Started::GivenUp);
     }
-    let counted = match observed.container(name) {
-        Some(status) => status.meta.restart_count.saturating_add(1),
-        None => {
-            restart_count_of_logs(Path::new(&format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key))))
-        }
+    let counted = if let Some(status) = observed.container(name) {
+        status.meta.restart_count.saturating_add(1)
+    } else {
+        let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
+        ctx.blocking.run(move || files::restart_count_of_logs(Path::new(&logs))).await
     };
     // Differs from the kubelet, whose counts begin again when the runtime and the logs have lost theirs.
     let restart_count = counted.max(ctx.least_counts.of(name));
@@ -108,7 +107,7 @@ pub(super) async fn start_container<R: Runtime>(
     let started = turn.call(&ctx.clock, StartCall::StartContainer, ctx.runtime.start_container(&id)).await;
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(about, EventKind::Normal, "Started", &format!("Started container {name}"));
-    link_log(ctx, pod, sandbox, &config, name, &id);
+    link_log(ctx, pod, sandbox, &config, name, &id).await;
     if config.stop_signal != 0 {
         check_stop_signal(ctx, pod, name, &id).await;
     }
@@ -203,14 +202,19 @@ async fn configuration<R: Runtime>(
     turn: &mut Turn<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
-    let termination_log = spec.termination_message_path.filter(|path| !path.is_empty()).and_then(|_| {
+    let termination_log = if spec.termination_message_path.is_some_and(|path| !path.is_empty()) {
+        let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
+        let at = PathBuf::from(&dir);
+        let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
+        let made = ctx.blocking.run_outside_for(&pod.key.uid, &at, make).await;
         // The kubelet starts the container without it too.
-        termination_log(ctx, pod, name)
-            .inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key))
-            .ok()
-    });
-    let files = ctx.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
-    let env = WithFiles { others: &*ctx.env, files };
+        let made = made.unwrap_or_else(|stuck| Err(stuck.to_string()));
+        made.inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key)).ok()
+    } else {
+        None
+    };
+    let env_files = ctx.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
+    let env = WithFiles { others: &*ctx.env, files: env_files };
     let mut input = ContainerInput {
         pod,
         kind: start.kind,
@@ -231,17 +235,13 @@ async fn configuration<R: Runtime>(
     let waits = &mut || turn.pause();
     let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     input.mounts = &mounts;
-    if mounts_hosts_file(&input) {
-        write_hosts_file(ctx, pod, sandbox)?;
-    }
+    // On the heap: it is over when the container is made.
+    Box::pin(write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name))).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     if let Some(sizes) = sizes_of(pod, start) {
         // What it has then is known whatever becomes of the agent, and of its files.
         config.annotations.insert(RESOURCES_ANNOTATION.to_owned(), sizes.to_string());
     }
-    let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
-    create_dir(&logs, 0o755)
-        .map_err(|error| format!("create container log directory for container {name} failed: {error}"))?;
     Ok(config)
 }
 
@@ -255,85 +255,46 @@ fn sizes_of(pod: &DesiredPod, start: &Start) -> Option<Sizes> {
     list.get(start.index).map(sizes)
 }
 
-/// `ensureHostsFile`.
-fn write_hosts_file<R: Runtime>(
+/// `ensureHostsFile`, and the directory of the container's logs.
+async fn write_files<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     sandbox: &PodSandbox<'_>,
+    (has_hosts, name): (bool, &str),
 ) -> Result<(), String> {
+    let hosts = if has_hosts { Some(hosts_text(ctx, pod, sandbox).await?) } else { None };
+    let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+    let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
+    let at = PathBuf::from(paths::hosts_file_path(&ctx.node, &pod.key));
+    let (path, name) = (at.clone(), name.to_owned());
+    let written = ctx.blocking.run_outside_for(&pod.key.uid, &at, move || {
+        if let Some(text) = hosts {
+            files::write_hosts(&pod_dir, &path, &text)
+                .map_err(|error| format!("hosts file {} was not written: {error}", path.display()))?;
+        }
+        create_dir(&logs, 0o755)
+            .map_err(|error| format!("create container log directory for container {name} failed: {error}"))
+    });
+    written.await?
+}
+
+async fn hosts_text<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    sandbox: &PodSandbox<'_>,
+) -> Result<String, String> {
     let of_node = if pod.spec().host_network == Some(true) {
-        read_hosts(&ctx.hosts_file).map_err(|error| error.to_string())?
+        let path = ctx.hosts_file.to_path_buf();
+        let read = ctx.blocking.run_outside(&ctx.hosts_file, move || files::read_hosts(&path)).await;
+        read?.map_err(|error| error.to_string())?
     } else {
         String::new()
     };
-    let text = hosts_file(&ctx.node, pod, &sandbox.ips, &of_node).map_err(|error| error.to_string())?;
-    let path = paths::hosts_file_path(&ctx.node, &pod.key);
-    let written = create_dir(&paths::pod_dir(&ctx.node, &pod.key), 0o750).and_then(|()| {
-        // Written anew only when it differs: running containers hold it mounted, and flash wears out.
-        if std::fs::read(&path).is_ok_and(|known| known == text.as_bytes()) {
-            return Ok(());
-        }
-        std::fs::write(&path, &text)?;
-        set_mode(&path, 0o644)
-    });
-    written.map_err(|error| format!("hosts file {path} was not written: {error}"))
-}
-
-fn read_hosts(path: &Path) -> io::Result<String> {
-    use std::io::Read as _;
-    let mut text = String::new();
-    let limit = u64::try_from(crate::limits::HOSTS_FILE_BYTES_MAX).unwrap_or(u64::MAX);
-    match std::fs::File::open(path) {
-        Ok(file) => file.take(limit).read_to_string(&mut text).map(|_| text),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(text),
-        Err(error) => Err(error),
-    }
-}
-
-/// A new, empty file for the container's last words, mode 0666 whatever the umask.
-fn termination_log<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str) -> io::Result<String> {
-    use std::hash::{BuildHasher as _, Hasher as _};
-    let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
-    create_dir(&dir, 0o750)?;
-    // The hasher's random keys are the standard library's only random numbers; 32 bits as the kubelet's `makeUID`.
-    let random = std::hash::RandomState::new().build_hasher().finish() >> 32;
-    let path = format!("{dir}/{random:08x}");
-    std::fs::File::create(&path)?;
-    set_mode(&path, 0o666)?;
-    Ok(path)
-}
-
-/// Creates a directory and those above it; one that is there is fine.
-pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-    std::fs::DirBuilder::new().recursive(true).mode(mode).create(path)
-}
-
-fn set_mode(path: &str, mode: u32) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-}
-
-/// `calcRestartCountByLogDir`: one more than the highest N of the files `N.log` and `N.log.…`, so that a runtime
-/// that lost its records over a reboot does not write into old logs.
-fn restart_count_of_logs(dir: &Path) -> u32 {
-    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
-    let files = entries.take(LOG_NAMES_READ_MAX).flatten().filter(|entry| !entry.path().is_dir());
-    let counts = files.filter_map(|entry| log_number(entry.file_name().to_str()?));
-    counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
-}
-
-/// The N of `N.log` and what rotation makes of it.
-fn log_number(name: &str) -> Option<u32> {
-    let (number, _) = name.split_once(".log")?;
-    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
-    number.parse().ok()
+    hosts_file(&ctx.node, pod, &sandbox.ips, &of_node).map_err(|error| error.to_string())
 }
 
 /// The link log collectors read. A failure is logged: the container runs all the same.
-fn link_log<R: Runtime>(
+async fn link_log<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
     sandbox: &PodSandbox<'_>,
@@ -342,12 +303,11 @@ fn link_log<R: Runtime>(
     id: &ContainerId,
 ) {
     let log = format!("{}/{}", sandbox.config.log_directory, config.log_path);
-    if !Path::new(&log).exists() {
-        return;
-    }
     let link = ctx.log_link(&pod.key, name, id.as_str());
-    if let Err(error) = std::os::unix::fs::symlink(&log, &link) {
-        log::warn!("{}: container {name}: log link {}: {error}", pod.key, link.display());
+    let shown = link.display().to_string();
+    let linked = ctx.blocking.run(move || files::link_log(Path::new(&log), &link)).await;
+    if let Err(error) = linked {
+        log::warn!("{}: container {name}: log link {shown}: {error}", pod.key);
     }
 }
 
@@ -442,41 +402,5 @@ impl VolumeMounts for NoVolumes {
         _: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, EnvFiles> {
         Box::pin(std::future::ready(EnvFiles::new()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_number_of_a_log_is_read_as_the_kubelet_reads_it() {
-        for (name, number) in [
-            ("0.log", Some(0)),
-            ("12.log", Some(12)),
-            ("3.log.20260101-000000", Some(3)),
-            ("3.log.20260101-000000.gz", Some(3)),
-            ("3.logs", Some(3)),
-            ("a3.log", None),
-            (".log", None),
-            ("+3.log", None),
-            ("99999999999.log", None),
-            ("3", None),
-        ] {
-            assert_eq!(log_number(name), number, "{name}");
-        }
-    }
-
-    #[test]
-    fn restart_counts_go_on_from_the_logs() {
-        let dir = std::env::temp_dir().join(format!("smolet-start-{}", std::process::id()));
-        std::fs::create_dir_all(dir.join("9.log")).unwrap();
-        assert_eq!(restart_count_of_logs(&dir), 0, "a directory is no log");
-        std::fs::write(dir.join("0.log"), "").unwrap();
-        std::fs::write(dir.join("4.log.20260101-000000.gz"), "").unwrap();
-        std::fs::write(dir.join("notes.txt"), "").unwrap();
-        assert_eq!(restart_count_of_logs(&dir), 5);
-        std::fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(restart_count_of_logs(&dir), 0);
     }
 }

@@ -93,7 +93,7 @@ impl Notify {
         // A line is a field of its own.
         let line: String = sentence.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
         let mut message = format!("STATUS={line}");
-        message.truncate(message.floor_char_boundary(SERVICE_STATUS_BYTES_MAX));
+        crate::text::cut(&mut message, SERVICE_STATUS_BYTES_MAX);
         self.tell(&message);
     }
 

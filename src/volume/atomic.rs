@@ -20,6 +20,7 @@ use std::path::Path;
 use rustix::fs::FileType;
 
 use super::files::File;
+use crate::filesystem::open_regular;
 use crate::model::SortedSet;
 use crate::tree::{self, Walk};
 
@@ -135,7 +136,7 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
 
 /// Compared piece by piece: many volumes may be looked at at once, with a megabyte in each.
 fn reads_as(path: &Path, mut wanted: &[u8]) -> io::Result<bool> {
-    let (mut file, mut piece) = (fs::File::open(path)?, [0; 8192]);
+    let (mut file, mut piece) = (open_regular(path)?, [0; 8192]);
     loop {
         let count = io::Read::read(&mut file, &mut piece)?;
         match wanted.split_at_checked(count) {

@@ -252,7 +252,7 @@ const CONFIG_MAP: &str = "kubernetes.io~configmap";
 /// That of those which lie on servers.
 pub(crate) const NFS: &str = "kubernetes.io~nfs";
 /// Where parts of volumes are bound: VOLUME/CONTAINER/INDEX.
-const SUBPATHS: &str = "volume-subpaths";
+pub(crate) const SUBPATHS: &str = "volume-subpaths";
 
 /// Where a server's volume is mounted; the name is the persistent volume's, or else the pod's own (`spec.Name`).
 fn nfs_path(pod_dir: &str, name: &str) -> String {

@@ -128,13 +128,14 @@ pub fn measured(path: &Path) -> Option<(u64, u64)> {
     Some((sum.bytes, sum.inodes))
 }
 
-/// Bytes and inodes of what a pod's volumes take on the node's disk (`IsLocalEphemeralVolume`), and its hosts file
-/// (`getPodEtcHostsStats`).
+/// Bytes and inodes of what a pod's volumes take on the node's disk (`IsLocalEphemeralVolume`), its hosts file
+/// (`getPodEtcHostsStats`), and the files for its containers' last words, which they write as much into as they like.
 pub fn measured_pod(pod_dir: &Path) -> (u64, u64) {
     let hosts = std::fs::symlink_metadata(pod_dir.join("etc-hosts"));
     let (mut bytes, mut inodes) = hosts.map_or((0, 0), |file| (file.blocks() * 512, 1));
-    for plugin in [EMPTY_DIR, CONFIG_MAP] {
-        let (more, further) = measured(&pod_dir.join("volumes").join(plugin)).unwrap_or_default();
+    let volumes = pod_dir.join("volumes");
+    for directory in [volumes.join(EMPTY_DIR), volumes.join(CONFIG_MAP), pod_dir.join("containers")] {
+        let (more, further) = measured(&directory).unwrap_or_default();
         bytes += more;
         inodes += further;
     }
@@ -238,10 +239,10 @@ mod tests {
             std::fs::create_dir_all(file.parent().unwrap()).unwrap();
             std::fs::write(file, vec![1; kib << 10]).unwrap();
         }
-        // Four files, the volumes and a directory in one.
+        // Five files, the volumes and a directory in one, the container's directory.
         let (bytes, inodes) = measured_pod(&root);
-        let about = (708 << 10)..(760 << 10);
-        assert!(inodes == 8 && about.contains(&bytes), "{inodes} inodes, {bytes} bytes");
+        let about = (2708 << 10)..(2770 << 10);
+        assert!(inodes == 10 && about.contains(&bytes), "{inodes} inodes, {bytes} bytes");
         std::fs::remove_dir_all(&root).unwrap();
     }
 

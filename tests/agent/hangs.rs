@@ -1,45 +1,12 @@
 //! Paths of the node that do not answer.
 
-use std::fs::{File, create_dir_all};
-use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
+use std::fs::create_dir_all;
+use std::path::Path;
 
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use smolet::limits::{OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE, STARTS_AT_ONCE_MAX};
 
+use crate::common::away::Away;
 use crate::world::{World, names};
-
-/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
-struct Away {
-    at: PathBuf,
-    server: Option<File>,
-}
-
-impl Away {
-    fn mount(at: &Path) -> Self {
-        create_dir_all(at).unwrap();
-        let server = File::options().read(true).write(true).open("/dev/fuse");
-        let server = server.expect("/dev/fuse (modprobe fuse)");
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
-        let options = std::ffi::CString::new(options).unwrap();
-        let flags = MountFlags::NODEV | MountFlags::NOSUID;
-        mount("smolet-test-away", at, "fuse", flags, Some(&*options)).expect("mounting needs root");
-        Self { at: at.to_owned(), server: Some(server) }
-    }
-
-    /// What waits gets an error, and the directory below is there again.
-    fn end(&mut self) {
-        if self.server.take().is_some() {
-            unmount(&self.at, UnmountFlags::DETACH).unwrap();
-        }
-    }
-}
-
-impl Drop for Away {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
 
 fn pod(path: &Path, kind: &str, part: &str) -> String {
     format!(
@@ -155,4 +122,44 @@ fn parts_that_hang_hold_no_turn_of_the_starts() {
     let took = u64::try_from(world.seconds() - began).unwrap();
     // A turn that is held is held so long.
     assert!(took < OUTSIDE_PATIENCE.as_secs(), "{took} s");
+}
+
+/// More pods than there are turns have the file for their last words on a server that is away: one thread waits for all of them.
+#[test]
+fn last_words_that_hang_hold_one_thread_and_no_other_pod() {
+    let world = World::new();
+    let dir = world.path("away");
+    let mut away = Away::mount(&dir);
+    let pods: Vec<String> = (0..=OUTSIDE_JOBS_MAX).map(|n| format!("words{n}")).collect();
+    for name in &pods {
+        let path = dir.join(name);
+        let spec = format!(
+            "restartPolicy: Never, volumes: [{{name: words, hostPath: {{path: {}}}}}], containers: [{{name: app, \
+             image: 'busybox:1', volumeMounts: [{{name: words, mountPath: /dev/termination-log}}]}}]",
+            path.display()
+        );
+        world.run(name, &spec);
+    }
+    for name in &pods {
+        world.fake.exit(&format!("{name}-gw/app"), 1, "Error", "");
+    }
+    let held = "smolet_bounded_entries{structure=\"outside_paths\"} 1\n";
+    world.until("one to be looked at", |world| world.ask("/metrics").1.contains(held));
+    let began = world.seconds();
+    world.run("after", OWN);
+    let took = u64::try_from(world.seconds() - began).unwrap();
+    assert!(took < OUTSIDE_PATIENCE.as_secs(), "{took} s");
+    let last_words = |world: &World, name: &str| {
+        let state = world.status_of(name, "app").and_then(|status| status.state);
+        state.and_then(|state| state.terminated).and_then(|end| end.message).unwrap_or_default()
+    };
+    for name in &pods {
+        let what = format!("Error on reading termination log {}: ", dir.join(name).display());
+        world.until("it is said why there are none", |world| {
+            let said = last_words(world, name);
+            said.starts_with(&what) && said.contains("does not answer within 10 s")
+        });
+    }
+    assert!(world.ask("/metrics").1.contains(held), "one thread for all of them");
+    away.end();
 }

@@ -40,5 +40,6 @@ mod socket;
 mod start;
 mod streams;
 mod top;
+mod turns;
 mod why;
 mod world;

@@ -15,11 +15,11 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use smol::LocalExecutor;
 use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smolet::clock::VirtualClock;
 use smolet::config::{Config, EvictionPolicy, Flags};
+use smolet::executor::Executor;
 use smolet::model::Wall;
 use smolet::node::{self, Ending, Stop};
 
@@ -36,6 +36,8 @@ pub const PATIENCE: Duration = Duration::from_mins(2);
 const SECONDS_MAX: u32 = 90;
 /// How long work on the disk may take, or hang on purpose, before time goes by without it.
 const DISK_PATIENCE: Duration = Duration::from_secs(3);
+/// Works on the disk, one after the other, that are waited for before time goes by: a sandbox and a container make some ten.
+const DISK_WORKS_MAX: usize = 12;
 
 pub struct World {
     pub fake: Fake,
@@ -67,8 +69,9 @@ impl Life {
         let thread = {
             let gauge = gauge.clone();
             let live = move || {
-                let executor = Rc::new(LocalExecutor::new());
-                executor.spawn(send_back(echoing)).detach();
+                let _main = MainThread::enter();
+                let executor = Rc::new(Executor::new());
+                executor.spawn("test", send_back(echoing)).detach();
                 let life = async {
                     let agent = node::run_until(&config, once, &executor, Rc::new(clock), stopped);
                     let agent = async { agent.await.map(Some) };
@@ -83,7 +86,7 @@ impl Life {
                 while executor.try_tick() {}
                 ended
             };
-            std::thread::Builder::new().name("agent".into()).spawn(live).unwrap()
+            std::thread::Builder::new().name(MAIN_THREAD.into()).spawn(live).unwrap()
         };
         Self { stop, kill, gauge, echo, thread }
     }
@@ -109,6 +112,31 @@ async fn send_back(stream: UnixStream) {
     while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
 }
 
+/// What an agent's main thread is called, and a thread that it has just started, until that one takes a name of its own.
+const MAIN_THREAD: &str = "agent";
+
+/// The main threads of this process' agents.
+static MAIN_THREADS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+
+/// Tells an agent's main thread from one that it has just started.
+struct MainThread(PathBuf);
+
+impl MainThread {
+    fn enter() -> Self {
+        // "PID/task/TID", of /proc.
+        let here = std::fs::read_link("/proc/thread-self").unwrap();
+        let task = Path::new("/proc/self/task").join(here.file_name().unwrap());
+        MAIN_THREADS.lock().unwrap().insert(task.clone());
+        Self(task)
+    }
+}
+
+impl Drop for MainThread {
+    fn drop(&mut self) {
+        MAIN_THREADS.lock().unwrap().remove(&self.0);
+    }
+}
+
 /// Threads that hang on purpose: they were waited for once, for [`DISK_PATIENCE`].
 static HANGING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
@@ -122,10 +150,16 @@ fn at_the_disk() -> Vec<(PathBuf, bool)> {
         // "TID (NAME) STATE ...": R runs or wants to, D waits for a disk. It may have ended meanwhile.
         let task = task.path();
         let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
-        let waits = stat.contains("(blocking) D");
+        let (name, state) =
+            stat.split_once('(').and_then(|(_, rest)| rest.split_once(") ")).unwrap_or_default();
+        let is_new = || name == MAIN_THREAD && !MAIN_THREADS.lock().unwrap().contains(&task);
+        if name != "blocking" && !is_new() {
+            continue;
+        }
+        let waits = state.starts_with('D');
         if waits && hanging.contains(&task) {
             still.insert(task);
-        } else if waits || stat.contains("(blocking) R") {
+        } else if waits || state.starts_with('R') {
             found.push((task, waits));
         }
     }
@@ -263,9 +297,7 @@ impl World {
         while self.agent.borrow().as_ref().is_some_and(|life| !life.thread.is_finished()) {
             assert!(begun.elapsed() < PATIENCE, "--once does not end: {:?}", self.fake.actions());
             self.settle();
-            if self.await_disk() {
-                self.settle();
-            }
+            self.settle_disk();
             self.clock.advance(Duration::from_secs(1));
         }
         match self.agent.take().unwrap().end() {
@@ -319,22 +351,20 @@ impl World {
 
     /// So many seconds pass at once, one relist at their end.
     pub fn leap(&self, seconds: u64) {
-        if self.await_disk() {
-            self.settle();
-        }
+        self.settle_disk();
         let before = self.relists();
         self.clock.advance(Duration::from_secs(seconds));
         self.await_relist(before);
         self.settle();
+        self.settle_disk();
     }
 
     /// So much time passes, whether a relist falls into it or not.
     pub fn leap_for(&self, time: Duration) {
-        if self.await_disk() {
-            self.settle();
-        }
+        self.settle_disk();
         self.clock.advance(time);
         self.settle();
+        self.settle_disk();
     }
 
     /// Seconds since boot.
@@ -346,9 +376,6 @@ impl World {
     /// So many seconds pass, one by one.
     pub fn pass(&self, seconds: u32) {
         for _ in 0..seconds {
-            if self.await_disk() {
-                self.settle();
-            }
             self.step();
         }
     }
@@ -356,19 +383,27 @@ impl World {
     /// Lets virtual time pass until `holds`.
     pub fn until(&self, what: &str, holds: impl Fn(&World) -> bool) {
         self.settle();
+        self.settle_disk();
         for _ in 0..SECONDS_MAX {
             if holds(self) {
                 return;
             }
-            if self.await_disk() {
-                self.settle();
-                if holds(self) {
-                    return;
-                }
-            }
             self.step();
         }
         panic!("{SECONDS_MAX} s went by without {what}; {}", self.trace());
+    }
+
+    /// What follows from the work at the disk comes about, and what follows from that: a start has some such works, one after the
+    /// other. Those of others' agents count too, so not for ever.
+    fn settle_disk(&self) {
+        for _ in 0..DISK_WORKS_MAX {
+            let was_there = self.await_disk();
+            // One that has just ended is not there any more, and its agent may not have heard of it.
+            self.settle();
+            if !was_there && !is_at_the_disk() {
+                return;
+            }
+        }
     }
 
     /// Waits until no agent's thread is at the disk, for no time is to go by meanwhile; whether one was. What waits there all

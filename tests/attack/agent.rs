@@ -13,6 +13,8 @@ use crate::common::fake::Fake;
 
 /// The promise: resident memory under hostile input, text and all.
 const MEMORY_KIB_MAX: u64 = 16 * 1024;
+/// The promise: how long one poll holds the thread at most, whatever anybody does.
+pub const SILENCE_MAX: Duration = Duration::from_millis(250);
 /// Neither memory nor disks nor images are watched.
 pub const CALM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml");
 /// All are.
@@ -24,6 +26,8 @@ pub struct Agent {
     pub fake: Fake,
     folder: TempDir,
     child: Child,
+    configuration: String,
+    flags: Vec<String>,
     /// Resident memory, in KiB, with one pod running and nothing hostile yet.
     quiet_kib: u64,
     others: usize,
@@ -44,11 +48,34 @@ impl Agent {
     pub fn with(fake: Fake, configuration: &str, flags: &[&str]) -> Self {
         let folder = TempDir::new();
         fs::create_dir(folder.path().join("manifests")).expect("a directory");
-        let log = File::create(folder.path().join("agent.log")).expect("a log file");
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let child = Self::spawn(&fake, &folder, configuration, &flags);
+        let configuration = configuration.to_owned();
+        let mut agent = Self { fake, folder, child, configuration, flags, quiet_kib: 0, others: 0 };
+        agent.everything_goes_on();
+        agent.quiet_kib = agent.memory_kib("VmHWM:");
+        agent
+    }
+
+    /// Ends the process, as a crash or the kernel does.
+    pub fn stop(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("our own child");
+    }
+
+    /// Starts it again on what it has left.
+    pub fn begin(&mut self) {
+        self.child = Self::spawn(&self.fake, &self.folder, &self.configuration, &self.flags);
+        self.everything_goes_on();
+    }
+
+    fn spawn(fake: &Fake, folder: &TempDir, configuration: &str, flags: &[String]) -> Child {
+        let log = File::options().create(true).append(true).open(folder.path().join("agent.log"));
+        let log = log.expect("a log file");
         let path = |name: &str| folder.path().join(name).into_os_string();
         let binary =
             std::env::var_os("SMOLET_BIN").expect("SMOLET_BIN names the release binary (make attack)");
-        let child = Command::new(binary)
+        Command::new(binary)
             .args(["run", "--node-name", "gw"])
             .args(["--config", configuration])
             // Many pods at once pull what is `latest`: none waits for its turn.
@@ -73,11 +100,7 @@ impl Agent {
             .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)
             .spawn()
-            .expect("the agent starts");
-        let mut agent = Self { fake, folder, child, quiet_kib: 0, others: 0 };
-        agent.everything_goes_on();
-        agent.quiet_kib = agent.memory_kib("VmHWM:");
-        agent
+            .expect("the agent starts")
     }
 
     pub fn manifest(&self, name: &str) -> PathBuf {
@@ -152,12 +175,35 @@ impl Agent {
         value.trim().trim_end_matches(" kB").parse().expect("a number of KiB")
     }
 
+    /// The longest that a poll has held the agent's thread so far, with whose it was.
+    pub fn longest_poll(&self) -> (Duration, String) {
+        let metrics = self.ask("/metrics");
+        let line = metrics.lines().find_map(|line| line.strip_prefix("smolet_longest_poll_seconds{task=\""));
+        let (task, seconds) = line.and_then(|line| line.split_once("\"} ")).expect("it is told");
+        (Duration::from_secs_f64(seconds.parse().expect("seconds")), task.to_owned())
+    }
+
+    /// How long the local socket takes to answer at most while `attack` goes on, asked every 10 ms for so long.
+    pub fn silence(&self, time: Duration) -> Duration {
+        let (begun, mut longest) = (Instant::now(), Duration::ZERO);
+        while begun.elapsed() < time {
+            let asked = Instant::now();
+            assert!(self.ask("/healthz").ends_with("ok"), "it is well");
+            longest = longest.max(asked.elapsed());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        longest
+    }
+
     /// The end of an attack: everything goes on, and memory stayed within the promise all the time.
     pub fn withstood(mut self, what: &str) {
         self.everything_goes_on();
         let peak = self.memory_kib("VmHWM:");
-        println!("{what}: peak {peak} KiB, quiet {} KiB", self.quiet_kib);
+        let (longest, task) = self.longest_poll();
+        let (quiet, poll) = (self.quiet_kib, longest.as_millis());
+        println!("{what}: peak {peak} KiB, quiet {quiet} KiB; longest poll {poll} ms ({task})");
         assert!(peak <= MEMORY_KIB_MAX, "{what}: {peak} KiB; the log:\n{}", self.log());
+        assert!(longest <= SILENCE_MAX, "{what}: {longest:?} ({task}); the log:\n{}", self.log());
     }
 }
 

@@ -17,6 +17,8 @@
 mod common;
 
 mod agent;
+mod files;
+mod silence;
 
 use std::fs::{self, File};
 use std::io::{Read as _, Write as _};

@@ -8,14 +8,15 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use smolet::config::{Authorization, Config, NodeApi};
 use smolet::limits::{
-    CLUSTER_BOUNDS, KUBE_MEMORY_MAX, NODE_CONNECTIONS_MAX, NODE_HANDSHAKE_TIME, NODE_STREAMS_MAX, PODS_MAX,
-    STATUS_STORE_BYTES, memory_ceiling,
+    BLOCKING_JOBS_MAX, CLUSTER_BOUNDS, KUBE_MEMORY_MAX, NODE_CONNECTIONS_MAX, NODE_HANDSHAKE_TIME,
+    NODE_STREAMS_MAX, PODS_MAX, STATUS_STORE_BYTES, memory_ceiling,
 };
 use smolet::model::Wall;
 
 use crate::client::{Client, Said};
 use crate::common::Stopwatch;
 use crate::common::apiserver::{ApiServer, Identity};
+use crate::common::away::Away;
 use crate::common::fake::{Exec, Program};
 use crate::world::{NODE, World, app};
 
@@ -72,6 +73,29 @@ fn a_token_and_what_it_may_are_asked_for_once() {
     assert_eq!(world.api.count("POST", ACCESS_REVIEWS), 3);
     // What is not there needs a permission too.
     assert_eq!(ask("/nothing").status, 403);
+}
+
+/// A WebSocket begins with GET; `get` on nodes/proxy is what is given to whoever reads metrics.
+#[test]
+fn who_may_only_read_runs_nothing_in_a_container() {
+    let world = World::new();
+    world.run("web");
+    world.api.add_token("reader", "reader", &[]);
+    world.api.allow_access("reader", "get", "nodes/proxy");
+    let upgrade = "Authorization: Bearer reader\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n";
+    for path in [
+        "/exec/default/web/app?command=ls&output=1",
+        "/%65xec/default/web/app?command=ls&output=1",
+        "/attach/default/web/app?output=1",
+        "/portForward/default/web?port=80",
+    ] {
+        let said = world.request(None, "GET", path, upgrade);
+        let why = "Forbidden (user=reader, verb=create, resource=nodes, subresource(s)=[proxy])\n".to_owned();
+        assert_eq!((said.status, said.body), (403, why), "{path}");
+    }
+    let reads = |path: &str| world.request(None, "GET", path, "Authorization: Bearer reader\r\n").status;
+    assert_eq!(reads("/containerLogs/default/web/app"), 200);
+    assert_eq!(reads("/pods"), 200);
 }
 
 #[test]
@@ -285,6 +309,39 @@ fn logs_that_are_followed_leave_room_for_questions() {
     // One that ends makes room for another.
     followed.pop();
     world.wait("room", |_| follow().1.starts_with("HTTP/1.1 200 ").then_some(()));
+}
+
+/// A container with a hostPath on the logs may put anything in their place: what hangs takes none of the agent's own turns.
+#[test]
+fn a_log_that_hangs_holds_up_no_other() {
+    let world = World::new();
+    world.run("web");
+    world.run("other");
+    let identity = server(&world);
+    drop(log(&world, "web"));
+    let uid = world.pod("web").unwrap()["metadata"]["uid"].as_str().unwrap().to_owned();
+    let (logs, away) = (world.path(&format!("logs/default_web_{uid}/app")), world.path("away"));
+    std::fs::rename(&logs, world.path("before")).unwrap();
+    std::os::unix::fs::symlink(&away, &logs).unwrap();
+    let away = Away::mount(&away);
+    let ask = |pod: &str| {
+        let mut client = world.connect(Some(&identity)).unwrap();
+        let head = format!("GET /containerLogs/default/{pod}/app HTTP/1.1\r\nHost: gw\r\n\r\n");
+        client.send(head.as_bytes());
+        client
+    };
+    let hang: Vec<_> = (0..=BLOCKING_JOBS_MAX).map(|_| ask("web")).collect();
+    let mut file = log(&world, "other");
+    for number in 0..3 {
+        writeln!(file, "2026-01-01T00:00:00Z stdout F line {number}").unwrap();
+        let said = ask("other").rest();
+        assert!(said.status == 200 && said.body.ends_with(&format!("line {number}\n")), "{said:?}");
+    }
+    for client in hang {
+        let said = client.rest();
+        assert!(said.status == 400 && said.body.contains("does not answer within 10 s"), "{said:?}");
+    }
+    drop(away);
 }
 
 #[test]

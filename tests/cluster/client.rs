@@ -1,7 +1,7 @@
 //! A client of the node's API: HTTP/1.1 over TLS, as bytes.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,24 +68,44 @@ impl Client {
         authority: &str,
         identity: Option<&Identity>,
     ) -> io::Result<Self> {
+        let shown = identity.map(|identity| (vec![identity.certificate.clone()], identity.key.clone()));
+        Self::connect_over(tcp(Ipv4Addr::LOCALHOST, port)?, versions, authority, shown)
+    }
+
+    /// The same over that connection, with a chain of certificates and the first one's key (PKCS#8).
+    pub fn connect_over(
+        socket: TcpStream,
+        versions: &[&'static SupportedProtocolVersion],
+        authority: &str,
+        shown: Option<(Vec<CertificateDer<'static>>, Vec<u8>)>,
+    ) -> io::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from_pem_slice(authority.as_bytes()).unwrap()).unwrap();
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(versions)
             .unwrap()
             .with_root_certificates(roots);
-        let config = match identity {
-            Some(identity) => {
-                let key = PrivateKeyDer::Pkcs8(identity.key.clone().into());
-                config.with_client_auth_cert(vec![identity.certificate.clone()], key).unwrap()
+        let config = match shown {
+            Some((chain, key)) => {
+                config.with_client_auth_cert(chain, PrivateKeyDer::Pkcs8(key.into())).unwrap()
             }
             None => config.with_no_client_auth(),
         };
-        let address = ([127, 0, 0, 1], port);
         within(async {
-            let socket = Async::<TcpStream>::connect(address).await?;
             let name = NODE.try_into().unwrap();
-            TlsConnector::from(Arc::new(config)).connect(name, socket).await.map(Self)
+            TlsConnector::from(Arc::new(config)).connect(name, Async::new(socket)?).await.map(Self)
+        })
+    }
+
+    /// As [`Client::send`] and [`Client::rest`], where the node may refuse.
+    pub fn ask(mut self, path: &str, headers: &str) -> io::Result<String> {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: gw\r\n{headers}\r\n");
+        within(async {
+            self.0.write_all(request.as_bytes()).await?;
+            self.0.flush().await?;
+            let mut bytes = Vec::new();
+            self.0.read_to_end(&mut bytes).await?;
+            Ok(String::from_utf8_lossy(&bytes).into_owned())
         })
     }
 
@@ -154,6 +174,15 @@ fn whole(mut chunks: &str) -> String {
         }
     }
     body
+}
+
+/// A connection to that port of this machine, from one of its addresses.
+pub fn tcp(from: Ipv4Addr, port: u16) -> io::Result<TcpStream> {
+    use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
+    let socket = net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    net::bind(&socket, &SocketAddrV4::new(from, 0))?;
+    net::connect(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port))?;
+    Ok(socket.into())
 }
 
 fn within<T>(work: impl Future<Output = io::Result<T>>) -> io::Result<T> {

@@ -14,6 +14,7 @@ mod borders;
 mod certificates;
 mod claims;
 mod client;
+mod doors;
 mod ended;
 mod finished;
 mod gates;

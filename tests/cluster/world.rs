@@ -8,10 +8,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use smol::LocalExecutor;
 use smol::channel::Sender;
 use smolet::clock::SystemClock;
 use smolet::config::{Config, EvictionPolicy, Flags, NodeApi};
+use smolet::executor::Executor;
 use smolet::node::{self, Ending, Stop};
 
 use crate::common::apiserver::ApiServer;
@@ -33,6 +33,8 @@ struct Life {
     stop: Sender<Stop>,
     kill: Sender<()>,
     thread: JoinHandle<Result<Option<Ending>, String>>,
+    /// The kernel's number of that thread.
+    tid: u32,
 }
 
 impl World {
@@ -103,8 +105,10 @@ impl World {
     pub fn start_with(&self, config: Config) {
         let (stop, stopped) = smol::channel::bounded(4);
         let (kill, killed) = smol::channel::bounded::<()>(1);
+        let (tid_sender, tid) = std::sync::mpsc::channel();
         let live = move || {
-            let executor = Rc::new(LocalExecutor::new());
+            tid_sender.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+            let executor = Rc::new(Executor::new());
             let life = async {
                 let agent = node::run_until(&config, false, &executor, Rc::new(SystemClock), stopped);
                 let agent = async { agent.await.map(Some) };
@@ -120,7 +124,9 @@ impl World {
             ended
         };
         let thread = std::thread::Builder::new().name("agent".into()).spawn(live).unwrap();
-        assert!(self.agent.replace(Some(Life { stop, kill, thread })).is_none(), "one agent at a time");
+        let tid = tid.recv().unwrap().unsigned_abs();
+        let life = Life { stop, kill, thread, tid };
+        assert!(self.agent.replace(Some(life)).is_none(), "one agent at a time");
     }
 
     /// Why an agent with these settings does not start.
@@ -141,6 +147,13 @@ impl World {
     pub fn tell(&self, stop: Stop) {
         let agent = self.agent.borrow();
         agent.as_ref().expect("an agent runs").stop.try_send(stop).unwrap();
+    }
+
+    /// The processor time that the agent's thread has taken.
+    pub fn processor_time(&self) -> Duration {
+        let tid = self.agent.borrow().as_ref().expect("an agent runs").tid;
+        let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
 
     /// As `kill -9`.

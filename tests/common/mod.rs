@@ -7,6 +7,7 @@
 // With TLS alone, and where the crate that makes its certificates is built (Cargo.toml).
 #[cfg(all(feature = "tls", target_arch = "x86_64"))]
 pub mod apiserver;
+pub mod away;
 pub mod fake;
 pub mod gauge;
 pub mod seeds;

@@ -16,8 +16,8 @@ use std::time::Duration;
 use common::TempDir;
 use peer::{Peer, framed};
 use prost::Message;
-use smol::LocalExecutor;
 use smolet::clock::VirtualClock;
+use smolet::executor::Executor;
 use smolet::grpc::{Channel, Code, Field, GrpcError, Value};
 use smolet::limits;
 use smolet::model::Wall;
@@ -29,7 +29,7 @@ const MINUTE: Option<Duration> = Some(Duration::from_secs(60));
 /// A client on virtual time, and a socket for a peer.
 struct World {
     clock: VirtualClock,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     channel: Channel,
     socket: PathBuf,
     _folder: TempDir,
@@ -40,7 +40,7 @@ impl World {
         let folder = TempDir::new();
         let socket = folder.path().join("s");
         let clock = VirtualClock::new(Wall(0));
-        let executor = Rc::new(LocalExecutor::new());
+        let executor = Rc::new(Executor::new());
         let channel = Channel::new(&socket, &executor, Rc::new(clock.clone()));
         Self { clock, executor, channel, socket, _folder: folder }
     }
@@ -674,7 +674,7 @@ fn calls_that_start_together_share_one_attempt_to_connect() {
         .map(|_| {
             let channel = world.channel.clone();
             let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
-            world.executor.spawn(call)
+            world.executor.spawn("test", call)
         })
         .collect();
     world.run(async {
@@ -958,7 +958,7 @@ fn a_call_over_the_number_of_calls_waits_for_its_turn() {
         .map(|_| {
             let channel = world.channel.clone();
             let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
-            world.executor.spawn(call)
+            world.executor.spawn("test", call)
         })
         .collect();
     world.run(async {

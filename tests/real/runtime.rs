@@ -9,12 +9,12 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use smol::LocalExecutor;
 use smolet::clock::SystemClock;
 use smolet::cri::client::GrpcRuntime;
 use smolet::cri::{Runtime as _, RuntimeResult};
+use smolet::executor::Executor;
 use smolet::model::{
-    ContainerId, ContainerItem, ContainerState, ContainerStatus, SandboxId, SandboxItem, SandboxState,
+    ContainerId, ContainerItem, ContainerState, ContainerStatus, PodUid, SandboxId, SandboxItem, SandboxState,
 };
 
 /// A containerd of this test run's own; taken down when dropped.
@@ -22,7 +22,7 @@ pub struct Runtime {
     dir: PathBuf,
     /// As `--cgroup-root` wants it.
     pub cgroup_root: String,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     /// The calls themselves, to be driven by [`Self::drive`].
     pub cri: GrpcRuntime,
 }
@@ -43,7 +43,7 @@ impl Runtime {
             let line = variables.lines().find_map(|line| line.strip_prefix(&format!("{name}=")));
             line.unwrap_or_else(|| panic!("runtime.sh env has no {name}: {variables}")).to_owned()
         };
-        let executor = Rc::new(LocalExecutor::new());
+        let executor = Rc::new(Executor::new());
         let cri = GrpcRuntime::new(Path::new(&value("SOCKET")), &executor, Rc::new(SystemClock));
         Self { cgroup_root: value("CGROUP_ROOT"), dir, executor, cri }
     }
@@ -170,7 +170,7 @@ impl Runtime {
     }
 
     pub fn stop_sandbox(&self, id: &SandboxId) {
-        self.block(self.cri.stop_pod_sandbox(id));
+        self.block(self.cri.stop_pod_sandbox(&PodUid::from(""), id));
     }
 
     pub fn remove_sandbox(&self, id: &SandboxId) {
@@ -180,7 +180,7 @@ impl Runtime {
     /// Stops and removes a container behind the agent's back.
     pub fn remove_container(&self, id: &ContainerId) {
         self.block(async {
-            self.cri.stop_container(id, smolet::model::Seconds(0)).await?;
+            self.cri.stop_container(&PodUid::from(""), id, smolet::model::Seconds(0)).await?;
             self.cri.remove_container(id).await
         });
     }
@@ -208,7 +208,7 @@ impl Runtime {
     pub fn remove_all_pods(&self) {
         for sandbox in self.sandboxes() {
             self.block(async {
-                self.cri.stop_pod_sandbox(&sandbox.id).await?;
+                self.cri.stop_pod_sandbox(&PodUid::from(""), &sandbox.id).await?;
                 self.cri.remove_pod_sandbox(&sandbox.id).await
             });
         }

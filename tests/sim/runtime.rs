@@ -452,7 +452,7 @@ impl Runtime for SimRuntime {
         Ok(SandboxId::from(answer.pod_sandbox_id))
     }
 
-    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+    async fn stop_pod_sandbox(&self, _: &PodUid, id: &SandboxId) -> RuntimeResult<()> {
         let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.to_string() };
         self.done::<cri::StopPodSandboxResponse>("StopPodSandbox", &request).await
     }
@@ -501,7 +501,7 @@ impl Runtime for SimRuntime {
         self.done::<cri::StartContainerResponse>("StartContainer", &request).await
     }
 
-    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+    async fn stop_container(&self, _: &PodUid, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
         let request = cri::StopContainerRequest { container_id: id.to_string(), timeout: timeout.0.max(0) };
         let deadline = RUNTIME_REQUEST_TIMEOUT + Duration::from_secs(timeout.0.max(0).unsigned_abs());
         let stopped: RuntimeResult<cri::StopContainerResponse> =

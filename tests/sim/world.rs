@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use smol::LocalExecutor;
 use smol::channel::Sender;
 use smolet::addresses::NodeAddresses;
 use smolet::blocking::Blocking;
@@ -18,6 +17,7 @@ use smolet::cli::table::PodsFormat;
 use smolet::clock::{Clock as _, VirtualClock};
 use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;
+use smolet::executor::Executor;
 use smolet::facts;
 use smolet::logs::rotate::Told;
 use smolet::model::{DesiredPod, Now, Wall};
@@ -63,7 +63,7 @@ pub struct World {
 struct Life {
     // The loop's future holds the executor, so it is polled beside it and dropped before it.
     main: Pin<Box<dyn Future<Output = Ending>>>,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     woken: Arc<Flag>,
     updates: Sender<SourceUpdate>,
     asked: Sender<Query>,
@@ -166,7 +166,7 @@ impl World {
             Identity::open(&config.root_dir, Some(NODE), NODE).expect("the state directory is free");
         let node = Rc::new(facts::node_settings(&config, NODE));
         let addresses = NodeAddresses::new(&node.node_ips);
-        let executor = Rc::new(LocalExecutor::new());
+        let executor = Rc::new(Executor::new());
         let (updates, source) = smol::channel::bounded(1);
         // No image archives.
         let (_, images) = smol::channel::bounded(1);

@@ -292,6 +292,14 @@ fn lay_over(world: &World, roots: &[&Path]) {
     run("mkdir", &["-m", "750", "/var/lib/smolet"]);
 }
 
+/// Of a process with these `limits`: how large a core dump may become, and the most that it may be set to.
+fn core_limits(limits: &Path) -> [String; 2] {
+    let limits = fs::read_to_string(limits).unwrap();
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max core file size")).unwrap();
+    let mut words = line.split_whitespace().map(str::to_owned);
+    [words.next().unwrap(), words.next().unwrap()]
+}
+
 /// False where the machine lets nobody lower an OOM score: what sets one is not shown then.
 fn lowers_oom_scores(world: &World) -> bool {
     let lowered = world.program("sh").args(["-c", "echo -999 >/proc/self/oom_score_adj"]).output().unwrap();
@@ -361,6 +369,7 @@ fn the_service_runs_as_it_is_installed() {
     assert_eq!([field("NoNewPrivs:"), field("Seccomp:")], ["1", "2"]);
     // CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL: 0, 1, 3, 4, 5; NET_ADMIN, NET_RAW, SYS_ADMIN, SYSLOG: 12, 13, 21, 34.
     assert_eq!(u64::from_str_radix(&field("CapBnd:"), 16).unwrap(), 0x4_0020_303b);
+    assert_eq!(core_limits(&proc("limits")), ["0", "0"]);
     if lowers {
         assert_eq!(fs::read_to_string(proc("oom_score_adj")).unwrap().trim(), "-999");
     }
@@ -431,6 +440,7 @@ fn it_runs_under_openrc() {
     let arguments: Vec<_> = arguments.split_terminator('\0').collect();
     let expected = "/usr/bin/smolet run --config /etc/smolet/config.yaml --node-name gw --log-level debug";
     assert_eq!(arguments.join(" "), expected);
+    assert_eq!(core_limits(&world.path(&format!("/proc/{}/limits", first.trim()))), ["0", "0"]);
     if lowers_oom_scores(&world) {
         let score = fs::read_to_string(world.path(&format!("/proc/{}/oom_score_adj", first.trim()))).unwrap();
         assert_eq!(score.trim(), "-999");

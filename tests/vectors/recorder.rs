@@ -4,6 +4,9 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -71,16 +74,30 @@ impl Recorder {
 
     /// Runs a task to its end, moving the clock whenever it only waits.
     pub fn run<T>(&self, task: impl Future<Output = T>) -> T {
-        smol::block_on(async {
-            let mut task = std::pin::pin!(task);
-            loop {
-                if let Some(value) = smol::future::poll_once(&mut task).await {
-                    return value;
-                }
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        let mut task = std::pin::pin!(task);
+        loop {
+            if let Poll::Ready(value) = task.as_mut().poll(&mut cx) {
+                return value;
+            }
+            // One that has woken itself only let others have their turn (`Blocking::on_this_thread`).
+            if !woken.0.swap(false, Ordering::Relaxed) {
                 let at = self.clock.next_sleeper().expect("a task that waits sleeps");
                 self.clock.advance(at.since(self.clock.now().mono));
             }
-        })
+        }
+    }
+}
+
+/// Whether a task was woken.
+#[derive(Default)]
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
@@ -113,7 +130,7 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
         container_logs_dir: Rc::from(dir.join("containers")),
         hosts_file: Rc::from(dir.join("hosts")),
         resolv_conf: None,
-        blocking: Rc::new(smolet::blocking::Blocking::on_threads(clock, dir)),
+        blocking: Rc::new(smolet::blocking::Blocking::on_this_thread()),
         starts: Rc::new(smolet::sync::turns::StartTurns::new(1)),
         give_up: smolet::sync::act::GiveUp::default(),
         least_counts: smolet::sync::act::LeastCounts::default(),
@@ -137,7 +154,7 @@ impl Runtime for Recorder {
         if self.sandbox_fails { failed("cni failed") } else { Ok("NEW".into()) }
     }
 
-    async fn stop_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()> {
+    async fn stop_pod_sandbox(&self, _: &PodUid, id: &SandboxId) -> RuntimeResult<()> {
         self.record(json!({"op": "StopPodSandbox", "id": id.as_str()}));
         Ok(())
     }
@@ -178,7 +195,7 @@ impl Runtime for Recorder {
         if self.start_fails.contains(&name) { failed("start failed") } else { Ok(()) }
     }
 
-    async fn stop_container(&self, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
+    async fn stop_container(&self, _: &PodUid, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()> {
         let at = self.elapsed_ms();
         self.record(json!({
             "op": "StopContainer", "id": id.as_str(), "timeoutSeconds": timeout.0, "atMs": at,

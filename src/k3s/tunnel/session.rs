@@ -7,14 +7,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_io::Async;
-use smol::LocalExecutor;
 use smol::channel::{Receiver, Sender};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smol::lock::{Semaphore, SemaphoreGuardArc};
 
 use super::Reach;
 use crate::clock::SharedClock;
+use crate::executor::Executor;
 use crate::k3s::frame::{self, Kind};
 use crate::k3s::message::{self, END, Message};
 use crate::k3s::random;
@@ -28,6 +27,7 @@ use crate::model::Mono;
 use crate::model::SortedMap;
 use crate::node_api::NodeQuestion;
 use crate::server::{Answer, Question};
+use crate::stream::Socket;
 
 /// A tunnel that is open.
 pub(super) struct Session {
@@ -104,7 +104,7 @@ impl Session {
     pub(super) async fn take(
         self: &Rc<Self>,
         message: &[u8],
-        executor: &LocalExecutor<'static>,
+        executor: &Executor,
         closed: &Receiver<Infallible>,
         draining: &Receiver<()>,
     ) -> Result<(), String> {
@@ -137,7 +137,7 @@ impl Session {
         protocol: &str,
         address: &str,
         place: SemaphoreGuardArc,
-        executor: &LocalExecutor<'static>,
+        executor: &Executor,
         closed: Receiver<Infallible>,
     ) {
         let (data, queue) = smol::channel::unbounded();
@@ -174,7 +174,7 @@ impl Session {
             // Nothing is ever sent: this ends with the session.
             let _ = closed.recv().await;
         };
-        executor.spawn(smol::future::or(Box::pin(served), closed)).detach();
+        executor.spawn("k3s tunnel connection", smol::future::or(Box::pin(served), closed)).detach();
     }
 
     /// Puts bytes into a connection's queue. Waits while all of them together are full.
@@ -244,7 +244,7 @@ impl Session {
         &self,
         id: i64,
         connection: &Connection,
-        socket: &Async<TcpStream>,
+        socket: &Socket<TcpStream>,
         queue: &Receiver<Vec<u8>>,
         resuming: &Receiver<()>,
     ) {
@@ -297,7 +297,7 @@ impl Session {
     }
 
     /// Connects to the node's own API, or to one of its pods.
-    async fn dial(&self, protocol: &str, address: &str) -> Result<Async<TcpStream>, String> {
+    async fn dial(&self, protocol: &str, address: &str) -> Result<Socket<TcpStream>, String> {
         let refused = || {
             log::debug!(
                 "tunnel: the server asks for {protocol}/{address}, which is neither this node's API nor one of its pods"
@@ -321,7 +321,7 @@ impl Session {
             }
         };
         let connect = async {
-            Async::<TcpStream>::connect(to).await.map_err(|error| format!("dial tcp {to}: {error}"))
+            Socket::<TcpStream>::connect(to).await.map_err(|error| format!("dial tcp {to}: {error}"))
         };
         let late = async {
             self.clock.sleep(KUBE_CONNECT_TIME).await;

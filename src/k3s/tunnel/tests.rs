@@ -11,6 +11,7 @@ use smol::channel::Receiver;
 
 use super::*;
 use crate::clock::{Clock as _, VirtualClock};
+use crate::executor::Executor;
 use crate::k3s::message::{self, END, Message};
 use crate::limits::{
     TUNNEL_CONNECTIONS_MAX, TUNNEL_NUDGE_TIME, TUNNEL_PAUSE_BYTES, TUNNEL_PAUSED_TIME,
@@ -23,7 +24,7 @@ struct World {
     session: Rc<Session>,
     frames: Receiver<Vec<u8>>,
     draining: Receiver<()>,
-    executor: Rc<LocalExecutor<'static>>,
+    executor: Rc<Executor>,
     open: Sender<Infallible>,
     closed: Receiver<Infallible>,
     clock: VirtualClock,
@@ -55,7 +56,7 @@ impl World {
             },
             clock: Rc::new(clock.clone()),
         });
-        Self { session, frames, draining, executor: Rc::new(LocalExecutor::new()), open, closed, clock, api }
+        Self { session, frames, draining, executor: Rc::new(Executor::new()), open, closed, clock, api }
     }
 
     /// What the server says.

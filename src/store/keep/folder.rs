@@ -1,6 +1,6 @@
 //! The folder of what is kept: written file by file, read once at a start without a server. I/O, blocking.
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,6 +13,7 @@ use super::content::{self, Marks};
 use super::record::{DIGEST_BYTES, Digest, Kind, Name, Record, from_bytes, to_bytes};
 use super::seal::Key;
 use super::tree;
+use crate::filesystem::read_start;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, KEPT_RECORDS_MAX};
 use crate::model::{Object, ObjectKey};
 use crate::model::{SortedMap, SortedSet};
@@ -206,10 +207,8 @@ impl Folder {
     }
 
     fn bytes(&self, file: FileName) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::new();
         // One byte too many shows that there are more.
-        File::open(self.path(file))?.take(KEPT_RECORD_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        read_start(&self.path(file), KEPT_RECORD_BYTES_MAX + 1)
     }
 
     fn key(&self) -> Result<Option<Key>, String> {

@@ -5,14 +5,14 @@
 //! wants it elsewhere (a mount that only this board's TPM opens) moves the file there and leaves a symbolic link: a link that
 //! leads nowhere means that the key is away, and no other is made in its place.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::path::Path;
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
 use super::super::file::replace;
+use crate::filesystem::read_start;
 
 const KEY_BYTES: usize = 32;
 
@@ -29,9 +29,8 @@ impl Key {
         if std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
-        let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
-        let read = File::open(path).and_then(|file| file.take(KEY_BYTES as u64 + 1).read_to_end(&mut bytes));
-        read.map_err(|error| format!("{}: {error}", path.display()))?;
+        let bytes =
+            read_start(path, KEY_BYTES + 1).map_err(|error| format!("{}: {error}", path.display()))?;
         Self::of(&bytes).map(Some).ok_or_else(|| format!("{}: must have {KEY_BYTES} bytes", path.display()))
     }
 

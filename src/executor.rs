@@ -1,0 +1,204 @@
+//! The executor of the loop's thread: it gives each task a name, and measures how long each poll holds the thread.
+//!
+//! One thread does everything, so that what one poll takes all others wait for. A poll that takes `limits::POLL_TIME_MAX` or
+//! longer is counted and, once a minute, logged with the task's name; the longest one is a metric. `tests/attack` holds it to
+//! 250 ms whatever pods, servers and strangers do.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use smol::{LocalExecutor, Task};
+
+use crate::limits::{LOOP_TURN_TIME, POLL_LOG_PERIOD, POLL_TIME_MAX, POLLS_PER_TURN_MAX};
+
+/// The name of what is no task but `main`.
+const LOOP: &str = "loop";
+
+/// Runs tasks on one thread.
+#[derive(Debug, Default)]
+pub struct Executor {
+    tasks: LocalExecutor<'static>,
+    polls: Rc<Polls>,
+}
+
+impl Executor {
+    /// One without tasks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A further task. The name is for the log and `/metrics`.
+    pub fn spawn<T: 'static>(&self, name: &'static str, task: impl Future<Output = T> + 'static) -> Task<T> {
+        // Behind a pointer: the executor's own code is compiled once for each kind of result, and not for each task.
+        let task: Pin<Box<dyn Future<Output = T>>> = Box::pin(task);
+        self.tasks.spawn(Measured { name, polls: self.polls.clone(), task })
+    }
+
+    /// Runs the tasks until `main` ends. After `limits::POLLS_PER_TURN_MAX` polls of tasks it is `main`'s turn again, and that of
+    /// the timers and sockets that woke meanwhile.
+    pub async fn run<T>(&self, main: impl Future<Output = T>) -> T {
+        let main = Measured { name: LOOP, polls: self.polls.clone(), task: Box::pin(main) };
+        let others = async {
+            loop {
+                for _ in 0..POLLS_PER_TURN_MAX {
+                    self.tasks.tick().await;
+                }
+                smol::future::yield_now().await;
+            }
+        };
+        smol::future::or(main, others).await
+    }
+
+    /// Polls one task that is ready; false when there is none.
+    pub fn try_tick(&self) -> bool {
+        self.tasks.try_tick()
+    }
+
+    /// What the polls took.
+    pub fn polls(&self) -> &Rc<Polls> {
+        &self.polls
+    }
+}
+
+/// How long polls held the thread.
+#[derive(Debug, Default)]
+pub struct Polls {
+    /// What the loop is at, where its own poll is measured.
+    at: Cell<&'static str>,
+    /// When the loop's own poll began.
+    began: Cell<Option<Instant>>,
+    longest: Cell<(Duration, &'static str)>,
+    slow: Cell<u64>,
+    logged: Cell<Option<Instant>>,
+}
+
+impl Polls {
+    /// The loop begins this now.
+    pub fn at(&self, what: &'static str) {
+        self.at.set(what);
+    }
+
+    /// Ends the loop's poll when it has lasted for `limits::LOOP_TURN_TIME`: events that wait one behind the other would keep the tasks
+    /// from theirs.
+    pub async fn give_way(&self) {
+        if self.began.get().is_some_and(|began| began.elapsed() >= LOOP_TURN_TIME) {
+            smol::future::yield_now().await;
+        }
+    }
+
+    /// The longest poll so far, and whose it was.
+    pub fn longest(&self) -> (Duration, &'static str) {
+        self.longest.get()
+    }
+
+    /// How many took `limits::POLL_TIME_MAX` or longer.
+    pub fn slow(&self) -> u64 {
+        self.slow.get()
+    }
+
+    fn note(&self, name: &'static str, began: Instant) {
+        let took = began.elapsed();
+        let longest = self.longest.get().0;
+        if took <= longest && took < POLL_TIME_MAX {
+            return;
+        }
+        // The loop's own poll is known by what it is at.
+        let name = match self.at.get() {
+            at if name == LOOP && !at.is_empty() => at,
+            _ => name,
+        };
+        if took > longest {
+            self.longest.set((took, name));
+        }
+        if took >= POLL_TIME_MAX {
+            self.slow.set(self.slow.get().saturating_add(1));
+            let is_due = |logged: Instant| logged.elapsed() >= POLL_LOG_PERIOD;
+            if self.logged.get().is_none_or(is_due) {
+                self.logged.set(Some(Instant::now()));
+                log::warn!("task {name} held the thread for {} ms; everything else waited", took.as_millis());
+            }
+        }
+    }
+}
+
+/// A task whose polls are measured.
+struct Measured<F> {
+    name: &'static str,
+    polls: Rc<Polls>,
+    task: F,
+}
+
+impl<F: Future + Unpin> Future for Measured<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let began = Instant::now();
+        if self.name == LOOP {
+            self.polls.began.set(Some(began));
+        }
+        let polled = Pin::new(&mut self.task).poll(cx);
+        self.polls.note(self.name, began);
+        polled
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poll_that_holds_the_thread_is_counted_and_named() {
+        let executor = Executor::new();
+        executor.spawn("quick", async {}).detach();
+        let slow = executor.spawn("slow", async {
+            smol::future::yield_now().await;
+            // On a busy machine others may be slow too, but not so slow.
+            std::thread::sleep(10 * POLL_TIME_MAX);
+        });
+        let longest = || executor.polls().longest();
+        smol::block_on(executor.run(slow));
+        assert!(executor.polls().slow() >= 1);
+        assert_eq!(longest().1, "slow");
+        let before = executor.polls().slow();
+        let main = async {
+            executor.polls().at("a source's update");
+            std::thread::sleep(longest().0 + Duration::from_millis(1));
+        };
+        smol::block_on(executor.run(main));
+        assert!(executor.polls().slow() > before);
+        assert_eq!(longest().1, "a source's update");
+    }
+
+    /// Tasks that are always ready leave the others, the timers and `main` their turns.
+    #[test]
+    fn tasks_that_never_wait_hold_up_nobody() {
+        let executor = Executor::new();
+        let count = Rc::new(Cell::new(0_u64));
+        for _ in 0..4 {
+            let count = count.clone();
+            let busy = async move {
+                loop {
+                    count.set(count.get() + 1);
+                    smol::future::yield_now().await;
+                }
+            };
+            executor.spawn("busy", busy).detach();
+        }
+        let timer = executor.spawn("timer", async {
+            async_io::Timer::after(Duration::from_millis(1)).await;
+        });
+        let main = async {
+            let before = count.get();
+            smol::future::yield_now().await;
+            let between = count.get() - before;
+            timer.await;
+            between
+        };
+        let between = smol::block_on(executor.run(main));
+        assert!((1..=POLLS_PER_TURN_MAX as u64).contains(&between), "{between}");
+    }
+}

@@ -1,0 +1,251 @@
+//! What strangers may cost, by where they come from. PURE.
+//!
+//! ```text
+//!                                   processor time of handshakes, questions whose token it is
+//!     an address                    its own share
+//!     all addresses nobody knows    a share of all of them, beside their own
+//!     one from which somebody came  a larger one of its own, whatever the others do
+//!     this machine                  the same: k3s servers come from here, through their tunnels
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use crate::limits::{
+    NODE_HANDSHAKES, NODE_HANDSHAKES_OF_KNOWN, NODE_HANDSHAKES_OF_STRANGERS, NODE_PEERS_KNOWN_MAX,
+    NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN, NODE_TOKENS_OF_STRANGERS,
+};
+use crate::model::{Mono, SortedMap};
+use crate::rate::{Rate, TokenBucket};
+
+/// Where somebody comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Origin {
+    /// This machine itself.
+    Own,
+    /// Another address.
+    V4(Ipv4Addr),
+    /// A network of 64 bits: whoever has one of its addresses has all of them.
+    V6(u64),
+}
+
+impl Origin {
+    /// Of a connection from that address to this one of ours.
+    pub(super) fn of(peer: IpAddr, ours: Option<IpAddr>) -> Self {
+        match (peer.to_canonical(), ours.map(|ours| ours.to_canonical())) {
+            (peer, Some(ours)) if peer == ours => Self::Own,
+            (IpAddr::V4(Ipv4Addr::LOCALHOST), _) => Self::Own,
+            (IpAddr::V4(peer), _) => Self::V4(peer),
+            (IpAddr::V6(peer), _) if peer.is_loopback() => Self::Own,
+            (IpAddr::V6(peer), _) => {
+                Self::V6(peer.segments()[..4].iter().fold(0, |net, part| net << 16 | u64::from(*part)))
+            }
+        }
+    }
+}
+
+/// What is left of what somebody may cost.
+#[derive(Debug)]
+struct Rations {
+    /// Processor time, in microseconds.
+    handshakes: TokenBucket,
+    tokens: TokenBucket,
+}
+
+impl Rations {
+    fn new(handshakes: Rate, tokens: Rate, now: Mono) -> Self {
+        Self { handshakes: TokenBucket::new(handshakes, now), tokens: TokenBucket::new(tokens, now) }
+    }
+}
+
+#[derive(Debug)]
+struct Peer {
+    known: bool,
+    rations: Rations,
+    used: Mono,
+}
+
+impl Peer {
+    fn new(known: bool, now: Mono) -> Self {
+        let rations = if known {
+            Rations::new(NODE_HANDSHAKES_OF_KNOWN, NODE_TOKENS_OF_KNOWN, now)
+        } else {
+            Rations::new(NODE_HANDSHAKES, NODE_TOKENS, now)
+        };
+        Self { known, rations, used: now }
+    }
+}
+
+/// Those that came last. Full: of those that nobody knows the one goes that was away for the longest.
+#[derive(Debug)]
+pub(super) struct Peers {
+    peers: SortedMap<Origin, Peer>,
+    /// Of all that nobody knows.
+    strangers: Rations,
+}
+
+impl Peers {
+    pub(super) fn new(now: Mono) -> Self {
+        let strangers = Rations::new(NODE_HANDSHAKES_OF_STRANGERS, NODE_TOKENS_OF_STRANGERS, now);
+        Self { peers: SortedMap::new(), strangers }
+    }
+
+    /// It is this machine, or somebody was let in from there.
+    pub(super) fn is_known(&self, origin: Origin) -> bool {
+        origin == Origin::Own || self.peers.get(&origin).is_some_and(|peer| peer.known)
+    }
+
+    /// Somebody was let in from there. Too many are known: the one that was away for the longest is not any more.
+    pub(super) fn mark_known(&mut self, origin: Origin, now: Mono) {
+        let peer = self.peer(origin, now);
+        if peer.known {
+            return;
+        }
+        *peer = Peer::new(true, now);
+        let known = self.peers.iter_mut().filter(|(of, peer)| peer.known && **of != Origin::Own);
+        let mut known: Vec<(Mono, &mut Peer)> = known.map(|(_, peer)| (peer.used, peer)).collect();
+        if known.len() > NODE_PEERS_KNOWN_MAX {
+            known.sort_by_key(|(used, _)| *used);
+            for (_, forgotten) in known.into_iter().take(1) {
+                *forgotten = Peer::new(false, forgotten.used);
+            }
+        }
+    }
+
+    /// When a handshake may begin that comes from there; nothing when it may now.
+    pub(super) fn handshake_at(&mut self, origin: Origin, now: Mono) -> Option<Mono> {
+        let peer = self.peer(origin, now);
+        let (known, own) = (peer.known, peer.rations.handshakes.wait(now));
+        let of_all = if known { None } else { self.strangers.handshakes.wait(now) };
+        own.max(of_all)
+    }
+
+    /// A handshake has cost so much, also more than there was.
+    pub(super) fn spend(&mut self, origin: Origin, time: Duration, now: Mono) {
+        let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        let peer = self.peer(origin, now);
+        peer.rations.handshakes.spend(micros, now);
+        if !peer.known {
+            self.strangers.handshakes.spend(micros, now);
+        }
+    }
+
+    /// The API server may be asked whose token it is that came from there.
+    pub(super) fn may_ask(&mut self, origin: Origin, now: Mono) -> bool {
+        let peer = self.peer(origin, now);
+        let (known, own) = (peer.known, peer.rations.tokens.try_accept(now));
+        own && (known || self.strangers.tokens.try_accept(now))
+    }
+
+    fn peer(&mut self, origin: Origin, now: Mono) -> &mut Peer {
+        if !self.peers.contains_key(&origin) && self.peers.len() >= NODE_PEERS_MAX {
+            let strangers = self.peers.iter().filter(|(_, peer)| !peer.known);
+            let last = strangers.min_by_key(|(_, peer)| peer.used).map(|(of, _)| *of);
+            last.map(|last| self.peers.remove(&last));
+        }
+        let peer = self.peers.entry(origin).or_insert_with(|| Peer::new(origin == Origin::Own, now));
+        peer.used = now;
+        peer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(millis: i64) -> Mono {
+        Mono(millis * 1_000_000)
+    }
+
+    fn v4(host: u8) -> Origin {
+        Origin::V4(Ipv4Addr::new(192, 0, 2, host))
+    }
+
+    #[test]
+    fn an_address_is_what_one_sender_has() {
+        let of = |peer: &str, ours: &str| Origin::of(peer.parse().unwrap(), Some(ours.parse().unwrap()));
+        for (peer, ours) in [
+            ("127.0.0.1", "127.0.0.5"),
+            ("::1", "::1"),
+            ("10.0.0.2", "10.0.0.2"),
+            ("::ffff:10.0.0.2", "10.0.0.2"),
+        ] {
+            assert_eq!(of(peer, ours), Origin::Own, "{peer}");
+        }
+        assert_eq!(of("192.0.2.7", "10.0.0.2"), v4(7));
+        assert_eq!(of("::ffff:192.0.2.7", "::ffff:10.0.0.2"), v4(7));
+        assert_eq!(of("2001:db8:0:1::7", "::1"), of("2001:db8:0:1:ffff::8", "::1"));
+        assert_ne!(of("2001:db8:0:1::7", "::1"), of("2001:db8:0:2::7", "::1"));
+    }
+
+    /// How much processor time those who always have a handshake to begin get within ten seconds; each costs 20 ms.
+    fn taken(peers: &mut Peers, origins: &[Origin]) -> Vec<Duration> {
+        let (mut taken, cost) = (vec![Duration::ZERO; origins.len()], Duration::from_millis(20));
+        for now in (0..10_000).step_by(5).map(at) {
+            for (origin, taken) in origins.iter().zip(&mut taken) {
+                if peers.handshake_at(*origin, now).is_none() {
+                    peers.spend(*origin, cost, now);
+                    *taken += cost;
+                }
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn handshakes_cost_no_more_than_the_share_of_an_address_and_that_of_all() {
+        let mut peers = Peers::new(at(0));
+        let one = taken(&mut peers, &[v4(1)])[0];
+        assert!(one > Duration::from_millis(1900) && one < Duration::from_millis(2100), "{one:?}");
+        // A hundred of them together: a fifth of the time and what was saved up.
+        let mut peers = Peers::new(at(0));
+        let known = v4(200);
+        peers.mark_known(known, at(0));
+        let mut origins: Vec<Origin> = (0..100).map(v4).collect();
+        origins.extend([known, Origin::Own]);
+        let all = taken(&mut peers, &origins);
+        let strangers: Duration = all[..100].iter().sum();
+        assert!(strangers < Duration::from_millis(4100), "{strangers:?}");
+        for known in &all[100..] {
+            assert!(*known > Duration::from_millis(5400), "a client that is known has its own: {known:?}");
+        }
+        assert!(peers.peers.len() <= NODE_PEERS_MAX);
+    }
+
+    #[test]
+    fn a_handshake_that_costs_more_than_there_is_is_waited_for() {
+        let mut peers = Peers::new(at(0));
+        peers.spend(v4(1), Duration::from_secs(2), at(0));
+        let ready = peers.handshake_at(v4(1), at(0)).expect("a wait");
+        assert!(ready > at(9_900) && ready < at(10_100), "{ready:?}");
+        assert_eq!(peers.handshake_at(v4(1), ready), None);
+        assert_eq!(peers.handshake_at(Origin::Own, at(0)), None);
+    }
+
+    #[test]
+    fn tokens_of_strangers_are_asked_for_as_their_rate_has_it_and_of_those_who_are_known_at_once() {
+        let mut peers = Peers::new(at(0));
+        peers.mark_known(v4(200), at(0));
+        let asked = |peers: &mut Peers, origin| (0..100).filter(|_| peers.may_ask(origin, at(0))).count();
+        assert_eq!(asked(&mut peers, v4(1)), NODE_TOKENS.burst as usize);
+        let rest: usize = (2..100).map(|host| asked(&mut peers, v4(host))).sum();
+        assert_eq!(rest, (NODE_TOKENS_OF_STRANGERS.burst - NODE_TOKENS.burst) as usize);
+        assert_eq!(asked(&mut peers, v4(200)), NODE_TOKENS_OF_KNOWN.burst as usize);
+        assert!(peers.may_ask(v4(1), at(1_100)));
+    }
+
+    #[test]
+    fn those_who_are_known_stay_so_whoever_else_comes() {
+        let mut peers = Peers::new(at(0));
+        for host in 0..=NODE_PEERS_KNOWN_MAX {
+            peers.mark_known(v4(u8::try_from(host).unwrap()), at(i64::try_from(host).unwrap()));
+        }
+        for host in 0..2_000 {
+            peers.spend(Origin::V6(host), Duration::from_millis(1), at(100));
+        }
+        assert!(!peers.is_known(v4(0)), "the one that was away for the longest");
+        assert!((1..=NODE_PEERS_KNOWN_MAX).all(|host| peers.is_known(v4(u8::try_from(host).unwrap()))));
+        assert!(peers.is_known(Origin::Own) && !peers.is_known(Origin::V6(1_999)));
+        assert!(peers.peers.len() <= NODE_PEERS_MAX);
+    }
+}

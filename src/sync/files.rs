@@ -1,0 +1,169 @@
+//! The files beside a container: its pod's hosts file, what takes its last words, its logs' directory and the link to its log. I/O,
+//! blocking: a container holds some of them mounted and may make anything of them, and log collectors hold the directories of
+//! the others. So none is touched on the loop's thread, no link in a file's place is followed, and what is read has a limit.
+
+use std::fs::{DirBuilder, File, Permissions};
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use crate::filesystem::{read_bounded, read_start, replace_content};
+use crate::limits::{HOSTS_FILE_BYTES_MAX, LOG_NAMES_READ_MAX};
+
+/// Makes a directory and those above it; one that is there is fine.
+pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(mode).create(path)
+}
+
+/// The node's own hosts file, as far as it is read; nothing when there is none.
+pub(super) fn read_hosts(path: &Path) -> io::Result<String> {
+    match read_start(path, HOSTS_FILE_BYTES_MAX) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The pod's hosts file (`ensureHostsFile`). Written anew only when it differs: running containers hold it mounted, and flash wears
+/// out. They may have written to it too: no more of it is read than should be there.
+pub(super) fn write_hosts(pod_dir: &str, path: &Path, text: &str) -> io::Result<()> {
+    create_dir(pod_dir, 0o750)?;
+    if read_bounded(path, text.len()).is_ok_and(|known| known == text.as_bytes()) {
+        return Ok(());
+    }
+    replace_content(path, text.as_bytes(), 0o644)
+}
+
+/// A new, empty file in that directory for the container's last words, mode 0666 whatever the umask.
+pub(super) fn termination_log(dir: &str) -> io::Result<String> {
+    create_dir(dir, 0o750)?;
+    // The hasher's random keys are the standard library's only random numbers; 32 bits as the kubelet's `makeUID`.
+    let random = std::hash::RandomState::new().build_hasher().finish() >> 32;
+    let path = format!("{dir}/{random:08x}");
+    let file = File::options().write(true).create_new(true).mode(0o666).open(&path)?;
+    file.set_permissions(Permissions::from_mode(0o666))?;
+    Ok(path)
+}
+
+/// `calcRestartCountByLogDir`: one more than the highest N of the files `N.log` and `N.log.…`, so that a runtime
+/// that lost its records over a reboot does not write into old logs.
+pub(super) fn restart_count_of_logs(dir: &Path) -> u32 {
+    let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
+    let is_dir = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let files = entries.take(LOG_NAMES_READ_MAX).flatten().filter(|entry| !is_dir(entry));
+    let counts = files.filter_map(|entry| log_number(entry.file_name().to_str()?));
+    counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
+}
+
+/// The N of `N.log` and what rotation makes of it.
+fn log_number(name: &str) -> Option<u32> {
+    let (number, _) = name.split_once(".log")?;
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    number.parse().ok()
+}
+
+/// The link that log collectors read, when there is a log.
+pub(super) fn link_log(log: &Path, link: &Path) -> io::Result<()> {
+    if log.symlink_metadata().is_ok() { std::os::unix::fs::symlink(log, link) } else { Ok(()) }
+}
+
+/// Removes the files in the log's directory whose names begin as its own: it and its rotated parts.
+pub(super) fn remove_logs(log: &Path) {
+    let (Some(dir), Some(prefix)) = (log.parent(), log.file_name().and_then(|name| name.to_str())) else {
+        return;
+    };
+    let Ok(entries) = std::fs::read_dir(dir) else { return };
+    for entry in entries.take(LOG_NAMES_READ_MAX).flatten() {
+        if entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)) {
+            let _ = std::fs::remove_file(entry.path())
+                .inspect_err(|error| log::warn!("{}: {error}", entry.path().display()));
+        }
+    }
+}
+
+/// Removes a link to a log; one that is not there is gone.
+pub(super) fn remove_link(link: &Path) {
+    match std::fs::remove_file(link) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            log::warn!("{}: {error}", link.display());
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_a_log_is_read_as_the_kubelet_reads_it() {
+        for (name, number) in [
+            ("0.log", Some(0)),
+            ("12.log", Some(12)),
+            ("3.log.20260101-000000", Some(3)),
+            ("3.log.20260101-000000.gz", Some(3)),
+            ("3.logs", Some(3)),
+            ("a3.log", None),
+            (".log", None),
+            ("+3.log", None),
+            ("99999999999.log", None),
+            ("3", None),
+        ] {
+            assert_eq!(log_number(name), number, "{name}");
+        }
+    }
+
+    #[test]
+    fn restart_counts_go_on_from_the_logs() {
+        let dir = std::env::temp_dir().join(format!("smolet-start-{}", std::process::id()));
+        std::fs::create_dir_all(dir.join("9.log")).unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 0, "a directory is no log");
+        std::fs::write(dir.join("0.log"), "").unwrap();
+        std::fs::write(dir.join("4.log.20260101-000000.gz"), "").unwrap();
+        std::fs::write(dir.join("notes.txt"), "").unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 5);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(restart_count_of_logs(&dir), 0);
+    }
+
+    #[test]
+    fn whatever_a_container_made_of_its_hosts_file_the_next_one_gets_the_pods_own() {
+        let root = std::env::temp_dir().join(format!("smolet-hosts-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&root);
+        std::fs::create_dir(&root).unwrap();
+        let (pod_dir, path) = (root.join("pod").to_str().unwrap().to_owned(), root.join("pod/etc-hosts"));
+        let mode = || path.symlink_metadata().unwrap().permissions().mode() & 0o7777;
+        let write = || write_hosts(&pod_dir, &path, "127.0.0.1 localhost\n");
+        let is_written =
+            || std::fs::read_to_string(&path).unwrap() == "127.0.0.1 localhost\n" && mode() == 0o644;
+        write().unwrap();
+        assert!(is_written());
+        let inode = || std::os::unix::fs::MetadataExt::ino(&path.metadata().unwrap());
+        let (first, written) = (inode(), path.metadata().unwrap().modified().unwrap());
+        write().unwrap();
+        assert_eq!(path.metadata().unwrap().modified().unwrap(), written, "the same is not written again");
+        // What others hold mounted is the same file afterwards.
+        File::create(&path).unwrap().set_len(600 << 20).unwrap();
+        std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        write().unwrap();
+        assert!(is_written() && inode() == first);
+        let outside = root.join("outside");
+        std::fs::write(&outside, "kept").unwrap();
+        let replaced: [&dyn Fn(); 3] = [
+            &|| std::os::unix::fs::symlink(&outside, &path).unwrap(),
+            &|| std::os::unix::fs::symlink("/dev/zero", &path).unwrap(),
+            &|| rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RWXU).unwrap(),
+        ];
+        for replace in replaced {
+            std::fs::remove_file(&path).unwrap();
+            replace();
+            write().unwrap();
+            assert!(is_written() && path.symlink_metadata().unwrap().is_file());
+        }
+        assert_eq!(std::fs::read_to_string(&outside).unwrap(), "kept", "no link is followed");
+        std::fs::remove_dir_all(&root).unwrap();
+    }
+}

@@ -1,0 +1,83 @@
+use std::time::{Duration, Instant};
+
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair};
+
+use super::*;
+
+fn params(name: &str) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params
+}
+
+fn authority(name: &str) -> (CertificateParams, KeyPair) {
+    let mut params = params(name);
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    (params, KeyPair::generate().unwrap())
+}
+
+/// A server's certificate below so many authorities, the lowest of them first; the root is apart.
+fn chain(intermediates: usize) -> (CertificateDer<'static>, Vec<CertificateDer<'static>>, RootCertStore) {
+    let (root, key) = authority("root");
+    let mut roots = RootCertStore::empty();
+    roots.add(root.self_signed(&key).unwrap().der().clone()).unwrap();
+    let mut issuer = Issuer::new(root, key);
+    let mut shown = Vec::new();
+    for number in 0..intermediates {
+        let (params, key) = authority(&format!("authority {number}"));
+        shown.insert(0, params.signed_by(&key, &issuer).unwrap().der().clone());
+        issuer = Issuer::new(params, key);
+    }
+    let mut own = CertificateParams::new(["gw".to_owned()]).unwrap();
+    own.distinguished_name.push(DnType::CommonName, "gw");
+    let own = own.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap().der().clone();
+    (own, shown, roots)
+}
+
+fn verified(
+    own: &CertificateDer<'_>,
+    shown: &[CertificateDer<'_>],
+    roots: RootCertStore,
+) -> Result<(), String> {
+    let name = ServerName::try_from("gw").unwrap();
+    let verifier = server_verifier(roots).unwrap();
+    let verified = verifier.verify_server_cert(own, shown, &name, &[], UnixTime::now());
+    verified.map(|_| ()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_chain_is_verified_as_long_as_any_that_is_in_use() {
+    for intermediates in 0..=INTERMEDIATES_MAX {
+        let (own, shown, roots) = chain(intermediates);
+        assert_eq!(verified(&own, &shown, roots), Ok(()), "{intermediates}");
+    }
+    let (own, shown, roots) = chain(INTERMEDIATES_MAX + 1);
+    let why = verified(&own, &shown, roots).unwrap_err();
+    assert!(why.contains("the peer shows 5 certificates beside its own, of at most 4"), "{why}");
+}
+
+#[test]
+fn what_may_be_shown_costs_little_however_it_is_linked() {
+    // Each of them may have signed any other, and the root as well all of them.
+    let (root, key) = authority("a");
+    let mut roots = RootCertStore::empty();
+    roots.add(root.self_signed(&key).unwrap().der().clone()).unwrap();
+    let other = Issuer::new(root, KeyPair::generate().unwrap());
+    let tangled = |number: usize| {
+        let one =
+            |_| authority("a").0.signed_by(&KeyPair::generate().unwrap(), &other).unwrap().der().clone();
+        (0..number).map(one).collect::<Vec<_>>()
+    };
+    let own = params("gw").signed_by(&KeyPair::generate().unwrap(), &other).unwrap().der().clone();
+    for number in [INTERMEDIATES_MAX, INTERMEDIATES_MAX + 1, 200] {
+        let shown = tangled(number);
+        let begun = Instant::now();
+        assert!(verified(&own, &shown, roots.clone()).is_err());
+        let time = begun.elapsed();
+        println!("{number} certificates: {time:?}");
+        // Seconds were minutes before. An emulator, on a busy machine, is given more.
+        let time_max = Duration::from_secs(if cfg!(target_arch = "x86_64") { 1 } else { 20 });
+        assert!(time < time_max, "{number} certificates: {time:?}");
+    }
+}
