@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-read -ra targets <<<"${TARGETS:-manifests grpc log_lines http checkpoint kept archive spdy}"
+read -ra targets <<<"${TARGETS:-manifests grpc log_lines http checkpoint kept archive spdy websocket x509 heads api_json tls}"
 host=$(rustc -vV | sed -n 's/^host: //p')
 build=target/fuzz
 profile=${PROFILE:-release}
