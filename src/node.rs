@@ -98,6 +98,7 @@ use crate::filesystem::read_start;
 use crate::hook::HookRunner;
 use crate::image::import::{self, Importer};
 use crate::image::pull::ImagePuller;
+use crate::image::pulled::PullManager;
 use crate::kernel_tunables;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, MOUNTINFO_BYTES_MAX, ONCE_PATIENCE, ONCE_SETTLE,
@@ -699,7 +700,11 @@ fn context<R: Runtime + 'static>(
         runtime,
         handlers: Rc::from(handlers),
         clock: clock.clone(),
-        images: Rc::new(ImagePuller::new(clock.clone(), config.image_pulls).limited(config.pull_rate)),
+        images: Rc::new(
+            ImagePuller::new(clock.clone(), config.image_pulls)
+                .limited(config.pull_rate)
+                .verifying(PullManager::new(config.pull_verification.clone(), &config.root_dir)),
+        ),
         env: Rc::new(ManifestObjects::default()),
         volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
         cgroups: Rc::new(NoCgroups),

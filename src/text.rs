@@ -16,6 +16,15 @@ pub fn base64(text: &str) -> Option<Vec<u8>> {
     Some(bytes.ok()?.0)
 }
 
+/// The bytes in lower-case hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _ = write!(text, "{byte:02x}");
+    }
+    text
+}
+
 /// The text as a JSON string; besides what JSON escapes, `escaped` says what becomes its four hexadecimal digits.
 pub(crate) fn push_json_text(out: &mut String, text: &str, escaped: impl Fn(char) -> bool) {
     out.push('"');

@@ -59,7 +59,7 @@ pub(crate) const GROUP: &str = "system:nodes";
 /// as good as random.
 pub(crate) fn name(public_key: &[u8]) -> String {
     let end = public_key.get(public_key.len().saturating_sub(16)..).unwrap_or_default();
-    end.iter().fold("node-csr-".to_owned(), |name, byte| format!("{name}{byte:02x}"))
+    format!("node-csr-{}", crate::text::hex(end))
 }
 
 /// Where it is.

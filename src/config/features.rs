@@ -7,7 +7,7 @@ use crate::source::decode::Node;
 /// Gates of Kubernetes 1.36 whose feature smolet has.
 const ON: &str = "ContainerRestartRules CustomCPUCFSQuotaPeriod EnvFiles ExecProbeTimeout GracefulNodeShutdown \
     GracefulNodeShutdownBasedOnPodPriority HostnameOverride ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling \
-    InPlacePodVerticalScalingInitContainers KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletFineGrainedAuthz \
+    InPlacePodVerticalScalingInitContainers KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz \
     NodeDeclaredFeatures PodLevelResources PodLifecycleSleepAction PodLifecycleSleepActionAllowZero \
     PodObservedGenerationTracking PodReadyToStartContainersCondition PreventStaticPodAPIReferences ProcMountType \
     RecursiveReadOnlyMounts RelaxedDNSSearchValidation RelaxedEnvironmentVariableValidation \

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
+use crate::image::pulled::policy::{Allowlist, VerificationPolicy};
 use crate::limits;
 use crate::logs::rotate::Rotation;
 use crate::model::Seconds;
@@ -307,6 +308,8 @@ pub struct Config {
     pub pods_per_core: Option<usize>,
     /// How often images are pulled; `None` = as often as they are wanted (`registryPullQPS`, `registryBurst`).
     pub pull_rate: Option<Rate>,
+    /// Whose access to images that are here is verified (`imagePullCredentialsVerificationPolicy`).
+    pub pull_verification: VerificationPolicy,
     /// How often the API server is asked, and told of events.
     pub api_rates: ApiRates,
     /// Images in the Node's status (`nodeStatusMaxImages`).
@@ -501,6 +504,10 @@ impl Config {
                 .and_then(|pods| usize::try_from(pods).ok())
                 .filter(|pods| *pods > 0),
             pull_rate: limit(rate(&file, ("registryPullQPS", 5), ("registryBurst", 10))?),
+            pull_verification: pull_verification(
+                file.text("imagePullCredentialsVerificationPolicy").unwrap_or_default(),
+                &file.texts("preloadedImagesVerificationAllowlist"),
+            )?,
             api_rates: ApiRates {
                 requests: Some(match rate(&file, ("kubeAPIQPS", 50), ("kubeAPIBurst", 100))? {
                     // client-go's `DefaultQPS`: 0 is no value to it.
@@ -689,6 +696,35 @@ fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, 
         (Some(false), None) => Ok(limits::PULLS_AT_ONCE_MAX),
         (Some(true) | None, None) => Ok(limits::PULLS_AT_ONCE),
     }
+}
+
+/// Which pods may use images that are here (`ValidateKubeletConfiguration`).
+fn pull_verification(policy: &str, allowlist: &[String]) -> Result<VerificationPolicy, ConfigError> {
+    let policy = match policy {
+        "" | "NeverVerifyPreloadedImages" => VerificationPolicy::NotPreloaded,
+        "NeverVerify" => VerificationPolicy::Never,
+        "AlwaysVerify" => VerificationPolicy::Always,
+        "NeverVerifyAllowlistedImages" => {
+            let list = Allowlist::parse(allowlist);
+            return list
+                .map(VerificationPolicy::NotListed)
+                .map_err(|why| ConfigError(format!("preloadedImagesVerificationAllowlist: {why}")));
+        }
+        other => {
+            return Err(ConfigError(format!(
+                "imagePullCredentialsVerificationPolicy: {other:?}: must be NeverVerify, NeverVerifyPreloadedImages, \
+                 NeverVerifyAllowlistedImages or AlwaysVerify"
+            )));
+        }
+    };
+    if allowlist.is_empty() {
+        return Ok(policy);
+    }
+    Err(ConfigError(
+        "preloadedImagesVerificationAllowlist: needs imagePullCredentialsVerificationPolicy: \
+         NeverVerifyAllowlistedImages"
+            .to_owned(),
+    ))
 }
 
 /// When logs are rotated (`NewContainerLogManager`, `ValidateKubeletConfiguration`): never with a negative size.

@@ -298,3 +298,34 @@ fn another_value_is_refused_by_name() {
     }
     assert!(config("logging: {flushFrequency: 5s}").is_ok(), "nothing is held back");
 }
+
+#[test]
+fn who_may_use_an_image_that_is_here_is_set_as_in_the_kubelet() {
+    use crate::image::pulled::policy::VerificationPolicy;
+    let load = |policy: &str, list: &str| {
+        let fields = format!(
+            "imagePullCredentialsVerificationPolicy: '{policy}'\npreloadedImagesVerificationAllowlist: {list}\n"
+        );
+        let config = Config::join(&Flags::default(), None, file(&fields).expect("of the right type"));
+        config.map(|config| config.pull_verification).map_err(|error| error.0)
+    };
+    assert_eq!(load("", "[]"), Ok(VerificationPolicy::NotPreloaded));
+    assert_eq!(load("NeverVerify", "[]"), Ok(VerificationPolicy::Never));
+    assert_eq!(load("AlwaysVerify", "[]"), Ok(VerificationPolicy::Always));
+    assert!(matches!(
+        load("NeverVerifyAllowlistedImages", "[r.io/a/*]"),
+        Ok(VerificationPolicy::NotListed(_))
+    ));
+    for (policy, list, wanted) in [
+        ("Sometimes", "[]", "must be NeverVerify, NeverVerifyPreloadedImages"),
+        (
+            "AlwaysVerify",
+            "[r.io/a]",
+            "needs imagePullCredentialsVerificationPolicy: NeverVerifyAllowlistedImages",
+        ),
+        ("NeverVerifyAllowlistedImages", "['r.io/a:1']", "\"r.io/a:1\": may have neither a tag nor a digest"),
+    ] {
+        let error = load(policy, list).unwrap_err();
+        assert!(error.contains(wanted), "{error}");
+    }
+}

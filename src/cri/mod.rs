@@ -132,6 +132,13 @@ pub struct Image {
     pub pinned: bool,
 }
 
+impl Image {
+    /// Its names, with tags and with digests.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.repo_tags.iter().chain(&self.repo_digests).map(|name| &**name)
+    }
+}
+
 /// CRI `FilesystemUsage` of an image file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Secret;
 
 use super::keyring::{DockerConfig, Keyring, pull_secret};
+use super::pulled::record::PullSecret;
 use crate::filesystem::{open_linked, read_whole};
 use crate::limits::NODE_LOGINS_BYTES_MAX;
 
@@ -26,8 +27,17 @@ pub fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, String> {
         let Some((key, read)) = pull_secret(type_) else { continue };
         let Some(value) = secret.data.as_ref().and_then(|data| data.get(key)) else { continue };
         if !value.0.is_empty() {
-            let name = secret.metadata.name.as_deref().unwrap_or_default();
-            keyring.add(read(&value.0).map_err(|error| format!("pull secret {name}: {key}: {error}"))?);
+            let text = |text: &Option<String>| text.clone().unwrap_or_default();
+            let metadata = &secret.metadata;
+            let of = PullSecret {
+                uid: text(&metadata.uid),
+                namespace: text(&metadata.namespace),
+                name: text(&metadata.name),
+                credential_hash: String::new(),
+            };
+            let config =
+                read(&value.0).map_err(|error| format!("pull secret {}: {key}: {error}", of.name))?;
+            keyring.add(config, Some(&of));
         }
     }
     Ok(keyring)
@@ -66,7 +76,7 @@ pub fn of_node(path: &Path) -> NodeLogins {
                 None
             };
             let mut keyring = Keyring::default();
-            keyring.add(config);
+            keyring.add(config, None);
             NodeLogins { keyring, complaint }
         }
         Err(error) => {

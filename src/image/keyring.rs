@@ -7,6 +7,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
+use super::pulled::record::{PullSecret, credential_hash};
 use crate::proto::runtime::v1::AuthConfig;
 use crate::text::base64;
 
@@ -18,6 +19,9 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 pub struct Login {
     username: String,
     password: String,
+    email: String,
+    /// The pull secret that it stands in; `None` for one of the node's own.
+    secret: Option<PullSecret>,
 }
 
 impl fmt::Debug for Login {
@@ -31,6 +35,13 @@ impl Login {
     pub fn auth(&self) -> AuthConfig {
         let (username, password) = (self.username.clone(), self.password.clone());
         AuthConfig { username, password, ..AuthConfig::default() }
+    }
+
+    /// The pull secret that it stands in, with the digest of the login; `None` for one that all pods of the node may use.
+    pub fn secret(&self) -> Option<PullSecret> {
+        let secret = self.secret.clone()?;
+        let credential_hash = credential_hash(&self.username, &self.password, &self.email);
+        Some(PullSecret { credential_hash, ..secret })
     }
 }
 
@@ -105,13 +116,14 @@ fn login(entry: Value) -> Result<Login, String> {
         Some(_) => Err(format!(".{field}: must be a string")),
     };
     let (username, password, auth) = (text("username")?, text("password")?, text("auth")?);
+    // Nobody signs in with it, and the kubelet reads it no more strictly.
+    let email = text("email").unwrap_or_default();
+    let login = |username, password| Login { username, password, email, secret: None };
     if auth.is_empty() {
-        return Ok(Login { username, password });
+        return Ok(login(username, password));
     }
     match decoded(&auth).as_deref().and_then(|pair| pair.split_once(':')) {
-        Some((username, password)) => {
-            Ok(Login { username: username.to_owned(), password: password.to_owned() })
-        }
+        Some((username, password)) => Ok(login(username.to_owned(), password.to_owned())),
         None => Err(".auth: must be the base64 of user:password".to_owned()),
     }
 }
@@ -133,9 +145,11 @@ pub struct Keyring {
 }
 
 impl Keyring {
-    /// Takes in what a file says. A registry that is no name of one is left out (`Add`).
-    pub fn add(&mut self, config: DockerConfig) {
-        let keyed = config.logins.into_iter().filter_map(|(registry, login)| Some((key(&registry)?, login)));
+    /// Takes in what a file of the node's says, or that pull secret. A registry that is no name of one is left out (`Add`).
+    pub fn add(&mut self, config: DockerConfig, secret: Option<&PullSecret>) {
+        let keyed = config.logins.into_iter().filter_map(|(registry, login)| {
+            Some((key(&registry)?, Login { secret: secret.cloned(), ..login }))
+        });
         self.logins.extend(keyed);
     }
 
@@ -276,9 +290,8 @@ mod tests {
             let (registry, login) = entry.split_once('=').unwrap();
             let (username, password) = login.split_once(':').unwrap();
             let auths = serde_json::json!({registry: {"username": username, "password": password}});
-            keyring.add(
-                DockerConfig::parse(serde_json::json!({"auths": auths}).to_string().as_bytes()).unwrap(),
-            );
+            let config = serde_json::json!({"auths": auths}).to_string();
+            keyring.add(DockerConfig::parse(config.as_bytes()).unwrap(), None);
         }
         keyring
     }

@@ -1,5 +1,5 @@
 //! Images: their names and the logins that fit them (PURE, [`name`], [`keyring`]), how they come to the node, and which go
-//! (PURE, [`gc`], [`seen`]).
+//! (PURE, [`gc`], [`seen`]). Which pods may use what is there already is in [`pulled`].
 
 pub mod archive;
 pub mod credentials;
@@ -8,4 +8,5 @@ pub mod import;
 pub mod keyring;
 pub mod name;
 pub mod pull;
+pub mod pulled;
 pub mod seen;

@@ -35,6 +35,13 @@ pub fn for_runtime(image: &str) -> Result<String, String> {
     Ok(if complete { image.to_owned() } else { format!("{image}:{}", name.tag) })
 }
 
+/// The name as it was written, without its tag and its digest (`trimImageTagDigest`).
+pub fn without_tag(image: &str) -> &str {
+    let image = image.split_once('@').map_or(image, |(image, _)| image);
+    let path_from = image.rfind('/').map_or(0, |at| at + 1);
+    image[path_from..].find(':').map_or(image, |at| &image[..path_from + at])
+}
+
 /// The whole name, as a runtime keeps it: `docker.io/library/busybox:latest` for `busybox`.
 pub fn full_name(image: &str) -> Result<String, String> {
     let ImageName { mut repository, tag, digest } = ImageName::parse(image)?;

@@ -1,11 +1,11 @@
 //! Makes sure that a container's image is on the node (`imageManager.EnsureImageExists`).
 //!
 //! ```text
-//!     Never          there? ──no──► ErrImageNeverPull
-//!     IfNotPresent   there? ──no──► back-off over? ──no──► ImagePullBackOff
-//!     Always         ─────────────►     │ yes
-//!                                       ▼
-//!                        wait for a turn, pull ──error──► ErrImagePull, the wait doubles
+//!     Never          there, and this pod's to use? ──no──► ErrImageNeverPull
+//!     IfNotPresent   there, and this pod's to use? ──no──► back-off over? ──no──► ImagePullBackOff
+//!     Always         ────────────────────────────────────►     │ yes
+//!                                                              ▼
+//!                                               wait for a turn, pull ──error──► ErrImagePull, the wait doubles
 //! ```
 //!
 //! One puller serves all tasks. Its back-off table is its own and not the loop's, because the second container
@@ -25,13 +25,15 @@ use smol::lock::Semaphore;
 use super::credentials;
 use super::keyring::Login;
 use super::name::{ImageName, for_runtime};
+use super::pulled::record::Access;
+use super::pulled::{Present, PullManager};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime};
 use crate::events::{EventKind, cut};
 use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
 use crate::model::{Mono, Now, PodUid};
-use crate::proto::runtime::v1::{AuthConfig, PodSandboxConfig};
+use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::rate::{Rate, TokenBucket};
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::text::quoted;
@@ -156,6 +158,8 @@ pub struct ImagePuller {
     failures: RefCell<Failures>,
     /// What was said last about the node's logins, so that it is said once.
     complaint: RefCell<Option<String>>,
+    /// Which pods may use what is there; `None`: each may.
+    pulled: Option<PullManager>,
 }
 
 struct Failures {
@@ -174,7 +178,19 @@ impl ImagePuller {
             rate: RefCell::default(),
             failures: RefCell::new(Failures { backoff, messages: Vec::new() }),
             complaint: RefCell::default(),
+            pulled: None,
         }
+    }
+
+    /// As before; a pod uses what is there as this allows it (`KubeletEnsureSecretPulledImages`).
+    #[must_use]
+    pub fn verifying(self, pulled: PullManager) -> Self {
+        Self { pulled: Some(pulled), ..self }
+    }
+
+    /// What is known of pulls.
+    pub fn pull_manager(&self) -> Option<&PullManager> {
+        self.pulled.as_ref()
     }
 
     /// As before, with at most so many pulls a second, and so many at once (`throttleImagePulling`).
@@ -248,13 +264,26 @@ impl ImagePuller {
                 }
             },
         };
-        if let Some(image) = present.filter(|image| !image.id.is_empty()) {
+        let present = present.filter(|image| !image.id.is_empty());
+        let may_use = match &present {
+            None => false,
+            // On the heap: it is over before anything is made.
+            Some(image) => match Box::pin(self.may_use(runtime, request, image)).await {
+                Ok(may_use) => may_use,
+                Err(message) => {
+                    note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {message}"));
+                    return Err(ImageError { problem: ImageProblem::Pull, message, retry_at: None });
+                }
+            },
+        };
+        if let Some(image) = present.filter(|_| may_use) {
             let message =
                 format!("Container image {wanted} already present on machine and can be accessed by the pod");
             note(EventKind::Normal, "Pulled", &message);
             return Ok(ReadyImage { image_ref: image.id.clone(), image: Some(image) });
         }
         match request.policy {
+            // Nobody learns whether an image is here that is not theirs to use (`imageNotPresentOnNeverPolicyError`).
             PullPolicy::Never => {
                 let message = format!("Container image {wanted} is not present with pull policy of Never");
                 fail(ImageProblem::NeverPull, "ErrImageNeverPull", message)
@@ -267,7 +296,24 @@ impl ImagePuller {
         }
     }
 
-    /// `pullImage`.
+    /// Whether the pod may use an image that is there without asking the registry.
+    async fn may_use<R: Runtime>(
+        &self,
+        runtime: &R,
+        request: &ImageRequest<'_>,
+        image: &Image,
+    ) -> Result<bool, String> {
+        let Some(pulled) = &self.pulled else { return Ok(true) };
+        let present = Present { image: request.image, image_ref: &image.id };
+        let secrets = async || {
+            let logins = self.logins(request).await?;
+            Ok(logins.iter().filter_map(Login::secret).collect())
+        };
+        let must_pull = pulled.must_pull((runtime, request.logins.blocking), present, secrets).await?;
+        Ok(!must_pull)
+    }
+
+    /// `pullImage`. Differs from the kubelet, which writes a pull down also while it backs off.
     async fn pull<R: Runtime>(
         &self,
         runtime: &R,
@@ -289,6 +335,17 @@ impl ImagePuller {
                 note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {message}"));
                 return Err(ImageError { problem: ImageProblem::Pull, message, retry_at: None });
             }
+        };
+        let blocking = request.logins.blocking;
+        let intent = match &self.pulled {
+            None => None,
+            Some(pulled) => match pulled.begin(blocking, request.image).await {
+                Ok(intent) => Some((pulled, intent)),
+                Err(message) => {
+                    note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {message}"));
+                    return Err(ImageError { problem: ImageProblem::Pull, message, retry_at: None });
+                }
+            },
         };
         note(EventKind::Normal, "Pulling", &format!("Pulling image {wanted}"));
         let asked = self.clock.now().mono;
@@ -316,8 +373,18 @@ impl ImagePuller {
         };
         let now = self.clock.now();
         let image_ref = match pulled {
-            Ok(image_ref) => image_ref,
+            Ok((image_ref, login)) => {
+                if let Some((pulled, intent)) = intent {
+                    let secret = login.and_then(Login::secret);
+                    let by = secret.map_or_else(Access::of_node, Access::of_secret);
+                    pulled.pulled(blocking, intent, &image_ref, by).await;
+                }
+                image_ref
+            }
             Err(error) => {
+                if let Some((pulled, intent)) = intent {
+                    pulled.failed(blocking, intent).await;
+                }
                 note(EventKind::Warning, "Failed", &format!("Failed to pull image {wanted}: {error}"));
                 let (problem, message) = pull_problem(request.image, error);
                 let retry_at = self.failed(key, now, &format!("{problem}: {message}"));
@@ -340,7 +407,7 @@ impl ImagePuller {
     }
 
     /// The credentials to try (`makeLookupPullCredentialsFunc`); none to pull without any.
-    async fn logins(&self, request: &ImageRequest<'_>) -> Result<Vec<AuthConfig>, String> {
+    async fn logins(&self, request: &ImageRequest<'_>) -> Result<Vec<Login>, String> {
         let LoginSources { secrets, node, blocking } = request.logins;
         let repository = ImageName::parse(request.image)?.repository;
         let of_pod = credentials::of_secrets(secrets)?;
@@ -353,7 +420,7 @@ impl ImagePuller {
             self.complaint.replace(of_node.complaint);
         }
         let found = of_pod.lookup(&repository).into_iter().chain(of_node.keyring.lookup(&repository));
-        Ok(found.take(PULL_LOGINS_MAX).map(Login::auth).collect())
+        Ok(found.take(PULL_LOGINS_MAX).cloned().collect())
     }
 
     /// The wait the image is in; without one its old message is forgotten.
@@ -381,22 +448,24 @@ impl ImagePuller {
     }
 }
 
-/// `kubeGenericRuntimeManager.PullImage`: one login after the other, until one will do.
-async fn pull_with<R: Runtime>(
+/// `kubeGenericRuntimeManager.PullImage`: one login after the other, until one will do, which is returned too.
+async fn pull_with<'a, R: Runtime>(
     runtime: &R,
     name: &str,
-    logins: &[AuthConfig],
+    logins: &'a [Login],
     sandbox: &PodSandboxConfig,
-) -> Result<Box<str>, String> {
+) -> Result<(Box<str>, Option<&'a Login>), String> {
     if logins.is_empty() {
-        return runtime.pull_image(name, None, sandbox).await.map_err(|error| error.to_string());
+        let image_ref = runtime.pull_image(name, None, sandbox).await.map_err(|error| error.to_string())?;
+        return Ok((image_ref, None));
     }
     let mut errors: Vec<String> = Vec::new();
     for login in logins {
-        match runtime.pull_image(name, Some(login), sandbox).await {
-            Ok(image_ref) => return Ok(image_ref),
+        let auth = login.auth();
+        match runtime.pull_image(name, Some(&auth), sandbox).await {
+            Ok(image_ref) => return Ok((image_ref, Some(login))),
             Err(error) => {
-                let error = credentials::without_login(error.to_string(), login);
+                let error = credentials::without_login(error.to_string(), &auth);
                 if !errors.contains(&error) {
                     errors.push(error);
                 }

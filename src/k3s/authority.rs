@@ -2,6 +2,7 @@
 
 use sha2::{Digest as _, Sha256};
 
+use crate::text::hex;
 use crate::tls::certificates;
 use crate::x509;
 
@@ -33,7 +34,7 @@ pub(crate) fn pinned(pem: &[u8], hash: &str) -> Result<Vec<u8>, String> {
 
 /// SHA-256 in hexadecimal digits.
 fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().fold(String::with_capacity(64), |text, byte| text + &format!("{byte:02x}"))
+    hex(&Sha256::digest(bytes))
 }
 
 #[cfg(test)]

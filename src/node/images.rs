@@ -348,8 +348,13 @@ impl<R: Runtime + 'static> Agent<R> {
 /// meanwhile is in use then.
 async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<Look, String> {
     let said = |error: RuntimeError| error.to_string();
-    let (mut images, mut bytes) = (Vec::new(), 0);
+    let pulled = ctx.images.pull_manager();
+    if let Some(pulled) = pulled {
+        pulled.begin_prune(&ctx.blocking).await;
+    }
+    let (mut images, mut bytes, mut all) = (Vec::new(), 0, 0_usize);
     let mut listed = |image: Image| {
+        all += 1;
         let image = ListedImage::from(image);
         bytes += image.bytes();
         if images.len() < IMAGES_LISTED_MAX && bytes <= IMAGES_LISTED_BYTES_MAX {
@@ -357,6 +362,10 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
         }
     };
     ctx.runtime.list_images(&mut listed).await.map_err(said)?;
+    if let Some(pulled) = pulled.filter(|_| images.len() == all) {
+        let here = images.iter().map(|image| image.id.to_string()).collect();
+        pulled.prune(&ctx.blocking, here).await;
+    }
     let mut used = Named::default();
     // Of everybody's containers.
     let mut add = |container: ContainerItem| {

@@ -537,7 +537,7 @@ fn node_password(path: &Path) -> Result<String, String> {
         Ok(_) | Err(_) => {}
     }
     let random = crate::k3s::random::<16>().map_err(at)?;
-    let password = random.iter().fold(String::new(), |text, byte| text + &format!("{byte:02x}"));
+    let password = crate::text::hex(&random);
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).map_err(|error| at(error.to_string()))?;
     }

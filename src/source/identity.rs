@@ -156,10 +156,7 @@ fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part.as_bytes());
     }
-    hash.finalize().iter().take(16).fold(String::with_capacity(32), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    crate::text::hex(&hash.finalize()[..16])
 }
 
 /// The canonical form of the whole manifest, its status apart.

@@ -281,3 +281,129 @@ fn every_login_that_failed_is_told_of() {
         "{message}"
     );
 }
+
+/// A pod with that name's pull secret; the default policy of a tag is `IfNotPresent`.
+fn with_secret(name: &str) -> String {
+    format!("imagePullSecrets: [{{name: {name}}}], containers: [{{name: app, image: '{PRIVATE}'}}]")
+}
+
+const WITHOUT_SECRET: &str = "containers: [{name: app, image: 'r.io/team/app:1'}]";
+
+/// KEP-2535: that the image is here is no reason to let everybody have it.
+#[test]
+fn a_private_image_that_is_here_is_for_those_who_may_pull_it() {
+    let world = private_image();
+    world.put_text("a", &pull_secret("a", "r.io", "me", "hunter2hunter2"));
+    world.put_text("same", &pull_secret("same", "r.io", "me", "hunter2hunter2"));
+    world.put_text("wrong", &pull_secret("wrong", "r.io", "me", "a-wrong-word"));
+    world.run("web", &with_secret("a"));
+    let me = format!("{PRIVATE} as me");
+    assert_eq!(pulls(&world), [&*me]);
+
+    world.put("none", WITHOUT_SECRET);
+    world.put("wrong-one", &with_secret("wrong"));
+    world.put("never", &WITHOUT_SECRET.replace("image:", "imagePullPolicy: Never, image:"));
+    for name in ["none", "wrong-one"] {
+        world.until(name, |world| world.waiting(name, "app").0 == "ErrImagePull");
+    }
+    world.until("never", |world| world.waiting("never", "app").0 == "ErrImageNeverPull");
+    assert_eq!(pulls(&world)[1..].len(), 2, "each is asked of the registry once");
+    assert!(world.waiting("never", "app").1.contains("is not present"), "nobody learns that it is here");
+    for name in ["none", "wrong-one", "never"] {
+        world.remove(name);
+    }
+
+    // The same login from another Secret, and the same Secret after a restart of the agent: nothing is pulled.
+    world.run("friend", &with_secret("same"));
+    world.kill();
+    world.start();
+    world.fake.exit("web-gw/app", 1, "Error", "");
+    world.until("its restart", |world| world.running().contains(&"web/app#1".to_owned()));
+    world.run("later", &with_secret("same"));
+    assert_eq!(world.count("PullImage"), 0, "{}", world.trace());
+    world.put("none", WITHOUT_SECRET);
+    world.until("none", |world| world.waiting("none", "app").0 == "ErrImagePull");
+    nowhere(&world, "hunter2hunter2");
+}
+
+#[test]
+fn what_was_not_pulled_here_is_for_all_unless_the_policy_says_otherwise() {
+    use smolet::image::pulled::policy::{Allowlist, VerificationPolicy};
+    let listed = Allowlist::parse(&["r.io/team/*".to_owned()]).unwrap();
+    let elsewhere = Allowlist::parse(&["r.io/other/*".to_owned()]).unwrap();
+    for (policy, is_for_all) in [
+        (VerificationPolicy::NotPreloaded, true),
+        (VerificationPolicy::Never, true),
+        (VerificationPolicy::NotListed(listed), true),
+        (VerificationPolicy::NotListed(elsewhere), false),
+        (VerificationPolicy::Always, false),
+    ] {
+        let world = World::without_agent();
+        world.fake.state().private.insert(PRIVATE.into(), ("me".into(), "hunter2hunter2".into()));
+        world.fake.add_image(PRIVATE);
+        world.start_with(Config { pull_verification: policy.clone(), ..world.config() });
+        world.put("web", WITHOUT_SECRET);
+        if is_for_all {
+            world.until("the pod", |world| world.running() == ["web/app#0"]);
+            assert_eq!(world.count("PullImage"), 0, "{policy:?}");
+        } else {
+            world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
+        }
+    }
+}
+
+/// Without a login anybody may pull it, and with one of the node's own every pod of the node may.
+#[test]
+fn an_image_that_needed_no_pods_login_is_for_all() {
+    let world = private_image();
+    std::fs::write(world.path("root").join("config.json"), logins("r.io", "me", "hunter2hunter2")).unwrap();
+    world.run("web", WITHOUT_SECRET);
+    world.put("public", "containers: [{name: app, image: 'r.io/public:1'}]");
+    world.until("both", |world| world.running().len() == 2);
+    std::fs::remove_file(world.path("root").join("config.json")).unwrap();
+    world.run("next", WITHOUT_SECRET);
+    world.run("public-too", "containers: [{name: app, image: 'r.io/public:1'}]");
+    assert_eq!(world.count("PullImage"), 2, "{}", world.trace());
+}
+
+/// The agent is killed while the image comes, and it comes all the same: it counts as pulled, with nobody knows what.
+#[test]
+fn an_image_that_came_while_the_agent_was_killed_is_verified() {
+    for name in ["r.io/team/app:1", "app:1"] {
+        let world = World::new();
+        world.fake.state().private.insert(name.into(), ("me".into(), "hunter2hunter2".into()));
+        let spec = format!("imagePullSecrets: [{{name: a}}], containers: [{{name: app, image: '{name}'}}]");
+        world.put_text("a", &pull_secret("a", "*.io", "me", "hunter2hunter2"));
+        world.fake.hang_on("PullImage", name);
+        world.put("web", &spec);
+        world.until("the pull", |world| world.count("PullImage") == 1);
+        world.kill();
+        world.remove("web");
+        world.fake.add_image(name);
+        world.fake.heal("PullImage");
+        world.start();
+        world.put("none", &spec.replace("imagePullSecrets: [{name: a}], ", ""));
+        world.until("the error", |world| world.waiting("none", "app").0 == "ErrImagePull");
+        let manager = world.path("root").join("image_manager");
+        let named = |dir: &str| std::fs::read_dir(manager.join(dir)).map_or(0, |files| files.count());
+        assert_eq!((named("pulling"), named("pulled")), (0, 1), "{name}: its intent became a record");
+    }
+}
+
+/// A failed pull, and one that nobody waits for any more, leave nothing: what an owner brings afterwards is preloaded.
+#[test]
+fn a_pull_that_failed_leaves_nothing_behind() {
+    let world = private_image();
+    world.put("web", WITHOUT_SECRET);
+    world.until("the error", |world| world.waiting("web", "app").0 == "ErrImagePull");
+    world.fake.hang_on("PullImage", "r.io/slow:1");
+    world.put("slow", "containers: [{name: app, image: 'r.io/slow:1'}]");
+    world.until("the pull", |world| world.times("PullImage r.io/slow:1").len() == 1);
+    world.remove("slow");
+    world.until("its end", |world| world.pod("slow").is_none());
+    world.fake.add_image(PRIVATE);
+    world.fake.add_image("r.io/slow:1");
+    world.put("again", "containers: [{name: app, image: 'r.io/slow:1'}]");
+    world.until("both", |world| world.running().len() == 2);
+    assert_eq!(world.count("PullImage"), 2, "{}", world.trace());
+}

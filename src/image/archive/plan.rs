@@ -460,12 +460,7 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 fn hex(hash: &[u8]) -> String {
-    use std::fmt::Write as _;
-    hash.iter().fold("sha256:".to_owned(), |mut text, byte| {
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    format!("sha256:{}", crate::text::hex(hash))
 }
 
 fn too_many_images() -> String {
