@@ -28,11 +28,14 @@ use smol::channel::Receiver;
 use smol::lock::{Mutex as AsyncMutex, MutexGuardArc, Semaphore, SemaphoreGuardArc};
 
 use crate::clock::SharedClock;
-use crate::limits::{BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE};
+use crate::limits::{
+    BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_OF_NODE_MAX, OUTSIDE_OF_PODS, OUTSIDE_PATIENCE,
+};
 use crate::model::SortedMap;
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::store::poison::{self, Working};
+use crate::turns::{Party, Turn, Turns};
 use crate::volume::{NFS, SUBPATHS};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -41,10 +44,12 @@ type Job = Box<dyn FnOnce() + Send>;
 pub struct Blocking {
     /// Of work on smolet's own paths, at most `limits::BLOCKING_JOBS_MAX` at once.
     turns: Arc<Semaphore>,
-    /// Of work on other paths. With those of `in_pods`, `limits::OUTSIDE_JOBS_MAX` at once.
-    outside: Arc<Semaphore>,
-    /// Of work on what is in pods' directories, `limits::IN_PODS_JOBS_MIN` at once; then those of `outside`.
+    /// Of work on other paths for pods, divided by pod (`limits::OUTSIDE_OF_PODS`).
+    of_pods: Turns,
+    /// Of work on what is in pods' directories, `limits::IN_PODS_JOBS_MIN` at once; then those of `of_pods`.
     in_pods: Arc<Semaphore>,
+    /// Of work on other paths that is for no pod, `limits::OUTSIDE_OF_NODE_MAX` at once.
+    of_node: Arc<Semaphore>,
     /// One for each pod whose work is under way or waits; at most as many as pods in hand.
     pods: RefCell<SortedMap<Box<str>, Arc<AsyncMutex<()>>>>,
     /// One for each place at which work is under way or waits: for each turn one, and one for each pod in hand.
@@ -74,6 +79,8 @@ enum Lies {
 pub struct Location {
     path: PathBuf,
     lies: Lies,
+    /// The pod whose turns its work takes.
+    pod: Option<PodUid>,
 }
 
 impl Lies {
@@ -139,7 +146,13 @@ impl AtPath {
 struct Stay {
     at: Arc<AtPath>,
     _path: MutexGuardArc<()>,
-    _turn: SemaphoreGuardArc,
+    _turn: Held,
+}
+
+/// A turn, until it is dropped.
+enum Held {
+    Shared { _turn: Turn },
+    Kept { _turn: SemaphoreGuardArc },
 }
 
 impl Drop for Stay {
@@ -214,8 +227,9 @@ impl Blocking {
     fn at(place: Place, root: &Path) -> Self {
         Self {
             turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
-            outside: Arc::new(Semaphore::new(OUTSIDE_JOBS_MAX - IN_PODS_JOBS_MIN)),
+            of_pods: Turns::new(OUTSIDE_OF_PODS),
             in_pods: Arc::new(Semaphore::new(IN_PODS_JOBS_MIN)),
+            of_node: Arc::new(Semaphore::new(OUTSIDE_OF_NODE_MAX)),
             pods: RefCell::default(),
             paths: RefCell::default(),
             root: root.to_owned(),
@@ -250,7 +264,8 @@ impl Blocking {
         Ok(done)
     }
 
-    /// Work on a path that is not smolet's own, one job after the other.
+    /// Work on a path that is not smolet's own, one job after the other. What lies in a pod's directory takes the pod's turns, the
+    /// rest is the node's.
     ///
     /// # Errors
     /// It is not over within `limits::OUTSIDE_PATIENCE`, its turn included; what was begun goes on, and where the
@@ -261,18 +276,33 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
         let (job, done) = kept(work);
-        self.away(path, None, job).await?;
+        self.away(path, (None, None), job).await?;
         Ok(done.take())
     }
 
-    /// Where that path lies, for work there that comes in pieces: it is looked for once.
-    pub async fn location_of(&self, path: &Path) -> Location {
+    /// As [`Blocking::run_outside`], in that pod's turns.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn run_outside_of<T: Send + 'static>(
+        &self,
+        pod: &PodUid,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let (job, done) = kept(work);
+        self.away(path, (None, Some(pod)), job).await?;
+        Ok(done.take())
+    }
+
+    /// Where that path lies, for work there that comes in pieces: it is looked for once. It takes that pod's turns, or the node's.
+    pub async fn location_of(&self, path: &Path, pod: Option<&PodUid>) -> Location {
         let path = path.to_owned();
         let lies = match self.place {
             Place::Here => Lies::At(path.clone()),
             Place::OwnThread(_) => self.lies(&path).await,
         };
-        Location { path, lies }
+        Location { path, lies, pod: pod.cloned() }
     }
 
     /// As [`Blocking::run_outside`], on a path of which it is known where it lies.
@@ -285,7 +315,7 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
         let (job, done) = kept(work);
-        self.away(&location.path, Some(location.lies.clone()), job).await?;
+        self.away(&location.path, (Some(location.lies.clone()), location.pod.as_ref()), job).await?;
         Ok(done.take())
     }
 
@@ -300,7 +330,7 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
         let mine = self.turn_of(pod).await?;
-        let done = self.run_outside(path, move || {
+        let done = self.run_outside_of(pod, path, move || {
             let _mine = mine;
             work()
         });
@@ -327,18 +357,25 @@ impl Blocking {
             let _mine = mine;
             work()
         });
-        let over = self.with(Lies::Asked(kind, server.into()), path, time, job).await;
+        let over = self.with((Lies::Asked(kind, server.into()), pod), path, time, job).await;
         self.forget_idle();
         over.map(|()| done.take())
     }
 
-    async fn with(&self, lies: Lies, path: &Path, time: Duration, job: Job) -> Result<(), Stuck> {
+    async fn with(
+        &self,
+        (lies, pod): (Lies, &PodUid),
+        path: &Path,
+        time: Duration,
+        job: Job,
+    ) -> Result<(), Stuck> {
         let Place::OwnThread(clock) = &self.place else {
             here(job).await;
             return Ok(());
         };
         let for_turn = Cell::new(false);
-        let stay = or_late(clock, OUTSIDE_PATIENCE, self.enter(path, Some(lies), clock, &for_turn)).await;
+        let entered = self.enter(path, (Some(lies), Some(pod)), clock, &for_turn);
+        let stay = or_late(clock, OUTSIDE_PATIENCE, entered).await;
         let ended = begin(path, stay.unwrap_or_else(|| Err(self.late(path, &for_turn)))?, job)?;
         or_late(clock, time, over(&ended)).await.ok_or_else(|| Stuck::Hangs(path.to_owned()))
     }
@@ -373,14 +410,14 @@ impl Blocking {
         }
     }
 
-    async fn away(&self, path: &Path, lies: Option<Lies>, job: Job) -> Result<(), Stuck> {
+    async fn away(&self, path: &Path, known: (Option<Lies>, Option<&PodUid>), job: Job) -> Result<(), Stuck> {
         let Place::OwnThread(clock) = &self.place else {
             here(job).await;
             return Ok(());
         };
         let for_turn = Cell::new(false);
         let done = or_late(clock, OUTSIDE_PATIENCE, async {
-            let stay = self.enter(path, lies, clock, &for_turn).await?;
+            let stay = self.enter(path, known, clock, &for_turn).await?;
             over(&begin(path, stay, job)?).await;
             Ok(())
         });
@@ -397,7 +434,7 @@ impl Blocking {
     async fn enter(
         &self,
         path: &Path,
-        lies: Option<Lies>,
+        (lies, pod): (Option<Lies>, Option<&PodUid>),
         clock: &SharedClock,
         for_turn: &Cell<bool>,
     ) -> Result<Stay, Stuck> {
@@ -413,17 +450,38 @@ impl Blocking {
         }
         let of_path = at.turn.lock_arc().await;
         let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
-        let turn = match kept.or_else(|| self.outside.try_acquire_arc()) {
-            None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
-            None => {
-                for_turn.set(true);
-                self.outside.acquire_arc().await
+        let turn = if let Some(turn) = kept {
+            Held::Kept { _turn: turn }
+        } else {
+            let mut wait = std::pin::pin!(self.turn_at(path, pod));
+            match smol::future::poll_once(&mut wait).await {
+                Some(turn) => turn?,
+                None if self.all_hang(clock.now().mono) => return Err(self.full(path)),
+                None => {
+                    for_turn.set(true);
+                    wait.await?
+                }
             }
-            Some(turn) => turn,
         };
         for_turn.set(false);
         *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
         Ok(Stay { at, _path: of_path, _turn: turn })
+    }
+
+    /// A turn of the pod's, or of the pod in whose directory the path lies; else of the node's.
+    async fn turn_at(&self, path: &Path, pod: Option<&PodUid>) -> Result<Held, Stuck> {
+        let in_dir = || {
+            let below = path.strip_prefix(self.root.join("pods")).ok()?;
+            Some(PodUid::from(below.iter().next()?.to_str()?))
+        };
+        let party = pod.map(Party::from).or_else(|| in_dir().as_ref().map(Party::from));
+        match party {
+            Some(party) => match self.of_pods.take(party).await {
+                Ok(turn) => Ok(Held::Shared { _turn: turn }),
+                Err(_) => Err(self.full(path)),
+            },
+            None => Ok(Held::Kept { _turn: self.of_node.acquire_arc().await }),
+        }
     }
 
     async fn lies(&self, path: &Path) -> Lies {

@@ -432,18 +432,23 @@ pub const START_PATIENCE_FACTOR: u32 = 4;
 pub const START_PATIENCE_MIN: Duration = Duration::from_secs(2);
 /// The most of it.
 pub const START_PATIENCE_MAX: Duration = Duration::from_secs(30);
+/// How long files of a container's may take in its turn. Longer: it gives its turn back meanwhile.
+pub const START_FILES_PATIENCE: Duration = Duration::from_millis(100);
 /// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until one of them ends.
 pub const STARTS_OVERDUE_MAX: usize = 64;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
-/// Paths that are not smolet's own (those of hostPath volumes, and what is in a volume) which threads are at: one of each
+/// Paths that are not smolet's own (those of hostPath volumes, what is in a volume, logs) which threads are at: one of each
 /// pod's volumes, one of each file system or server else, and of each server one that mounts and one that unmounts. A thread
 /// stays for as long as the kernel does not answer. Full: further ones wait; when all hang, whoever wants one more gets an
 /// error at once, and tries again.
-pub const OUTSIDE_JOBS_MAX: usize = 16;
+pub const OUTSIDE_JOBS_MAX: usize = OUTSIDE_OF_PODS.most() + IN_PODS_JOBS_MIN + OUTSIDE_OF_NODE_MAX;
+/// Of those, how many pods have: each of so many has one whatever the others' paths do.
+pub const OUTSIDE_OF_PODS: Share = Share { own: 24, common: 4 };
 /// Of those, kept for what is in the pods' directories, and for unmounting it.
 pub const IN_PODS_JOBS_MIN: usize = 4;
-const _: () = assert!(IN_PODS_JOBS_MIN < OUTSIDE_JOBS_MAX);
+/// Of those, kept for what is no pod's: the node's hosts file and resolver configuration, its system logs.
+pub const OUTSIDE_OF_NODE_MAX: usize = 4;
 /// How long such a path may take, and a pod's earlier work. Longer: the pod waits with a message and is tried again; at a
 /// path that hangs nothing more is begun meanwhile.
 pub const OUTSIDE_PATIENCE: Duration = Duration::from_secs(10);
@@ -649,7 +654,8 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
-    Bound::of("watched_logs", LOGS_WATCHED_MAX, LOG_PATH_BYTES_MAX + CRI_ID_BYTES_MAX + 256),
+    // The container's id is that of the relist.
+    Bound::of("watched_logs", LOGS_WATCHED_MAX, LOG_PATH_BYTES_MAX + 256),
     // One of the runtime's own has two ids.
     Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX + 2 * CRI_ID_BYTES_MAX),
     Bound {

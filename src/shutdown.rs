@@ -116,7 +116,7 @@ impl ShutdownGroups {
     /// The time of all groups (`periodRequested`).
     pub fn all(&self) -> Duration {
         let seconds = self.0.iter().map(|group| u64::try_from(group.grace.0).unwrap_or_default());
-        Duration::from_secs(seconds.sum())
+        Duration::from_secs(seconds.fold(0, u64::saturating_add))
     }
 }
 

@@ -289,8 +289,48 @@ fn what_the_page_on_security_names_is_there() {
             missing.push(name);
         }
     }
+    // `LIMIT` VALUE, with K and M for KiB and MiB, where the source has a plain number.
+    let limits =
+        rust_text(&root.join("src/limits")) + &fs::read_to_string(root.join("src/limits.rs")).unwrap();
+    let mut compared = 0;
+    for (name, rest) in limits.split("pub const ").skip(1).filter_map(|of| of.split_once(": ")) {
+        let Some(value) = rest.split(';').next().and_then(|typed| number(typed.split_once(" = ")?.1)) else {
+            continue;
+        };
+        for shown in page.split(&format!("`{name}` ")).skip(1) {
+            let end = shown.find(|c: char| !c.is_ascii_digit()).unwrap_or(shown.len());
+            let Ok(number) = shown[..end].parse::<u64>() else { continue };
+            let unit = match shown[end..].trim_start().split(|c: char| !c.is_ascii_alphabetic()).next() {
+                Some("K") => 1024,
+                Some("M") => 1024 * 1024,
+                _ => 1,
+            };
+            compared += 1;
+            if number * unit != value {
+                missing.push(name);
+            }
+        }
+    }
+    assert!(compared > 50, "{compared} values only");
     assert!(looked > 150, "{looked} names only");
-    assert!(missing.is_empty(), "docs/security.md names what is not there: {missing:?}");
+    assert!(
+        missing.is_empty(),
+        "docs/security.md names what is not there, or has another value: {missing:?}"
+    );
+}
+
+/// A number of the source's: digits, and KIB or MIB behind them.
+fn number(text: &str) -> Option<u64> {
+    let (factor, unit) = text.split_once(" * ").unwrap_or((text, "1"));
+    let unit = match (text, unit) {
+        ("KIB", _) => return Some(1024),
+        ("MIB", _) => return Some(1024 * 1024),
+        (_, "KIB") => 1024,
+        (_, "MIB") => 1024 * 1024,
+        (_, "1") => 1,
+        _ => return None,
+    };
+    Some(factor.replace('_', "").parse::<u64>().ok()? * unit)
 }
 
 fn is_word_letter(letter: char) -> bool {

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::clock::VirtualClock;
+use crate::limits::OUTSIDE_JOBS_MAX;
 use crate::model::Wall;
 
 fn on_threads() -> (Blocking, VirtualClock) {
@@ -97,38 +98,75 @@ fn a_path_that_hangs_takes_one_turn_and_is_looked_at_again_when_it_answers() {
     assert!(blocking.paths.borrow().is_empty());
 }
 
-/// Those in the pods' directories go on, until they hang too: one of each pod's.
+/// The node's own paths hold up no pod, a pod's no other pod, and what is in the pods' directories goes on until that hangs too.
 #[test]
 fn when_every_turn_hangs_the_next_path_is_told_at_once() {
     let (blocking, clock) = on_threads();
-    let outside = OUTSIDE_JOBS_MAX - IN_PODS_JOBS_MIN;
-    let there = |n| if n < outside { format!("/no/{n}") } else { format!("/own/pods/{n}/volumes/v") };
-    let paths: Vec<PathBuf> = (0..OUTSIDE_JOBS_MAX).map(|n| there(n).into()).collect();
-    let mut holds = Vec::new();
+    let pod = |n: usize| PodUid::from(format!("pod{n}"));
+    let full = |done: Result<(), Stuck>| matches!(done, Err(Stuck::Full { other, .. }) if other == Path::new("/no/0"));
+    let (mut holds, mut hanging) = (Vec::new(), 0);
+    let mut hang = || {
+        let (go, work) = hang();
+        holds.push(go);
+        hanging += 1;
+        (hanging, work)
+    };
     smol::block_on(async {
-        for (n, path) in paths.iter().enumerate() {
-            let (go, work) = hang();
-            holds.push(go);
-            let late = given_up(&blocking, &clock, n + 1, blocking.run_outside(path, work)).await;
-            assert_eq!(late, Err(Stuck::Hangs(path.clone())));
-            if n + 1 < outside {
-                continue;
-            }
-            let further = blocking.run_outside(Path::new("/no/further"), || ()).await;
-            let Err(Stuck::Full { other, .. }) = &further else { panic!("{further:?}") };
-            assert_eq!(*other, paths[0], "the one that hangs for the longest time");
-            let in_pod = blocking.run_outside(Path::new("/own/pods/u/volumes/v"), || ()).await;
-            assert_eq!(in_pod.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
-            let (pod, at) = (PodUid::from("u"), Path::new("/own/pods/u/volumes/v"));
-            for (kind, has_turn) in [(Server::Mount, false), (Server::Unmount, n + 1 < OUTSIDE_JOBS_MAX)] {
-                let done = blocking.run_with_server(&pod, (kind, "nas"), at, OUTSIDE_PATIENCE, || ()).await;
+        for n in 0..OUTSIDE_OF_NODE_MAX {
+            let (hanging, work) = hang();
+            let path = PathBuf::from(format!("/no/{n}"));
+            let late = given_up(&blocking, &clock, hanging, blocking.run_outside(&path, work)).await;
+            assert_eq!(late, Err(Stuck::Hangs(path)));
+        }
+        let of_node = async || blocking.run_outside(Path::new("/no/further"), || ()).await;
+        let of_pod = async |pod: &PodUid| blocking.run_outside_of(pod, Path::new("/a/pods"), || ()).await;
+        assert!(full(of_node().await), "the one that hangs for the longest time");
+
+        // One pod has its own and a share of the common ones.
+        let mut held = 0;
+        while of_pod(&pod(0)).await.is_ok() {
+            let (hanging, work) = hang();
+            let path = PathBuf::from(format!("/many/{held}"));
+            let (one, n) = (pod(0), hanging);
+            let late = given_up(&blocking, &clock, n, blocking.run_outside_of(&one, &path, work)).await;
+            assert_eq!(late, Err(Stuck::Hangs(path)));
+            held += 1;
+        }
+        assert_eq!(held, 3);
+        let (mut pods, most) = (1, OUTSIDE_OF_PODS.most());
+        while held < most {
+            assert_eq!(of_pod(&pod(pods)).await, Ok(()), "{pods}");
+            let (hanging, work) = hang();
+            let path = PathBuf::from(format!("/pod/{pods}"));
+            let (one, n) = (pod(pods), hanging);
+            let late = given_up(&blocking, &clock, n, blocking.run_outside_of(&one, &path, work)).await;
+            assert_eq!(late, Err(Stuck::Hangs(path)));
+            (pods, held) = (pods + 1, held + 1);
+        }
+        assert!(pods > OUTSIDE_OF_PODS.own && full(of_pod(&pod(pods)).await));
+
+        for n in 0..=IN_PODS_JOBS_MIN {
+            let is_left = n < IN_PODS_JOBS_MIN;
+            let (path, at) =
+                (PathBuf::from(format!("/own/pods/{n}/volumes/v")), Path::new("/own/pods/u/volumes/v"));
+            for (kind, has_turn) in [(Server::Mount, false), (Server::Unmount, is_left)] {
+                let done =
+                    blocking.run_with_server(&pod(pods), (kind, "nas"), at, OUTSIDE_PATIENCE, || ()).await;
                 assert_eq!(done.is_ok(), has_turn, "{kind:?}");
             }
-            let same = blocking.run_outside(Path::new("/own/pods/15/volumes/w"), || ()).await;
-            assert_eq!(same.is_ok(), n + 1 < OUTSIDE_JOBS_MAX);
+            assert_eq!(blocking.run_outside(at, || ()).await.is_ok(), is_left);
+            if is_left {
+                let (hanging, work) = hang();
+                let late = given_up(&blocking, &clock, hanging, blocking.run_outside(&path, work)).await;
+                assert_eq!(late, Err(Stuck::Hangs(path)));
+            }
         }
-        drop(holds.remove(0));
-        while blocking.held().0 == OUTSIDE_JOBS_MAX {
+        assert_eq!(blocking.held().0, OUTSIDE_JOBS_MAX);
+        assert!(full(of_node().await));
+    });
+    drop(holds);
+    smol::block_on(async {
+        while blocking.held().0 > 0 {
             smol::future::yield_now().await;
         }
         assert_eq!(blocking.run_outside(Path::new("/no/further"), || ()).await, Ok(()));

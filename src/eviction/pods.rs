@@ -62,8 +62,9 @@ impl PodUsage {
         if self.containers.is_empty() {
             return None;
         }
-        let sum =
-            |of: &dyn Fn(&ContainerUsage) -> Option<u64>| self.containers.iter().filter_map(of).sum::<u64>();
+        let sum = |of: &dyn Fn(&ContainerUsage) -> Option<u64>| {
+            self.containers.iter().filter_map(of).fold(0, u64::saturating_add)
+        };
         let (layers, others) = match signal {
             Signal::MemoryAvailable => {
                 let known = self.containers.iter().any(|container| container.memory.is_some());

@@ -12,11 +12,11 @@ use crate::turns::Share;
 pub const PROBERS_MAX: usize = 3 * (PODS_BYTES_MAX / CONTAINER_BYTES);
 /// Bytes of one of them, its place included; the container's id is shared.
 pub const PROBER_BYTES_MAX: usize = 128;
-/// Probes that run at once: of one pod no more than are left free for others. Full: further ones wait, those that were due first
-/// come first; those that begin late are counted.
-pub const PROBES_AT_ONCE_MAX: usize = 16;
-/// How they are divided by pod.
-pub const PROBES: Share = Share { own: 0, common: PROBES_AT_ONCE_MAX };
+/// Probes that run at once: each of so many pods may have one whatever the others' do, and a share of the common ones. Full:
+/// further ones wait, those that were due first come first; those that begin late are counted.
+pub const PROBES: Share = Share { own: 24, common: 5 };
+/// All of them.
+pub const PROBES_AT_ONCE_MAX: usize = PROBES.most();
 /// Commands of lifecycle hooks that run at once: each pod may have one whatever the others' do, and a share of the common ones.
 /// Full: a further one waits; a preStop hook within its grace period.
 pub const HOOKS_EXEC: Share = Share { own: PODS_IN_HAND_MAX, common: 40 };

@@ -209,10 +209,9 @@ impl<R: Runtime> Rotator<R> {
                 self.logs.insert(id, log);
             }
         }
-        let bytes = |(id, log): (&ContainerId, &Log)| {
-            size_of::<Log>() + id.as_str().len() + log.path.as_os_str().len()
-        };
-        self.told.held.set((self.logs.len(), self.logs.iter().map(bytes).sum()));
+        // Their ids are those of the relist.
+        let bytes = |log: &Log| size_of::<(ContainerId, Log)>() + log.path.as_os_str().len();
+        self.told.held.set((self.logs.len(), self.logs.values().map(bytes).sum()));
     }
 
     fn forget(&mut self, id: &ContainerId) {
@@ -297,23 +296,17 @@ impl<R: Runtime> Rotator<R> {
 
     /// These are looked at when they may have reached the limit.
     async fn written_to(&mut self, ids: Vec<ContainerId>) {
-        let now = self.clock.now().mono;
-        let paths: Vec<PathBuf> =
-            ids.iter().filter_map(|id| self.logs.get(id)).map(|log| log.path.clone()).collect();
-        if paths.is_empty() {
-            return;
-        }
-        let sizes =
-            self.off_loop(move || paths.iter().map(|path| files::size(path).ok().flatten()).collect()).await;
-        let mut sizes = sizes.unwrap_or_else(|_: io::Error| Vec::new()).into_iter();
         for id in ids {
+            let Some(Log { pod, path, .. }) = self.logs.get(&id) else { continue };
+            let size = self.at((pod, path), |path| files::size(path).ok().flatten()).await.ok().flatten();
+            let now = self.clock.now().mono;
             let Some(log) = self.logs.get_mut(&id) else { continue };
-            let wait = match sizes.next().flatten() {
+            let wait = match size {
                 Some(size) => {
                     log.size = size;
                     next_look(self.rotation, size, 0, Duration::ZERO)
                 }
-                // Renamed or removed by somebody else.
+                // Renamed or removed by somebody else, or it does not answer: the look tells.
                 None => Duration::ZERO,
             };
             log.looked = now;
@@ -321,18 +314,24 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// A collector of logs may hold their directories, and lead a log's path anywhere: then this task waits, and nothing else does.
-    async fn off_loop<T: Send + 'static>(&self, look: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-        self.blocking.run_alone(look).await
+    /// A collector of logs may hold their directories, and lead a log's path anywhere: one that does not answer is looked at again
+    /// later, and the others are looked at meanwhile.
+    async fn at<T: Send + 'static>(
+        &self,
+        (pod, path): (&PodUid, &Path),
+        look: impl FnOnce(&Path) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let theirs = path.to_owned();
+        let looked = self.blocking.run_outside_of(pod, path, move || look(&theirs)).await;
+        looked.map_err(io::Error::other)
     }
 
     /// Looks at a log: rotates it, watches it, or says when to look again.
     async fn look(&mut self, id: &ContainerId) {
         let now = self.clock.now().mono;
-        let Some(log) = self.logs.get(id) else { return };
-        let path = log.path.clone();
-        let seen = self.off_loop(move || {
-            let size = files::size(&path);
+        let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
+        let seen = self.at((pod, path), |path| {
+            let size = files::size(path);
             // Of a pod that another agent made, with its logs elsewhere.
             let is_elsewhere = size.is_err() && !path.parent().is_some_and(Path::exists);
             (size, is_elsewhere)
@@ -368,13 +367,12 @@ impl<R: Runtime> Rotator<R> {
 
     /// Nothing is done until the log is written to.
     async fn watch(&mut self, id: &ContainerId) {
-        let Some(log) = self.logs.get(id) else { return };
-        let path = log.path.clone();
+        let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
         let inotify = self.inotify.as_ref().and_then(|fd| fd.get_ref().try_clone().ok());
-        let watched = self.off_loop(move || {
+        let watched = self.at((pod, path), move |path| {
             let once = WatchFlags::MODIFY | WatchFlags::ONESHOT | WatchFlags::DONT_FOLLOW;
-            let watch = inotify.and_then(|fd| inotify::add_watch(&fd, &path, once).ok());
-            (watch, files::size(&path).ok().flatten())
+            let watch = inotify.and_then(|fd| inotify::add_watch(&fd, path, once).ok());
+            (watch, files::size(path).ok().flatten())
         });
         let (watch, size) = watched.await.unwrap_or_default();
         let now = self.clock.now().mono;
@@ -394,9 +392,10 @@ impl<R: Runtime> Rotator<R> {
 
     /// A log that is not there: an agent was killed in the middle of a rotation, or somebody removed it.
     async fn ask_for(&mut self, id: &ContainerId) {
-        let Some(path) = self.logs.get(id).map(|log| log.path.clone()) else { return };
-        match self.runtime.reopen_container_log(id).await {
-            Ok(()) if matches!(self.off_loop(move || files::size(&path)).await, Ok(Ok(_))) => {
+        let reopened = self.runtime.reopen_container_log(id).await;
+        let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
+        match reopened {
+            Ok(()) if matches!(self.at((pod, path), files::size).await, Ok(Ok(_))) => {
                 let now = self.clock.now().mono;
                 if let Some(log) = self.logs.get_mut(id) {
                     log.size = 0;
@@ -412,16 +411,16 @@ impl<R: Runtime> Rotator<R> {
     /// `rotateLog`. Other than the kubelet, which compresses first, and leaves the log growing meanwhile.
     async fn rotate(&mut self, id: &ContainerId) {
         let Some(log) = self.logs.get(id) else { return };
-        let (path, files_max, wall) = (log.path.clone(), self.rotation.files_max, self.clock.now().wall);
-        let theirs = path.clone();
-        let rotated = match self.blocking.run(move || files::rotate(&theirs, files_max, wall)).await {
+        let (pod, path) = (log.pod.clone(), log.path.clone());
+        let (files_max, wall) = (self.rotation.files_max, self.clock.now().wall);
+        let rotated = self.at((&pod, &path), move |path| files::rotate(path, files_max, wall)).await;
+        let rotated = match rotated.map_err(|error| error.to_string()).and_then(|rotated| rotated) {
             Ok(rotated) => rotated,
             Err(error) => return self.failed(id, &error),
         };
         if let Err(error) = self.runtime.reopen_container_log(id).await {
-            let theirs = path.clone();
-            let back = self.blocking.run(move || files::put_back(&rotated, &theirs)).await;
-            if let Err(error) = back {
+            let back = self.at((&pod, &path), move |path| files::put_back(&rotated, path)).await;
+            if let Err(error) = back.and_then(|back| back) {
                 log::debug!("{}: not renamed back: {error}", path.display());
             }
             return self.failed(id, &error.to_string());

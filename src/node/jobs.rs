@@ -34,7 +34,7 @@ impl DiskVolumes {
     async fn bind(&self, pod: &PodUid, part: SubPath) -> Result<(), String> {
         let part = Arc::new(part);
         let theirs = part.clone();
-        let found = self.blocking.run_outside(&part.volume, move || subpath::find(&theirs)).await;
+        let found = self.blocking.run_outside_of(pod, &part.volume, move || subpath::find(&theirs)).await;
         let stuck = |stuck: Stuck| part.unanswered(&stuck.to_string());
         let Some(found) = found.map_err(stuck)?? else { return Ok(()) };
         let theirs = part.clone();
@@ -84,7 +84,7 @@ impl VolumeMounts for DiskVolumes {
             for file in wanted {
                 let (name, directory) = ((file.volume.clone(), file.path.clone()), file.directory.clone());
                 waits();
-                let text = self.blocking.run_outside(&directory, move || file.read()).await;
+                let text = self.blocking.run_outside_of(&pod.key.uid, &directory, move || file.read()).await;
                 files.insert(name, text.unwrap_or_else(|stuck| Err(stuck.into())).map(Rc::from));
             }
             files
@@ -150,7 +150,7 @@ async fn make_volumes<R: Runtime>(
     }
     for volume in volume::host_paths(pod) {
         let theirs = volume.clone();
-        let checked = ctx.blocking.run_outside(&volume.path, move || theirs.check()).await;
+        let checked = ctx.blocking.run_outside_of(&pod.key.uid, &volume.path, move || theirs.check()).await;
         checked.map_err(|stuck| volume.failed(&stuck.to_string()))??;
     }
     Ok(kept)

@@ -10,8 +10,8 @@ use super::record::{Record, StartFailures};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::limits::{PROBERS_MAX, PROBES, PROBES_AT_ONCE_MAX};
-use crate::model::SortedMap;
 use crate::model::{ContainerId, DesiredPod, Mono, PodUid};
+use crate::model::{SortedMap, SortedSet};
 use crate::probe::handler::Handler;
 use crate::probe::prober::ProbeKind;
 use crate::probe::run::{Answer, Lookups, Tools, probe};
@@ -52,8 +52,8 @@ impl<R> Probing<R> {
 
     fn may_begin(&self, pod: &PodUid) -> bool {
         let of_pod = self.running.values().filter(|running| running.pod == *pod).count();
-        // No turn is a pod's own, so that it does not matter how many have one.
-        PROBES.may_begin(of_pod, 0, self.running.len())
+        let pods: SortedSet<&PodUid> = self.running.values().map(|running| &running.pod).collect();
+        PROBES.may_begin(of_pod, pods.len(), self.running.len())
     }
 
     /// The pod is gone, and its probes with it.

@@ -23,6 +23,7 @@ use crate::limits::{NODE_LOG_BYTES, NODE_LOG_PAUSE};
 use crate::logs::follow::{Follower, Turn};
 use crate::logs::line::{Sink, Stream};
 use crate::logs::read::{LogReader, Part};
+use crate::model::PodUid;
 use crate::server::{Answer, Asker, Body, Question, STOPPING};
 
 /// What it takes to read logs.
@@ -52,7 +53,9 @@ impl Reading {
         let part = Part { tail: request.tail, follow };
         let path = place.path.clone();
         // A collector of logs may hold its directory, and lead its path anywhere.
-        let location = self.blocking.location_of(&place.path).await;
+        // The directory of the pod's logs stands for the pod.
+        let pod = place.path.ancestors().nth(2).and_then(|dir| dir.file_name()?.to_str()).map(PodUid::from);
+        let location = self.blocking.location_of(&place.path, pod.as_ref()).await;
         let opened = self.blocking.run_at(&location, move || {
             let mut source = if follow {
                 let mut follower = Follower::new()?;

@@ -71,7 +71,7 @@ impl NodeUse {
                 .enumerate()
                 .filter(|(at, _)| matches!(at, 0..=2 | 5 | 6))
                 .map(|(_, ticks)| ticks)
-                .sum::<u64>()
+                .fold(0, u64::saturating_add)
         });
         self.cpu_nanos = busy.map(|ticks| ticks.saturating_mul(10_000_000));
         let seconds = stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<i64>().ok());

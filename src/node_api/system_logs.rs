@@ -54,7 +54,7 @@ pub(super) async fn show(
 ) -> Result<Response<Body>, Refusal> {
     let parts = names(&path).map_err(|error| refused(&error))?;
     let name = path.last().filter(|_| !slash).map(|name| format!("{}/", escaped(name)));
-    let location = blocking.location_of(&root.join(&parts)).await;
+    let location = blocking.location_of(&root.join(&parts), None).await;
     let found = blocking.run_at(&location, move || read(&find(&root, &parts)?, name)).await;
     let found = found.map_err(|stuck| (500, stuck.to_string()))?.map_err(|error| refused(&error))?;
     let (first, file) = match found {

@@ -287,7 +287,9 @@ pub fn pod_cgroup(pod: &Pod, enforce_cpu: bool, period_us: i64) -> PodCgroup {
     let mut huge_page_limit_bytes = BTreeMap::new();
     for (name, quantity) in asked.iter().filter(|(name, _)| is_huge_page(name)) {
         let size = Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value();
-        *huge_page_limit_bytes.entry(size).or_insert(0i64) += quantity.value();
+        // One size may have several names.
+        let bytes: &mut i64 = huge_page_limit_bytes.entry(size).or_default();
+        *bytes = bytes.saturating_add(quantity.value());
     }
     let (cpu, memory_set, cpu_shares) = match pod_qos(pod) {
         QosClass::Guaranteed => (true, true, shares),

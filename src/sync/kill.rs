@@ -10,7 +10,7 @@
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
@@ -23,9 +23,11 @@ use super::act::{ActContext, HookCall};
 use super::files;
 use super::order::{TerminationOrder, grace_period, restored_grace_period};
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
+use crate::blocking::Stuck;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::{About, EventKind};
 use crate::gc::GcPlan;
+use crate::grpc::Code;
 use crate::limits::{GRACE_SECONDS_MIN, LOG_LINKS_READ_MAX, STOPS_AT_ONCE_MAX};
 use crate::model::{
     ContainerId, ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, ObservedPod,
@@ -296,7 +298,11 @@ pub async fn remove_pod<R: Runtime>(
     };
     let links = observed.containers.iter();
     let links: Vec<_> = links.map(|status| ctx.log_link(key, &status.name, status.id.as_str())).collect();
-    ctx.blocking.run(move || links.iter().for_each(|link| files::remove_link(link))).await;
+    let at = ctx.container_logs_dir.to_path_buf();
+    let unlinked = move || links.iter().for_each(|link| files::remove_link(link));
+    if let Err(stuck) = ctx.blocking.run_outside_of(&key.uid, &at, unlinked).await {
+        log::warn!("pod {key}: log links not removed: {stuck}");
+    }
     for status in &observed.containers {
         let removed = unless_gone(ctx.runtime.remove_container(&status.id).await);
         keep(removed.map_err(|error| {
@@ -315,8 +321,15 @@ pub async fn remove_pod<R: Runtime>(
     let logs = paths::pod_logs_dir(&ctx.node, key);
     let links = ctx.container_logs_dir.to_path_buf();
     // Off the loop's thread: a pod's logs may be large.
-    let removed = ctx.blocking.run(move || remove_pod_logs(&links, Path::new(&logs))).await;
-    keep(removed.map_err(|error| format!("pod {key}: {error}")));
+    let at = PathBuf::from(&logs);
+    let removed =
+        ctx.blocking.run_outside_of(&key.uid, &at, move || remove_pod_logs(&links, Path::new(&logs)));
+    keep(
+        removed
+            .await
+            .unwrap_or_else(|stuck| Err(stuck.into()))
+            .map_err(|error| format!("pod {key}: {error}")),
+    );
     first
 }
 
@@ -415,11 +428,16 @@ pub(super) async fn remove_container<R: Runtime>(
         let log = paths::container_log_path(&status.name, status.meta.restart_count);
         let log = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
         let link = ctx.log_link(key, &status.name, status.id.as_str());
-        let removed = ctx.blocking.run(move || {
+        let at = PathBuf::from(&log);
+        let removed = ctx.blocking.run_outside_of(&key.uid, &at, move || {
             files::remove_logs(Path::new(&log));
             files::remove_link(&link);
         });
-        Box::pin(removed).await;
+        let failed = |stuck: Stuck| RuntimeError::Failed {
+            code: Code::INTERNAL.0,
+            message: format!("its logs were not removed: {stuck}"),
+        };
+        Box::pin(removed).await.map_err(failed)?;
     }
     unless_gone(ctx.runtime.remove_container(&status.id).await)
 }

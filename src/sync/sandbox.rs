@@ -1,7 +1,7 @@
 //! The sandbox that a pod's containers start in: whether it can be, its configuration, its making.
 
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use super::act::ActContext;
@@ -15,7 +15,7 @@ use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::render::admission::{self, Refusal};
 use crate::render::labels::NODE_ANNOTATION;
-use crate::render::{ResolvConf, UserNamespace, dns_warnings, paths, sandbox_config};
+use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
 use crate::text::quoted;
 use crate::userns;
 
@@ -74,10 +74,8 @@ pub(super) async fn configure_sandbox<R: Runtime>(
         let theirs = path.to_path_buf();
         // Where it lies is the node's owner's matter: it may not answer.
         let read = ctx.blocking.run_outside(path, move || facts::resolv_conf(&theirs, host_network)).await;
-        Rc::make_mut(&mut node).resolv_conf = read.unwrap_or_else(|stuck| {
-            log::warn!("{}: {stuck}; pods get no name servers from the node", path.display());
-            Some(ResolvConf::default())
-        });
+        // A sandbox keeps for its life what it is made with.
+        Rc::make_mut(&mut node).resolv_conf = read?;
     }
     let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
     config.annotations.insert(NODE_ANNOTATION.to_owned(), ctx.node.node_name.to_string());
@@ -108,7 +106,9 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
             create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
         })
     };
-    let directories = ctx.blocking.run_for(&pod.key.uid, make).await;
+    let logs = PathBuf::from(&config.log_directory);
+    let directories = ctx.blocking.run_outside_for(&pod.key.uid, &logs, make);
+    let directories = turn.files(&ctx.clock, directories).await;
     if let Err((what, error)) = directories.unwrap_or_else(|stuck| Err(("pod", stuck.to_string()))) {
         let message = format!("Failed to create {what} directory for pod {name}: {error}");
         sandbox_failed(ctx, pod, outcome, &error, message);

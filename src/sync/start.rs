@@ -1,4 +1,5 @@
 //! Starts one container (`startContainer`): images, configuration, create, start, log link.
+use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -63,15 +64,18 @@ pub(super) async fn start_container<R: Runtime>(
             return Err(Failure { retry_at, ..fail(error, message) });
         }
     };
-    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
-        return Ok(Started::GivenUp);
-    }
     let counted = if let Some(status) = observed.container(name) {
         status.meta.restart_count.saturating_add(1)
     } else {
-        let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
-        ctx.blocking.run(move || files::restart_count_of_logs(Path::new(&logs))).await
+        let logs = PathBuf::from(format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key)));
+        let theirs = logs.clone();
+        let counted = move || files::restart_count_of_logs(&theirs);
+        let counted = turn.files(&ctx.clock, ctx.blocking.run_outside_of(&pod.key.uid, &logs, counted)).await;
+        counted.map_err(|stuck| fail(SyncError::CreateContainerConfig, stuck.to_string()))?
     };
+    if ctx.give_up.unless_asked(turn.take()).await.is_none() {
+        return Ok(Started::GivenUp);
+    }
     // Differs from the kubelet, whose counts begin again when the runtime and the logs have lost theirs.
     let restart_count = counted.max(ctx.least_counts.of(name));
     let target = match spec.target.map(|target| (target, observed.container(target))) {
@@ -206,7 +210,7 @@ async fn configuration<R: Runtime>(
         let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
         let at = PathBuf::from(&dir);
         let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
-        let made = ctx.blocking.run_outside_for(&pod.key.uid, &at, make).await;
+        let made = turn.files(&ctx.clock, ctx.blocking.run_outside_for(&pod.key.uid, &at, make)).await;
         // The kubelet starts the container without it too.
         let made = made.unwrap_or_else(|stuck| Err(stuck.to_string()));
         made.inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key)).ok()
@@ -235,8 +239,8 @@ async fn configuration<R: Runtime>(
     let waits = &mut || turn.pause();
     let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     input.mounts = &mounts;
-    // On the heap: it is over when the container is made.
-    Box::pin(write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name))).await?;
+    let written = write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name));
+    turn.files(&ctx.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     if let Some(sizes) = sizes_of(pod, start) {
         // What it has then is known whatever becomes of the agent, and of its files.
@@ -305,8 +309,10 @@ async fn link_log<R: Runtime>(
     let log = format!("{}/{}", sandbox.config.log_directory, config.log_path);
     let link = ctx.log_link(&pod.key, name, id.as_str());
     let shown = link.display().to_string();
-    let linked = ctx.blocking.run(move || files::link_log(Path::new(&log), &link)).await;
-    if let Err(error) = linked {
+    let (at, log) = (PathBuf::from(&log), log);
+    let linked =
+        ctx.blocking.run_outside_of(&pod.key.uid, &at, move || files::link_log(Path::new(&log), &link));
+    if let Err(error) = linked.await.map_err(io::Error::other).and_then(|linked| linked) {
         log::warn!("{}: container {name}: log link {shown}: {error}", pod.key);
     }
 }

@@ -8,14 +8,15 @@
 //! The kubelet has no such bound: each pod worker calls as it likes. [`StartLimit`] is PURE.
 
 use std::cell::RefCell;
+use std::pin::Pin;
 use std::time::Duration;
 
 use smol::lock::{Semaphore, SemaphoreGuard};
 
 use crate::clock::SharedClock;
 use crate::limits::{
-    START_PATIENCE_FACTOR, START_PATIENCE_MAX, START_PATIENCE_MIN, STARTS_AT_ONCE_MAX, STARTS_AT_ONCE_MIN,
-    STARTS_OVERDUE_MAX,
+    START_FILES_PATIENCE, START_PATIENCE_FACTOR, START_PATIENCE_MAX, START_PATIENCE_MIN, STARTS_AT_ONCE_MAX,
+    STARTS_AT_ONCE_MIN, STARTS_OVERDUE_MAX,
 };
 use crate::model::PodKey;
 
@@ -174,6 +175,20 @@ impl<'a> Turn<'a> {
     /// Gives the turn to whoever waits.
     pub(super) fn pause(&mut self) {
         self.held = None;
+    }
+
+    /// Work on paths of others, which is done at once as a rule. Where it is not, the turn is given back until it is.
+    pub(super) fn files<'s, T>(
+        &'s mut self,
+        clock: &'s SharedClock,
+        work: impl Future<Output = T> + 's,
+    ) -> Pin<Box<dyn Future<Output = T> + 's>> {
+        // On the heap: it is over long before the start is.
+        Box::pin(smol::future::or(work, async {
+            clock.sleep(START_FILES_PATIENCE).await;
+            self.held = None;
+            std::future::pending().await
+        }))
     }
 
     /// Makes a call in this turn. One that hangs is waited for, but gives the turn back: a pod's trouble holds up itself only.

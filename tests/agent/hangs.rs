@@ -3,7 +3,7 @@
 use std::fs::create_dir_all;
 use std::path::Path;
 
-use smolet::limits::{OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE, STARTS_AT_ONCE_MAX};
+use smolet::limits::{BLOCKING_JOBS_MAX, OUTSIDE_JOBS_MAX, OUTSIDE_PATIENCE, STARTS_AT_ONCE_MAX};
 
 use crate::common::away::Away;
 use crate::world::{World, names};
@@ -162,4 +162,45 @@ fn last_words_that_hang_hold_one_thread_and_no_other_pod() {
     }
     assert!(world.ask("/metrics").1.contains(held), "one thread for all of them");
     away.end();
+}
+
+/// Log collectors hold the directories of logs, and may lead them anywhere. More pods' hang than smolet has turns for work of its own.
+#[test]
+fn directories_of_logs_that_hang_hold_up_no_other_pod_and_no_other_log() {
+    let world = World::new();
+    let names: Vec<String> = (0..=BLOCKING_JOBS_MAX).map(|n| format!("stuck{n}")).collect();
+    let mut away = Vec::new();
+    for name in &names {
+        world.run(name, OWN);
+        let logs = world.logs(name);
+        world.remove(name);
+        world.until("its removal", |world| world.pods().is_empty() && !logs.exists());
+        away.push(Away::mount(&world.path(name)));
+        create_dir_all(&logs).unwrap();
+        std::os::unix::fs::symlink(world.path(name).join("logs"), logs.join("app")).unwrap();
+    }
+    // The same pods: how often they were started before is read from their logs.
+    for name in &names {
+        world.put(name, OWN);
+    }
+    for name in &names {
+        world.until("it to be told", |world| {
+            world.waiting(name, "app").1.contains("does not answer within 10 s")
+        });
+    }
+    let began = world.seconds();
+    world.run("after", OWN);
+    let took = u64::try_from(world.seconds() - began).unwrap();
+    assert!(took < OUTSIDE_PATIENCE.as_secs(), "{took} s");
+    let log = world.logs("after").join("app/0.log");
+    std::fs::File::options().write(true).open(&log).unwrap().set_len(11 << 20).unwrap();
+    world.until("its log to be rotated", |world| world.fake.count("ReopenContainerLog") > 0);
+    let dir = world.pod_dir("after");
+    world.remove("after");
+    world.until("its removal", |_| !dir.exists());
+    for name in &names {
+        world.remove(name);
+    }
+    away.iter_mut().for_each(Away::end);
+    world.until("the others' removal", |world| world.pods().is_empty());
 }

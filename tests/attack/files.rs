@@ -1,7 +1,6 @@
 //! Files that containers hold or make: the loop waits for none of them, and none is read without end.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,9 +8,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, Mode, mkfifoat};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::agent::{Agent, CALM, pod};
+use crate::common::away::Away;
 use crate::common::fake::Fake;
 use crate::outputs;
 
@@ -57,31 +56,6 @@ fn ask_within(socket: &Path, patience: Duration) -> std::io::Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
-}
-
-/// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
-struct Away {
-    at: PathBuf,
-    server: Option<File>,
-}
-
-impl Away {
-    fn mount(at: &Path) -> Self {
-        let server =
-            File::options().read(true).write(true).open("/dev/fuse").expect("/dev/fuse (modprobe fuse)");
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
-        let options = std::ffi::CString::new(options).unwrap();
-        let flags = MountFlags::NODEV | MountFlags::NOSUID;
-        mount("smolet-test-away", at, "fuse", flags, Some(&*options)).expect("mounting needs root");
-        Self { at: at.to_owned(), server: Some(server) }
-    }
-}
-
-impl Drop for Away {
-    fn drop(&mut self) {
-        self.server.take();
-        unmount(&self.at, UnmountFlags::DETACH).unwrap();
-    }
 }
 
 /// What a container makes of the file for its last words, and what is said of it.
