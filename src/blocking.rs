@@ -295,6 +295,22 @@ impl Blocking {
         Ok(done.take())
     }
 
+    /// As [`Blocking::run_outside_of`], on a log of the pod's or its directory: where that lies is not looked for, so that no other
+    /// path waits for it, and it takes a thread of its own.
+    ///
+    /// # Errors
+    /// The same.
+    pub async fn run_on_logs<T: Send + 'static>(
+        &self,
+        pod: &PodUid,
+        path: &Path,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Stuck> {
+        let (job, done) = kept(work);
+        self.away(path, (Some(Lies::At(path.to_owned())), Some(pod)), job).await?;
+        Ok(done.take())
+    }
+
     /// Where that path lies, for work there that comes in pieces: it is looked for once. It takes that pod's turns, or the node's.
     pub async fn location_of(&self, path: &Path, pod: Option<&PodUid>) -> Location {
         let path = path.to_owned();

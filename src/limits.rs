@@ -432,8 +432,8 @@ pub const START_PATIENCE_FACTOR: u32 = 4;
 pub const START_PATIENCE_MIN: Duration = Duration::from_secs(2);
 /// The most of it.
 pub const START_PATIENCE_MAX: Duration = Duration::from_secs(30);
-/// How long files of a container's may take in its turn. Longer: it gives its turn back meanwhile.
-pub const START_FILES_PATIENCE: Duration = Duration::from_millis(100);
+/// How long files of a container's may take in its turn. Longer: it gives its turn back meanwhile, as a call does.
+pub const START_FILES_PATIENCE: Duration = Duration::from_secs(1);
 /// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until one of them ends.
 pub const STARTS_OVERDUE_MAX: usize = 64;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.

@@ -322,7 +322,7 @@ impl<R: Runtime> Rotator<R> {
         look: impl FnOnce(&Path) -> T + Send + 'static,
     ) -> io::Result<T> {
         let theirs = path.to_owned();
-        let looked = self.blocking.run_outside_of(pod, path, move || look(&theirs)).await;
+        let looked = self.blocking.run_on_logs(pod, path, move || look(&theirs)).await;
         looked.map_err(io::Error::other)
     }
 

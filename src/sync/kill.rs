@@ -300,7 +300,7 @@ pub async fn remove_pod<R: Runtime>(
     let links: Vec<_> = links.map(|status| ctx.log_link(key, &status.name, status.id.as_str())).collect();
     let at = ctx.container_logs_dir.to_path_buf();
     let unlinked = move || links.iter().for_each(|link| files::remove_link(link));
-    if let Err(stuck) = ctx.blocking.run_outside_of(&key.uid, &at, unlinked).await {
+    if let Err(stuck) = ctx.blocking.run_on_logs(&key.uid, &at, unlinked).await {
         log::warn!("pod {key}: log links not removed: {stuck}");
     }
     for status in &observed.containers {
@@ -322,8 +322,7 @@ pub async fn remove_pod<R: Runtime>(
     let links = ctx.container_logs_dir.to_path_buf();
     // Off the loop's thread: a pod's logs may be large.
     let at = PathBuf::from(&logs);
-    let removed =
-        ctx.blocking.run_outside_of(&key.uid, &at, move || remove_pod_logs(&links, Path::new(&logs)));
+    let removed = ctx.blocking.run_on_logs(&key.uid, &at, move || remove_pod_logs(&links, Path::new(&logs)));
     keep(
         removed
             .await
@@ -429,7 +428,7 @@ pub(super) async fn remove_container<R: Runtime>(
         let log = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
         let link = ctx.log_link(key, &status.name, status.id.as_str());
         let at = PathBuf::from(&log);
-        let removed = ctx.blocking.run_outside_of(&key.uid, &at, move || {
+        let removed = ctx.blocking.run_on_logs(&key.uid, &at, move || {
             files::remove_logs(Path::new(&log));
             files::remove_link(&link);
         });

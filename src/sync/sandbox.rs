@@ -100,14 +100,14 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
     // killed is found by it.
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
+    let at = PathBuf::from(&pod_dir);
     let wanted = [("pod", pod_dir, 0o750), ("log", config.log_directory.clone(), 0o755)];
     let make = move || {
         wanted.iter().try_for_each(|(what, path, mode)| {
             create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
         })
     };
-    let logs = PathBuf::from(&config.log_directory);
-    let directories = ctx.blocking.run_outside_for(&pod.key.uid, &logs, make);
+    let directories = ctx.blocking.run_outside_for(&pod.key.uid, &at, make);
     let directories = turn.files(&ctx.clock, directories).await;
     if let Err((what, error)) = directories.unwrap_or_else(|stuck| Err(("pod", stuck.to_string()))) {
         let message = format!("Failed to create {what} directory for pod {name}: {error}");

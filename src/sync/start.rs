@@ -70,7 +70,7 @@ pub(super) async fn start_container<R: Runtime>(
         let logs = PathBuf::from(format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key)));
         let theirs = logs.clone();
         let counted = move || files::restart_count_of_logs(&theirs);
-        let counted = turn.files(&ctx.clock, ctx.blocking.run_outside_of(&pod.key.uid, &logs, counted)).await;
+        let counted = turn.files(&ctx.clock, ctx.blocking.run_on_logs(&pod.key.uid, &logs, counted)).await;
         counted.map_err(|stuck| fail(SyncError::CreateContainerConfig, stuck.to_string()))?
     };
     if ctx.give_up.unless_asked(turn.take()).await.is_none() {
@@ -310,8 +310,7 @@ async fn link_log<R: Runtime>(
     let link = ctx.log_link(&pod.key, name, id.as_str());
     let shown = link.display().to_string();
     let (at, log) = (PathBuf::from(&log), log);
-    let linked =
-        ctx.blocking.run_outside_of(&pod.key.uid, &at, move || files::link_log(Path::new(&log), &link));
+    let linked = ctx.blocking.run_on_logs(&pod.key.uid, &at, move || files::link_log(Path::new(&log), &link));
     if let Err(error) = linked.await.map_err(io::Error::other).and_then(|linked| linked) {
         log::warn!("{}: container {name}: log link {shown}: {error}", pod.key);
     }

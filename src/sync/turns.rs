@@ -186,6 +186,7 @@ impl<'a> Turn<'a> {
         // On the heap: it is over long before the start is.
         Box::pin(smol::future::or(work, async {
             clock.sleep(START_FILES_PATIENCE).await;
+            let _overdue = self.of.overdue.acquire().await;
             self.held = None;
             std::future::pending().await
         }))
