@@ -4,8 +4,6 @@
 //! proven in the handshake, whose certificate it is is looked at with its request, which then has an answer. Who shows more
 //! certificates than may be looked at is refused in the handshake.
 
-use std::fs::File;
-use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -23,6 +21,7 @@ use futures_rustls::rustls::{
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 
 use crate::config::NodeApi;
+use crate::filesystem::read_linked;
 use crate::limits::NODE_FILE_BYTES_MAX;
 use crate::store::file::replace;
 use crate::tls::{bounded, certificates};
@@ -178,16 +177,9 @@ impl Files {
     }
 }
 
+/// A regular file of at most `limits::NODE_FILE_BYTES_MAX`: opening a FIFO would wait for its writer.
 fn read(path: &Path) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| {
-        let read = file.take(NODE_FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes)?;
-        if read > NODE_FILE_BYTES_MAX {
-            return Err(io::Error::other(format!("is longer than {NODE_FILE_BYTES_MAX} bytes")));
-        }
-        Ok(())
-    });
-    read.map(|()| bytes).map_err(|error| format!("{}: {error}", path.display()))
+    read_linked(path, NODE_FILE_BYTES_MAX).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 impl Loaded {
@@ -348,6 +340,35 @@ mod tests {
         let why = loaded.serving(&files).err().unwrap();
         assert_eq!(why, "/nowhere/at.crt: holds no certificate in PEM");
         assert!(Clients::new(b"").is_err());
+    }
+
+    #[test]
+    fn a_fifo_in_place_of_an_authority_is_refused_and_not_waited_for() {
+        let root = std::env::temp_dir().join(format!("smolet-node-api-fifo-{}", std::process::id()));
+        std::fs::create_dir_all(&root).unwrap();
+        let (fifo, long) = (root.join("fifo"), root.join("long"));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::RWXU).unwrap();
+        std::fs::write(&long, vec![b'x'; NODE_FILE_BYTES_MAX + 1]).unwrap();
+        for (path, why) in [
+            (fifo, "is no regular file".to_owned()),
+            (long, format!("has more than {NODE_FILE_BYTES_MAX} bytes")),
+            (PathBuf::from("/dev/zero"), "is no regular file".to_owned()),
+        ] {
+            let files = Files {
+                certificate: root.join("pki/smolet.crt"),
+                key: root.join("pki/smolet.key"),
+                own: Some(vec!["gw".to_owned()]),
+                client_ca: Some(path.clone()),
+                issued: None,
+                policy: TlsPolicy::default(),
+            };
+            // On a thread: opening a FIFO never ends here.
+            let (sender, loaded) = std::sync::mpsc::channel();
+            std::thread::spawn(move || sender.send(files.load().err()));
+            let loaded = loaded.recv_timeout(Duration::from_secs(30)).expect("an answer in time");
+            assert_eq!(loaded, Some(format!("{}: {why}", path.display())));
+        }
+        std::fs::remove_dir_all(&root).unwrap();
     }
 
     #[test]
