@@ -33,7 +33,7 @@ use crate::limits::{
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
-use crate::node_api::upgrade_answer;
+use crate::node_api::{TunnelSockets, upgrade_answer};
 use crate::server::Asker;
 use crate::stream::Duplex;
 use crate::x509::base64;
@@ -52,6 +52,8 @@ const ACCEPT: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 pub(crate) struct Reach {
     /// The node's own API.
     pub(crate) node_api: SocketAddr,
+    /// Connects to it.
+    pub(crate) sockets: TunnelSockets,
     /// Knows the pods' addresses.
     pub(crate) asker: Asker,
     /// Whether the server reaches pods through it, too: as it says itself.

@@ -10,11 +10,16 @@ use crate::rate::Rate;
 pub const NODE_CONNECTIONS_MAX: usize = 32;
 /// Of them those from one address that nobody knows, and that nobody was let in by yet. Full: its oldest is closed.
 pub const NODE_ADDRESS_CONNECTIONS_MAX: usize = 8;
-/// The same of all such addresses: the other places are for this machine itself, through which k3s servers come, and for
-/// addresses from which somebody was let in before. Full: the oldest of the address that has most is closed.
+/// The same of all such addresses: the other places are for k3s tunnels, for this machine itself, and for addresses from which
+/// somebody was let in before. Full: the oldest of the address that has most is closed.
 pub const NODE_STRANGERS_MAX: usize = 16;
+/// Those from one address that is known, or of this machine's own processes, that nobody was let in by yet. Full: the oldest of
+/// them is closed, one by which somebody was authenticated last.
+pub const NODE_KNOWN_CONNECTIONS_MAX: usize = 8;
 /// So many connections of an address that is known are not closed for an unknown one's.
 pub const NODE_KNOWN_CONNECTIONS: usize = 4;
+/// So many places are for k3s servers that come through their tunnels; others have the rest.
+pub const NODE_TUNNEL_CONNECTIONS: usize = 4;
 /// Addresses, and networks of IPv6, whose use of this is known. Full: the one that was away for the longest is forgotten, of
 /// those from which nobody was let in.
 pub const NODE_PEERS_MAX: usize = 64;
@@ -25,7 +30,7 @@ pub const NODE_PEERS_KNOWN_MAX: usize = 16;
 pub const NODE_HANDSHAKES: Rate = Rate { per_second: 100_000, burst: 1_000_000 };
 /// The same of all such addresses.
 pub const NODE_HANDSHAKES_OF_STRANGERS: Rate = Rate { per_second: 200_000, burst: 2_000_000 };
-/// The same of an address that is known, and of this machine itself.
+/// The same of an address that is known, of this machine itself, and of its tunnels.
 pub const NODE_HANDSHAKES_OF_KNOWN: Rate = Rate { per_second: 250_000, burst: 3_000_000 };
 /// How often the API server is asked whose token it is that comes from an address nobody knows. More: refused (429).
 pub const NODE_TOKENS: Rate = Rate { per_second: 1, burst: 8 };
@@ -39,7 +44,7 @@ pub const NODE_STREAMS_MAX: usize = 24;
 pub const HEALTHZ_CONNECTIONS_MAX: usize = 4;
 /// Of them those of one address, this machine's apart.
 pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 2;
-/// The same of all such addresses.
+/// The same of all such addresses, and of one origin that is known: this machine's own processes.
 pub const HEALTHZ_STRANGERS_MAX: usize = 3;
 /// Bytes of a request's head; a command to be run stands in it. Longer: refused (431).
 pub const NODE_HEAD_BYTES_MAX: usize = 32 * KIB;
@@ -133,12 +138,15 @@ pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_SHARE
     + NODE_TLS_IN_BYTES
     + NODE_TLS_OUT_BYTES;
 
-const _: () = assert!(NODE_STREAMS_MAX < NODE_CONNECTIONS_MAX);
+const _: () = assert!(NODE_STREAMS_MAX < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS);
+// Strangers and one known address leave some of the places.
+const _: () =
+    assert!(NODE_STRANGERS_MAX + NODE_KNOWN_CONNECTIONS_MAX < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS);
 const _: () =
     assert!(NODE_ADDRESS_CONNECTIONS_MAX < NODE_STRANGERS_MAX && NODE_STRANGERS_MAX < NODE_CONNECTIONS_MAX);
 const _: () = assert!(HEALTHZ_STRANGERS_MAX < HEALTHZ_CONNECTIONS_MAX);
 const _: () =
-    assert!(NODE_PEERS_KNOWN_MAX + 1 < NODE_PEERS_MAX && NODE_STRANGERS_REVIEWS_MAX < NODE_REVIEWS_MAX);
+    assert!(NODE_PEERS_KNOWN_MAX + 2 < NODE_PEERS_MAX && NODE_STRANGERS_REVIEWS_MAX < NODE_REVIEWS_MAX);
 const _: () = assert!(NODE_REVIEWS_MAX < super::KUBE_CALLS_MAX);
 const _: () = assert!(2 * NODE_SPLICE_BYTES <= NODE_HEAD_BYTES_MAX && NODE_LOG_BYTES <= NODE_HEAD_BYTES_MAX);
 const _: () = assert!(NODE_HANDSHAKE_TIME.as_millis() < NODE_REQUEST_TIME.as_millis());

@@ -184,7 +184,8 @@ pub(super) fn join(
         machine.port = listening.port();
         if let Some((supervisor, servers, told, news, lost)) = k3s {
             let asker = Asker::new(queries.clone());
-            let reach = Reach { node_api: listening.own_address(), asker, pods: reaches_pods };
+            let (node_api, sockets) = (listening.own_address(), listening.tunnel_sockets());
+            let reach = Reach { node_api, sockets, asker, pods: reaches_pods };
             let common = Common {
                 supervisor,
                 access,

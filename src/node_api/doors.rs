@@ -1,4 +1,5 @@
-//! Who is at the doors: connections are accepted, and given places ([`places`](super::places)); strangers leave for others.
+//! The accept loop: connections are given places by the port's limits ([`places`](super::places)); those by which nobody was let in
+//! are closed for others.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -12,7 +13,8 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 
 use super::peers::{Origin, Peers};
-use super::places::Limits;
+use super::places::{Limits, Place, Stage};
+use super::tunnel_sockets::TunnelSockets;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
 use crate::limits::NODE_KEEPALIVE;
@@ -23,7 +25,7 @@ pub(super) struct Stranger {
     /// Where it comes from.
     pub(super) origin: Origin,
     told: Receiver<Infallible>,
-    let_in: Cell<bool>,
+    stage: Rc<Cell<Stage>>,
 }
 
 impl Stranger {
@@ -31,32 +33,52 @@ impl Stranger {
     pub(super) async fn in_the_way(&self) {
         // Nothing is ever sent: this ends when the sender goes.
         let _ = self.told.recv().await;
-        if self.let_in.get() {
+        if self.is_let_in() {
             std::future::pending::<()>().await;
         }
     }
 
+    /// Its certificate names somebody: others of its origin are closed before it.
+    pub(super) fn mark_authenticated(&self) {
+        self.stage.set(self.stage.get().max(Stage::Authenticated));
+    }
+
     pub(super) fn mark_let_in(&self) {
-        self.let_in.set(true);
-        self.told.close();
+        self.stage.set(Stage::Admitted);
     }
 
     pub(super) fn is_let_in(&self) -> bool {
-        self.let_in.get()
+        self.stage.get() == Stage::Admitted
     }
+}
+
+/// A connection as the accept loop knows it.
+struct Seat {
+    origin: Origin,
+    stage: Rc<Cell<Stage>>,
+    /// Dropped: its place is wanted. Closed: it has ended.
+    wanted: Sender<Infallible>,
+}
+
+/// What tells known origins from others.
+pub(super) struct Known {
+    pub(super) peers: Rc<RefCell<Peers>>,
+    pub(super) tunnels: TunnelSockets,
 }
 
 /// Accepts connections, so many at once, and has each served by a task of its own.
 pub(super) async fn accept<F: Future<Output = ()> + 'static>(
     listener: &Async<TcpListener>,
     limits: Limits,
-    peers: &Rc<RefCell<Peers>>,
+    known: &Known,
     executor: &Executor,
     clock: &SharedClock,
     serve: impl Fn(Socket<TcpStream>, Stranger) -> F,
 ) {
     let slots = Arc::new(Semaphore::new(limits.connections_max));
-    let mut strangers: Vec<(Origin, Sender<Infallible>)> = Vec::with_capacity(limits.connections_max);
+    // All but those that are for tunnels alone.
+    let slots_of_others = Arc::new(Semaphore::new(limits.connections_max - limits.of_tunnels));
+    let mut seats: Vec<Seat> = Vec::with_capacity(limits.connections_max + 1);
     let mut said = None;
     loop {
         let (socket, peer) = match listener.accept().await {
@@ -71,30 +93,43 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             }
         };
         watch_over(socket.get_ref());
-        let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip());
-        let origin = Origin::of(peer.ip(), ours);
-        // Closed: it is gone, or somebody was let in.
-        strangers.retain(|(_, stranger)| !stranger.is_closed());
-        let free = slots.try_acquire_arc();
-        let here: Vec<Origin> = strangers.iter().map(|(origin, _)| *origin).collect();
+        let origin = if known.tunnels.take(peer) {
+            Origin::Tunnel
+        } else {
+            let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip());
+            Origin::of(peer.ip(), ours)
+        };
+        seats.retain(|seat| !seat.wanted.is_closed());
+        let pools = match origin {
+            Origin::Tunnel => vec![&slots],
+            Origin::Own | Origin::V4(_) | Origin::V6(_) => vec![&slots_of_others, &slots],
+        };
+        let mut held: Vec<_> = pools.iter().map(|pool| pool.try_acquire_arc()).collect();
+        let here: Vec<Place> =
+            seats.iter().map(|seat| Place { origin: seat.origin, stage: seat.stage.get() }).collect();
         let leaves = {
-            let peers = peers.borrow();
-            limits.leaves(&here, origin, |origin| peers.is_known(origin), free.is_some())
+            let peers = known.peers.borrow();
+            let is_free = held.iter().all(Option::is_some);
+            limits.leaves(&here, origin, |origin| peers.is_known(origin), is_free)
         };
-        leaves.map(|leaves| strangers.remove(leaves));
-        let slot = match free {
-            Some(slot) => slot,
-            None => slots.acquire_arc().await,
-        };
-        let (stranger, told) = smol::channel::bounded(1);
-        strangers.push((origin, stranger));
-        let served = serve(socket.into(), Stranger { origin, told, let_in: Cell::new(false) });
+        leaves.map(|leaves| seats.remove(leaves));
+        for (slot, pool) in held.iter_mut().zip(pools) {
+            if slot.is_none() {
+                *slot = Some(pool.acquire_arc().await);
+            }
+        }
+        let (wanted, told) = smol::channel::bounded(1);
+        let stage = Rc::new(Cell::new(Stage::Unauthenticated));
+        seats.push(Seat { origin, stage: stage.clone(), wanted });
+        let served = serve(socket.into(), Stranger { origin, told, stage });
         executor
             .spawn("node API request", async move {
                 served.await;
-                drop(slot);
+                drop(held);
             })
             .detach();
+        // It is looked at once before another one comes, for which it might be closed.
+        smol::future::yield_now().await;
     }
 }
 

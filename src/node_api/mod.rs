@@ -31,6 +31,7 @@ pub mod request;
 pub(crate) mod stats;
 mod system_logs;
 mod tls;
+mod tunnel_sockets;
 mod upgrade;
 
 use std::cell::{Cell, RefCell};
@@ -57,15 +58,16 @@ use crate::kube::Client;
 use crate::limits::{
     HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_STRANGERS_MAX,
     NODE_ADDRESS_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
-    NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_REQUEST_TIME, NODE_STRANGERS_MAX, NODE_STREAMS_MAX,
-    NODE_TLS_OUT_BYTES, PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG, SERVER_BUFFER_BYTES,
+    NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_KNOWN_CONNECTIONS_MAX, NODE_REQUEST_TIME,
+    NODE_STRANGERS_MAX, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES, NODE_TUNNEL_CONNECTIONS,
+    PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG, SERVER_BUFFER_BYTES,
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
 use crate::server::{self, Answer, Asker, Body, Handler, Held, Query, Question, STOPPING};
 use crate::stream::{Duplex, Socket, stream};
 use auth::{Gate, Shown};
-use doors::{Stranger, accept, metered};
+use doors::{Known, Stranger, accept, metered};
 use logs::Reading;
 use peers::{Origin, Peers};
 use places::Limits;
@@ -73,6 +75,7 @@ pub use question::{CommandStreams, NodeQuestion, Target};
 use request::{JSON, Refusal, Route, TEXT, route};
 pub use tls::Issued;
 use tls::{Files, Loaded, Serving};
+pub(crate) use tunnel_sockets::{Registration, TunnelSockets};
 use upgrade::Backend;
 pub use upgrade::answer as upgrade_answer;
 
@@ -87,6 +90,7 @@ pub struct Listening {
     files: Files,
     loaded: Loaded,
     serving: Serving,
+    tunnels: TunnelSockets,
 }
 
 /// What the node is called now: its names, and its addresses, which change.
@@ -117,12 +121,26 @@ impl Listening {
                 format!("healthz {address}: {error}; choose another with healthzPort, 0: none")
             })
         });
-        Ok(Self { api, healthz: healthz.transpose()?, address, names, files, loaded, serving })
+        Ok(Self {
+            api,
+            healthz: healthz.transpose()?,
+            address,
+            names,
+            files,
+            loaded,
+            serving,
+            tunnels: TunnelSockets::default(),
+        })
     }
 
     /// The port, as the Node object says it (`status.daemonEndpoints`).
     pub fn port(&self) -> u16 {
         self.address.port()
+    }
+
+    /// By these k3s tunnels connect to it.
+    pub(crate) fn tunnel_sockets(&self) -> TunnelSockets {
+        self.tunnels.clone()
     }
 
     /// Where this machine itself reaches it.
@@ -172,21 +190,25 @@ pub struct Needs {
 /// The places at the port of the API.
 const OF_API: Limits = Limits {
     connections_max: NODE_CONNECTIONS_MAX,
+    of_tunnels: NODE_TUNNEL_CONNECTIONS,
     of_address_max: NODE_ADDRESS_CONNECTIONS_MAX,
     of_strangers_max: NODE_STRANGERS_MAX,
+    of_known_max: NODE_KNOWN_CONNECTIONS_MAX,
     of_known: NODE_KNOWN_CONNECTIONS,
 };
 /// The same at that of `/healthz`, by which nobody is let in.
 const OF_HEALTHZ: Limits = Limits {
     connections_max: HEALTHZ_CONNECTIONS_MAX,
+    of_tunnels: 0,
     of_address_max: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
     of_strangers_max: HEALTHZ_STRANGERS_MAX,
+    of_known_max: HEALTHZ_STRANGERS_MAX,
     of_known: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
 };
 
 /// Serves the ports; ends with the executor.
 pub async fn run(listening: Listening, needs: Needs) {
-    let Listening { api, healthz, names, files, loaded, serving, .. } = listening;
+    let Listening { api, healthz, names, files, loaded, serving, tunnels, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
     let asker = Asker::new(queries);
     let peers = Rc::new(RefCell::new(Peers::new(clock.now().mono)));
@@ -210,7 +232,8 @@ pub async fn run(listening: Listening, needs: Needs) {
         peers: peers.clone(),
         clock: clock.clone(),
     });
-    let of_api = accept(&api, OF_API, &peers, &executor, &clock, |socket, stranger| {
+    let known = Known { peers, tunnels };
+    let of_api = accept(&api, OF_API, &known, &executor, &clock, |socket, stranger| {
         let (shared, open) = (shared.clone(), held.connections.enter());
         async move {
             let _open = open;
@@ -221,10 +244,11 @@ pub async fn run(listening: Listening, needs: Needs) {
         match &healthz {
             Some(listener) => {
                 let serve = |socket, stranger: Stranger| {
-                    let served = serve_healthz(socket, asker.clone(), clock.clone());
+                    let stranger = Rc::new(stranger);
+                    let served = serve_healthz(socket, stranger.clone(), asker.clone(), clock.clone());
                     async move { smol::future::or(served, stranger.in_the_way()).await }
                 };
-                accept(listener, OF_HEALTHZ, &peers, &executor, &clock, serve).await;
+                accept(listener, OF_HEALTHZ, &known, &executor, &clock, serve).await;
             }
             None => std::future::pending().await,
         }
@@ -233,8 +257,10 @@ pub async fn run(listening: Listening, needs: Needs) {
 }
 
 /// `/healthz`, without TLS, for whoever asks there.
-async fn serve_healthz(socket: Socket<TcpStream>, asker: Asker, clock: SharedClock) {
+async fn serve_healthz(socket: Socket<TcpStream>, stranger: Rc<Stranger>, asker: Asker, clock: SharedClock) {
     let handler: Handler = Box::new(move |request| {
+        // The answer is short, and its time bounded: whoever has asked is not closed for another one.
+        stranger.mark_let_in();
         let asker = asker.clone();
         Box::pin(async move {
             match route(request.method().as_str(), request.uri().path(), "") {
@@ -359,6 +385,9 @@ impl Api {
                 return;
             }
         };
+        if matches!(shown, Shown::User(_)) {
+            stranger.mark_authenticated();
+        }
         let own = Rc::new(Own {
             shown,
             stranger,

@@ -5,7 +5,8 @@
 //!     an address                    its own share
 //!     all addresses nobody knows    a share of all of them, beside their own
 //!     one from which somebody came  a larger one of its own, whatever the others do
-//!     this machine                  the same: k3s servers come from here, through their tunnels
+//!     another process here          the same
+//!     k3s servers by their tunnels  the same
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,7 +22,9 @@ use crate::rate::{Rate, TokenBucket};
 /// Where somebody comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// This machine itself.
+    /// A k3s server, through a tunnel: the agent has opened the socket itself.
+    Tunnel,
+    /// Any other process on this machine, whoever's it is.
     Own,
     /// Another address.
     V4(Ipv4Addr),
@@ -30,6 +33,14 @@ pub(super) enum Origin {
 }
 
 impl Origin {
+    /// It is no other machine.
+    pub(super) fn is_here(self) -> bool {
+        match self {
+            Self::Tunnel | Self::Own => true,
+            Self::V4(_) | Self::V6(_) => false,
+        }
+    }
+
     /// Of a connection from that address to this one of ours.
     pub(super) fn of(peer: IpAddr, ours: Option<IpAddr>) -> Self {
         match (peer.to_canonical(), ours.map(|ours| ours.to_canonical())) {
@@ -90,9 +101,9 @@ impl Peers {
         Self { peers: SortedMap::new(), strangers }
     }
 
-    /// It is this machine, or somebody was let in from there.
+    /// It is a tunnel or this machine, or somebody was let in from there.
     pub(super) fn is_known(&self, origin: Origin) -> bool {
-        origin == Origin::Own || self.peers.get(&origin).is_some_and(|peer| peer.known)
+        origin.is_here() || self.peers.get(&origin).is_some_and(|peer| peer.known)
     }
 
     /// Somebody was let in from there. Too many are known: the one that was away for the longest is not any more.
@@ -102,7 +113,7 @@ impl Peers {
             return;
         }
         *peer = Peer::new(true, now);
-        let known = self.peers.iter_mut().filter(|(of, peer)| peer.known && **of != Origin::Own);
+        let known = self.peers.iter_mut().filter(|(of, peer)| peer.known && !of.is_here());
         let mut known: Vec<(Mono, &mut Peer)> = known.map(|(_, peer)| (peer.used, peer)).collect();
         if known.len() > NODE_PEERS_KNOWN_MAX {
             known.sort_by_key(|(used, _)| *used);
@@ -143,7 +154,7 @@ impl Peers {
             let last = strangers.min_by_key(|(_, peer)| peer.used).map(|(of, _)| *of);
             last.map(|last| self.peers.remove(&last));
         }
-        let peer = self.peers.entry(origin).or_insert_with(|| Peer::new(origin == Origin::Own, now));
+        let peer = self.peers.entry(origin).or_insert_with(|| Peer::new(origin.is_here(), now));
         peer.used = now;
         peer
     }
@@ -245,7 +256,8 @@ mod tests {
         }
         assert!(!peers.is_known(v4(0)), "the one that was away for the longest");
         assert!((1..=NODE_PEERS_KNOWN_MAX).all(|host| peers.is_known(v4(u8::try_from(host).unwrap()))));
-        assert!(peers.is_known(Origin::Own) && !peers.is_known(Origin::V6(1_999)));
+        assert!(peers.is_known(Origin::Own) && peers.is_known(Origin::Tunnel));
+        assert!(!peers.is_known(Origin::V6(1_999)));
         assert!(peers.peers.len() <= NODE_PEERS_MAX);
     }
 }

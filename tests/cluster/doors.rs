@@ -19,7 +19,9 @@ use smolet::config::{Config, NodeApi};
 
 use crate::client::{Client, tcp};
 use crate::common::apiserver::Identity;
-use crate::world::{PATIENCE, World};
+use crate::k3s::{is_ready, joining};
+use crate::supervisor::K3s;
+use crate::world::{NODE, PATIENCE, World};
 
 const TOKEN_REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 /// Who attacks.
@@ -110,11 +112,21 @@ fn server(world: &World) -> Identity {
 
 /// Asks with that certificate from there, with so long a way that the greeting comes so late.
 fn ask_late(world: &World, from: Ipv4Addr, late: Duration, shown: &Identity) -> Result<String, String> {
+    ask_over(tcp(from, world.node_port()), &own_certificate(world), late, shown)
+}
+
+/// The same over that connection, trusting that authority.
+fn ask_over(
+    socket: std::io::Result<TcpStream>,
+    authority: &str,
+    late: Duration,
+    shown: &Identity,
+) -> Result<String, String> {
     let asked = || {
-        let socket = tcp(from, world.node_port())?;
+        let socket = socket?;
         std::thread::sleep(late);
         let shown = (vec![shown.certificate.clone()], shown.key.clone());
-        Client::connect_over(socket, ALL_VERSIONS, &own_certificate(world), Some(shown))?.ask("/healthz", "")
+        Client::connect_over(socket, ALL_VERSIONS, authority, Some(shown))?.ask("/healthz", "")
     };
     asked()
         .map_err(|error: std::io::Error| error.to_string())
@@ -262,20 +274,86 @@ fn connects_from_many_addresses_keep_out_no_client_that_is_known_nor_the_machine
     assert!(flood.stop() > 300);
 }
 
+/// A k3s server reaches the node through its tunnel, which ends in a socket of the agent's own: no local user has its places.
 #[test]
-fn connects_keep_nobody_from_the_port_of_health() {
+fn connects_of_a_local_user_keep_out_neither_the_tunnel_nor_a_known_client() {
+    let world = World::without_agent();
+    let k3s = K3s::start(&world.api);
+    let identity = server(&world);
+    world.start_with(joining(&world, &k3s, &k3s.token()));
+    world.until("the node is ready", is_ready);
+    world.until("the tunnel is open", |_| k3s.has_tunnel(NODE));
+    let (port, authority) = (world.node_port(), world.api.ca_pem());
+    let through = k3s.forward(NODE, &format!("127.0.0.1:{port}"));
+    world.until("a known client is let in", |_| {
+        ask_over(tcp(ELSEWHERE, port), &authority, Duration::ZERO, &identity).is_ok()
+    });
+    let flood = connects(vec![Ipv4Addr::LOCALHOST], port, b"\x16");
+    std::thread::sleep(Duration::from_secs(1));
+    for (who, from, port) in
+        [("the tunnel", Ipv4Addr::LOCALHOST, through), ("a client that is known", ELSEWHERE, port)]
+    {
+        let ask = |_| ask_over(tcp(from, port), &authority, LATE, &identity).err();
+        let refused: Vec<String> = (0..10).filter_map(ask).collect();
+        println!("150 connects a second of a local user: {who}: {} of 10 kept out", refused.len());
+        assert!(refused.is_empty(), "{who}: {refused:?}");
+    }
+    assert!(flood.stop() > 300);
+}
+
+/// An agent that tells its health on a port, and that port.
+fn with_healthz() -> (World, u16) {
     let world = World::without_agent();
     let config = world.config();
     let healthz = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let node_api = NodeApi { healthz: Some(healthz), ..config.node_api.clone() };
     world.start_with(Config { node_api, ..config });
     world.node_port();
-    let flood = connects(vec![HOSTILE], healthz.port(), b"G");
+    (world, healthz.port())
+}
+
+/// More connections than there are places come at once, again and again, from the address that the probes come from.
+#[test]
+fn silent_connections_keep_no_probe_from_the_port_of_health() {
+    let (_world, port) = with_healthz();
+    let flood = Meanwhile::start(move |ended| {
+        let mut all = 0_u32;
+        let mut open = VecDeque::new();
+        while !ended.load(Ordering::SeqCst) {
+            let burst: Vec<_> = (0..15).filter_map(|_| tcp(Ipv4Addr::LOCALHOST, port).ok()).collect();
+            all += u32::try_from(burst.len()).unwrap();
+            open.push_back(burst);
+            if open.len() > 20 {
+                open.pop_front();
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        all
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    let ask = |_| {
+        let mut socket = tcp(Ipv4Addr::LOCALHOST, port).unwrap();
+        let mut said = String::new();
+        let asked = write!(socket, "GET /healthz HTTP/1.0\r\n\r\n");
+        std::thread::sleep(Duration::from_millis(5));
+        let asked = asked.and_then(|()| socket.read_to_string(&mut said));
+        (asked.is_err() || !said.ends_with("ok")).then(|| format!("{asked:?} {said}"))
+    };
+    let refused: Vec<String> = (0..100).filter_map(ask).collect();
+    let all = flood.stop();
+    println!("{all} silent connections to the port of health: {} of 100 probes kept out", refused.len());
+    assert!(refused.is_empty(), "{refused:?}");
+}
+
+#[test]
+fn connects_keep_nobody_from_the_port_of_health() {
+    let (_world, port) = with_healthz();
+    let flood = connects(vec![HOSTILE], port, b"G");
     std::thread::sleep(Duration::from_secs(1));
     for from in [ELSEWHERE, Ipv4Addr::LOCALHOST] {
         let refused = (0..10)
             .filter(|_| {
-                let mut socket = tcp(from, healthz.port()).unwrap();
+                let mut socket = tcp(from, port).unwrap();
                 std::thread::sleep(LATE / 3);
                 let mut said = String::new();
                 let asked = write!(socket, "GET /healthz HTTP/1.0\r\n\r\n");

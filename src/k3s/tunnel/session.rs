@@ -25,7 +25,7 @@ use crate::limits::{
 use crate::metrics::Gauge;
 use crate::model::Mono;
 use crate::model::SortedMap;
-use crate::node_api::NodeQuestion;
+use crate::node_api::{NodeQuestion, Registration};
 use crate::server::{Answer, Question};
 use crate::stream::Socket;
 
@@ -154,7 +154,8 @@ impl Session {
         let served = async move {
             let _held = session.held.enter();
             let why = match session.dial(&protocol, &address).await {
-                Ok(socket) => {
+                // Its registration lasts as long as it does.
+                Ok((socket, _registration)) => {
                     session.converse(id, &connection, &socket, &queue, &resuming).await;
                     END.to_owned()
                 }
@@ -297,7 +298,11 @@ impl Session {
     }
 
     /// Connects to the node's own API, or to one of its pods.
-    async fn dial(&self, protocol: &str, address: &str) -> Result<Socket<TcpStream>, String> {
+    async fn dial(
+        &self,
+        protocol: &str,
+        address: &str,
+    ) -> Result<(Socket<TcpStream>, Option<Registration>), String> {
         let refused = || {
             log::debug!(
                 "tunnel: the server asks for {protocol}/{address}, which is neither this node's API nor one of its pods"
@@ -321,15 +326,21 @@ impl Session {
             }
         };
         let connect = async {
-            Socket::<TcpStream>::connect(to).await.map_err(|error| format!("dial tcp {to}: {error}"))
+            let connected = if to == self.reach.node_api {
+                let connected = self.reach.sockets.connect(to).await;
+                connected.map(|(socket, registration)| (socket, Some(registration)))
+            } else {
+                Socket::<TcpStream>::connect(to).await.map(|socket| (socket, None))
+            };
+            connected.map_err(|error| format!("dial tcp {to}: {error}"))
         };
         let late = async {
             self.clock.sleep(KUBE_CONNECT_TIME).await;
             Err(format!("dial tcp {to}: i/o timeout"))
         };
-        let socket = smol::future::or(connect, late).await?;
+        let (socket, registration) = smol::future::or(connect, late).await?;
         let _ = socket.get_ref().set_nodelay(true);
-        Ok(socket)
+        Ok((socket, registration))
     }
 }
 

@@ -51,6 +51,7 @@ impl World {
             held: Gauge::default(),
             reach: Reach {
                 node_api: api.local_addr().unwrap(),
+                sockets: TunnelSockets::default(),
                 asker: Asker::new(queries),
                 pods: Rc::default(),
             },
