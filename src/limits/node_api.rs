@@ -32,6 +32,10 @@ pub const NODE_HANDSHAKES: Rate = Rate { per_second: 100_000, burst: 1_000_000 }
 pub const NODE_HANDSHAKES_OF_STRANGERS: Rate = Rate { per_second: 200_000, burst: 2_000_000 };
 /// The same of an address that is known, of this machine itself, and of its tunnels.
 pub const NODE_HANDSHAKES_OF_KNOWN: Rate = Rate { per_second: 250_000, burst: 3_000_000 };
+/// The same of all of them together. What tunnels take counts, but they do not wait for it.
+pub const NODE_HANDSHAKES_IN_ALL: Rate = Rate { per_second: 500_000, burst: 3_000_000 };
+/// Of it what each known one has when all of them together have used up theirs.
+pub const NODE_HANDSHAKES_GUARANTEED: Rate = Rate { per_second: 14_000, burst: 100_000 };
 /// How often the API server is asked whose token it is that comes from an address nobody knows. More: refused (429).
 pub const NODE_TOKENS: Rate = Rate { per_second: 1, burst: 8 };
 /// The same of all such addresses.
@@ -139,7 +143,17 @@ pub const TUNNEL_BYTES: usize = TUNNEL_QUEUED_BYTES_SHARE
     + NODE_TLS_OUT_BYTES;
 
 const _: () = assert!(NODE_STREAMS_MAX < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS);
-// Strangers and one known address leave some of the places.
+// Tunnels, which do not wait for the others, and what is guaranteed to these: the addresses that are known, and this machine.
+const _: () = assert!(
+    NODE_HANDSHAKES_OF_KNOWN.per_second as usize
+        + (NODE_PEERS_KNOWN_MAX + 1) * NODE_HANDSHAKES_GUARANTEED.per_second as usize
+        <= NODE_HANDSHAKES_IN_ALL.per_second as usize
+);
+// Strangers and one known address leave something of the time and of the places.
+const _: () = assert!(
+    NODE_HANDSHAKES_OF_STRANGERS.per_second + NODE_HANDSHAKES_OF_KNOWN.per_second
+        < NODE_HANDSHAKES_IN_ALL.per_second
+);
 const _: () =
     assert!(NODE_STRANGERS_MAX + NODE_KNOWN_CONNECTIONS_MAX < NODE_CONNECTIONS_MAX - NODE_TUNNEL_CONNECTIONS);
 const _: () =

@@ -6,15 +6,17 @@
 //!     all addresses nobody knows    a share of all of them, beside their own
 //!     one from which somebody came  a larger one of its own, whatever the others do
 //!     another process here          the same
-//!     k3s servers by their tunnels  the same
+//!     k3s servers by their tunnels  the same, and no wait for what all together may take
+//!     all of these together         a share of a processor; when it is used up, each known one still has a little of its own
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use crate::limits::{
-    NODE_HANDSHAKES, NODE_HANDSHAKES_OF_KNOWN, NODE_HANDSHAKES_OF_STRANGERS, NODE_PEERS_KNOWN_MAX,
-    NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN, NODE_TOKENS_OF_STRANGERS,
+    NODE_HANDSHAKES, NODE_HANDSHAKES_GUARANTEED, NODE_HANDSHAKES_IN_ALL, NODE_HANDSHAKES_OF_KNOWN,
+    NODE_HANDSHAKES_OF_STRANGERS, NODE_PEERS_KNOWN_MAX, NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN,
+    NODE_TOKENS_OF_STRANGERS,
 };
 use crate::model::{Mono, SortedMap};
 use crate::rate::{Rate, TokenBucket};
@@ -60,12 +62,18 @@ impl Origin {
 struct Rations {
     /// Processor time, in microseconds.
     handshakes: TokenBucket,
+    /// Of it what it has when all together have used up theirs; strangers have none.
+    guaranteed: Option<TokenBucket>,
     tokens: TokenBucket,
 }
 
 impl Rations {
     fn new(handshakes: Rate, tokens: Rate, now: Mono) -> Self {
-        Self { handshakes: TokenBucket::new(handshakes, now), tokens: TokenBucket::new(tokens, now) }
+        Self {
+            handshakes: TokenBucket::new(handshakes, now),
+            guaranteed: None,
+            tokens: TokenBucket::new(tokens, now),
+        }
     }
 }
 
@@ -79,7 +87,8 @@ struct Peer {
 impl Peer {
     fn new(known: bool, now: Mono) -> Self {
         let rations = if known {
-            Rations::new(NODE_HANDSHAKES_OF_KNOWN, NODE_TOKENS_OF_KNOWN, now)
+            let guaranteed = Some(TokenBucket::new(NODE_HANDSHAKES_GUARANTEED, now));
+            Rations { guaranteed, ..Rations::new(NODE_HANDSHAKES_OF_KNOWN, NODE_TOKENS_OF_KNOWN, now) }
         } else {
             Rations::new(NODE_HANDSHAKES, NODE_TOKENS, now)
         };
@@ -90,20 +99,23 @@ impl Peer {
 /// Those that came last. Full: of those that nobody knows the one goes that was away for the longest.
 #[derive(Debug)]
 pub(super) struct Peers {
-    peers: SortedMap<Origin, Peer>,
+    origins: SortedMap<Origin, Peer>,
     /// Of all that nobody knows.
     strangers: Rations,
+    /// Processor time of all of them together, in microseconds.
+    handshakes: TokenBucket,
 }
 
 impl Peers {
     pub(super) fn new(now: Mono) -> Self {
         let strangers = Rations::new(NODE_HANDSHAKES_OF_STRANGERS, NODE_TOKENS_OF_STRANGERS, now);
-        Self { peers: SortedMap::new(), strangers }
+        let handshakes = TokenBucket::new(NODE_HANDSHAKES_IN_ALL, now);
+        Self { origins: SortedMap::new(), strangers, handshakes }
     }
 
     /// It is a tunnel or this machine, or somebody was let in from there.
     pub(super) fn is_known(&self, origin: Origin) -> bool {
-        origin.is_here() || self.peers.get(&origin).is_some_and(|peer| peer.known)
+        origin.is_here() || self.origins.get(&origin).is_some_and(|peer| peer.known)
     }
 
     /// Somebody was let in from there. Too many are known: the one that was away for the longest is not any more.
@@ -113,7 +125,7 @@ impl Peers {
             return;
         }
         *peer = Peer::new(true, now);
-        let known = self.peers.iter_mut().filter(|(of, peer)| peer.known && !of.is_here());
+        let known = self.origins.iter_mut().filter(|(of, peer)| peer.known && !of.is_here());
         let mut known: Vec<(Mono, &mut Peer)> = known.map(|(_, peer)| (peer.used, peer)).collect();
         if known.len() > NODE_PEERS_KNOWN_MAX {
             known.sort_by_key(|(used, _)| *used);
@@ -127,15 +139,28 @@ impl Peers {
     pub(super) fn handshake_at(&mut self, origin: Origin, now: Mono) -> Option<Mono> {
         let peer = self.peer(origin, now);
         let (known, own) = (peer.known, peer.rations.handshakes.wait(now));
-        let of_all = if known { None } else { self.strangers.handshakes.wait(now) };
-        own.max(of_all)
+        // The earlier of the two: nothing when there is no wait.
+        let guaranteed = peer.rations.guaranteed.as_mut().map(|bucket| bucket.wait(now));
+        let of_strangers = if known { None } else { self.strangers.handshakes.wait(now) };
+        let of_all = match (origin, self.handshakes.wait(now), guaranteed) {
+            // What tunnels cost counts, but nobody else makes them wait.
+            (Origin::Tunnel, ..) => None,
+            (_, of_all, Some(guaranteed)) => of_all.min(guaranteed),
+            (_, of_all, None) => of_all,
+        };
+        own.max(of_strangers).max(of_all)
     }
 
     /// A handshake has cost so much, also more than there was.
     pub(super) fn spend(&mut self, origin: Origin, time: Duration, now: Mono) {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        let is_used_up = self.handshakes.wait(now).is_some();
+        self.handshakes.spend(micros, now);
         let peer = self.peer(origin, now);
         peer.rations.handshakes.spend(micros, now);
+        if let Some(guaranteed) = peer.rations.guaranteed.as_mut().filter(|_| is_used_up) {
+            guaranteed.spend(micros, now);
+        }
         if !peer.known {
             self.strangers.handshakes.spend(micros, now);
         }
@@ -149,12 +174,12 @@ impl Peers {
     }
 
     fn peer(&mut self, origin: Origin, now: Mono) -> &mut Peer {
-        if !self.peers.contains_key(&origin) && self.peers.len() >= NODE_PEERS_MAX {
-            let strangers = self.peers.iter().filter(|(_, peer)| !peer.known);
+        if !self.origins.contains_key(&origin) && self.origins.len() >= NODE_PEERS_MAX {
+            let strangers = self.origins.iter().filter(|(_, peer)| !peer.known);
             let last = strangers.min_by_key(|(_, peer)| peer.used).map(|(of, _)| *of);
-            last.map(|last| self.peers.remove(&last));
+            last.map(|last| self.origins.remove(&last));
         }
-        let peer = self.peers.entry(origin).or_insert_with(|| Peer::new(origin.is_here(), now));
+        let peer = self.origins.entry(origin).or_insert_with(|| Peer::new(origin.is_here(), now));
         peer.used = now;
         peer
     }
@@ -191,8 +216,13 @@ mod tests {
 
     /// How much processor time those who always have a handshake to begin get within ten seconds; each costs 20 ms.
     fn taken(peers: &mut Peers, origins: &[Origin]) -> Vec<Duration> {
+        taken_from(peers, origins, at(0))
+    }
+
+    /// The same from then on.
+    fn taken_from(peers: &mut Peers, origins: &[Origin], begun: Mono) -> Vec<Duration> {
         let (mut taken, cost) = (vec![Duration::ZERO; origins.len()], Duration::from_millis(20));
-        for now in (0..10_000).step_by(5).map(at) {
+        for now in (0..10_000).step_by(5).map(|millis| begun + Duration::from_millis(millis)) {
             for (origin, taken) in origins.iter().zip(&mut taken) {
                 if peers.handshake_at(*origin, now).is_none() {
                     peers.spend(*origin, cost, now);
@@ -218,9 +248,66 @@ mod tests {
         let strangers: Duration = all[..100].iter().sum();
         assert!(strangers < Duration::from_millis(4100), "{strangers:?}");
         for known in &all[100..] {
-            assert!(*known > Duration::from_millis(5400), "a client that is known has its own: {known:?}");
+            assert!(*known > Duration::from_millis(220), "a client that is known has its own: {known:?}");
         }
-        assert!(peers.peers.len() <= NODE_PEERS_MAX);
+        assert!(peers.origins.len() <= NODE_PEERS_MAX);
+        // One of them beside the strangers has its whole share.
+        let mut peers = Peers::new(at(0));
+        peers.mark_known(known, at(0));
+        let all = taken(&mut peers, &origins[..=100]);
+        assert!(all[100] > Duration::from_millis(3400), "{:?}", all[100]);
+    }
+
+    #[test]
+    fn all_together_cost_no_more_than_their_share_of_a_processor_and_tunnels_do_not_wait_for_it() {
+        let mut peers = Peers::new(at(0));
+        let known: Vec<Origin> =
+            (0..NODE_PEERS_KNOWN_MAX).map(|host| v4(u8::try_from(host).unwrap())).collect();
+        for origin in &known {
+            peers.mark_known(*origin, at(0));
+        }
+        let strangers: Vec<Origin> = (100..120).map(v4).collect();
+        let origins = [&known[..], &strangers, &[Origin::Own]].concat();
+        let share = |seconds: u32| {
+            let Rate { per_second, burst } = NODE_HANDSHAKES_IN_ALL;
+            // The last one may cost more than there was.
+            let guaranteed =
+                NODE_HANDSHAKES_GUARANTEED.burst * u32::try_from(NODE_PEERS_KNOWN_MAX + 2).unwrap();
+            Duration::from_micros((burst + seconds * per_second + guaranteed).into())
+                + Duration::from_millis(20)
+        };
+        let all = taken(&mut peers, &origins);
+        let (sum, of_strangers): (Duration, Duration) =
+            (all.iter().sum(), all[known.len()..known.len() + 20].iter().sum());
+        assert!(sum > share(10).mul_f64(0.75) && sum < share(10), "{sum:?}");
+        assert!(of_strangers < Duration::from_millis(4100), "{of_strangers:?}");
+        // The others have used up all that there is, and go on.
+        let origins = [&origins[..], &[Origin::Tunnel]].concat();
+        let all = taken_from(&mut peers, &origins, at(10_000));
+        let (of_tunnel, sum) = (all[origins.len() - 1], all.iter().sum::<Duration>());
+        assert!(of_tunnel > Duration::from_millis(5400), "{of_tunnel:?}");
+        assert!(sum < share(10), "what the tunnel takes the others do not: {sum:?}");
+    }
+
+    /// The API server asks seldom. Whoever else is known takes all that there is, and so do strangers.
+    #[test]
+    fn a_known_client_that_asks_seldom_does_not_wait_for_those_that_take_all() {
+        let mut peers = Peers::new(at(0));
+        let known: Vec<Origin> =
+            (0..NODE_PEERS_KNOWN_MAX).map(|host| v4(u8::try_from(host).unwrap())).collect();
+        for origin in &known {
+            peers.mark_known(*origin, at(0));
+        }
+        let (server, known) = known.split_last().unwrap();
+        let origins = [&(100..120).map(v4).collect::<Vec<_>>()[..], known, &[Origin::Own]].concat();
+        for second in 0..4 {
+            let now = at(second * 10_000);
+            taken_from(&mut peers, &origins, now);
+            let now = now + Duration::from_secs(10);
+            assert!(peers.handshakes.wait(now).is_some(), "nothing is left");
+            assert_eq!(peers.handshake_at(*server, now), None);
+            peers.spend(*server, Duration::from_millis(20), now);
+        }
     }
 
     #[test]
@@ -258,6 +345,6 @@ mod tests {
         assert!((1..=NODE_PEERS_KNOWN_MAX).all(|host| peers.is_known(v4(u8::try_from(host).unwrap()))));
         assert!(peers.is_known(Origin::Own) && peers.is_known(Origin::Tunnel));
         assert!(!peers.is_known(Origin::V6(1_999)));
-        assert!(peers.peers.len() <= NODE_PEERS_MAX);
+        assert!(peers.origins.len() <= NODE_PEERS_MAX);
     }
 }
