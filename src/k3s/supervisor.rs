@@ -46,8 +46,12 @@ impl Supervisor {
         Self { lookups: Lookups::default(), clock }
     }
 
-    /// A connection to it, by those credentials.
-    pub(crate) async fn connect(&self, with: &Loaded) -> Result<crate::stream::Stream, String> {
+    /// A connection to it, by those credentials. With a `ration` no more than so many bytes can be read of it.
+    pub(crate) async fn connect(
+        &self,
+        with: &Loaded,
+        ration: Option<usize>,
+    ) -> Result<crate::stream::Stream, String> {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
         let socket = self.lookups.connect(&address).await?;
         let _ = socket.get_ref().set_nodelay(true);
@@ -56,7 +60,7 @@ impl Supervisor {
         // Of a link that is gone without a word nobody hears when what is written on it is not taken.
         let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
-        let connected = tls_connect(with, socket, Protocol::Http1).await;
+        let connected = tls_connect(with, socket, Protocol::Http1, ration).await;
         connected.map_err(|error: KubeError| error.to_string())
     }
 
@@ -75,7 +79,8 @@ impl Supervisor {
 
     async fn exchange(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
         let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", with.server.authority()));
-        let socket = self.connect(with).await.map_err(at)?;
+        // A body that may be as long, its head, and what TLS adds. hyper itself reads heads without end (`103`).
+        let socket = self.connect(with, Some(2 * NODE_FILE_BYTES_MAX)).await.map_err(at)?;
         let handshake = hyper::client::conn::http1::handshake(socket).await;
         let (mut sender, connection) = handshake.map_err(|error| at(error.to_string()))?;
         let mut request = Request::new(Full::new(Bytes::from(ask.body.clone())));
@@ -113,5 +118,81 @@ impl Supervisor {
             std::future::pending().await
         };
         smol::future::or(exchange, drive).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpListener;
+    use std::rc::Rc;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use futures_rustls::pki_types::PrivateKeyDer;
+    use futures_rustls::rustls::crypto::ring;
+    use futures_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+    use super::*;
+    use crate::clock::SystemClock;
+    use crate::kube::ServerUrl;
+
+    /// Heads that are no answer (`103 Early Hints`) come without end. hyper reads on and on, and TLS costs the loop's processor.
+    #[test]
+    fn a_server_that_never_ends_its_head_sends_no_more_than_its_ration() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+        let certificate = certificate.self_signed(&key).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::Pkcs8(key.serialized_der().to_vec().into()),
+            )
+            .unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = std::thread::spawn(move || {
+            let tls = ServerConnection::new(Arc::new(config)).unwrap();
+            let mut stream = StreamOwned::new(tls, listener.accept().unwrap().0);
+            // hyper takes no answer before its request.
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            let hints = b"HTTP/1.1 103 Early Hints\r\n\r\n".repeat(500);
+            let mut sent = 0_usize;
+            while stream.write_all(&hints).is_ok() {
+                sent += hints.len();
+            }
+            sent
+        });
+        let with = Loaded {
+            server: ServerUrl { host: "127.0.0.1".to_owned(), port, prefix: String::new() },
+            server_name: Some("localhost".to_owned()),
+            authorities: Some(crate::x509::pem("CERTIFICATE", certificate.der()).into_bytes()),
+            certificate: None,
+            token: None,
+        };
+        let supervisor = Supervisor::new(Rc::new(SystemClock));
+        let (begun, before) = (Instant::now(), processor_time());
+        let ask = Ask { path: "/v1-k3s/config", ..Ask::default() };
+        let refused = smol::block_on(supervisor.ask(&with, &ask)).map(|_| ()).unwrap_err();
+        let (time, cost) = (begun.elapsed(), processor_time().saturating_sub(before));
+        let sent = server.join().unwrap();
+        println!("{sent} bytes in {time:?}, {cost:?} of the processor: {refused:?}");
+        assert!(matches!(refused, Refused::Unreachable(_)), "{refused:?}");
+        assert!(time < KUBE_CALL_TIME / 2 && cost < KUBE_CALL_TIME / 4, "{time:?} {cost:?}");
+        // What the kernels' buffers hold beside it was never read.
+        assert!(sent < 8 * 1024 * 1024, "{sent} bytes");
+    }
+
+    /// That of this thread.
+    fn processor_time() -> Duration {
+        rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
     }
 }

@@ -162,7 +162,8 @@ impl Tunnel {
 
     /// The WebSocket's handshake.
     async fn upgrade(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
-        let stream = self.common.supervisor.connect(with).await?.into_inner();
+        // Without a ration: it lasts. The answer's head is bounded where it is read (`upgrade_answer`).
+        let stream = self.common.supervisor.connect(with, None).await?.into_inner();
         let (incoming, mut outgoing) = smol::io::split(stream);
         let mut incoming = Incoming { stream: incoming, bytes: Vec::new(), taken: 0 };
         let key = base64(&random::<16>()?);

@@ -256,7 +256,9 @@ impl Link {
         let socket = self.lookups.connect(&address).await.map_err(at)?;
         // A request is small and waits for its answer: nothing is gained by holding it back.
         let _ = socket.get_ref().set_nodelay(true);
-        let socket = tls::connect(with, socket, tls::Protocol::Http2).await.map_err(|error| match error {
+        // It lasts: hyper and the watches bound what comes.
+        let connected = tls::connect(with, socket, tls::Protocol::Http2, None).await;
+        let socket = connected.map_err(|error| match error {
             KubeError::Unreachable(why) => at(why),
             error => error,
         })?;

@@ -35,7 +35,7 @@ impl Protocol {
     }
 }
 
-/// TLS 1.2 or 1.3 over this connection.
+/// TLS 1.2 or 1.3 over this connection, of which no more than a `ration` of bytes can be read after the handshake, if there is one.
 ///
 /// # Errors
 /// `Config` when certificates or keys are none; `Unreachable` when the handshake fails, with what to do about it.
@@ -43,6 +43,7 @@ pub(crate) async fn connect(
     with: &Loaded,
     socket: Socket<TcpStream>,
     protocol: Protocol,
+    ration: Option<usize>,
 ) -> Result<Stream, KubeError> {
     let config = config(with, protocol).map_err(KubeError::Config)?;
     let name = with.server_name.as_deref().unwrap_or(&with.server.host);
@@ -57,7 +58,10 @@ pub(crate) async fn connect(
             None => format!("TLS: {error}"),
         })
     })?;
-    connected.get_ref().0.end_ration();
+    match ration {
+        Some(bytes) => connected.get_ref().0.set_ration(bytes),
+        None => connected.get_ref().0.end_ration(),
+    }
     if protocol == Protocol::Http2 && connected.get_ref().1.alpn_protocol() != Some(protocol.name()) {
         let host = &with.server.host;
         return Err(KubeError::Protocol(format!(
