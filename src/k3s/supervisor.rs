@@ -7,7 +7,7 @@ use hyper::{Method, Request};
 
 use crate::clock::SharedClock;
 use crate::events::cut;
-use crate::kube::{KubeError, Loaded, Protocol, tls_connect};
+use crate::kube::{Authenticated, KubeError, Loaded, Protocol, tls_connect};
 use crate::limits::{
     KUBE_CALL_TIME, KUBE_MESSAGE_BYTES_MAX, NODE_FILE_BYTES_MAX, TUNNEL_SILENCE_MAX, TUNNEL_WINDOW_BYTES,
 };
@@ -19,6 +19,7 @@ use crate::probe::run::Lookups;
 pub(crate) struct Supervisor {
     lookups: Lookups,
     clock: SharedClock,
+    authenticated: Authenticated,
 }
 
 /// What it is asked.
@@ -42,8 +43,9 @@ pub(crate) enum Refused {
 }
 
 impl Supervisor {
-    pub(crate) fn new(clock: SharedClock) -> Self {
-        Self { lookups: Lookups::default(), clock }
+    /// Servers that show a certificate of the cluster's are `authenticated` from then on.
+    pub(crate) fn new(clock: SharedClock, authenticated: Authenticated) -> Self {
+        Self { lookups: Lookups::default(), clock, authenticated }
     }
 
     /// A connection to it, by those credentials. With a `ration` no more than so many bytes can be read of it.
@@ -60,7 +62,7 @@ impl Supervisor {
         // Of a link that is gone without a word nobody hears when what is written on it is not taken.
         let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
-        let connected = tls_connect(with, socket, Protocol::Http1, ration).await;
+        let connected = tls_connect(with, socket, Protocol::Http1, ration, &self.authenticated).await;
         connected.map_err(|error: KubeError| error.to_string())
     }
 
@@ -178,7 +180,7 @@ mod tests {
             certificate: None,
             token: None,
         };
-        let supervisor = Supervisor::new(Rc::new(SystemClock));
+        let supervisor = Supervisor::new(Rc::new(SystemClock), Authenticated::default());
         let (begun, before) = (Instant::now(), processor_time());
         let ask = Ask { path: "/v1-k3s/config", ..Ask::default() };
         let refused = smol::block_on(supervisor.ask(&with, &ask)).map(|_| ()).unwrap_err();

@@ -7,7 +7,7 @@ use futures_rustls::pki_types::CertificateDer;
 use futures_rustls::pki_types::pem::PemObject as _;
 
 use super::kubeconfig::{Kubeconfig, Material, ServerUrl, Trust};
-use super::{KubeError, Others};
+use super::{Authenticated, KubeError, Others};
 use crate::blocking::unblock_apart;
 use crate::filesystem::read_linked;
 use crate::limits::KUBECONFIG_BYTES_MAX;
@@ -21,6 +21,8 @@ pub struct Access {
     awaited: bool,
     /// Where else the server's cluster is.
     others: Others,
+    /// Where it answered.
+    authenticated: Authenticated,
 }
 
 /// Everything a connection is made with. Holds secrets, and is dropped when the connection stands.
@@ -37,17 +39,23 @@ pub(crate) struct Loaded {
 impl Access {
     /// The kubeconfig at `path`, which need not be there yet.
     pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned(), awaited: false, others: Others::default() }
+        let (others, authenticated) = (Others::default(), Authenticated::default());
+        Self { path: path.to_owned(), awaited: false, others, authenticated }
     }
 
     /// The same, where it is to be made here.
     pub fn awaited(path: &Path) -> Self {
-        Self { path: path.to_owned(), awaited: true, others: Others::default() }
+        Self { awaited: true, ..Self::new(path) }
     }
 
     /// Further addresses of the same cluster's API: none, until they are set.
     pub(crate) fn others(&self) -> &Others {
         &self.others
+    }
+
+    /// The addresses of its servers, as far as they have answered with a certificate that was verified.
+    pub(crate) fn authenticated(&self) -> &Authenticated {
+        &self.authenticated
     }
 
     /// Reads all that there is to read, on a thread of its own.

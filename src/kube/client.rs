@@ -13,7 +13,7 @@ use hyper::{Method, Request, Response, Uri};
 use smol::lock::{Mutex, Semaphore, SemaphoreGuardArc};
 
 use super::link::{Connected, Link};
-use super::{Access, KubeError, json};
+use super::{Access, Authenticated, KubeError, json};
 use crate::clock::SharedClock;
 use crate::events::cut;
 use crate::executor::Executor;
@@ -134,6 +134,11 @@ impl Client {
     /// How many servers there are besides the kubeconfig's.
     pub(crate) fn others(&self) -> usize {
         self.shared.link.access().others().len()
+    }
+
+    /// The addresses of servers that have shown a certificate of the cluster's.
+    pub(crate) fn authenticated(&self) -> Authenticated {
+        self.shared.link.access().authenticated().clone()
     }
 
     /// There are other servers than before, besides the kubeconfig's.

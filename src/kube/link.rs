@@ -257,7 +257,8 @@ impl Link {
         // A request is small and waits for its answer: nothing is gained by holding it back.
         let _ = socket.get_ref().set_nodelay(true);
         // It lasts: hyper and the watches bound what comes.
-        let connected = tls::connect(with, socket, tls::Protocol::Http2, None).await;
+        let connected =
+            tls::connect(with, socket, tls::Protocol::Http2, None, self.access.authenticated()).await;
         let socket = connected.map_err(|error| match error {
             KubeError::Unreachable(why) => at(why),
             error => error,

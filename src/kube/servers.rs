@@ -1,9 +1,11 @@
-//! The servers of one cluster: where else its API is, and which of them is asked next. PURE.
+//! The servers of one cluster: where else its API is, which of them is asked next, and from which addresses they answered. PURE.
 
 use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 
 use super::ServerUrl;
+use crate::limits::SERVERS_AUTHENTICATED_MAX;
 
 /// Further addresses of an API server, all of the same cluster and so behind the same authorities. Clones share them.
 /// At most `limits::K3S_SERVERS_MAX`, as whoever sets them sees to.
@@ -30,6 +32,28 @@ impl Others {
     /// How many there are.
     pub(crate) fn len(&self) -> usize {
         self.0.borrow().len()
+    }
+}
+
+/// Addresses at which a server has shown a certificate of the cluster's. Clones share them. Full: the one that did so the longest
+/// time ago is forgotten.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Authenticated(Rc<RefCell<Vec<IpAddr>>>);
+
+impl Authenticated {
+    /// One did so now.
+    pub(crate) fn add(&self, address: IpAddr) {
+        let mut addresses = self.0.borrow_mut();
+        addresses.retain(|known| *known != address);
+        if addresses.len() >= SERVERS_AUTHENTICATED_MAX {
+            addresses.remove(0);
+        }
+        addresses.push(address);
+    }
+
+    /// All of them.
+    pub(crate) fn all(&self) -> Vec<IpAddr> {
+        self.0.borrow().clone()
     }
 }
 
@@ -80,6 +104,18 @@ impl Turn {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_that_answered_last_are_known_by_their_addresses() {
+        let (authenticated, most) =
+            (Authenticated::default(), u8::try_from(SERVERS_AUTHENTICATED_MAX).unwrap());
+        let address = |host: u8| IpAddr::from([192, 0, 2, host]);
+        for host in (0..most).chain([0, most]) {
+            authenticated.add(address(host));
+        }
+        let known: Vec<IpAddr> = (2..most).chain([0, most]).map(address).collect();
+        assert_eq!(authenticated.all(), known);
+    }
 
     fn server(host: &str) -> ServerUrl {
         ServerUrl { host: host.to_owned(), port: 6443, prefix: String::new() }

@@ -1,4 +1,4 @@
-//! TLS to an API server: its certificate is verified against the kubeconfig's authorities, ours is shown if there is one.
+//! TLS to an API server: its certificate is verified against the kubeconfig's authorities, ours is shown if there is one. The address of a server whose certificate was verified is `authenticated` from then on.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use futures_rustls::rustls::client::{ClientConfig, Resumption};
 use futures_rustls::rustls::crypto::ring;
 use futures_rustls::rustls::{CertificateError, Error, RootCertStore};
 
-use super::KubeError;
 use super::access::Loaded;
+use super::{Authenticated, KubeError};
 use crate::limits::PEER_HANDSHAKE_BYTES_MAX;
 use crate::stream::{Socket, Stream, stream};
 use crate::tls::{Anybody, server_verifier};
@@ -44,6 +44,7 @@ pub(crate) async fn connect(
     socket: Socket<TcpStream>,
     protocol: Protocol,
     ration: Option<usize>,
+    authenticated: &Authenticated,
 ) -> Result<Stream, KubeError> {
     let config = config(with, protocol).map_err(KubeError::Config)?;
     let name = with.server_name.as_deref().unwrap_or(&with.server.host);
@@ -58,6 +59,11 @@ pub(crate) async fn connect(
             None => format!("TLS: {error}"),
         })
     })?;
+    if with.authorities.is_some()
+        && let Ok(address) = connected.get_ref().0.get_ref().peer_addr()
+    {
+        authenticated.add(address.ip());
+    }
     match ration {
         Some(bytes) => connected.get_ref().0.set_ration(bytes),
         None => connected.get_ref().0.end_ration(),

@@ -25,6 +25,9 @@ pub const NODE_TUNNEL_CONNECTIONS: usize = 4;
 pub const NODE_PEERS_MAX: usize = 64;
 /// Of them those from which somebody was let in. Full: the one that was away for the longest is as any other.
 pub const NODE_PEERS_KNOWN_MAX: usize = 16;
+/// Addresses of servers to which the agent has connected itself, by a verified certificate: they are known to its own API before
+/// anybody was let in from there. Full: the one that it has connected to the longest time ago is none of them.
+pub const SERVERS_AUTHENTICATED_MAX: usize = K3S_SERVERS_MAX + 1;
 /// Microseconds of processor time that an address which nobody knows may take, by handshakes and by requests until somebody is
 /// let in. Used up: its next handshakes wait, within `NODE_HANDSHAKE_TIME`.
 pub const NODE_HANDSHAKES: Rate = Rate { per_second: 100_000, burst: 1_000_000 };
@@ -149,6 +152,7 @@ const _: () = assert!(
         + (NODE_PEERS_KNOWN_MAX + 1) * NODE_HANDSHAKES_GUARANTEED.per_second as usize
         <= NODE_HANDSHAKES_IN_ALL.per_second as usize
 );
+const _: () = assert!(SERVERS_AUTHENTICATED_MAX < NODE_PEERS_KNOWN_MAX);
 // Strangers and one known address leave something of the time and of the places.
 const _: () = assert!(
     NODE_HANDSHAKES_OF_STRANGERS.per_second + NODE_HANDSHAKES_OF_KNOWN.per_second

@@ -118,7 +118,7 @@ pub(super) fn join(
     let k3s = config.k3s.as_ref().and_then(|k3s| {
         // It was looked at with the other settings.
         let server = kube::ServerUrl::parse(&k3s.server).ok()?;
-        let supervisor = Supervisor::new(clock.clone());
+        let supervisor = Supervisor::new(clock.clone(), access.authenticated().clone());
         let (told, news) = smol::channel::bounded(1);
         let (lost, tunnel_lost) = smol::channel::bounded(1);
         let servers = Rc::new(Servers::new(server, access.others().clone(), told.clone()));

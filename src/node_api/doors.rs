@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
-use std::net::{TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,9 @@ use super::places::{Limits, Place, Stage};
 use super::tunnel_sockets::TunnelSockets;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
+use crate::kube::Authenticated;
 use crate::limits::NODE_KEEPALIVE;
+use crate::model::Mono;
 use crate::stream::Socket;
 
 /// A connection that nobody was let in by yet, and that makes room for others.
@@ -64,6 +66,21 @@ struct Seat {
 pub(super) struct Known {
     pub(super) peers: Rc<RefCell<Peers>>,
     pub(super) tunnels: TunnelSockets,
+    pub(super) servers: Authenticated,
+}
+
+impl Known {
+    /// Where a connection comes from. The cluster's servers are known before anybody was let in from there: also those that a new
+    /// agent has only connected to itself.
+    fn origin(&self, peer: SocketAddr, ours: Option<IpAddr>, now: Mono) -> Origin {
+        if self.tunnels.take(peer) {
+            return Origin::Tunnel;
+        }
+        for server in self.servers.all() {
+            self.peers.borrow_mut().mark_known(Origin::of(server, ours), now);
+        }
+        Origin::of(peer.ip(), ours)
+    }
 }
 
 /// Accepts connections, so many at once, and has each served by a task of its own.
@@ -93,12 +110,8 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             }
         };
         watch_over(socket.get_ref());
-        let origin = if known.tunnels.take(peer) {
-            Origin::Tunnel
-        } else {
-            let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip());
-            Origin::of(peer.ip(), ours)
-        };
+        let ours = socket.get_ref().local_addr().ok().map(|ours| ours.ip());
+        let origin = known.origin(peer, ours, clock.now().mono);
         seats.retain(|seat| !seat.wanted.is_closed());
         let pools = match origin {
             Origin::Tunnel => vec![&slots],

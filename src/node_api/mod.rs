@@ -211,6 +211,7 @@ pub async fn run(listening: Listening, needs: Needs) {
     let Listening { api, healthz, names, files, loaded, serving, tunnels, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
     let asker = Asker::new(queries);
+    let servers = client.authenticated();
     let peers = Rc::new(RefCell::new(Peers::new(clock.now().mono)));
     let (system_logs, stream_idle_max) = (settings.system_logs.clone(), settings.stream_idle_max);
     let shared = Rc::new(Api {
@@ -232,7 +233,7 @@ pub async fn run(listening: Listening, needs: Needs) {
         peers: peers.clone(),
         clock: clock.clone(),
     });
-    let known = Known { peers, tunnels };
+    let known = Known { peers, tunnels, servers };
     let of_api = accept(&api, OF_API, &known, &executor, &clock, |socket, stranger| {
         let (shared, open) = (shared.clone(), held.connections.enter());
         async move {

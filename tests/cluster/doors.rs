@@ -20,6 +20,7 @@ use smolet::config::{Config, NodeApi};
 use crate::client::{Client, tcp};
 use crate::common::apiserver::Identity;
 use crate::k3s::{is_ready, joining};
+use crate::servers::Relay;
 use crate::supervisor::K3s;
 use crate::world::{NODE, PATIENCE, World};
 
@@ -299,6 +300,36 @@ fn connects_of_a_local_user_keep_out_neither_the_tunnel_nor_a_known_client() {
         assert!(refused.is_empty(), "{who}: {refused:?}");
     }
     assert!(flood.stop() > 300);
+}
+
+/// The address of the API server, which the agent has connected to by itself, is known before anybody was let in from there.
+#[test]
+fn connects_from_many_addresses_do_not_keep_the_api_server_from_a_new_agent() {
+    let world = World::without_agent();
+    let identity = server(&world);
+    let relay = Relay::start(TcpListener::bind((ELSEWHERE, 0)).unwrap(), world.api.address());
+    let config = world.config();
+    let kubeconfig = config.kubeconfig.clone().unwrap();
+    let text = std::fs::read_to_string(&kubeconfig).unwrap();
+    std::fs::write(&kubeconfig, text.replace(&world.api.url(), &format!("https://{}", relay.address)))
+        .unwrap();
+    let mut before = 0;
+    for start in ["first", "second"] {
+        world.start_with(config.clone());
+        world.until("its port is told", |world| world.node_port() != before);
+        before = world.node_port();
+        let many = (66..100).map(|host| Ipv4Addr::new(127, 0, 0, host)).collect();
+        let flood = connects(many, world.node_port(), b"\x16");
+        std::thread::sleep(Duration::from_secs(1));
+        let refused = kept_out(&world, ELSEWHERE, &identity);
+        println!(
+            "150 connects a second to the {start} agent: the API server: {} of 10 kept out",
+            refused.len()
+        );
+        assert!(refused.is_empty(), "{refused:?}");
+        assert!(flood.stop() > 300);
+        world.kill();
+    }
 }
 
 /// An agent that tells its health on a port, and that port.

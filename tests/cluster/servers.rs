@@ -20,8 +20,8 @@ use crate::supervisor::K3s;
 use crate::world::{NODE, World};
 
 /// A port of one of the machine's addresses behind which the API server is.
-struct Relay {
-    address: SocketAddr,
+pub struct Relay {
+    pub address: SocketAddr,
     state: Arc<RelayState>,
     thread: Option<JoinHandle<()>>,
 }
@@ -35,7 +35,7 @@ struct RelayState {
 }
 
 impl Relay {
-    fn start(listener: TcpListener, to: SocketAddr) -> Self {
+    pub fn start(listener: TcpListener, to: SocketAddr) -> Self {
         let (address, state) = (listener.local_addr().unwrap(), Arc::new(RelayState::default()));
         let shared = state.clone();
         let run = move || {

@@ -13,6 +13,7 @@ use super::*;
 use crate::clock::{Clock as _, VirtualClock};
 use crate::executor::Executor;
 use crate::k3s::message::{self, END, Message};
+use crate::kube::Authenticated;
 use crate::limits::{
     TUNNEL_CONNECTIONS_MAX, TUNNEL_NUDGE_TIME, TUNNEL_PAUSE_BYTES, TUNNEL_PAUSED_TIME,
     TUNNEL_QUEUED_BYTES_MAX, TUNNEL_QUEUED_BYTES_SHARE, TUNNEL_STUCK_TIME,
@@ -104,7 +105,7 @@ impl World {
     fn tunnel(&self) -> Tunnel {
         let clock: SharedClock = Rc::new(self.clock.clone());
         let common = Common {
-            supervisor: Supervisor::new(clock.clone()),
+            supervisor: Supervisor::new(clock.clone(), Authenticated::default()),
             access: Access::new(std::path::Path::new("/nowhere")),
             reach: self.session.reach.clone(),
             executor: self.executor.clone(),
