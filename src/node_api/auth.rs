@@ -252,7 +252,7 @@ impl Gate {
             return Ok(known);
         }
         if !self.peers.borrow_mut().may_ask(origin, self.clock.now().mono) {
-            return Err((429, "too many tokens that nobody knows; try again\n".to_owned()));
+            return Err((429, "TokenReview rate limit of this address exceeded; retry\n".to_owned()));
         }
         let review = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": {"token": token},
