@@ -240,4 +240,21 @@ mod tests {
             }
         }
     }
+
+    /// A neighbour of the API server's behind one address opens as many connections as it likes, at any time.
+    #[test]
+    fn who_shares_a_known_address_ends_no_request_that_was_let_in() {
+        let mut here = places("A!A+A!");
+        for _ in 0..100 {
+            if let Some(leaves) =
+                LIMITS.leaves(&here, v4(b'A'), is_known, here.len() < LIMITS.connections_max)
+            {
+                here.remove(leaves);
+            }
+            here.push(Place { origin: v4(b'A'), stage: Stage::Unauthenticated });
+            assert!(here.len() <= LIMITS.connections_max);
+        }
+        let kept: Vec<Stage> = here.iter().map(|place| place.stage).take(3).collect();
+        assert_eq!(kept, [Stage::Admitted, Stage::Authenticated, Stage::Admitted]);
+    }
 }
