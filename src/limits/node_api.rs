@@ -47,9 +47,10 @@ pub const NODE_TOKENS_OF_STRANGERS: Rate = Rate { per_second: 4, burst: 16 };
 pub const NODE_TOKENS_OF_KNOWN: Rate = Rate { per_second: 20, burst: 40 };
 /// Of them those that last for as long as both ends want: logs, commands, forwarded ports. Full: refused (429).
 pub const NODE_STREAMS_MAX: usize = 24;
-/// The same of the port that tells `/healthz` alone.
+/// Connections to the port that tells `/healthz` alone. Full: the oldest one without a request is closed; where there is none, a
+/// further one waits.
 pub const HEALTHZ_CONNECTIONS_MAX: usize = 4;
-/// Of them those of one address, this machine's apart.
+/// Of them those without a request of one address that nobody knows. Full: its oldest is closed.
 pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 2;
 /// The same of all such addresses, and of one origin that is known: this machine's own processes.
 pub const HEALTHZ_STRANGERS_MAX: usize = 3;
