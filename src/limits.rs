@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::turns::Share;
-
 mod debug;
 mod eviction;
 mod gc;
@@ -18,8 +16,10 @@ mod node;
 mod node_api;
 mod probe;
 mod pulled;
+mod rate;
 mod resize;
 mod service;
+mod share;
 mod shutdown;
 mod source;
 mod stream;
@@ -41,8 +41,10 @@ pub use node::*;
 pub use node_api::*;
 pub use probe::*;
 pub use pulled::*;
+pub use rate::*;
 pub use resize::*;
 pub use service::*;
+pub use share::*;
 pub use shutdown::*;
 pub use source::*;
 pub use stream::*;

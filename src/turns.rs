@@ -18,7 +18,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::limits::TURNS_WAITING_MAX;
+use crate::limits::{Share, TURNS_WAITING_MAX};
 use crate::model::PodUid;
 
 /// Whom a turn is for: a pod, or the agent itself. A number: turns are given back by other threads too.
@@ -31,32 +31,6 @@ impl From<&PodUid> for Party {
         let mut hasher = DefaultHasher::new();
         uid.hash(&mut hasher);
         Self(hasher.finish())
-    }
-}
-
-/// How turns are divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// So many parties have a turn of their own each, whatever others hold.
-    pub own: usize,
-    /// Further turns. Of these a party never holds more than are left free behind it: alone it has half of them, the next
-    /// one half of the others, and a party without any may always have the last one.
-    pub common: usize,
-}
-
-impl Share {
-    /// The most turns that are held at once.
-    pub const fn most(self) -> usize {
-        self.own + self.common
-    }
-
-    /// A party with so many turns may have one more, while so many parties hold so many in all.
-    pub fn may_begin(self, of_party: usize, parties: usize, held: usize) -> bool {
-        if of_party == 0 && parties < self.own {
-            return true;
-        }
-        let left = (self.common + parties.min(self.own)).saturating_sub(held);
-        of_party.saturating_sub(self.own.min(1)) < left
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::ConfigError;
 use super::kubelet::{GoDuration, parse_go_duration};
-use crate::eviction::{Amount, Signal, Threshold};
-use crate::limits::{EVICTION_HARD, EVICTION_TRANSITION};
+use crate::eviction::{Amount, EVICTION_HARD, Signal, Threshold};
+use crate::limits::EVICTION_TRANSITION;
 
 /// By signal.
 pub(super) type BySignal<T> = BTreeMap<String, T>;

@@ -20,6 +20,15 @@ use std::time::Duration;
 use crate::model::Mono;
 pub use threshold::{Amount, Signal, Threshold};
 
+/// Below which pods are ended at once, unless configured (kubelet `DefaultEvictionHard`).
+pub const EVICTION_HARD: [(Signal, Amount); 5] = [
+    (Signal::MemoryAvailable, Amount::Quantity(100 * 1024 * 1024)),
+    (Signal::NodeFsAvailable, Amount::Share(100_000)),
+    (Signal::NodeFsInodesFree, Amount::Share(50_000)),
+    (Signal::ImageFsAvailable, Amount::Share(150_000)),
+    (Signal::ImageFsInodesFree, Amount::Share(50_000)),
+];
+
 /// A node condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeCondition {

@@ -31,10 +31,10 @@ use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime};
 use crate::events::{EventKind, cut};
-use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN};
+use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN, Rate};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::PodSandboxConfig;
-use crate::rate::{Rate, TokenBucket};
+use crate::rate::TokenBucket;
 use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::text::quoted;
 

@@ -19,9 +19,10 @@ use crate::events::cut;
 use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
-    KUBE_ANSWER_BYTES_MAX, KUBE_CALL_TIME, KUBE_CALLS_MAX, KUBE_ERROR_BYTES_MAX, KUBE_MESSAGE_BYTES_MAX,
+    ApiRates, KUBE_ANSWER_BYTES_MAX, KUBE_CALL_TIME, KUBE_CALLS_MAX, KUBE_ERROR_BYTES_MAX,
+    KUBE_MESSAGE_BYTES_MAX, Rate,
 };
-use crate::rate::{ApiRates, Rate, TokenBucket};
+use crate::rate::TokenBucket;
 use crate::source::decode::Node;
 
 /// What a request carries.

@@ -2,16 +2,6 @@
 
 use std::time::Duration;
 
-use crate::eviction::{Amount, Signal};
-
-/// Below which pods are ended at once, unless configured (kubelet `DefaultEvictionHard`).
-pub const EVICTION_HARD: [(Signal, Amount); 5] = [
-    (Signal::MemoryAvailable, Amount::Quantity(100 * 1024 * 1024)),
-    (Signal::NodeFsAvailable, Amount::Share(100_000)),
-    (Signal::NodeFsInodesFree, Amount::Share(50_000)),
-    (Signal::ImageFsAvailable, Amount::Share(150_000)),
-    (Signal::ImageFsInodesFree, Amount::Share(50_000)),
-];
 /// Time between two looks at memory and disks.
 pub const EVICTION_PERIOD: Duration = Duration::from_secs(30);
 /// The same when a threshold is near, or was met a while ago (kubelet `evictionMonitoringPeriod`).

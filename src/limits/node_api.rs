@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use super::{K3S_SERVERS_MAX, KIB, MIB};
-use crate::rate::Rate;
+use super::{K3S_SERVERS_MAX, KIB, MIB, Rate};
 
 /// Connections to the port at once, upgraded ones and logs that are followed included. Full: of those that nobody was let in
 /// by yet one is closed, the oldest of the address that has most; where there is none, a further one waits.

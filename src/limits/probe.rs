@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{
     CONTAINER_BYTES, EVENT_MESSAGE_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX, KIB, PODS_BYTES_MAX, PODS_IN_HAND_MAX,
+    Share,
 };
-use crate::turns::Share;
 
 /// Probes of containers that pods in hand have. What [`PODS_BYTES_MAX`] lets be wanted fits; pods that end may still have
 /// theirs. Full: those of a further pod are not run, with a message, and it is not ready, until there is room.

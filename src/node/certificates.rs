@@ -10,9 +10,9 @@ use super::certificate_files::{self as files, Request};
 use crate::cluster::csr::{self, Due};
 use crate::executor::Executor;
 use crate::kube::{self, Access, Client, Credential};
+use crate::limits::ApiRates;
 use crate::limits::CERTIFICATE_LOOK;
 use crate::model::{Mono, Wall};
-use crate::rate::ApiRates;
 
 /// What it takes.
 pub(super) struct Certificates {

@@ -16,10 +16,10 @@ use std::time::Duration;
 use crate::limits::{
     NODE_HANDSHAKES, NODE_HANDSHAKES_GUARANTEED, NODE_HANDSHAKES_IN_ALL, NODE_HANDSHAKES_OF_KNOWN,
     NODE_HANDSHAKES_OF_STRANGERS, NODE_PEERS_KNOWN_MAX, NODE_PEERS_MAX, NODE_TOKENS, NODE_TOKENS_OF_KNOWN,
-    NODE_TOKENS_OF_STRANGERS,
+    NODE_TOKENS_OF_STRANGERS, Rate,
 };
 use crate::model::{Mono, SortedMap};
-use crate::rate::{Rate, TokenBucket};
+use crate::rate::TokenBucket;
 
 /// Where somebody comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,7 @@
 //! Images: missing, hanging, mended.
 
 use smolet::config::Config;
-use smolet::rate::Rate;
+use smolet::limits::Rate;
 
 use crate::world::World;
 

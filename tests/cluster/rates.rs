@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smolet::config::{Config, Periods, Registration};
-use smolet::rate::{ApiRates, Rate};
+use smolet::limits::{ApiRates, Rate};
 
 use crate::common::apiserver::Request;
 use crate::world::{NODE, World, app};

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use smolet::config::fields::{Answer, Field, fields};
 use smolet::config::{Config, Flags};
-use smolet::rate::{ApiRates, Rate};
+use smolet::limits::{ApiRates, Rate};
 
 /// Path, Go type and default of each field; written from the kubelet's `types.go` and its defaulted test data.
 const UPSTREAM: &str = include_str!("kubelet_configuration.tsv");
