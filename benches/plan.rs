@@ -9,9 +9,9 @@ use std::time::Duration;
 use common::{NOW, pod};
 use divan::{AllocProfiler, Bencher, black_box};
 use smolet::limits::{BACKOFF_ENTRIES_MAX, CRASH_BACKOFF_MAX};
+use smolet::model::backoff::{Backoff, BackoffKey};
 use smolet::model::{DesiredPod, Mono, ObservedPod};
 use smolet::sync::Probes;
-use smolet::sync::backoff::{Backoff, BackoffKey};
 use smolet::sync::plan::{PlanInput, plan};
 
 #[global_allocator]

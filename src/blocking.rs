@@ -34,7 +34,7 @@ use crate::limits::{
 use crate::model::SortedMap;
 use crate::model::{Mono, PodUid};
 use crate::mounts;
-use crate::store::poison::{self, Working};
+use crate::poison::{self, Working};
 use crate::turns::{Party, Turn, Turns};
 use crate::volume::{NFS, SUBPATHS};
 

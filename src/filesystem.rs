@@ -143,6 +143,29 @@ pub fn replace_content(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     file.set_permissions(std::fs::Permissions::from_mode(mode))
 }
 
+/// Replaces `path` by way of `beside`, mode 0600, and waits for the disk.
+pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    replace_only(path, beside, bytes)?;
+    if let Some(directory) = path.parent() {
+        File::open(directory)?.sync_all()?;
+    }
+    Ok(())
+}
+
+/// The same, but for the directory, which whoever replaces several waits for once.
+pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
+    // What a write that was cut off has left, or anybody, keeps its mode, and whoever has it open.
+    match std::fs::remove_file(beside) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Ok(()) | Err(_) => {}
+    }
+    // For root alone from the first moment on: a container's last words may hold secrets.
+    let mut file = File::options().create_new(true).write(true).mode(0o600).open(beside)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(beside, path)
+}
+
 /// The first bytes of a file that the node's owner names or the kernel makes; what is behind them is left out.
 ///
 /// # Errors

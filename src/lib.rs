@@ -18,7 +18,7 @@
 //! runtime for everything; an *event* of the runtime's says where to look before the next one.
 //!
 //! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
-//! `sync::worker`, `sync::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
+//! `sync::worker`, `model::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
 //! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `rate`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
 //! of `store` all but `file`, `identity`, `poison`, `keep::folder` and `keep::seal`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
 //! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `http`, `scan`, `check` and what begins with `api`,
@@ -38,6 +38,7 @@ pub mod clock;
 pub mod cluster;
 pub mod config;
 pub mod cri;
+pub mod decode;
 pub mod desired;
 pub mod doctor;
 pub mod events;
@@ -67,6 +68,7 @@ pub mod node;
 pub mod node_api;
 pub mod pleg;
 pub mod podcmd;
+pub mod poison;
 pub mod probe;
 mod process;
 pub mod proto;

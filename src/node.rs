@@ -107,12 +107,12 @@ use crate::limits::{
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
 use crate::model::Mono;
+use crate::poison::{self, SetAside};
 use crate::probe::run::{Lookups, Tools};
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
-use crate::store::poison::{self, SetAside};
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
 use crate::sync::turns::StartTurns;
 use crate::systemd::Systemd;

@@ -16,10 +16,10 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::{Value, json};
 
 use crate::filesystem::read_bounded;
+use crate::filesystem::replace;
 use crate::limits::{POD_DIRS_READ_MAX, USER_NAMESPACES_MAX, USERNS_FILE_BYTES_MAX};
 use crate::model::SortedSet;
 use crate::render::UserNamespace;
-use crate::store::file::replace;
 
 /// `mappingsFile`.
 pub(crate) const NAME: &str = "userns";

@@ -12,11 +12,11 @@ use std::time::Duration;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::backoff::Backoff;
 use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
     ObservedPod, SandboxNetwork, SandboxState, SandboxStatus, Wall,
 };
-use smolet::sync::backoff::Backoff;
 use smolet::sync::plan::{Kill, Plan, PlanInput, PodAction, Start, StartWhen, plan};
 use smolet::sync::{ProbeResult, Probes};
 

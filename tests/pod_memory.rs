@@ -4,7 +4,7 @@
 #![cfg(feature = "tls")]
 
 use serde_json::{Value, json};
-use smolet::kube::json::read;
+use smolet::decode::json::read;
 use smolet::limits::{PODS_BYTES_MAX, PODS_MAX};
 use smolet::model::{DesiredPod, Wall};
 use smolet::source::NodeName;

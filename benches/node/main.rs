@@ -33,9 +33,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::backoff::Backoff;
 use smolet::model::{ContainerId, ContainerState, Wall};
 use smolet::sync::Probes;
-use smolet::sync::backoff::Backoff;
 use smolet::sync::plan::{PlanInput, plan};
 
 use finding::Idle;

@@ -5,8 +5,10 @@
 use std::rc::Rc;
 
 use smolet::clock::VirtualClock;
+use smolet::decode::Node;
+use smolet::decode::json;
 use smolet::kube::split::{Shape, Splitter};
-use smolet::kube::{Follower, json, take_event};
+use smolet::kube::{Follower, take_event};
 use smolet::limits;
 use smolet::model::{ObjectKey, ObjectKind, Side, Wall};
 use smolet::source::api::{ApiPods, Shared};
@@ -15,7 +17,6 @@ use smolet::source::api_kept::Trees;
 use smolet::source::api_node::ApiNode;
 use smolet::source::api_objects::{Found, Sought, follower};
 use smolet::source::api_statuses::StatusesThere;
-use smolet::source::decode::Node;
 use smolet::source::{NodeName, claim};
 
 pub fn run(data: &[u8]) {

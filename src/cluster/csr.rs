@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::decode::Node;
 use crate::events::cut;
 use crate::kube::{Resource, object_path};
 use crate::limits::{CERTIFICATE_LOOK, KUBE_MESSAGE_BYTES_MAX};
 use crate::model::Wall;
-use crate::source::decode::Node;
 use crate::text::base64 as bytes_of;
 use crate::x509::{self, Validity};
 
@@ -189,7 +189,7 @@ const FILE_END: &str = ".pem";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kube::json::read;
+    use crate::decode::json::read;
 
     const SECOND: i64 = 1_000_000_000;
 

@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::node_object::{KUBELET_VERSION_MARK, Machine};
-use crate::source::decode::Node;
+use crate::decode::Node;
 
 impl Machine {
     /// The patch of the Node's status that puts right what is `there`, with the status that it is to have; `None`: nothing is
@@ -61,7 +61,7 @@ mod tests {
             "{{status: {{nodeInfo: {{kubeletVersion: '{version}'}}, capacity: {{{capacity}}}, addresses: [{addresses}]}}}}"
         );
         let mut found = None;
-        crate::source::decode::yaml::documents(text.as_bytes(), |_, document| found = document.ok())
+        crate::decode::yaml::documents(text.as_bytes(), |_, document| found = document.ok())
             .expect("one document");
         found.expect("valid")
     }

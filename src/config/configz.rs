@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{Authorization, Config, fields};
-use crate::source::decode::Node;
+use crate::decode::Node;
 
 impl Config {
     /// `{"kubeletconfig": {…}}`. Paths of keys stand in it, and no keys.

@@ -2,7 +2,7 @@
 //! not have cannot be switched on.
 
 use super::{ConfigError, FileSettings};
-use crate::source::decode::Node;
+use crate::decode::Node;
 
 /// Gates of Kubernetes 1.36 whose feature smolet has.
 const ON: &str = "ContainerRestartRules CustomCPUCFSQuotaPeriod EnvFiles ExecProbeTimeout GracefulNodeShutdown \

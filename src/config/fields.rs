@@ -13,7 +13,7 @@
 
 use super::kubelet::parse_go_duration;
 use super::registration;
-use crate::source::decode::{Node, typed};
+use crate::decode::{Node, typed};
 
 const LINES: &str = include_str!("fields.txt");
 

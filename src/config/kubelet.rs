@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 
 use super::ConfigError;
 use super::fields::{self, Answer, Field};
+use crate::decode::{Node, Path as FieldPath, typed, yaml};
 use crate::filesystem::read_linked;
 use crate::limits;
-use crate::source::decode::{Node, Path as FieldPath, typed, yaml};
 
 /// The fields that are set. Each stands in it once.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -209,7 +209,7 @@ impl FileSettings {
         let mut at = FieldPath::default();
         at.push_shown(path);
         typed::read(node, at).map_err(|errors| {
-            let one = |error: &crate::source::decode::FieldError| match &error.value {
+            let one = |error: &crate::decode::FieldError| match &error.value {
                 Some(value) => format!("{}: {value}: {}", error.path, error.message),
                 None => format!("{}: {}", error.path, error.message),
             };

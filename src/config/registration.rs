@@ -9,9 +9,9 @@ use serde::Deserialize;
 
 use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings, Flags, fields};
+use crate::decode::Node;
 use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD, NODE_TAINTS_MAX};
 use crate::render::quantity::Quantity;
-use crate::source::decode::Node;
 use crate::source::validate::names;
 
 /// What a node is registered with.

@@ -6,9 +6,9 @@ use hyper::header::{HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 
 use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings};
+use crate::decode::Node;
 use crate::limits::FILE_CHECK_FREQUENCY;
 use crate::probe::handler::HttpGet;
-use crate::source::decode::Node;
 
 /// Where further manifests are. The values of its headers are hidden from `Debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]

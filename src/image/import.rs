@@ -35,7 +35,7 @@ use crate::limits::{
     IMAGE_ARCHIVE_QUIET, IMAGE_ARCHIVE_RETRY, IMAGE_ARCHIVES_MAX, IMAGE_CHUNK_BYTES, IMAGE_KNOWN_TIME,
     INOTIFY_BUFFER_BYTES, MANIFEST_DIR_ENTRIES_MAX,
 };
-use crate::sync::backoff::GoDuration;
+use crate::model::backoff::GoDuration;
 
 /// On the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
 pub const ARCHIVE_LABEL: &str = "smolet.io/archive";

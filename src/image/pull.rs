@@ -32,10 +32,10 @@ use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime};
 use crate::events::{EventKind, cut};
 use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN, Rate};
+use crate::model::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::rate::TokenBucket;
-use crate::sync::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::text::quoted;
 
 /// An image that is there.

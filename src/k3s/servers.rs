@@ -4,9 +4,10 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use crate::kube::{ServerUrl, json as reader};
+use crate::decode::json as reader;
+use crate::decode::{Node, quoted};
+use crate::kube::ServerUrl;
 use crate::limits::{K3S_LIST_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX};
-use crate::source::decode::{Node, quoted};
 use crate::source::validate::names;
 
 /// The addresses of its API, in their order as texts.

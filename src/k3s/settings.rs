@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use serde_json::json;
 
-use crate::kube::json as reader;
+use crate::decode::Node;
+use crate::decode::json as reader;
 use crate::limits::DNS_SERVERS_MAX;
-use crate::source::decode::Node;
 use crate::source::validate::names;
 
 /// As much of it as a node needs.

@@ -13,8 +13,10 @@ use hyper::{Method, Request, Response, Uri};
 use smol::lock::{Mutex, Semaphore, SemaphoreGuardArc};
 
 use super::link::{Connected, Link};
-use super::{Access, Authenticated, KubeError, json};
+use super::{Access, Authenticated, KubeError};
 use crate::clock::SharedClock;
+use crate::decode::Node;
+use crate::decode::json;
 use crate::events::cut;
 use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
@@ -23,7 +25,6 @@ use crate::limits::{
     KUBE_MESSAGE_BYTES_MAX, Rate,
 };
 use crate::rate::TokenBucket;
-use crate::source::decode::Node;
 
 /// What a request carries.
 #[derive(Clone, Debug)]

@@ -16,13 +16,14 @@ use std::time::Duration;
 use super::client::{Client, refusal};
 use super::path::{Resource, escape};
 use super::split::{Shape, SplitError, Splitter};
-use super::{KubeError, RetryWait, json, seed};
+use super::{KubeError, RetryWait, seed};
+use crate::decode::Node;
+use crate::decode::json;
 use crate::limits::{
     KUBE_CALL_TIME, KUBE_LIST_AGAIN, KUBE_LIST_PERIOD, KUBE_LIST_SPACING, KUBE_OBJECT_BYTES_MAX,
     KUBE_PAGE_ITEMS, KUBE_WATCH_SHORT, KUBE_WATCH_TIME,
 };
 use crate::model::Mono;
-use crate::source::decode::Node;
 
 /// Which objects.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use hyper::Uri;
 
-use crate::source::decode::{Node, quoted, yaml};
+use crate::decode::{Node, quoted, yaml};
 use crate::text::base64;
 use crate::x509;
 

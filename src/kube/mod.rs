@@ -18,7 +18,6 @@ mod client;
 mod error;
 mod follow;
 pub mod handshake;
-pub mod json;
 mod kubeconfig;
 mod link;
 mod path;

@@ -11,9 +11,9 @@ use crate::addresses::NodeAddresses;
 use crate::blocking::unblock_apart;
 use crate::clock::SharedClock;
 use crate::cluster::csr::{self, Answer, Purpose};
+use crate::decode::Node;
 use crate::kube::{self, Client, Content, KubeError, Resource, RetryWait};
 use crate::limits::{CSR_POLL_MAX, CSR_POLL_MIN, CSR_POLL_SERVER_MAX, CSR_RETRY_MAX, CSR_RETRY_MIN};
-use crate::source::decode::Node;
 use crate::x509::Validity;
 
 /// What is asked for, again and again.

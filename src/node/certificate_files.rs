@@ -14,9 +14,9 @@ use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, PublicKeyData
 
 use crate::cluster::csr::{self, Purpose};
 use crate::filesystem::read_linked;
+use crate::filesystem::replace;
 use crate::limits::KUBECONFIG_BYTES_MAX;
 use crate::model::Wall;
-use crate::store::file::replace;
 use crate::tls::certificates;
 use crate::x509::{self, Validity};
 

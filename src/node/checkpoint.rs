@@ -21,12 +21,12 @@ use crate::limits::{
     CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
     CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, KEPT_SIZES_MAX, SYNC_RETRY,
 };
+use crate::model::backoff::BackoffKey;
 use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::status::merge;
 use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
 use crate::store::file::CheckpointFile;
-use crate::sync::backoff::BackoffKey;
 
 /// How far the file is behind the state.
 pub(super) struct Saving {

@@ -12,11 +12,11 @@ use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
 use crate::cluster::{lease, pod_status};
 use crate::cri::Runtime;
+use crate::decode::Node;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
 use crate::model::{PodKey, Wall};
 use crate::source::RefusedPod;
 use crate::source::api_statuses::StatusThere;
-use crate::source::decode::Node;
 
 /// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
 pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {

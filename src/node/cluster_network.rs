@@ -12,12 +12,12 @@ use crate::cri::Runtime;
 use crate::doctor::cni::is_configuration;
 use crate::events::EventKind;
 use crate::filesystem::open_regular;
+use crate::filesystem::replace;
 use crate::k3s::Settings;
 use crate::kube::seed;
 use crate::limits::{CNI_FILE_BYTES_MAX, CNI_FILES_MAX, KUBE_RETRY_MAX};
 use crate::model::{DesiredPod, Mono, Now};
 use crate::render::NodeSettings;
-use crate::store::file::replace;
 use crate::text::quoted;
 
 /// What is said where pods are to have the cluster's name servers, and there are none.

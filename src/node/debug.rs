@@ -15,13 +15,13 @@ use k8s_openapi::api::core::v1::EphemeralContainer;
 use super::agent::Agent;
 use super::pod::Work;
 use crate::cri::Runtime;
+use crate::decode::FieldError;
 use crate::gc::GcRemoval;
 use crate::image::name::{default_pull_policy, full_name};
 use crate::limits::{DEBUGGED_PODS_BYTES_MAX, DEBUGGER_MEMORY_BYTES, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX};
 use crate::model::debugger::name_suffix;
 use crate::model::{ContainerKind, ContainerState, Debugger, DesiredPod, ObservedPod, PodUid};
 use crate::server::{Answer, DebugQuestion};
-use crate::source::decode::FieldError;
 use crate::source::validate;
 use crate::sync::worker::Life;
 

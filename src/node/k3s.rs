@@ -18,11 +18,11 @@ use crate::addresses::NodeAddresses;
 use crate::clock::SharedClock;
 use crate::cluster::csr::{self, Due};
 use crate::config::{K3s, TokenSource};
+use crate::filesystem::replace;
 use crate::k3s::{Ask, List, Refused, Servers, Settings, Supervisor, Token, pinned};
 use crate::kube::{self, Access, Client, Credential, Loaded, RetryWait, Turn};
 use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN};
 use crate::model::Mono;
-use crate::store::file::replace;
 use crate::tls::certificates;
 use crate::x509;
 

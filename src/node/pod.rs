@@ -23,16 +23,16 @@ use crate::limits::{
     RELIST_PERIOD, START_FAILURES_MAX, STATUS_PASSES_MAX, SYNC_RETRY,
 };
 use crate::model::SortedSet;
+use crate::model::backoff::BackoffKey;
 use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
 use crate::pleg;
+use crate::poison;
 use crate::render::cgroup_settings::burstable_milli_cpu;
 use crate::render::paths;
 use crate::status::eviction::EVICTED;
 use crate::status::restarts::{count_lost_again, next_restart_counts};
 use crate::status::{self, DEADLINE_EXCEEDED, DEADLINE_MESSAGE, Phase, StatusInput, merge, time};
-use crate::store::poison;
 use crate::sync::act::{GiveUp, LeastCounts};
-use crate::sync::backoff::BackoffKey;
 use crate::sync::kill::{kill_pod, remove_garbage};
 use crate::sync::outcome::{Failure, Outcome, SyncError};
 use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};

@@ -12,12 +12,12 @@ use crate::events::{About, EventKind};
 use crate::limits::{PROBERS_MAX, PROBES, PROBES_AT_ONCE_MAX};
 use crate::model::{ContainerId, DesiredPod, Mono, PodUid};
 use crate::model::{SortedMap, SortedSet};
+use crate::poison;
 use crate::probe::handler::Handler;
 use crate::probe::prober::ProbeKind;
 use crate::probe::run::{Answer, Lookups, Tools, probe};
 use crate::probe::{Place, Probers, has_probe, timeout};
 use crate::status::{self, StatusFacts, StatusProbe};
-use crate::store::poison;
 use crate::sync::ProbeResult;
 use crate::sync::act::ActContext;
 

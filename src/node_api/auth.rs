@@ -19,12 +19,12 @@ use super::request::Refusal;
 use super::tls::Clients;
 use crate::clock::SharedClock;
 use crate::config::{Authorization, NodeApi};
+use crate::decode::Node;
 use crate::kube::{Client, Content, KubeError, Resource};
 use crate::limits::{
     NODE_DECISIONS_MAX, NODE_REVIEWS_MAX, NODE_STRANGERS_REVIEWS_MAX, NODE_USER_BYTES_MAX, NODE_USERS_MAX,
 };
 use crate::metrics::NodeApiUse;
-use crate::source::decode::Node;
 use crate::x509;
 
 /// The group of everybody who is known.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     fn reviewed(text: &str) -> Option<User> {
-        User::of_review(&crate::kube::json::read(text.as_bytes()).unwrap())
+        User::of_review(&crate::decode::json::read(text.as_bytes()).unwrap())
     }
 
     #[test]

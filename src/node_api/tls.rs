@@ -22,8 +22,8 @@ use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair};
 
 use crate::config::NodeApi;
 use crate::filesystem::read_linked;
+use crate::filesystem::replace;
 use crate::limits::NODE_FILE_BYTES_MAX;
-use crate::store::file::replace;
 use crate::tls::{bounded, certificates};
 use crate::x509::pem;
 

@@ -23,11 +23,11 @@ use smol::channel::Sender;
 use super::api_here::PodsHere;
 use super::api_kept::Trees;
 use super::api_statuses::{StatusThere, StatusesThere};
-use super::decode::Node;
 use super::identity::{CONFIG_MIRROR, NodeName};
 use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourcedPod, manifest};
 use crate::admit::first_come;
 use crate::clock::SharedClock;
+use crate::decode::Node;
 use crate::events::cut;
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{
@@ -503,7 +503,7 @@ mod tests {
                     "spec": {{"nodeName": "gw", "containers": [{{"name": "app", "image": "{image}"}}]}},
                     "status": {{"phase": "{phase}"}}}}"#
             );
-            pods.is_there(crate::kube::json::read(text.as_bytes()).expect("JSON"));
+            pods.is_there(crate::decode::json::read(text.as_bytes()).expect("JSON"));
             pods.settled();
             let update = told.try_recv().expect("an update");
             assert_eq!((update.pods.len(), update.server.refused.len()), (1, 0), "{phase} {image}");
@@ -528,7 +528,7 @@ mod tests {
                 gates.join(","),
                 conditions.join(",")
             );
-            crate::kube::json::read(text.as_bytes()).expect("JSON")
+            crate::decode::json::read(text.as_bytes()).expect("JSON")
         };
         let shown = |pod: &Node| {
             let all = gates(pod).into_iter().map(|c| format!("{}={} {:?}", c.type_, c.status, c.message));

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Taint;
 use smol::channel::Sender;
 
-use super::decode::{Node, Path, typed};
 use crate::admit::Resources;
+use crate::decode::{Node, Path, typed};
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
 use crate::model::SortedMap;

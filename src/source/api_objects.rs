@@ -12,8 +12,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::json;
 use smol::channel::Sender;
 
-use super::decode::{Node, Path};
 use super::object;
+use crate::decode::{Node, Path};
 use crate::kube::{
     AuthorizerLag, Client, Collection, Content, Follower, KubeError, Resource, RetryWait, Watches,
     follow_or_list, subresource_path,

@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hasher};
 use std::rc::Rc;
 
-use super::decode::Node;
+use crate::decode::Node;
 use crate::model::{PodUid, SortedMap};
 
 /// What a node agent writes into a status.
@@ -164,7 +164,7 @@ mod tests {
 
     fn pod(version: &str, status: &str) -> Option<StatusThere> {
         let text = format!(r#"{{"metadata": {{"resourceVersion": "{version}"}}, "status": {status}}}"#);
-        StatusThere::of(&crate::source::decode::json::read(text.as_bytes()).expect("JSON"))
+        StatusThere::of(&crate::decode::json::read(text.as_bytes()).expect("JSON"))
     }
 
     #[test]

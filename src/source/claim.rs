@@ -3,7 +3,7 @@
 //!
 //! Read by hand: the whole types would cost the binary their code.
 
-use super::decode::{Node, Path, typed};
+use crate::decode::{Node, Path, typed};
 use crate::limits::CLAIM_PATH_BYTES_MAX;
 use crate::model::NfsExport;
 use crate::model::object::{ClaimedVolume, VolumeSource};
@@ -118,7 +118,7 @@ mod tests {
     use serde_json::{Value, json};
 
     fn tree(value: &Value) -> Node {
-        crate::kube::json::read(value.to_string().as_bytes()).expect("JSON")
+        crate::decode::json::read(value.to_string().as_bytes()).expect("JSON")
     }
 
     #[test]

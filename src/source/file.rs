@@ -31,7 +31,7 @@ use super::{
 use crate::clock::SharedClock;
 use crate::limits;
 use crate::model::{DesiredPod, Mono, Side, SortedMap, SortedSet};
-use crate::store::poison::SetAside;
+use crate::poison::SetAside;
 
 /// The name of this source in `SourceUpdate::source`.
 pub const NAME: &str = "file";

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, Toleration};
 use sha2::{Digest, Sha256};
 
-use super::decode::Node;
+use crate::decode::Node;
 use crate::model::{NanoFixed, Wall};
 
 /// The node's name as it was stored at the first start.
@@ -269,8 +269,8 @@ fn write_text(out: &mut String, text: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::decode::yaml::documents;
-    use crate::source::decode::{Path, typed};
+    use crate::decode::yaml::documents;
+    use crate::decode::{Path, typed};
 
     fn tree(text: &str) -> Node {
         let mut got = None;

@@ -6,9 +6,9 @@ use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use super::identity::{self, ManifestKind, NodeName};
 use super::{Problem, defaults, object, packed, validate};
+use crate::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use crate::limits;
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
 

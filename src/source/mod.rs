@@ -27,7 +27,6 @@ pub mod api_statuses;
 pub mod check;
 #[cfg(feature = "tls")]
 pub mod claim;
-pub mod decode;
 pub mod defaults;
 pub mod file;
 pub mod http;
@@ -45,7 +44,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use decode::middle_cut;
+use crate::decode::middle_cut;
 
 use crate::limits;
 use crate::model::SortedSet;

@@ -10,9 +10,9 @@ use k8s_openapi::api::core::v1::{ConfigMap, NodeSelector, NodeSelectorRequiremen
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
-use super::decode::{FieldError, Node, Path, typed};
 use super::identity;
 use super::validate::{self, names};
+use crate::decode::{FieldError, Node, Path, typed};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::object::{RuntimeClass, VolumeSource};
@@ -180,7 +180,7 @@ fn decoded(
 }
 
 fn shown(key: &str) -> String {
-    super::decode::middle_cut(key, 64).replace(char::is_control, "\u{fffd}")
+    crate::decode::middle_cut(key, 64).replace(char::is_control, "\u{fffd}")
 }
 
 /// The rules for keys, and the size of all values.

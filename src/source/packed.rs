@@ -13,8 +13,8 @@ use std::rc::{Rc, Weak};
 
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 
-use super::decode::json;
 use super::manifest;
+use crate::decode::json;
 use crate::limits::{CONTAINER_BYTES, POD_OPENED_BYTES};
 use crate::model::Side;
 

@@ -21,7 +21,7 @@ use crate::filesystem::open_linked;
 use crate::limits;
 use crate::model::{Object, Wall};
 use crate::model::{SortedMap, SortedSet};
-use crate::store::poison::{self, SetAside};
+use crate::poison::{self, SetAside};
 
 /// What tells that a file changed, without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,13 +1,11 @@
 //! The checkpoint on disk: read once, replaced atomically, set aside when it cannot be read.
 
-use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::checkpoint::{Checkpoint, Unreadable, from_bytes};
-use crate::filesystem::read_linked;
+use crate::filesystem::{read_linked, replace};
 use crate::limits::CHECKPOINT_BYTES_MAX;
 
 /// Its name below the state directory.
@@ -76,31 +74,10 @@ impl CheckpointFile {
     }
 }
 
-/// Replaces `path` by way of `beside`, mode 0600, and waits for the disk.
-pub(crate) fn replace(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace_only(path, beside, bytes)?;
-    if let Some(directory) = path.parent() {
-        File::open(directory)?.sync_all()?;
-    }
-    Ok(())
-}
-
-/// The same, but for the directory, which whoever replaces several waits for once.
-pub(crate) fn replace_only(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
-    // What a write that was cut off has left, or anybody, keeps its mode, and whoever has it open.
-    match std::fs::remove_file(beside) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
-    // For root alone from the first moment on: a container's last words may hold secrets.
-    let mut file = File::options().create_new(true).write(true).mode(0o600).open(beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::super::checkpoint::to_bytes;
     use super::*;
 

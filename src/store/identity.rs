@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use minicbor::{Decode, Encode};
 
-use super::file::replace;
 use crate::filesystem::read_linked;
+use crate::filesystem::replace;
 use crate::limits::{ADOPTED_MAX, IDENTITY_FILE_BYTES_MAX, KEPT_UIDS_MAX, LOCK_RETRY, LOCK_TRIES};
 use crate::model::PodUid;
 use crate::model::{SortedMap, SortedSet};

@@ -16,7 +16,6 @@ pub mod cut;
 pub mod file;
 pub mod identity;
 pub mod keep;
-pub mod poison;
 pub mod statuses;
 #[cfg(test)]
 mod tests;

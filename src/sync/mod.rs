@@ -17,7 +17,6 @@ use crate::model::ContainerId;
 
 pub mod act;
 mod actuate;
-pub mod backoff;
 pub(crate) mod files;
 mod images;
 mod init;

@@ -20,7 +20,6 @@
 
 use k8s_openapi::api::core::v1::Container;
 
-use super::backoff::{Backoff, BackoffKey, GoDuration};
 use super::init::{Init, decide_init_containers};
 use super::resize::Resizes;
 use super::rules::{
@@ -28,6 +27,7 @@ use super::rules::{
     should_container_be_restarted,
 };
 use super::{KillReason, ProbeResult, Probes};
+use crate::model::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::model::{
     ContainerId, ContainerKind, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
     ObservedPod, SandboxId, SandboxState,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::Pod;
 use smolet::limits::{SERVER_CONNECTION_TIME, SERVER_CONNECTIONS_MAX, SERVER_PART_BYTES};
-use smolet::store::poison::pod_mark;
+use smolet::poison::pod_mark;
 
 use crate::common::fake::Program;
 use crate::world::{World, ask};

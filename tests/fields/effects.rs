@@ -13,6 +13,7 @@ use smolet::hook::Hook;
 use smolet::image::name::for_runtime;
 use smolet::image::pull::PullPolicy;
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::backoff::Backoff;
 use smolet::model::object::named_by;
 use smolet::model::{
     ContainerKind, ContainerMeta, ContainerState, ContainerStatus, DesiredPod, Mono, NamespaceMode, Now,
@@ -31,7 +32,6 @@ use smolet::source::NodeName;
 use smolet::source::identity::CONFIG_HASH;
 use smolet::source::manifest::parse;
 use smolet::status::{NoFacts, StatusInput, pod_status};
-use smolet::sync::backoff::Backoff;
 use smolet::sync::order::grace_period;
 use smolet::sync::plan::{PlanInput, plan};
 use smolet::sync::rules::should_all_containers_restart;

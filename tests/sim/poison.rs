@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smolet::store::poison::watch_panics;
+use smolet::poison::watch_panics;
 
 use crate::common::show_log;
 use crate::world::World;

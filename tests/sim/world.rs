@@ -22,12 +22,12 @@ use smolet::facts;
 use smolet::logs::rotate::Told;
 use smolet::model::{DesiredPod, Now, Wall};
 use smolet::node::{Ending, Parts, Stop};
+use smolet::poison::SetAside;
 use smolet::proto::runtime::v1 as cri;
 use smolet::server::{Answer, PodsQuestion, Query, Question};
 use smolet::source::manifest::parse;
 use smolet::source::{NodeName, Origin, Problem, SourceUpdate, SourcedPod};
 use smolet::store::identity::Identity;
-use smolet::store::poison::SetAside;
 
 use crate::common::TempDir;
 use crate::runtime::SimRuntime;

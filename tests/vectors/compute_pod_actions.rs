@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::backoff::Backoff;
 use smolet::model::{ContainerKind, DesiredPod, Mono, Now, SandboxId, Wall};
-use smolet::sync::backoff::Backoff;
 use smolet::sync::plan::{Kill, Plan, PlanInput, PodAction, SandboxStep, plan};
 
 use crate::pod_input::{desired, observed, probes};

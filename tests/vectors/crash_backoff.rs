@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use smolet::model::backoff::{Backoff, BackoffKey};
 use smolet::model::{
     ContainerKind, ContainerState, DesiredPod, Mono, Now, ObservedPod, SandboxState, SandboxStatus, Wall,
 };
 use smolet::sync::Probes;
-use smolet::sync::backoff::{Backoff, BackoffKey};
 use smolet::sync::plan::{PlanInput, StartWhen, plan};
 
 use crate::pod_input::{list, text};

@@ -8,9 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use smolet::clock::Clock as _;
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::backoff::{Backoff, BackoffKey};
 use smolet::model::{ContainerState, Wall};
 use smolet::sync::act::act;
-use smolet::sync::backoff::{Backoff, BackoffKey};
 use smolet::sync::plan::{PlanInput, plan};
 
 use crate::pod_input::{desired, list, observed, probes, text};

@@ -11,11 +11,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::record::{self, Access, PulledRecord};
 use crate::filesystem::read_bounded;
+use crate::filesystem::replace;
 use crate::image::name::{full_name, without_tag};
 use crate::limits::{PULL_RECORD_BYTES_MAX, PULL_RECORDS_READ_MAX};
 use crate::model::Wall;
 use crate::status;
-use crate::store::file::replace;
 use crate::text::hex;
 
 const PREFIX: &str = "sha256-";

@@ -21,8 +21,8 @@ use std::fmt::Display;
 
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSpec};
 
-use super::decode::{FieldError, Path, quoted};
 use super::identity::NodeName;
+use crate::decode::{FieldError, Path, quoted};
 use crate::limits;
 
 /// Checks what the identity is made of, before the pod gets it: the name, the UID and the node's name.

@@ -253,7 +253,7 @@ fn file_mode(check: &mut Check, mode: Option<i32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::decode::FieldError;
+    use crate::decode::FieldError;
     use serde_json::{Value, json};
 
     fn errors(kind: &str, source: &Value) -> Vec<String> {

@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ring::digest::{SHA256, digest};
 
 use super::super::checkpoint::Unreadable;
-use super::super::file::replace_only;
 use super::content::{self, Marks};
 use super::record::{DIGEST_BYTES, Digest, Kind, Name, Record, from_bytes, to_bytes};
 use super::seal::Key;
 use super::tree;
 use crate::filesystem::read_start;
+use crate::filesystem::replace_only;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, KEPT_RECORDS_MAX};
 use crate::model::{Object, ObjectKey};
 use crate::model::{SortedMap, SortedSet};

@@ -11,8 +11,8 @@ use std::path::Path;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::super::file::replace;
 use crate::filesystem::read_start;
+use crate::filesystem::replace;
 
 const KEY_BYTES: usize = 32;
 

@@ -16,12 +16,12 @@ use super::content::{self, Marks, decode, decode_marks, encode, encode_marks, ke
 use super::folder::{Content, FileName, Folder, Kept, Owner, Put, Written};
 use super::record::{Kind, Name, Record, from_bytes, to_bytes};
 use super::tree;
+use crate::decode::Node;
 use crate::limits::{KEPT_BYTES_MAX, KEPT_RECORD_BYTES_MAX, PODS_BYTES_MAX};
 use crate::model::NfsExport;
 use crate::model::object::{Claim, ClaimedVolume, RuntimeClass, Services, Token, VolumeSource};
 use crate::model::{Object, ObjectKey, ObjectKind, Side};
 use crate::model::{SortedMap, SortedSet};
-use crate::source::decode::Node;
 
 struct Place(PathBuf);
 

@@ -4,8 +4,8 @@
 use minicbor::data::Type;
 use minicbor::{Decoder, Encoder};
 
+use crate::decode::Node;
 use crate::limits::{KEPT_DEPTH_MAX, POD_NODES_MAX};
-use crate::source::decode::Node;
 
 /// Why bytes are no tree.
 pub type DecodeError = minicbor::decode::Error;

@@ -4,15 +4,9 @@
 //! Kubernetes type and names the field of whatever does not fit. The tree in between is what the identity of a
 //! manifest is computed from, and there is one deserialiser only for the big generated types.
 
-// Packed pods are read by the reader of the API server's JSON, without clusters too.
-#[cfg(not(feature = "tls"))]
-#[path = "../../kube/json.rs"]
 pub mod json;
 pub mod typed;
 pub mod yaml;
-
-#[cfg(feature = "tls")]
-pub use crate::kube::json;
 
 use std::fmt;
 use std::fmt::Write as _;

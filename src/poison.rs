@@ -267,7 +267,7 @@ fn newest(text: &str) -> Vec<&str> {
 fn replace(path: &Path, lines: &[&str]) -> io::Result<()> {
     let mut text = lines.join("\n");
     text.push('\n');
-    super::file::replace_only(path, &path.with_extension("new"), text.as_bytes())
+    crate::filesystem::replace_only(path, &path.with_extension("new"), text.as_bytes())
 }
 
 #[cfg(test)]
@@ -342,7 +342,7 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("smolet-aborts-{}", std::process::id()));
         fs::create_dir_all(&dir).expect("a folder");
         let life = || {
-            let test = "store::poison::tests::a_life_that_overflows_its_stack";
+            let test = "poison::tests::a_life_that_overflows_its_stack";
             let mut command = std::process::Command::new(std::env::current_exe().expect("this binary"));
             let command = command.args(["--exact", test, "--nocapture"]).env("SMOLET_TEST_OVERFLOW", &dir);
             let output = command.output().expect("it runs");

@@ -3,8 +3,8 @@ use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
+use crate::decode::Node;
 use crate::model::SortedSet;
-use crate::source::decode::Node;
 
 /// What the API server alone reads: who set which field.
 const NOT_KEPT: &str = "managedFields";
@@ -107,7 +107,7 @@ mod tests {
     fn json_is_read_as_the_manifests_are() {
         let text = br#"{"a": [1, -2, 1.5, true, null, "x", 18446744073709551615], "managedFields": [{"b": 1}], "a2": {}}"#;
         let mut from_yaml = None;
-        crate::source::decode::yaml::documents(
+        crate::decode::yaml::documents(
             br#"{"a": [1, -2, 1.5, true, null, "x", 18446744073709551615.0], "a2": {}}"#,
             |_, node| from_yaml = node.ok(),
         )

@@ -342,7 +342,7 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::source::decode::yaml::documents;
+    use crate::decode::yaml::documents;
     use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 
     fn tree(text: &str) -> Node {
