@@ -393,8 +393,8 @@ fn changes(before: &BTreeMap<PodUid, Entry>, after: &BTreeMap<PodUid, Entry>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::annotations::CONFIG_SOURCE;
     use crate::source::Origin;
-    use crate::source::identity::CONFIG_SOURCE;
     use k8s_openapi::api::core::v1::Pod;
 
     /// `NAME UID FILE [HASH]`

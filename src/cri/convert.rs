@@ -11,6 +11,7 @@ use super::{
     ContainerStats, CpuSample, FilesystemUsage, Image, RuntimeCondition, RuntimeHandler, RuntimeStatus,
 };
 use crate::limits::{CRI_ENTRIES_MAX, CRI_ID_BYTES_MAX, CRI_MESSAGE_BYTES_MAX, CRI_TEXT_BYTES_MAX};
+use crate::model::annotations::{CONFIG_SOURCE, OF_FILE, OF_URL};
 use crate::model::observed::ContainerResources;
 use crate::model::{
     ContainerId, ContainerItem, ContainerState, ContainerStatus, ContainerUser, NamespaceMode, PodKey,
@@ -20,7 +21,6 @@ use crate::proto::runtime::v1 as cri;
 use crate::render::labels::{
     CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_hash_of, container_meta,
 };
-use crate::source::identity::{CONFIG_SOURCE, OF_FILE, OF_URL};
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;

@@ -2,6 +2,7 @@
 //!
 //! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module but the limits.
 
+pub mod annotations;
 pub mod backoff;
 pub mod debugger;
 pub mod desired;

@@ -6,8 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{DesiredPod, NfsExport};
+use crate::model::annotations::is_of_api_server;
 use crate::model::{SortedMap, SortedSet};
-use crate::source::identity::is_of_api_server;
 use k8s_openapi::api::core::v1::{
     ConfigMap, Container, NodeSelector, Pod, Secret, Service, ServiceAccountTokenProjection,
 };

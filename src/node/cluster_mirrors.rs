@@ -14,10 +14,10 @@ use crate::cluster::pod_status;
 use crate::cri::Runtime;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, seed};
 use crate::limits::{KUBE_RETRY_MAX, KUBE_TELLING_MAX};
+use crate::model::annotations::CONFIG_HASH;
 use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::source::MirrorPod;
-use crate::source::identity::CONFIG_HASH;
 
 /// Namespace and name.
 pub(super) type Name = (Rc<str>, Rc<str>);

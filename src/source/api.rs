@@ -23,7 +23,7 @@ use smol::channel::Sender;
 use super::api_here::PodsHere;
 use super::api_kept::Trees;
 use super::api_statuses::{StatusThere, StatusesThere};
-use super::identity::{CONFIG_MIRROR, NodeName};
+use super::identity::NodeName;
 use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUpdate, SourcedPod, manifest};
 use crate::admit::first_come;
 use crate::clock::SharedClock;
@@ -34,6 +34,7 @@ use crate::limits::{
     CONDITION_STATUS_BYTES_MAX, ENDED_PODS_BYTES_MAX, ENDED_PODS_MAX, KUBE_PODS_MAX, MIRROR_HASH_BYTES_MAX,
     PODS_BYTES_MAX, READINESS_GATES_MAX, TERMINAL_STATUS_TEXT_BYTES_MAX,
 };
+use crate::model::annotations::CONFIG_MIRROR;
 use crate::model::{DesiredPod, PodKey, PodUid, Seconds};
 use crate::model::{SortedMap, SortedSet};
 

@@ -10,6 +10,7 @@ use super::identity::{self, ManifestKind, NodeName};
 use super::{Problem, defaults, object, packed, validate};
 use crate::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use crate::limits;
+use crate::model::annotations::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
 
 /// A valid pod of a file. Holds no `Rc`: files are read on another thread.
@@ -181,8 +182,8 @@ pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod
         return Err(errors);
     }
     let annotations = pod.metadata.annotations.get_or_insert_default();
-    annotations.insert(identity::CONFIG_SOURCE.to_owned(), super::API.to_owned());
-    annotations.insert(identity::CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
+    annotations.insert(CONFIG_SOURCE.to_owned(), super::API.to_owned());
+    annotations.insert(CONFIG_SEEN.to_owned(), NanoFixed(seen).to_string());
     let config_hash = identity::identity(ManifestKind::File, node, tree).config_hash.into();
     let bytes = packed_cost(&pod, tree);
     Ok(ManifestPod { pod, document: 1, config_hash, bytes })

@@ -48,6 +48,7 @@ use crate::decode::middle_cut;
 
 use crate::limits;
 use crate::model::SortedSet;
+use crate::model::annotations;
 use crate::model::{DesiredPod, Object, PodKey, PodUid, Seconds};
 
 pub use check::{CheckReport, check};
@@ -56,7 +57,7 @@ pub use http::HttpSource;
 pub use identity::NodeName;
 
 /// The name of the source that an API server is, in `SourceUpdate::source`; of files, [`file::NAME`], and of a URL, [`http::NAME`].
-pub const API: &str = "api";
+pub const API: &str = annotations::OF_API;
 
 /// Where in which file a pod stands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

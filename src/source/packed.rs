@@ -125,7 +125,7 @@ impl PackedPod {
         self.shared.side
     }
 
-    /// The same as `identity::is_of_api_server`, without opening the object.
+    /// The same as `annotations::is_of_api_server`, without opening the object.
     pub fn is_of_api_server(&self) -> bool {
         self.shared.side == Side::ApiServer
     }

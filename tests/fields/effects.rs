@@ -13,6 +13,7 @@ use smolet::hook::Hook;
 use smolet::image::name::for_runtime;
 use smolet::image::pull::PullPolicy;
 use smolet::limits::CRASH_BACKOFF_MAX;
+use smolet::model::annotations::CONFIG_HASH;
 use smolet::model::backoff::Backoff;
 use smolet::model::object::named_by;
 use smolet::model::{
@@ -29,7 +30,6 @@ use smolet::render::{
     hosts_file, sandbox_config,
 };
 use smolet::source::NodeName;
-use smolet::source::identity::CONFIG_HASH;
 use smolet::source::manifest::parse;
 use smolet::status::{NoFacts, StatusInput, pod_status};
 use smolet::sync::order::grace_period;
