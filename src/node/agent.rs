@@ -392,7 +392,10 @@ impl<R: Runtime + 'static> Agent<R> {
         self.held.insert(update.source, update.held);
         self.keep_uids(&mut update);
         self.server_pods(&mut update);
-        let over = std::mem::take(&mut update.server.over);
+        let over = update.server.over.clone();
+        // What has ended here is over, whether the server has heard of it yet or not (`filterOutInactivePods`).
+        let ended = update.pods.iter().map(|sourced| &sourced.pod.key.uid);
+        update.server.over.extend(ended.filter(|uid| self.statuses.has_ended(uid)).cloned());
         let relist = self.relist.as_ref();
         let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
         for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {

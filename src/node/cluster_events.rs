@@ -91,21 +91,26 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = self.ctx.clock.now().mono;
         let Some(cluster) = &mut self.cluster else { return };
         let telling = &mut cluster.telling_events;
-        telling.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
-        let told = if of_node { &mut telling.told_of_node } else { &mut telling.told };
-        match result {
-            Ok(()) => {
-                *told = revision;
-                telling.task.at = now;
-            }
-            Err(why) => {
-                // An event is not worth more than a few words: what is refused is left out.
-                if matches!(why, KubeError::Refused { .. }) {
-                    *told = revision;
-                }
-                log::debug!("an event is not told: {why}");
-            }
+        let is_over = result.as_ref().map_or_else(gives_up, |()| true);
+        telling.task.ended(is_over, now, KUBE_RETRY_MAX);
+        if is_over {
+            let told = if of_node { &mut telling.told_of_node } else { &mut telling.told };
+            *told = revision;
+            telling.task.at = now;
         }
+        if let Err(why) = result {
+            let then = if is_over { "left out" } else { "trying again" };
+            log::debug!("event not sent: {why}; {then}");
+        }
+    }
+}
+
+/// An event is not worth more than one answer of the server's: what is refused is left out, and the next one does not wait for it
+/// (client-go `recordEvent`). A server that has too much to do, or does not know the node now, is asked again.
+fn gives_up(why: &KubeError) -> bool {
+    match why {
+        KubeError::Refused { code, .. } => !matches!(code, 401 | 429 | 500..),
+        KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => false,
     }
 }
 

@@ -273,3 +273,43 @@ fn a_static_pod_is_admitted_as_all_others_are() {
     assert!(world.is_ready("small-gw") && world.is_ready("web"));
     assert_eq!(world.phase("large-gw"), "Failed");
 }
+
+/// Their dead containers and logs are still here.
+#[test]
+fn pods_that_have_ended_here_take_no_place_from_those_that_come() {
+    let world = World::new();
+    world.fake.program("job", Program::exits(0, Duration::from_millis(100)));
+    let mut job = app();
+    job["restartPolicy"] = "Never".into();
+    job["containers"][0]["name"] = "job".into();
+    for number in 0..60 {
+        world.bind(&format!("a-{number:02}"), job.clone());
+    }
+    world.until("they have ended", |world| {
+        (0..60).all(|number| world.phase(&format!("a-{number:02}")) == "Succeeded")
+    });
+    let names: Vec<String> = (0..60).map(|number| format!("web-{number:02}")).collect();
+    for name in &names {
+        world.bind(name, app());
+    }
+    let none = "smolet_bounded_entries{structure=\"manifest_problems\"} 0\n";
+    world.until("they are ready", |world| {
+        assert!(world.local("/metrics").contains(none), "one is refused");
+        names.iter().all(|name| world.is_ready(name))
+    });
+}
+
+/// As those of a namespace that is gone: the next ones do not wait for them (client-go `recordEvent`).
+#[test]
+fn events_that_are_refused_hold_up_no_others() {
+    let world = World::new();
+    world.run("before");
+    world.wait("its event", |world| event(world, "before", "Started"));
+    world.api.fail_next(30, "POST", "/api/v1/namespaces/default/events", 404, "NotFound");
+    for number in 0..15 {
+        world.bind(&format!("gone-{number:02}"), app());
+    }
+    world.until("they are ready", |world| (0..15).all(|number| world.is_ready(&format!("gone-{number:02}"))));
+    world.run("after");
+    world.wait("its event", |world| event(world, "after", "Started"));
+}
