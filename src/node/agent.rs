@@ -408,9 +408,13 @@ impl<R: Runtime + 'static> Agent<R> {
             match change {
                 Change::Removed(key) => {
                     let pod = self.records.get(&key.uid).and_then(|record| record.worker.pod());
-                    let deleted = pod.is_some_and(|pod| pod.pod.is_of_api_server());
-                    let why = if deleted { "it was deleted" } else { "its manifest is gone" };
-                    log::info!("pod {key}: {why}; it ends");
+                    let of_server = pod.is_some_and(|pod| pod.pod.is_of_api_server());
+                    let why = match (of_server, over.contains(&key.uid)) {
+                        (true, true) => "removing what a finished pod has left here",
+                        (true, false) => "deleted on the API server; terminating it",
+                        (false, _) => "its manifest is gone; terminating it",
+                    };
+                    log::info!("pod {key}: {why}");
                     touched.insert(key.uid.clone());
                     self.unwant(&key.uid, now);
                 }
