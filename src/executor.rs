@@ -5,7 +5,9 @@
 //! 250 ms whatever pods, servers and strangers do.
 
 use std::cell::Cell;
+use std::fs::File;
 use std::future::Future;
+use std::os::unix::fs::FileExt as _;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -64,9 +66,13 @@ impl Executor {
     }
 }
 
-/// How long polls held the thread.
-#[derive(Debug, Default)]
+/// How long polls held the thread. Time in which the thread waited for a processor is none of theirs, as far as the kernel tells it.
+#[derive(Debug)]
 pub struct Polls {
+    /// What the kernel tells of the thread that this was made on.
+    schedstat: Option<File>,
+    /// How long the thread had waited for a processor when the loop's own poll began.
+    waited: Cell<Duration>,
     /// What the loop is at, where its own poll is measured.
     at: Cell<&'static str>,
     /// When the loop's own poll began.
@@ -74,6 +80,20 @@ pub struct Polls {
     longest: Cell<(Duration, &'static str)>,
     slow: Cell<u64>,
     logged: Cell<Option<Instant>>,
+}
+
+impl Default for Polls {
+    fn default() -> Self {
+        Self {
+            schedstat: File::open("/proc/thread-self/schedstat").ok(),
+            waited: Cell::default(),
+            at: Cell::default(),
+            began: Cell::default(),
+            longest: Cell::default(),
+            slow: Cell::default(),
+            logged: Cell::default(),
+        }
+    }
 }
 
 impl Polls {
@@ -100,10 +120,28 @@ impl Polls {
         self.slow.get()
     }
 
+    fn loop_begins(&self, now: Instant) {
+        self.began.set(Some(now));
+        self.waited.set(self.waits());
+    }
+
+    /// How long the thread has waited for a processor so far (`run_delay`): of what takes long on a busy machine that is a part.
+    fn waits(&self) -> Duration {
+        let mut text = [0; 64];
+        let read = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+        let text = std::str::from_utf8(&text[..read.unwrap_or_default()]).unwrap_or_default();
+        let nanos = text.split_whitespace().nth(1).and_then(|nanos| nanos.parse().ok());
+        Duration::from_nanos(nanos.unwrap_or_default())
+    }
+
     fn note(&self, name: &'static str, began: Instant) {
-        let took = began.elapsed();
-        let longest = self.longest.get().0;
-        if took <= longest && took < POLL_TIME_MAX {
+        let (took, longest) = (began.elapsed(), self.longest.get().0);
+        let counts = |took: Duration| took > longest || took >= POLL_TIME_MAX;
+        if !counts(took) {
+            return;
+        }
+        let took = took.saturating_sub(self.waits().saturating_sub(self.waited.get()));
+        if !counts(took) {
             return;
         }
         // The loop's own poll is known by what it is at.
@@ -138,7 +176,7 @@ impl<F: Future + Unpin> Future for Measured<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let began = Instant::now();
         if self.name == LOOP {
-            self.polls.began.set(Some(began));
+            self.polls.loop_begins(began);
         }
         let polled = Pin::new(&mut self.task).poll(cx);
         self.polls.note(self.name, began);
@@ -171,6 +209,40 @@ mod tests {
         smol::block_on(executor.run(main));
         assert!(executor.polls().slow() > before);
         assert_eq!(longest().1, "a source's update");
+    }
+
+    /// More threads that compute than there are processors: none of their time is the poll's.
+    #[test]
+    fn waits_for_a_processor_are_no_polls() {
+        let threads = 8 * std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let until = Instant::now() + Duration::from_secs(2);
+        let busy: Vec<_> = (0..threads)
+            .map(|_| {
+                std::thread::spawn(move || {
+                    while Instant::now() < until {
+                        std::hint::black_box(());
+                    }
+                })
+            })
+            .collect();
+        let executor = Executor::new();
+        let computes = async {
+            let begun = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+            let spent = || {
+                let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+                Duration::try_from(now - begun).unwrap_or_default()
+            };
+            while spent() < Duration::from_millis(40) {}
+        };
+        let begun = Instant::now();
+        smol::block_on(executor.run(computes));
+        let took = begun.elapsed();
+        for thread in busy {
+            thread.join().expect("it only computes");
+        }
+        let (longest, _) = executor.polls().longest();
+        assert!(longest >= Duration::from_millis(40) && longest < POLL_TIME_MAX, "{longest:?} of {took:?}");
+        assert_eq!(executor.polls().slow(), 0, "{took:?}");
     }
 
     /// Tasks that are always ready leave the others, the timers and `main` their turns.

@@ -407,7 +407,11 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     page.value("", metrics.turns.get());
     page.family("smolet_slow_polls_total", "counter", "Polls that held the thread for 0.1 s or longer");
     page.value("", metrics.polls.slow());
-    page.family("smolet_longest_poll_seconds", "gauge", "The longest poll so far, by what it was");
+    page.family(
+        "smolet_longest_poll_seconds",
+        "gauge",
+        "The longest poll so far, by what it was, without waits for a processor",
+    );
     let (longest, task) = metrics.polls.longest();
     page.seconds(&format!("{{task=\"{task}\"}}"), longest.as_nanos());
     page.family("smolet_state_writes_total", "counter", "Writes of files in the state directory");

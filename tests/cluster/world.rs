@@ -151,18 +151,9 @@ impl World {
 
     /// The processor time that the agent's thread has taken.
     pub fn processor_time(&self) -> Duration {
-        self.schedstat(0)
-    }
-
-    /// How long that thread was ready to run while others had the processors.
-    pub fn waited_for_processors(&self) -> Duration {
-        self.schedstat(1)
-    }
-
-    fn schedstat(&self, field: usize) -> Duration {
         let tid = self.agent.borrow().as_ref().expect("an agent runs").tid;
         let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).unwrap();
-        Duration::from_nanos(text.split(' ').nth(field).unwrap().parse().unwrap())
+        Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
     }
 
     /// As `kill -9`.
