@@ -33,8 +33,8 @@ pub(super) struct Records {
     pulled: PathBuf,
     /// Number and image of each. At most as many as pulls run at once.
     under_way: Vec<(u64, String)>,
-    /// Images that were pulled since a prune began; at most as many as pulls end while images are listed.
-    since_prune: BTreeSet<String>,
+    /// While images are listed for a prune, what was pulled meanwhile: at most as many as pulls end in that time.
+    since_prune: Option<BTreeSet<String>>,
 }
 
 impl Records {
@@ -44,7 +44,7 @@ impl Records {
             pulling: dir.join("pulling"),
             pulled: dir.join("pulled"),
             under_way: Vec::new(),
-            since_prune: BTreeSet::new(),
+            since_prune: None,
         }
     }
 
@@ -83,7 +83,9 @@ impl Records {
 
     /// `writePulledRecordIfChanged`.
     pub(super) fn add(&mut self, image: &str, image_ref: &str, by: Access) -> io::Result<()> {
-        self.since_prune.insert(image_ref.to_owned());
+        if let Some(pulled) = &mut self.since_prune {
+            pulled.insert(image_ref.to_owned());
+        }
         // One that cannot be read is written anew.
         let known = self.read(image_ref).unwrap_or_default();
         let is_new = known.is_none();
@@ -152,12 +154,13 @@ impl Records {
     }
 
     pub(super) fn begin_prune(&mut self) {
-        self.since_prune.clear();
+        self.since_prune = Some(BTreeSet::new());
     }
 
     pub(super) fn prune(&mut self, images: &[String]) {
+        let meanwhile = self.since_prune.take().unwrap_or_default();
         let kept: BTreeSet<String> =
-            images.iter().chain(&self.since_prune).map(|image_ref| file_name(image_ref)).collect();
+            images.iter().chain(&meanwhile).map(|image_ref| file_name(image_ref)).collect();
         for path in files(&self.pulled) {
             let is_kept =
                 path.file_name().and_then(|name| name.to_str()).is_some_and(|name| kept.contains(name));
@@ -165,7 +168,6 @@ impl Records {
                 remove(&path);
             }
         }
-        self.since_prune.clear();
     }
 }
 
