@@ -32,11 +32,11 @@ use crate::limits::{
     BLOCKING_JOBS_MAX, IN_PODS_JOBS_MIN, OUTSIDE_OF_NODE_MAX, OUTSIDE_OF_PODS, OUTSIDE_PATIENCE,
 };
 use crate::model::SortedMap;
+use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::model::{Mono, PodUid};
 use crate::mounts;
 use crate::poison::{self, Working};
 use crate::turns::{Party, Turn, Turns};
-use crate::volume::{NFS, SUBPATHS};
 
 type Job = Box<dyn FnOnce() + Send>;
 

@@ -18,6 +18,8 @@
 //! (`listConfig`): there a typing error takes the pod down.
 
 mod objects;
+pub mod update;
+
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,7 +27,7 @@ use std::sync::Arc;
 use crate::limits;
 use crate::model::SortedSet;
 use crate::model::{DesiredPod, ObjectKey, Objects, PodKey, PodUid, Side, object};
-use crate::source::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
+use update::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
 
 /// One change of the desired set.
 #[derive(Clone, Debug)]

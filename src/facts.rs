@@ -14,10 +14,7 @@ use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::eviction::Signal;
 use crate::filesystem::Filesystem;
 use crate::render::{CgroupVersion, NodeSettings, admission};
-
-mod resolv_conf;
-
-pub use resolv_conf::resolv_conf;
+use crate::resolv_conf;
 
 /// What rendering needs to know of this node, under the given name. What cannot be read counts as not there.
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
@@ -43,7 +40,7 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node.hugepage_sizes = hugepage_sizes();
     node.pod_logs_dir = config.pod_logs_dir.to_string_lossy().into();
     node.container_logs_dir = config.container_logs_dir.to_string_lossy().into();
-    node.resolv_conf = resolv_conf(&config.resolv_conf, false);
+    node.resolv_conf = resolv_conf::resolv_conf(&config.resolv_conf, false);
     resolv_conf::warn(&config.resolv_conf, node.resolv_conf.as_ref());
     node.cluster_dns = config.cluster_dns.iter().map(|server| server.as_str().into()).collect();
     node.cluster_domain = config.cluster_domain.as_str().into();

@@ -8,10 +8,9 @@
 mod process;
 mod terminated;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::rc::Rc;
-use std::time::Duration;
 
 use crate::eviction::local::OwnLimit;
 use crate::eviction::{NodeCondition, Signal};
@@ -23,71 +22,14 @@ use crate::probe::prober::ProbeKind;
 use crate::sync::ProbeResult;
 use crate::sync::outcome::SyncError;
 
+pub use crate::counters::{Counter, Entered, Gauge, Sum};
+use crate::cri::operations::Operations;
+
 pub use process::Process;
 pub use terminated::Terminations;
 
 /// The kubelet's words for the lists of a pod, in the order of [`ContainerKind`].
 const CONTAINER_TYPES: [&str; 3] = ["init_container", "container", "ephemeral_container"];
-
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub struct Counter(Cell<u64>);
-
-impl Counter {
-    /// One more.
-    pub fn inc(&self) {
-        self.0.set(self.0.get().wrapping_add(1));
-    }
-
-    /// What it has come to.
-    pub fn get(&self) -> u64 {
-        self.0.get()
-    }
-}
-
-/// How often something was measured, and the sum.
-#[derive(Debug, Default)]
-pub struct Sum {
-    count: Counter,
-    nanos: Cell<u64>,
-}
-
-impl Sum {
-    /// One more measurement.
-    pub fn add(&self, took: Duration) {
-        self.count.inc();
-        let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-        self.nanos.set(self.nanos.get().saturating_add(nanos));
-    }
-}
-
-/// How many of something there are at the moment.
-#[derive(Clone, Debug, Default)]
-pub struct Gauge(Rc<Cell<usize>>);
-
-impl Gauge {
-    /// One more, until what is returned is dropped.
-    #[must_use]
-    pub fn enter(&self) -> Entered {
-        self.0.set(self.0.get().saturating_add(1));
-        Entered(self.clone())
-    }
-
-    /// How many there are.
-    pub fn get(&self) -> usize {
-        self.0.get()
-    }
-}
-
-/// One of what a [`Gauge`] counts.
-#[derive(Debug)]
-pub struct Entered(Gauge);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        self.0.0.set(self.0.0.get().saturating_sub(1));
-    }
-}
 
 /// What the loop and its tasks count.
 #[derive(Debug, Default)]
@@ -183,62 +125,6 @@ impl Metrics {
             Some(ProbeResult::Unknown) | None => 2,
         };
         self.probes[kind as usize][result].inc();
-    }
-}
-
-/// Calls to the runtime by method.
-#[derive(Debug, Default)]
-pub struct Operations {
-    by_method: [Operation; OPERATIONS.len()],
-    /// Calls under way, those included that wait for their turn.
-    pub under_way: Gauge,
-}
-
-#[derive(Debug, Default)]
-struct Operation {
-    sum: Sum,
-    failed: Counter,
-}
-
-/// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
-const OPERATIONS: [(&str, &str); 26] = [
-    ("Version", "version"),
-    ("Status", "status"),
-    ("RunPodSandbox", "run_podsandbox"),
-    ("StopPodSandbox", "stop_podsandbox"),
-    ("RemovePodSandbox", "remove_podsandbox"),
-    ("PodSandboxStatus", "podsandbox_status"),
-    ("ListPodSandbox", "list_podsandbox"),
-    ("CreateContainer", "create_container"),
-    ("StartContainer", "start_container"),
-    ("StopContainer", "stop_container"),
-    ("RemoveContainer", "remove_container"),
-    ("UpdateContainerResources", "update_container"),
-    ("UpdatePodSandboxResources", "update_podsandbox_resources"),
-    ("ContainerStatus", "container_status"),
-    ("ListContainers", "list_containers"),
-    ("ListContainerStats", "list_container_stats"),
-    ("ExecSync", "exec_sync"),
-    ("Exec", "exec"),
-    ("Attach", "attach"),
-    ("PortForward", "port_forward"),
-    ("ReopenContainerLog", "reopen_container_log"),
-    ("UpdateRuntimeConfig", "update_runtime_config"),
-    ("RuntimeConfig", "runtime_config"),
-    ("ImageStatus", "image_status"),
-    ("PullImage", "pull_image"),
-    ("OTHER", "other"),
-];
-
-impl Operations {
-    /// A call of `method` (the CRI's name of it) has ended.
-    pub fn note(&self, method: &str, took: Duration, failed: bool) {
-        let known = OPERATIONS.iter().position(|(name, _)| *name == method);
-        let operation = &self.by_method[known.unwrap_or(OPERATIONS.len() - 1)];
-        operation.sum.add(took);
-        if failed {
-            operation.failed.inc();
-        }
     }
 }
 
@@ -354,19 +240,18 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     page.family("kubelet_pleg_relist_interval_seconds", "summary", "Time between relists");
     page.sum("", &metrics.relist_intervals);
 
-    let operations =
-        || OPERATIONS.iter().zip(&metrics.operations.by_method).filter(|(_, o)| o.sum.count.get() > 0);
+    let operations = || metrics.operations.by_method().filter(|(_, took, _)| took.count() > 0);
     page.family("kubelet_runtime_operations_total", "counter", "Calls to the runtime");
-    for ((_, kind), operation) in operations() {
-        page.labelled("operation_type", kind, operation.sum.count.get());
+    for (kind, took, _) in operations() {
+        page.labelled("operation_type", kind, took.count());
     }
     page.family("kubelet_runtime_operations_errors_total", "counter", "Calls to the runtime that failed");
-    for ((_, kind), operation) in operations().filter(|(_, o)| o.failed.get() > 0) {
-        page.labelled("operation_type", kind, operation.failed.get());
+    for (kind, _, failed) in operations().filter(|(_, _, failed)| *failed > 0) {
+        page.labelled("operation_type", kind, failed);
     }
     page.family("kubelet_runtime_operations_duration_seconds", "summary", "Duration of calls to the runtime");
-    for ((_, kind), operation) in operations() {
-        page.sum(&format!("{{operation_type=\"{kind}\"}}"), &operation.sum);
+    for (kind, took, _) in operations() {
+        page.sum(&format!("{{operation_type=\"{kind}\"}}"), took);
     }
 
     // The kubelet has a line for each container, which is a page of its own (/metrics/probes).
@@ -480,9 +365,9 @@ impl Page {
     }
 
     fn sum(&mut self, labels: &str, sum: &Sum) {
-        let (seconds, rest) = (sum.nanos.get() / 1_000_000_000, sum.nanos.get() % 1_000_000_000);
+        let (seconds, rest) = (sum.nanos() / 1_000_000_000, sum.nanos() % 1_000_000_000);
         let _ = writeln!(self.text, "{}_sum{labels} {seconds}.{rest:09}", self.family);
-        let _ = writeln!(self.text, "{}_count{labels} {}", self.family, sum.count.get());
+        let _ = writeln!(self.text, "{}_count{labels} {}", self.family, sum.count());
     }
 }
 
@@ -517,6 +402,8 @@ pub fn top(shown: &Shown) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::limits::{BOUNDS, memory_ceiling};
 
@@ -579,7 +466,7 @@ mod tests {
     #[test]
     fn the_page_is_well_formed() {
         let metrics = Metrics::default();
-        for (method, _) in OPERATIONS {
+        for (method, _) in crate::cri::operations::OPERATIONS {
             metrics.operations.note(method, Duration::ZERO, true);
         }
         let page = text(&metrics, &shown());

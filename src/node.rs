@@ -107,8 +107,9 @@ use crate::limits::{
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
 use crate::model::Mono;
+use crate::net::Lookups;
 use crate::poison::{self, SetAside};
-use crate::probe::run::{Lookups, Tools};
+use crate::probe::run::Tools;
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Answer, Query, Question, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};

@@ -110,7 +110,7 @@ fn a_packed_pod_takes_little_more_than_its_text() {
         let text = i64::try_from(value.to_string().len()).unwrap();
         println!("{name}: text {text}, open {opened}, packed {packed}");
         assert!(packed <= text + 2048, "{name}: {packed} bytes packed, {text} of text");
-        let estimate = i64::try_from(smolet::source::packed::opened_bytes(&pod.pod)).unwrap();
+        let estimate = i64::try_from(smolet::model::packed::opened_bytes(&pod.pod)).unwrap();
         assert!((estimate - opened).abs() <= opened / 4, "{name}: {estimate} estimated, {opened} open");
     }
 }

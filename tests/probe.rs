@@ -21,8 +21,9 @@ use smolet::cri::GrpcRuntime;
 use smolet::executor::Executor;
 use smolet::limits::{KIB, PROBE_OUTPUT_BYTES_MAX};
 use smolet::model::ContainerId;
+use smolet::net::Lookups;
 use smolet::probe::handler::Handler;
-use smolet::probe::run::{Answer, Lookups, Tools, probe};
+use smolet::probe::run::{Answer, Tools, probe};
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// More than any answer here takes on a busy machine.

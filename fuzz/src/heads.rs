@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use smol::io::{AsyncRead, AsyncWrite};
 use smolet::limits::{FORWARDED_PORTS_MAX, STREAM_HEAD_BYTES_MAX};
 use smolet::node_api::request::{Route, attributes, route};
-use smolet::node_api::{NodeQuestion, handshake, upgrade_answer};
+use smolet::node_api::{handshake, upgrade_answer};
+use smolet::server::NodeQuestion;
 use smolet::streaming::upgrade::{Target, answer};
 
 /// What a request asks is told with as much of it as there is, each byte as `\u{…}` at most.

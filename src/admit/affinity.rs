@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 
 use super::NodeView;
-use crate::source::validate::names;
+use crate::model::names;
 
 /// The one field there is.
 const NAME_FIELD: &str = "metadata.name";

@@ -8,12 +8,12 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodStatus};
 use super::Rejection;
 use crate::model::ContainerKind;
 use crate::model::SortedMap;
-use crate::render::quantity::Quantity;
+use crate::model::names;
+use crate::model::quantity::Quantity;
 use crate::render::resources::{
     Amounts, ResourceList, add_list, aggregate, amount, is_sidecar, max_list, may_be_on_the_pod, pod_level,
     put_pod_level, requests,
 };
-use crate::source::validate::names;
 
 /// Names that stand before a device class's, for the resource that is one of its devices.
 const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";

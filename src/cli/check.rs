@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::print;
-use super::style::{Style, Tone};
-use super::text::{Cell, columns};
 use crate::clock::{Clock as _, SystemClock};
+use crate::printers::style::{Style, Tone};
+use crate::printers::text::{Cell, columns};
 use crate::source::validate::fields::{Answer, Field, fields};
 use crate::source::{NodeName, check};
 

@@ -3,10 +3,10 @@
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
-use super::style::Style;
 use super::{fail, print};
 use crate::config::{Config, Flags};
 use crate::doctor::{self, facts, judge};
+use crate::printers::style::Style;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -40,7 +40,7 @@ impl Log for Stderr {
             return;
         }
         let message = record.args().to_string();
-        let message = super::text::harmless(&message);
+        let message = crate::printers::text::harmless(&message);
         let line = if self.journal {
             let priority = match record.level() {
                 Level::Error => 3,

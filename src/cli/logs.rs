@@ -8,7 +8,6 @@ use serde_json::Value;
 
 use super::client::{self, Refusal};
 use super::pod_arg::PodArg;
-use super::text::harmless;
 use super::{SocketArg, fail, say};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::parse_go_duration;
@@ -18,6 +17,7 @@ use crate::logs::line::{Shown, Sink, Stream};
 use crate::logs::read::{LogReader, Part};
 use crate::model::{ContainerKind, Wall};
 use crate::podcmd;
+use crate::printers::text::harmless;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Args {

@@ -1,16 +1,12 @@
-//! The command line: one file per subcommand, and what they print.
-//!
-//! `table`, `describe_text`, `events_text`, `top_text`, `yaml`, `style` and `text` are PURE: values and a time in, text out.
+//! The command line: one file per subcommand. What they print is made in `printers`.
 
 mod attach;
 mod check;
 mod client;
 mod debug;
 mod describe;
-pub mod describe_text;
 mod doctor;
 mod events;
-pub mod events_text;
 mod exec;
 mod kubelet_flags;
 mod logger;
@@ -23,19 +19,16 @@ mod session;
 mod stdio;
 mod terminal;
 mod top;
-pub mod top_text;
 mod version;
-
-pub mod style;
-pub mod table;
-pub mod text;
-pub mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::printers::style::Style;
+use crate::printers::text::harmless;
 
 /// A Kubernetes node agent in a few megabytes: keeps the pods of a manifest directory running.
 #[derive(Debug, Parser)]
@@ -135,8 +128,8 @@ pub fn command() -> clap::Command {
 /// `&color=1` when standard output is a terminal and `NO_COLOR` is unset.
 fn color_query() -> &'static str {
     let no_color = std::env::var("NO_COLOR").ok();
-    let style = style::Style::for_output(std::io::stdout().is_terminal(), no_color.as_deref());
-    if style == style::Style::PLAIN { "" } else { "&color=1" }
+    let style = Style::for_output(std::io::stdout().is_terminal(), no_color.as_deref());
+    if style == Style::PLAIN { "" } else { "&color=1" }
 }
 
 /// For a table: colours as above on a terminal, one tab between fields for anybody else.
@@ -166,7 +159,7 @@ fn fail(why: &str) -> ExitCode {
 fn say(lines: &str) {
     let mut stderr = std::io::stderr().lock();
     for line in lines.lines() {
-        let _ = writeln!(stderr, "{}", text::harmless(line));
+        let _ = writeln!(stderr, "{}", harmless(line));
     }
 }
 
@@ -186,5 +179,5 @@ fn checked_name(name: &str) -> Result<&str, String> {
     if !name.is_empty() && name.len() <= 253 && name.bytes().all(fits) {
         return Ok(name);
     }
-    Err(format!("{:?} is no name: letters, digits, - and ., at most 253", text::harmless(name)))
+    Err(format!("{:?} is no name: letters, digits, - and ., at most 253", harmless(name)))
 }

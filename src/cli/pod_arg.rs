@@ -1,7 +1,7 @@
 //! The pod that a command is about.
 
 use super::checked_name;
-use super::text::harmless;
+use crate::printers::text::harmless;
 
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct PodArg {

@@ -104,10 +104,10 @@ mod tests {
         assert_eq!(manager["ranges"], json!([[{"subnet": "10.42.1.0/24"}], [{"subnet": "fd00:1::/64"}]]));
         assert_eq!(manager["routes"], json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]));
         assert_eq!(
-            crate::doctor::cni::plugins(&text),
+            crate::cni::plugins(&text),
             Ok(["bridge", "host-local", "portmap"].map(str::to_owned).into())
         );
-        assert!(crate::doctor::cni::is_configuration(FILE));
+        assert!(crate::cni::is_configuration(FILE));
         assert!(of(&[]).is_err_and(|why| why.contains("spec.podCIDR")));
         for wrong in ["10.42.1.0", "10.42.1.0/33", "x/24", "10.42.1.0/24/1", "fd00::/129"] {
             assert!(of(&[wrong]).is_err(), "{wrong}");

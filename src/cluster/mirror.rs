@@ -14,9 +14,9 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::Value;
 
+use crate::desired::update::MirrorPod;
 use crate::model::annotations::{CONFIG_HASH, CONFIG_MIRROR};
 use crate::model::object::named_by;
-use crate::source::MirrorPod;
 
 /// What the node makes of a pod's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

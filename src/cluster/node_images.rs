@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use serde_json::{Value, json};
 
-use crate::cri::Image;
 use crate::limits::{NODE_IMAGE_NAME_BYTES_MAX, NODE_IMAGE_NAMES_MAX, NODE_IMAGES_MAX};
+use crate::model::runtime::Image;
 
 /// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 use super::node_images::NodeImage;
 use crate::admit::{DECLARED_FEATURES, Resources};
 use crate::config::{NodeTaint, Periods, Reserved};
-use crate::cri::RuntimeHandler;
 use crate::eviction::NodeCondition;
 use crate::model::SortedMap;
 use crate::model::Wall;
+use crate::model::runtime::RuntimeHandler;
 
 /// The kubelet whose behaviour this is, as `status.nodeInfo.kubeletVersion` and tests that ask for a least one have it.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERSION"));

@@ -1,8 +1,8 @@
 //! What the container runtime says of itself, and for how long that counts (kubelet `runtimeState`, `updateRuntimeUp`). PURE.
 
-use crate::cri::{RuntimeCondition, RuntimeStatus};
 use crate::limits::RUNTIME_PATIENCE;
 use crate::model::Mono;
+use crate::model::runtime::{RuntimeCondition, RuntimeStatus};
 
 /// The runtime as it was when it answered last.
 #[derive(Clone, Debug)]

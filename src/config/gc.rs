@@ -5,7 +5,7 @@ use super::ConfigError;
 use super::kubelet::{GoDuration, parse_go_duration};
 use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
-use crate::render::quantity::Quantity;
+use crate::model::quantity::Quantity;
 
 /// High and low threshold, least and greatest age, and the flag's bytes; `None` = not set. A greatest age of 0 is none.
 pub(super) fn of_images(

@@ -25,10 +25,10 @@ use crate::image::pulled::policy::{Allowlist, VerificationPolicy};
 use crate::limits::{self, ApiRates, Rate};
 use crate::logs::rotate::Rotation;
 use crate::model::Seconds;
-use crate::render::quantity::Quantity;
+use crate::model::names;
+use crate::model::quantity::Quantity;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
 use crate::shutdown::{ShutdownGroup, ShutdownGroups};
-use crate::source::validate::names;
 use crate::systemd::notify::Supervisor;
 use kubelet::{GoDuration, PodPriority};
 
@@ -40,33 +40,7 @@ pub use node_api::{Authorization, NodeApi};
 pub use registration::{NodeTaint, Periods, Registration, Reserved};
 pub use static_pods::StaticPodUrl;
 
-/// Where k3s, kubeadm and smolet users expect things (CONVENTIONS).
-pub mod paths {
-    /// Manifests.
-    pub const MANIFESTS: &str = "/etc/smolet/manifests";
-    /// State, and the pods' directories in the kubelet's layout.
-    pub const ROOT_DIR: &str = "/var/lib/smolet";
-    /// The local socket.
-    pub const SOCKET: &str = "/run/smolet/smolet.sock";
-    /// Container logs by pod (kubelet `podLogsDir`).
-    pub const POD_LOGS: &str = "/var/log/pods";
-    /// Symlinks to them by container, for log collectors.
-    pub const CONTAINER_LOGS: &str = "/var/log/containers";
-    /// cgroup hierarchies.
-    pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
-    /// systemd's own socket.
-    pub const SYSTEMD: &str = "/run/systemd/private";
-    /// Where the kernel tells how much memory there is.
-    pub const MEMINFO: &str = "/proc/meminfo";
-    /// CNI configurations.
-    pub const CNI: &str = "/etc/cni/net.d";
-    /// The system bus.
-    pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
-    /// The node's resolver configuration.
-    pub const RESOLV_CONF: &str = "/etc/resolv.conf";
-    /// The password by which a k3s server tells nodes apart (k3s).
-    pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
-}
+pub use crate::paths;
 
 /// The flags of `smolet run`, as given; `None` = not given.
 #[derive(Clone, Debug, Default, clap::Args)]

@@ -11,8 +11,8 @@ use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings, Flags, fields};
 use crate::decode::Node;
 use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPORT_PERIOD, NODE_TAINTS_MAX};
-use crate::render::quantity::Quantity;
-use crate::source::validate::names;
+use crate::model::names;
+use crate::model::quantity::Quantity;
 
 /// What a node is registered with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

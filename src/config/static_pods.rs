@@ -8,7 +8,7 @@ use super::kubelet::GoDuration;
 use super::{ConfigError, FileSettings};
 use crate::decode::Node;
 use crate::limits::FILE_CHECK_FREQUENCY;
-use crate::probe::handler::HttpGet;
+use crate::net::http::HttpGet;
 
 /// Where further manifests are. The values of its headers are hidden from `Debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prost::Message;
 
+use super::operations::Operations;
 use super::{
     ContainerStats, ExecOutput, FilesystemUsage, Image, Runtime, RuntimeError, RuntimeResult, RuntimeStatus,
     RuntimeVersion, StreamRequest,
@@ -21,7 +22,6 @@ use crate::limits::{
     CRI_ITEM_BYTES_MAX, CRI_PULLS, CRI_STOPS, CRI_TEXT_BYTES_MAX, EXEC_OUTPUT_BYTES_MAX,
     RUNTIME_REQUEST_TIMEOUT, STREAM_URL_BYTES_MAX,
 };
-use crate::metrics::Operations;
 use crate::model::SortedMap;
 use crate::model::{
     ContainerId, ContainerItem, ContainerStatus, Mono, PodUid, SandboxId, SandboxItem, SandboxStatus, Seconds,

@@ -4,7 +4,7 @@ use std::fmt;
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::decode::Node;
-use crate::model::SortedSet;
+use crate::sorted::SortedSet;
 
 /// What the API server alone reads: who set which field.
 const NOT_KEPT: &str = "managedFields";

@@ -8,9 +8,9 @@
 //! | a source is incomplete (invalid or unreadable manifest) | an object of its side that is missing stays, if a pod names it |
 
 use super::Source;
+use super::update::{Problem, SourcedObject};
 use crate::limits;
 use crate::model::{ObjectKey, Side, SortedMap, SortedSet};
-use crate::source::{Problem, SourcedObject};
 
 pub(super) type Held = SortedMap<ObjectKey, SourcedObject>;
 
@@ -73,10 +73,10 @@ pub(super) fn changes<'a>(before: &'a Held, after: &'a Held) -> impl Iterator<It
 mod tests {
     use std::sync::Arc;
 
+    use super::super::update::{API, Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
     use super::*;
     use crate::desired::{Change, Desired};
     use crate::model::{DesiredPod, Object, ObjectKind};
-    use crate::source::{API, Held as HeldBytes, Origin, ServerPods, SourceUpdate, SourcedPod};
     use k8s_openapi::api::core::v1::ConfigMap;
     use serde_json::json;
 

@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use super::cni::{self, RuntimeSettings};
 use crate::clock::{Clock as _, SharedClock, SystemClock};
+use crate::cni::{self, RuntimeSettings};
 use crate::config::{Config, Flags};
 use crate::cri::{GrpcRuntime, Image, Runtime as _, RuntimeCondition, convert, endpoint};
 use crate::eviction::{Amount, Signal};

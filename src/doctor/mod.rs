@@ -6,7 +6,6 @@
 //!
 //! Works beside a running agent and without one: it asks the machine and the runtime, never the agent, and changes nothing.
 
-pub mod cni;
 pub mod facts;
 pub mod judge;
 
@@ -14,8 +13,8 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::cli::style::{Style, Tone};
-use crate::cli::text::{Cell, columns};
+use crate::printers::style::{Style, Tone};
+use crate::printers::text::{Cell, columns};
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

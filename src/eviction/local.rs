@@ -6,8 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 use super::pods::PodUsage;
 use super::threshold::Resource;
 use crate::model::DesiredPod;
-use crate::render::quantity::Quantity;
-use crate::status::quantity::shown;
+use crate::model::quantity::{Quantity, shown};
 use crate::status::resources::pod_limits;
 
 /// Which limit of its own a pod has broken.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::Observation;
 use super::threshold::{Resource, Threshold};
-use crate::status::quantity::{shown_bytes, shown_count};
+use crate::model::quantity::{shown_bytes, shown_count};
 
 /// A container's use of what the node is short of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{NodeCondition, Observations};
-use crate::render::quantity::Quantity;
+use crate::model::quantity::Quantity;
 
 /// What is observed (`evictionapi.Signal`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use crate::decode::json as reader;
 use crate::decode::{Node, quoted};
 use crate::kube::ServerUrl;
 use crate::limits::{K3S_LIST_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX};
-use crate::source::validate::names;
+use crate::model::names;
 
 /// The addresses of its API, in their order as texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::decode::Node;
 use crate::decode::json as reader;
 use crate::limits::DNS_SERVERS_MAX;
-use crate::source::validate::names;
+use crate::model::names;
 
 /// As much of it as a node needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

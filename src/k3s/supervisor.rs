@@ -11,8 +11,8 @@ use crate::kube::{Authenticated, KubeError, Loaded, Protocol, tls_connect};
 use crate::limits::{
     KUBE_CALL_TIME, KUBE_MESSAGE_BYTES_MAX, NODE_FILE_BYTES_MAX, TUNNEL_SILENCE_MAX, TUNNEL_WINDOW_BYTES,
 };
-use crate::probe::handler::Address;
-use crate::probe::run::Lookups;
+use crate::net::Address;
+use crate::net::Lookups;
 
 /// Asks the supervisor that is named with the credentials. Clones share the lookups of names.
 #[derive(Clone)]

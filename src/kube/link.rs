@@ -16,15 +16,15 @@ use smol::lock::Mutex;
 use super::access::{Access, Loaded};
 use super::{KubeError, RetryWait, ServerUrl, Turn, tls};
 use crate::clock::SharedClock;
+use crate::counters::Counter;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
     K3S_UNREADY_WAIT, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX,
     KUBE_WINDOW_CONNECTION_BYTES, KUBE_WINDOW_STREAM_BYTES,
 };
-use crate::metrics::Counter;
 use crate::model::Mono;
-use crate::probe::handler::Address;
-use crate::probe::run::Lookups;
+use crate::net::Address;
+use crate::net::Lookups;
 
 /// A connection as a request holds it.
 #[derive(Clone)]

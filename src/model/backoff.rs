@@ -8,10 +8,12 @@
 //!                 └─ ran > 600 s after the last update ─► 10 s again
 //! ```
 
-use std::fmt;
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::limits::{
     BACKOFF_ENTRIES_MAX, BACKOFF_ENTRY_BYTES, BACKOFF_INITIAL, BACKOFF_RESET, CRASH_BACKOFF_MAX,
@@ -28,7 +30,7 @@ impl BackoffKey {
     /// A container of a pod (`GetBackoffKey`): name, namespace, UID, container name, image and resources, so that
     /// a changed definition starts without a wait.
     pub fn container(pod: &DesiredPod, container: &Container) -> Self {
-        Self(crate::render::labels::backoff_key(pod, container))
+        Self(container_key(pod, container))
     }
 
     /// An image a pod wants pulled (`imageManager.pullImage`): UID and image. FNV-1a, 64 bits; `_` stands in no
@@ -50,6 +52,55 @@ impl BackoffKey {
     /// Out of a checkpoint.
     pub fn from_kept(kept: u64) -> Self {
         Self(kept)
+    }
+}
+
+/// The key of a container's crash back-off (`GetBackoffKey`): a change of its definition starts a new one.
+///
+/// The kubelet's key covers resources as Go prints its parsed quantities; here it covers them as written. The key
+/// never leaves the agent, so that only "same definition, same key" matters.
+fn container_key(pod: &DesiredPod, container: &Container) -> u64 {
+    let mut key = Fnv64(0xcbf2_9ce4_8422_2325);
+    // `fmt::Write` into a hash cannot fail.
+    let _ = write!(
+        key,
+        "{}/{}/{}/{}/{}/&ResourceRequirements{{Limits:ResourceList{{",
+        pod.key.name,
+        pod.key.namespace,
+        pod.key.uid,
+        container.name,
+        container.image.as_deref().unwrap_or_default()
+    );
+    let resources = container.resources.as_ref();
+    key.amounts(resources.and_then(|resources| resources.limits.as_ref()));
+    let _ = key.write_str("},Requests:ResourceList{");
+    key.amounts(resources.and_then(|resources| resources.requests.as_ref()));
+    let _ = key.write_str("},Claims:[]ResourceClaim{");
+    for claim in resources.and_then(|resources| resources.claims.as_deref()).unwrap_or_default() {
+        let request = claim.request.as_deref().unwrap_or_default();
+        let _ = write!(key, "ResourceClaim{{Name:{},Request:{request},}},", claim.name);
+    }
+    let _ = key.write_str("},}");
+    key.0
+}
+
+/// FNV-1a, 64 bits.
+struct Fnv64(u64);
+
+impl Fnv64 {
+    fn amounts(&mut self, list: Option<&BTreeMap<String, Quantity>>) {
+        for (name, amount) in list.into_iter().flatten() {
+            let _ = write!(self, "{name}: {},", amount.0);
+        }
+    }
+}
+
+impl std::fmt::Write for Fnv64 {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        for byte in text.bytes() {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        Ok(())
     }
 }
 
@@ -287,6 +338,23 @@ mod tests {
 
     fn table() -> Backoff {
         Backoff::new(at(0), CRASH_BACKOFF_MAX)
+    }
+
+    #[test]
+    fn a_changed_definition_changes_the_key() {
+        let pod = serde_json::json!({
+            "metadata": {"name": "web", "namespace": "prod", "uid": "u1"},
+            "spec": {"containers": [{"name": "c", "image": "busybox", "resources": {"limits": {"cpu": "1"}}}]}
+        });
+        let pod = DesiredPod::new(serde_json::from_value(pod).unwrap());
+        let container = &pod.containers()[0];
+        let key = BackoffKey::container(&pod, container);
+        let mut other = container.clone();
+        other.resources = None;
+        assert_ne!(BackoffKey::container(&pod, &other), key);
+        let mut other = container.clone();
+        other.working_dir = Some("/".into());
+        assert_eq!(BackoffKey::container(&pod, &other), key);
     }
 
     #[test]

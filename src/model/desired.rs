@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 use super::hash::container_hash;
 use super::ids::PodKey;
 use super::object::{ClaimedVolume, ObjectKey, ObjectKind};
-use crate::source::packed::PackedPod;
+use crate::model::packed::PackedPod;
 
 /// Which list of the pod's spec a container stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

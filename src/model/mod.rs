@@ -8,13 +8,19 @@ pub mod debugger;
 pub mod desired;
 pub mod hash;
 pub mod ids;
+pub mod names;
 pub mod nfs;
 pub mod object;
 pub mod observed;
+pub mod packed;
+pub mod pod_dirs;
+pub mod quantity;
+pub mod runtime;
 pub mod sizes;
-pub mod sorted;
+
 pub mod time;
 
+pub use crate::sorted::{SortedMap, SortedSet};
 pub use debugger::Debugger;
 pub use desired::{ContainerKind, ContainerSpec, DesiredPod};
 pub use hash::container_hash;
@@ -26,5 +32,4 @@ pub use observed::{
     SandboxItem, SandboxNetwork, SandboxState, SandboxStatus,
 };
 pub use sizes::{Resource, Sizes};
-pub use sorted::{SortedMap, SortedSet};
 pub use time::{Mono, NanoFixed, Now, Seconds, Wall};

@@ -20,11 +20,12 @@ use crate::limits::STATS_CONTAINERS_MAX;
 use crate::logs::choose::container_id;
 use crate::model::SortedMap;
 use crate::model::{ContainerId, ContainerState, ContainerStatus, SandboxState, Wall};
+use crate::node_api::Issued;
 pub(super) use crate::node_api::Listening;
 use crate::node_api::stats::{ContainerUse, NodeUse, PodUse, Uses};
-use crate::node_api::{CommandStreams, Issued, NodeQuestion, Target};
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::render::NodeSettings;
+use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
 use crate::server::{Answer, Later, Place};
 use crate::sync::worker::Life;
 

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
 use super::resizes::{Resizing, hold, sizes_in};
-use crate::cli::table::SOURCE_FILE_ANNOTATION;
 use crate::events::cut;
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
@@ -17,6 +16,7 @@ use crate::model::annotations::CONFIG_HASH;
 use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodKey, Seconds, Wall};
 use crate::pleg::news::{Instance, Until};
 use crate::poison::{Mark, pod_mark};
+use crate::printers::table::SOURCE_FILE_ANNOTATION;
 use crate::probe::Probers;
 use crate::status::merge::IllegalTransition;
 use crate::status::time;

@@ -5,11 +5,11 @@ use std::cell::{Ref, RefCell};
 use smol::channel::{Receiver, Sender};
 
 use super::agent::Agent;
-use crate::cli::events_text::{self, Shown};
 use crate::cri::Runtime;
 use crate::events::{About, Event, EventKind, EventRing};
 use crate::limits::{EVENTS_WAIT_MAX, EVENTS_WAITING_MAX};
 use crate::model::Mono;
+use crate::printers::events::{self as printer, Shown};
 use crate::server::{Answer, EventsQuestion, Later};
 
 /// The ring, shared by the loop and the tasks that note what they do.
@@ -74,7 +74,7 @@ impl<R: Runtime + 'static> Agent<R> {
             continued: question.continued,
         };
         let now = self.ctx.clock.now().mono;
-        let table = events_text::events(ring.iter().filter(wanted), shown, now, question.style);
+        let table = printer::events(ring.iter().filter(wanted), shown, now, question.style);
         Answer::Found(match question.since {
             Some(_) => format!("revision {}\n{table}", ring.revision()),
             None => table,

@@ -8,10 +8,6 @@ use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 use super::Ending;
 use super::agent::{Agent, Event};
 use super::record::{Awaited, Record, StartFailures};
-use crate::cli::describe_text::{Decision, describe};
-use crate::cli::style::Style;
-use crate::cli::table::{self, PodList, PodsFormat};
-use crate::cli::text::{harmless, human_duration};
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
@@ -21,6 +17,10 @@ use crate::limits::{
 use crate::metrics::{self, Process, Shown, Usage};
 use crate::model::{Now, ObservedPod, PodUid, SandboxState, Wall};
 use crate::pleg::Relist;
+use crate::printers::describe::{Decision, describe};
+use crate::printers::style::Style;
+use crate::printers::table::{self, PodList, PodsFormat};
+use crate::printers::text::{harmless, human_duration};
 use crate::server::{Answer, Place, PodsQuestion, Query, Question};
 use crate::source;
 use crate::sync::worker::Life;

@@ -1,12 +1,12 @@
 //! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
 
 use super::agent::Agent;
-use crate::cli::top_text::{self, PodUse};
 use crate::clock::SharedClock;
 use crate::cri::{ContainerStats, CpuSample, Runtime, RuntimeResult};
 use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
 use crate::model::SortedMap;
 use crate::model::{ContainerId, PodKey, PodUid};
+use crate::printers::top::{self as printer, PodUse};
 use crate::server::{Answer, Later, Place, TopQuestion};
 
 /// The pods that are asked for.
@@ -33,7 +33,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let (runtime, clock, style) = (self.ctx.runtime.clone(), self.ctx.clock.clone(), question.style);
         Answer::Later(Later(Box::pin(async move {
             match measure(&*runtime, &clock, &wanted).await {
-                Ok(Some(pods)) => Answer::Found(top_text::top(&pods, namespaces, style)),
+                Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),
                 Ok(None) => Answer::NotFound(format!(
                     "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
                 )),
@@ -71,7 +71,7 @@ async fn measure<R: Runtime>(
         .list_container_stats(&mut |stats: ContainerStats| {
             let Some(pod) = stats.pod.as_ref().and_then(|pod| pods.get_mut(&pod.uid)) else { return };
             let between = before.get(&stats.id).zip(stats.cpu);
-            let cores = between.and_then(|(before, after)| top_text::nano_cores(*before, after));
+            let cores = between.and_then(|(before, after)| printer::nano_cores(*before, after));
             // Of a container that has just begun, and of counters that stand still, only the runtime may know.
             pod.add(cores.or(stats.nano_cores), stats.memory_bytes);
         })

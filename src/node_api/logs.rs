@@ -15,7 +15,6 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde_json::Value;
 use smol::stream::StreamExt as _;
 
-use super::question::NodeQuestion;
 use super::request::{LogRequest, Refusal, TEXT};
 use crate::blocking::{Blocking, Location};
 use crate::clock::SharedClock;
@@ -24,6 +23,7 @@ use crate::logs::follow::{Follower, Turn};
 use crate::logs::line::{Sink, Stream};
 use crate::logs::read::{LogReader, Part};
 use crate::model::PodUid;
+use crate::server::node_question::NodeQuestion;
 use crate::server::{Answer, Asker, Body, Question, STOPPING};
 
 /// What it takes to read logs.

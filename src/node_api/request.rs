@@ -1,12 +1,12 @@
 //! What a request is, from its method, path and query: what it needs to be allowed, and what it asks. PURE.
 
-use crate::cli::table::PodsFormat;
 use crate::limits::FORWARDED_PORTS_MAX;
 use crate::logs::line::{Shown, Stream, rfc3339};
 use crate::model::Wall;
+use crate::printers::table::PodsFormat;
 use crate::server::{PodsQuestion, Question};
 
-use super::question::{CommandStreams, NodeQuestion, Target};
+use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
 
 /// The verb and the subresources of this node, one of which has to be allowed (`GetRequestAttributes`, the fine-grained ones
 /// first).

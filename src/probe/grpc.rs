@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::handler::Address;
-use super::run::{Answer, Lookups};
+use super::run::Answer;
 use crate::grpc::{Code, GrpcError, Once, unary_once};
 use crate::limits::PROBE_ANSWER_BYTES_MAX;
+use crate::net::{Address, Lookups};
 use crate::stream::stream;
 
 /// `grpc.health.v1.HealthCheckRequest`.

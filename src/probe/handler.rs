@@ -1,13 +1,14 @@
 //! What a probe or a lifecycle hook does, with its addresses worked out (`httpprobe.NewRequestForHTTPGetAction`,
 //! `probe.ResolveContainerPort`). PURE.
 
-use std::fmt;
 use std::net::IpAddr;
 
 use hyper::header::{ACCEPT, HOST, HeaderMap, HeaderName, HeaderValue, USER_AGENT};
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EnvVar, HTTPGetAction, Probe, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use crate::net::Address;
+use crate::net::http::{HttpGet, encoded_path};
 use crate::render::expand::expand;
 
 /// The version of the kubelet that is spoken for.
@@ -29,44 +30,6 @@ pub enum Handler {
         /// Empty: the server as a whole.
         service: String,
     },
-}
-
-/// A host, by an address or a name, and a port.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
-    /// Without the brackets of an IPv6 address.
-    pub host: String,
-    /// 1 to 65535.
-    pub port: u16,
-}
-
-/// As in a URL (Go's `net.JoinHostPort`).
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
-    }
-}
-
-/// A GET request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HttpGet {
-    /// By HTTPS; whose certificate it is does not matter.
-    pub tls: bool,
-    /// Where.
-    pub address: Address,
-    /// Path and query, percent-encoded; begins with a slash.
-    pub path: String,
-    /// Without `Host`.
-    pub headers: HeaderMap,
-    /// A `Host` header that the address is not.
-    pub host: Option<HeaderValue>,
-}
-
-impl fmt::Display for HttpGet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}://{}{}", if self.tls { "https" } else { "http" }, self.address, self.path)
-    }
 }
 
 impl Handler {
@@ -185,125 +148,6 @@ impl HttpGet {
         let tls = action.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
         Ok(Self { tls, address, path: encoded_path(path), headers, host })
     }
-
-    /// The request for a URL; `None`: it is no `http://HOST` or `https://HOST`.
-    pub fn of_url(url: &str, headers: HeaderMap) -> Option<Self> {
-        let address = Address { host: String::new(), port: 80 };
-        let nowhere = Self { tls: false, address, path: "/".to_owned(), headers, host: None };
-        nowhere.resolved(url).filter(|get| !get.address.host.is_empty())
-    }
-
-    /// Where a redirect leads (Go's `http.Client`): `None` when it is not followed, because it leads to another host or is no
-    /// HTTP.
-    pub fn redirected(&self, location: &str) -> Option<Self> {
-        self.resolved(location).filter(|to| to.address.host.eq_ignore_ascii_case(&self.address.host))
-    }
-
-    /// The same, whatever host it leads to; with the headers of this one.
-    pub fn resolved(&self, location: &str) -> Option<Self> {
-        let location = location.split('#').next().unwrap_or_default();
-        let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?']));
-        let (is_absolute, tls, rest) = match scheme {
-            None => (false, self.tls, location),
-            Some(at) => match location[..at].to_ascii_lowercase().as_str() {
-                "http" => (true, false, &location[at + 1..]),
-                "https" => (true, true, &location[at + 1..]),
-                _ => return None,
-            },
-        };
-        let own = self.path.split('?').next().unwrap_or_default();
-        let (address, own, path) = match rest.strip_prefix("//") {
-            Some(rest) => {
-                let end = rest.find(['/', '?']).unwrap_or(rest.len());
-                (authority(&rest[..end], if tls { 443 } else { 80 })?, "/", &rest[end..])
-            }
-            None if is_absolute => return None,
-            None => (self.address.clone(), own, rest),
-        };
-        let joined = match path.as_bytes().first() {
-            None => own.to_owned(),
-            Some(b'/') => path.to_owned(),
-            Some(b'?') => format!("{own}{path}"),
-            Some(_) => format!("{}/{path}", own.rsplit_once('/').map_or("", |(directory, _)| directory)),
-        };
-        // A Host header of the manifest's own stays on the way through one site.
-        let host = self.host.clone().filter(|_| !is_absolute);
-        Some(Self {
-            tls,
-            address,
-            path: encoded_path(&without_dots(&joined)),
-            headers: self.headers.clone(),
-            host,
-        })
-    }
-}
-
-/// `HOST:PORT` of a URL.
-fn authority(text: &str, default_port: u16) -> Option<Address> {
-    let text = text.rsplit('@').next().unwrap_or_default();
-    let (host, port) = match text.strip_prefix('[') {
-        Some(rest) => {
-            let (host, port) = rest.split_once(']')?;
-            (host, port.strip_prefix(':').unwrap_or(port))
-        }
-        None => text.split_once(':').unwrap_or((text, "")),
-    };
-    let port = if port.is_empty() { default_port } else { port.parse().ok().filter(|port| *port > 0)? };
-    Some(Address { host: host.to_owned(), port })
-}
-
-/// A path and query without `.` and `..` (RFC 3986, 5.2.4).
-fn without_dots(text: &str) -> String {
-    let (path, query) = text.split_at(text.find('?').unwrap_or(text.len()));
-    let mut kept: Vec<&str> = Vec::new();
-    let mut parts = path.split('/').skip(1).peekable();
-    while let Some(part) = parts.next() {
-        let is_last = parts.peek().is_none();
-        match part {
-            "." | ".." => {
-                if part == ".." {
-                    kept.pop();
-                }
-                if is_last {
-                    kept.push("");
-                }
-            }
-            part => kept.push(part),
-        }
-    }
-    format!("/{}{query}", kept.join("/"))
-}
-
-/// A path and query as they go over the wire: what a URL cannot have is percent-encoded (Go's `URL.RequestURI`). A path
-/// with a percent sign that begins no code is taken as it stands, its question mark with it (`formatURL`).
-fn encoded_path(text: &str) -> String {
-    let is_url = !has_stray_percent(text);
-    let text = if is_url { text.split('#').next().unwrap_or_default() } else { text };
-    let mut out = String::with_capacity(text.len() + 1);
-    if !text.starts_with('/') {
-        out.push('/');
-    }
-    for byte in text.bytes() {
-        let encode = match byte {
-            b'%' | b'?' | b'#' => !is_url,
-            b' ' | b'"' | b'<' | b'>' | b'\\' | b'^' | b'`' | b'{' | b'|' | b'}' => true,
-            _ => !byte.is_ascii_graphic(),
-        };
-        if encode {
-            const HEX: &[u8; 16] = b"0123456789ABCDEF";
-            let digit = |half: u8| char::from(HEX[usize::from(half & 15)]);
-            out.extend(['%', digit(byte >> 4), digit(byte)]);
-        } else {
-            out.push(char::from(byte));
-        }
-    }
-    out
-}
-
-fn has_stray_percent(text: &str) -> bool {
-    let path = text.split(['?', '#']).next().unwrap_or_default();
-    let mut codes = path.split('%').skip(1);
-    codes.any(|code| code.len() < 2 || !code.as_bytes()[..2].iter().all(u8::is_ascii_hexdigit))
 }
 
 #[cfg(test)]

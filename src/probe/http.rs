@@ -1,20 +1,20 @@
 //! One GET for a probe, a lifecycle hook (`pkg/probe/http`) or a manifest: HTTP/1.1, a connection for each request.
 
-use http_body_util::{BodyExt as _, Empty};
-use hyper::body::{Body as _, Bytes, Incoming};
-use hyper::client::conn::http1::Builder;
-use hyper::header::{CONNECTION, HOST, HeaderMap, HeaderValue, LOCATION};
-use hyper::{Request, Response, Uri};
+use http_body_util::BodyExt as _;
+use hyper::Response;
+use hyper::body::{Body as _, Incoming};
+use hyper::header::LOCATION;
 
-use super::handler::HttpGet;
-use super::run::{Answer, Lookups};
+use super::run::Answer;
 use super::tls;
-use crate::events::cut;
+
 use crate::limits::{
-    PROBE_ANSWER_BYTES_MAX, PROBE_BODY_BYTES_MAX, PROBE_HEAD_BYTES_MAX, PROBE_OUTPUT_BYTES_MAX,
-    PROBE_REQUESTS_MAX,
+    PROBE_ANSWER_BYTES_MAX, PROBE_BODY_BYTES_MAX, PROBE_OUTPUT_BYTES_MAX, PROBE_REQUESTS_MAX,
 };
-use crate::stream::{Stream, stream};
+use crate::net::Lookups;
+use crate::net::http::{HttpGet, exchange};
+use crate::stream::stream;
+use crate::text::start_of;
 
 /// What Go says of a server that answers HTTPS with HTTP.
 pub(crate) const NOT_TLS: &str = "http: server gave HTTP response to HTTPS client";
@@ -72,49 +72,6 @@ async fn answer(response: Response<Incoming>) -> Result<(Reply, Option<String>),
     Ok((Reply { status, body }, location))
 }
 
-/// One request, and its answer as `read` takes it.
-pub(crate) async fn exchange<T>(
-    socket: Stream,
-    get: &HttpGet,
-    read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, String>,
-) -> Result<T, String> {
-    let broken = |error: hyper::Error| error.to_string();
-    // Heads that are not quite as they should be are those of small devices; capitals in names are what these know.
-    let (mut sender, connection) = Builder::new()
-        .max_buf_size(PROBE_HEAD_BYTES_MAX)
-        .title_case_headers(true)
-        .allow_spaces_after_header_name_in_responses(true)
-        .allow_obsolete_multiline_headers_in_responses(true)
-        .ignore_invalid_headers_in_responses(true)
-        .handshake(socket)
-        .await
-        .map_err(broken)?;
-    let request = request(get)?;
-    let exchange = async { read(sender.send_request(request).await.map_err(broken)?).await };
-    // The connection moves only while it is polled; its end is known from the exchange.
-    let drive = async {
-        let _ = connection.await;
-        std::future::pending().await
-    };
-    smol::future::or(exchange, drive).await
-}
-
-fn request(get: &HttpGet) -> Result<Request<Empty<Bytes>>, String> {
-    let wrong = |what: &str| format!("{what} cannot be asked for");
-    let host = match &get.host {
-        Some(host) => host.clone(),
-        None => HeaderValue::try_from(get.address.to_string()).map_err(|_| wrong(&get.address.host))?,
-    };
-    let mut request = Request::new(Empty::new());
-    *request.uri_mut() = Uri::try_from(&*get.path).map_err(|_| wrong(&get.path))?;
-    let mut headers = HeaderMap::with_capacity(get.headers.len() + 2);
-    headers.insert(HOST, host);
-    headers.extend(get.headers.clone());
-    headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    *request.headers_mut() = headers;
-    Ok(request)
-}
-
 /// Reads the body as far as it is read; keeps as much as an event has room for.
 async fn beginning(response: Response<Incoming>) -> Result<String, hyper::Error> {
     let mut body = response.into_body();
@@ -126,5 +83,5 @@ async fn beginning(response: Response<Incoming>) -> Result<String, hyper::Error>
             kept.extend(data.iter().take(PROBE_OUTPUT_BYTES_MAX - kept.len()));
         }
     }
-    Ok(cut(&String::from_utf8_lossy(&kept), PROBE_OUTPUT_BYTES_MAX).to_owned())
+    Ok(start_of(&String::from_utf8_lossy(&kept), PROBE_OUTPUT_BYTES_MAX).to_owned())
 }

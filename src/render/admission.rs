@@ -17,9 +17,9 @@
 
 use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
-use crate::cri::RuntimeStatus;
 use crate::model::DesiredPod;
 use crate::model::desired::ClassHandler;
+use crate::model::runtime::RuntimeStatus;
 use crate::text::quoted;
 
 /// What a pod says when the node has no room for what it names in the cluster: `limits::KUBE_OBJECTS_MAX` and
@@ -196,7 +196,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cri::RuntimeHandler;
+    use crate::model::runtime::RuntimeHandler;
 
     fn pod(spec: &Value, annotations: &Value) -> DesiredPod {
         let mut spec = spec.clone();

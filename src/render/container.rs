@@ -12,7 +12,7 @@ use super::paths::{container_log_path, hosts_file_path};
 use super::resources::container_resources;
 use super::security::{UserNamespace, container_security_context, image_user, verify_run_as_non_root};
 use super::{NodeSettings, RenderError};
-use crate::cri::Image;
+use crate::model::runtime::Image;
 use crate::model::{ContainerId, ContainerKind, DesiredPod};
 use crate::proto::runtime::v1::{
     ContainerConfig, ContainerMetadata, ImageSpec, KeyValue, LinuxContainerConfig, Mount, NamespaceMode,

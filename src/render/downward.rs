@@ -5,10 +5,10 @@ use std::net::IpAddr;
 
 use k8s_openapi::api::core::v1::{Container, ObjectFieldSelector, ResourceFieldSelector};
 
-use super::quantity::Quantity;
 use super::resources::{Amounts, amount, pod_level_limits};
 use super::{ContainerInput, NodeSettings};
 use crate::model::DesiredPod;
+use crate::model::quantity::Quantity;
 use crate::text::{qualified_name_error, quoted};
 
 /// `fieldRef` (`podFieldSelectorRuntimeValue`).

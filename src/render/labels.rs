@@ -8,7 +8,6 @@ use k8s_openapi::api::core::v1::{Container, ContainerPort, HTTPGetAction, Lifecy
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde::Deserialize as _;
 
-use super::resources::Amounts;
 use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, Sizes, container_hash};
 use crate::text::push_json_text;
@@ -150,55 +149,6 @@ pub fn pre_stop_handler(json: &str) -> Option<LifecycleHandler> {
 pub fn container_ports(json: &str) -> Option<Vec<ContainerPort>> {
     let value: serde_json::Value = serde_json::from_str(json).ok()?;
     value.as_array()?.iter().map(|port| ContainerPort::deserialize(port).ok()).collect()
-}
-
-/// The key of a container's crash back-off (`GetBackoffKey`): a change of its definition starts a new one.
-///
-/// The kubelet's key covers resources as Go prints its parsed quantities; here it covers them as written. The key
-/// never leaves the agent, so that only "same definition, same key" matters.
-pub fn backoff_key(pod: &DesiredPod, container: &Container) -> u64 {
-    let mut key = Fnv64(0xcbf2_9ce4_8422_2325);
-    // `fmt::Write` into a hash cannot fail.
-    let _ = write!(
-        key,
-        "{}/{}/{}/{}/{}/&ResourceRequirements{{Limits:ResourceList{{",
-        pod.key.name,
-        pod.key.namespace,
-        pod.key.uid,
-        container.name,
-        container.image.as_deref().unwrap_or_default()
-    );
-    let resources = container.resources.as_ref();
-    key.amounts(resources.and_then(|resources| resources.limits.as_ref()));
-    let _ = key.write_str("},Requests:ResourceList{");
-    key.amounts(resources.and_then(|resources| resources.requests.as_ref()));
-    let _ = key.write_str("},Claims:[]ResourceClaim{");
-    for claim in resources.and_then(|resources| resources.claims.as_deref()).unwrap_or_default() {
-        let request = claim.request.as_deref().unwrap_or_default();
-        let _ = write!(key, "ResourceClaim{{Name:{},Request:{request},}},", claim.name);
-    }
-    let _ = key.write_str("},}");
-    key.0
-}
-
-/// FNV-1a, 64 bits.
-struct Fnv64(u64);
-
-impl Fnv64 {
-    fn amounts(&mut self, list: Option<&Amounts>) {
-        for (name, amount) in list.into_iter().flatten() {
-            let _ = write!(self, "{name}: {},", amount.0);
-        }
-    }
-}
-
-impl std::fmt::Write for Fnv64 {
-    fn write_str(&mut self, text: &str) -> std::fmt::Result {
-        for byte in text.bytes() {
-            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-        }
-        Ok(())
-    }
 }
 
 /// A JSON object written field by field: in Go's field order, with Go's escapes, empty fields left out. Serde
@@ -364,18 +314,5 @@ mod tests {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .into();
         assert_eq!(container_meta(&bad), ContainerMeta::default());
-    }
-
-    #[test]
-    fn a_changed_definition_changes_the_back_off_key() {
-        let pod = pod();
-        let container = &pod.containers()[0];
-        let key = backoff_key(&pod, container);
-        let mut other = container.clone();
-        other.resources = None;
-        assert_ne!(backoff_key(&pod, &other), key);
-        let mut other = container.clone();
-        other.working_dir = Some("/".into());
-        assert_eq!(backoff_key(&pod, &other), key);
     }
 }

@@ -19,7 +19,6 @@ pub mod labels;
 mod node;
 pub mod paths;
 pub mod qos;
-pub mod quantity;
 pub mod resources;
 mod sandbox;
 mod security;
@@ -51,7 +50,8 @@ mod tests {
         for _ in 0..crate::cases(20_000) {
             let length = random.usize(..24);
             let text: String = (0..length).map(|_| alphabet[random.usize(..alphabet.len())]).collect();
-            let _ = quantity::Quantity::parse(&text).map(|q| (q.value(), q.milli_value(), q + q));
+            let _ =
+                crate::model::quantity::Quantity::parse(&text).map(|q| (q.value(), q.milli_value(), q + q));
             let _ = ResolvConf::parse(&text);
             let _ = crate::image::name::for_runtime(&text);
             let mut bytes = text.clone().into_bytes();

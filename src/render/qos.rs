@@ -3,8 +3,8 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, ResourceRequirements};
 
-use super::quantity::Quantity;
 use super::resources::{self, Amounts, amount, is_sidecar};
+use crate::model::quantity::Quantity;
 
 /// `status.qosClass`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

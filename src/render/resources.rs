@@ -9,10 +9,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 
 use super::node::{CgroupVersion, NodeSettings, SwapBehavior};
 use super::qos::{QosClass, is_critical_pod, oom_score_adjust, pod_qos};
-use super::quantity::Quantity;
+use crate::model::quantity::FormattedQuantity;
+use crate::model::quantity::Quantity;
 use crate::model::{ContainerKind, Sizes};
 use crate::proto::runtime::v1::{HugepageLimit, LinuxContainerResources};
-use crate::status::quantity::Amount;
 
 /// `requests` or `limits` as the API has them.
 pub type Amounts = BTreeMap<String, ApiQuantity>;
@@ -95,8 +95,11 @@ pub fn set_sizes(container: &mut Container, sizes: &Sizes) {
             if value == 0 {
                 list.as_mut().map(|list| list.remove(name));
             } else {
-                let quantity =
-                    if name == "cpu" { Amount::from_milli(value) } else { Amount::from_bytes(value) };
+                let quantity = if name == "cpu" {
+                    FormattedQuantity::from_milli(value)
+                } else {
+                    FormattedQuantity::from_bytes(value)
+                };
                 list.get_or_insert_default().insert(name.to_owned(), quantity.to_quantity());
             }
         }

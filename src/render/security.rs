@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{
 
 use super::NodeSettings;
 use super::admission::APPARMOR_ANNOTATION;
-use crate::cri::Image;
 use crate::model::DesiredPod;
+use crate::model::runtime::Image;
 use crate::proto::runtime::v1::{
     self as proto, Capability, IdMapping, Int64Value, LinuxContainerSecurityContext, NamespaceMode,
     NamespaceOption, SeLinuxOption, SecurityProfile, SupplementalGroupsPolicy, security_profile::ProfileType,

@@ -12,6 +12,8 @@
 //! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
 
 mod connection;
+#[cfg(feature = "tls")]
+pub mod node_question;
 mod stream;
 
 use std::cell::RefCell;
@@ -36,8 +38,6 @@ use smol::io::{AsyncRead, AsyncWrite};
 use smol::lock::{Semaphore, SemaphoreGuardArc};
 use smol::stream::{Stream as Pieces, StreamExt as _};
 
-use crate::cli::style::Style;
-use crate::cli::table::PodsFormat;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
 use crate::limits::{
@@ -46,11 +46,13 @@ use crate::limits::{
 };
 use crate::metrics::Gauge;
 use crate::model::{PodKey, PodUid};
+use crate::printers::style::Style;
+use crate::printers::table::PodsFormat;
 use crate::stream::{Socket, stream as of_socket};
 
-#[cfg(feature = "tls")]
-pub use crate::node_api::NodeQuestion;
 pub(crate) use connection::{Handler, serve};
+#[cfg(feature = "tls")]
+pub use node_question::NodeQuestion;
 pub use stream::{DebugQuestion, StreamKind, StreamQuestion};
 
 /// What a request asks of the loop.

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::resources::{self, List};
 use crate::image::name::default_pull_policy;
-use crate::render::quantity::Quantity;
+use crate::model::quantity::Quantity;
 
 /// Grace period of a pod that gives none, in seconds.
 pub const GRACE_SECONDS: i64 = 30;

@@ -31,10 +31,10 @@ use crate::limits::{
     MANIFEST_BYTES_MAX, MANIFEST_URL_REQUESTS_MAX, MANIFEST_URL_TIME, MANIFEST_WIRE_BYTES_MAX,
 };
 use crate::model::Wall;
+use crate::net::Lookups;
+use crate::net::http::HttpGet;
+use crate::net::http::exchange;
 use crate::poison::{self, SetAside};
-use crate::probe::handler::HttpGet;
-use crate::probe::http::exchange;
-use crate::probe::run::Lookups;
 use crate::stream::{Stream, stream};
 
 /// The name of this source in `SourceUpdate::source`.

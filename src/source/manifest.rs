@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use serde::Deserialize;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::identity::{self, ManifestKind, NodeName};
-use super::{Problem, defaults, object, packed, validate};
+use super::{Problem, defaults, object, validate};
 use crate::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
 use crate::limits;
 use crate::model::annotations::{CONFIG_SEEN, CONFIG_SOURCE};
+use crate::model::packed::{self, PodManifest, leave_out};
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
 
 /// A valid pod of a file. Holds no `Rc`: files are read on another thread.
@@ -33,23 +32,6 @@ pub struct ManifestObject {
     pub object: Object,
     /// The document it stands in, from 1.
     pub document: u32,
-}
-
-/// `v1.Pod` without its status, which a manifest does not decide: reading the status types would cost the binary tens
-/// of kilobytes.
-#[derive(Deserialize)]
-#[serde(rename = "Pod", rename_all = "camelCase")]
-struct PodManifest {
-    /// Checked before (`version_error`); only its type is looked at here.
-    #[serde(rename = "apiVersion", default)]
-    _api_version: Option<String>,
-    /// As `apiVersion`.
-    #[serde(rename = "kind", default)]
-    _kind: Option<String>,
-    #[serde(default)]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: Option<PodSpec>,
 }
 
 /// What one file says.
@@ -187,20 +169,6 @@ pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod
     let config_hash = identity::identity(ManifestKind::File, node, tree).config_hash.into();
     let bytes = packed_cost(&pod, tree);
     Ok(ManifestPod { pod, document: 1, config_hash, bytes })
-}
-
-/// The pod of a text that was made of one (`packed`); nothing when it is none.
-pub(super) fn unpacked(tree: &Node) -> Option<Pod> {
-    let read = typed::read_known::<PodManifest>(tree, Path::default()).ok()?;
-    Some(Pod { metadata: read.metadata, spec: read.spec, status: None })
-}
-
-/// Takes `field` out of the map in `of`.
-pub(super) fn leave_out(tree: &mut Node, of: &str, field: &str) {
-    let Node::Map(entries) = tree else { return };
-    if let Some((_, Node::Map(entries))) = entries.iter_mut().find(|(key, _)| &**key == of) {
-        entries.retain(|(key, _)| &**key != field);
-    }
 }
 
 /// What an error is of.

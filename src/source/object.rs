@@ -11,10 +11,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 
 use super::identity;
-use super::validate::{self, names};
+use super::validate;
 use crate::decode::{FieldError, Node, Path, typed};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
+use crate::model::names;
 use crate::model::object::{RuntimeClass, VolumeSource};
 use crate::model::{NfsExport, Object, ObjectKind};
 use crate::text::base64;

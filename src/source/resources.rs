@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
-use crate::render::quantity::Quantity;
+use crate::model::quantity::Quantity;
 
 /// A resource list as the API has it.
 pub type List = BTreeMap<String, Text>;

@@ -14,7 +14,6 @@ pub mod eviction;
 pub mod merge;
 mod phase;
 mod probes;
-pub(crate) mod quantity;
 pub(crate) mod resources;
 pub mod restarts;
 mod rules;

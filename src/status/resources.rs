@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodStatus, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use super::quantity::Amount;
 use super::rules::{init_containers, is_running};
 use crate::model::observed::{ContainerResources, ContainerStatus as Observed};
+use crate::model::quantity::FormattedQuantity;
 use crate::render::resources::{is_sidecar, quota_to_milli_cpu, shares_to_milli_cpu};
 
 type List = BTreeMap<String, Quantity>;
@@ -42,14 +42,16 @@ impl ActualResources {
         let reported =
             container.resources.as_deref().map(Self::from_runtime).filter(|of| *of != Self::default());
         let Some(sizes) = &container.meta.sizes else { return reported };
-        let some = |value: i64, amount: fn(i64) -> Amount| (value > 0).then(|| amount(value).to_quantity());
-        let memory_request = some(sizes.memory_request, Amount::from_bytes);
+        let some = |value: i64, amount: fn(i64) -> FormattedQuantity| {
+            (value > 0).then(|| amount(value).to_quantity())
+        };
+        let memory_request = some(sizes.memory_request, FormattedQuantity::from_bytes);
         Some(match reported {
             Some(reported) => Self { memory_request, ..reported },
             None => Self {
-                cpu_request: some(sizes.cpu_request, Amount::from_milli),
-                cpu_limit: some(sizes.cpu_limit, Amount::from_milli),
-                memory_limit: some(sizes.memory_limit, Amount::from_bytes),
+                cpu_request: some(sizes.cpu_request, FormattedQuantity::from_milli),
+                cpu_limit: some(sizes.cpu_limit, FormattedQuantity::from_milli),
+                memory_limit: some(sizes.memory_limit, FormattedQuantity::from_bytes),
                 memory_request,
             },
         })
@@ -61,10 +63,11 @@ impl ActualResources {
         let request_milli = shares_to_milli_cpu(resources.cpu_shares);
         let memory = resources.memory_limit_in_bytes;
         Self {
-            cpu_request: (request_milli > 0).then(|| Amount::from_milli(request_milli).to_quantity()),
-            cpu_limit: (limit_milli > 0).then(|| Amount::from_milli(limit_milli).to_quantity()),
+            cpu_request: (request_milli > 0)
+                .then(|| FormattedQuantity::from_milli(request_milli).to_quantity()),
+            cpu_limit: (limit_milli > 0).then(|| FormattedQuantity::from_milli(limit_milli).to_quantity()),
             memory_request: None,
-            memory_limit: (memory > 0).then(|| Amount::from_bytes(memory).to_quantity()),
+            memory_limit: (memory > 0).then(|| FormattedQuantity::from_bytes(memory).to_quantity()),
         }
     }
 }
@@ -83,7 +86,7 @@ pub struct PodCgroup {
 }
 
 fn milli_of(list: Option<&List>, name: &str) -> i64 {
-    list.and_then(|l| l.get(name)).map_or(0, |q| Amount::of(q).milli())
+    list.and_then(|l| l.get(name)).map_or(0, |q| FormattedQuantity::of(q).milli())
 }
 
 fn keep(list: &mut List, name: &str, old: Option<&List>) {
@@ -97,7 +100,7 @@ fn canonical(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
     let mut resources = resources.cloned().unwrap_or_default();
     for list in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
         for quantity in list.values_mut() {
-            *quantity = Amount::of(quantity).to_quantity();
+            *quantity = FormattedQuantity::of(quantity).to_quantity();
         }
     }
     resources
@@ -123,7 +126,7 @@ pub(super) fn container_resources(
         let kept = kept.and_then(|r| r.limits.as_ref());
         match actual.and_then(|a| a.cpu_limit.as_ref()) {
             Some(cpu) => {
-                if Amount::of(cpu).milli() > CPU_LIMIT_MIN_MILLI
+                if FormattedQuantity::of(cpu).milli() > CPU_LIMIT_MIN_MILLI
                     || milli_of(Some(limits), CPU) > CPU_LIMIT_MIN_MILLI
                 {
                     limits.insert(CPU.to_owned(), cpu.clone());
@@ -142,7 +145,9 @@ pub(super) fn container_resources(
         let kept = kept.and_then(|r| r.requests.as_ref());
         match actual.and_then(|a| a.cpu_request.as_ref()) {
             Some(cpu) => {
-                if Amount::of(cpu).milli() > SHARES_MIN || milli_of(Some(requests), CPU) > SHARES_MIN {
+                if FormattedQuantity::of(cpu).milli() > SHARES_MIN
+                    || milli_of(Some(requests), CPU) > SHARES_MIN
+                {
                     requests.insert(CPU.to_owned(), cpu.clone());
                 }
             }
@@ -165,8 +170,8 @@ fn is_pod_level(name: &str) -> bool {
 fn add(list: &mut List, more: Option<&List>) {
     for (name, quantity) in more.into_iter().flatten() {
         let sum = match list.get(name) {
-            Some(have) => Amount::of(have).plus(Amount::of(quantity)).to_quantity(),
-            None => Amount::of(quantity).to_quantity(),
+            Some(have) => FormattedQuantity::of(have).plus(FormattedQuantity::of(quantity)).to_quantity(),
+            None => FormattedQuantity::of(quantity).to_quantity(),
         };
         list.insert(name.clone(), sum);
     }
@@ -175,7 +180,9 @@ fn add(list: &mut List, more: Option<&List>) {
 fn take_larger(list: &mut List, other: &List) {
     for (name, quantity) in other {
         let larger = match list.get(name) {
-            Some(have) => Amount::of(quantity).cmp(Amount::of(have)) == Ordering::Greater,
+            Some(have) => {
+                FormattedQuantity::of(quantity).cmp(FormattedQuantity::of(have)) == Ordering::Greater
+            }
             None => true,
         };
         if larger {
@@ -223,7 +230,7 @@ fn aggregate(pod: &Pod, side: Side) -> List {
 fn override_with_pod_level(list: &mut List, pod: &Pod, side: Side) {
     let own = pod.spec.as_ref().and_then(|s| s.resources.as_ref()).and_then(side);
     for (name, quantity) in own.into_iter().flatten().filter(|(name, _)| is_pod_level(name)) {
-        list.insert(name.clone(), Amount::of(quantity).to_quantity());
+        list.insert(name.clone(), FormattedQuantity::of(quantity).to_quantity());
     }
 }
 
@@ -241,9 +248,9 @@ pub(crate) fn pod_limits(pod: &Pod) -> List {
     override_with_pod_level(&mut list, pod, limits_of);
     for (name, quantity) in pod.spec.as_ref().and_then(|s| s.overhead.as_ref()).into_iter().flatten() {
         if let Some(have) = list.get_mut(name) {
-            let amount = Amount::of(have);
+            let amount = FormattedQuantity::of(have);
             if !amount.is_zero() {
-                *have = amount.plus(Amount::of(quantity)).to_quantity();
+                *have = amount.plus(FormattedQuantity::of(quantity)).to_quantity();
             }
         }
     }
@@ -266,7 +273,7 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     let cpu_request = cgroup.map_or(0, |c| shares_to_milli_cpu(c.cpu_shares));
     if cpu_request > 0 {
         if cpu_request > SHARES_MIN || milli_of(Some(&requests), CPU) > SHARES_MIN {
-            requests.insert(CPU.to_owned(), Amount::from_milli(cpu_request).to_quantity());
+            requests.insert(CPU.to_owned(), FormattedQuantity::from_milli(cpu_request).to_quantity());
         }
     } else {
         keep(&mut requests, CPU, kept_requests);
@@ -281,14 +288,14 @@ pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup
     let cpu_limit = cgroup.map_or(0, |c| quota_to_milli_cpu(c.cpu_quota_us, c.cpu_period_us));
     if cpu_limit > 0 {
         if cpu_limit > CPU_LIMIT_MIN_MILLI || milli_of(Some(&limits), CPU) > CPU_LIMIT_MIN_MILLI {
-            limits.insert(CPU.to_owned(), Amount::from_milli(cpu_limit).to_quantity());
+            limits.insert(CPU.to_owned(), FormattedQuantity::from_milli(cpu_limit).to_quantity());
         }
     } else {
         keep(&mut limits, CPU, kept_limits);
     }
     match cgroup.map(|c| c.memory_limit_bytes).filter(|bytes| *bytes > 0) {
         Some(bytes) => {
-            limits.insert(MEMORY.to_owned(), Amount::from_bytes(bytes).to_quantity());
+            limits.insert(MEMORY.to_owned(), FormattedQuantity::from_bytes(bytes).to_quantity());
         }
         None => keep(&mut limits, MEMORY, kept_limits),
     }

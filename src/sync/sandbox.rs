@@ -10,12 +10,12 @@ use super::outcome::{Failure, Outcome, SyncAction, SyncError};
 use super::turns::{StartCall, Turn};
 use crate::cri::Runtime;
 use crate::events::EventKind;
-use crate::facts;
 use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::render::admission::{self, Refusal};
 use crate::render::labels::NODE_ANNOTATION;
 use crate::render::{UserNamespace, dns_warnings, paths, sandbox_config};
+use crate::resolv_conf;
 use crate::text::quoted;
 use crate::userns;
 
@@ -73,7 +73,8 @@ pub(super) async fn configure_sandbox<R: Runtime>(
         let host_network = pod.spec().host_network == Some(true);
         let theirs = path.to_path_buf();
         // Where it lies is the node's owner's matter: it may not answer.
-        let read = ctx.blocking.run_outside(path, move || facts::resolv_conf(&theirs, host_network)).await;
+        let read =
+            ctx.blocking.run_outside(path, move || resolv_conf::resolv_conf(&theirs, host_network)).await;
         // A sandbox keeps for its life what it is made with.
         Rc::make_mut(&mut node).resolv_conf = read?;
     }

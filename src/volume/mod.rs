@@ -33,7 +33,8 @@ use std::path::PathBuf;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Volume};
 
 use crate::model::DesiredPod;
-use crate::render::quantity::Quantity;
+use crate::model::pod_dirs::NFS;
+use crate::model::quantity::Quantity;
 use crate::render::resources::{huge_page_sizes, pod_cgroup};
 use files::{File, Sources};
 
@@ -249,10 +250,6 @@ fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
 /// Directories of the pods' volumes that take room on the node's disk, by kind.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 const CONFIG_MAP: &str = "kubernetes.io~configmap";
-/// That of those which lie on servers.
-pub(crate) const NFS: &str = "kubernetes.io~nfs";
-/// Where parts of volumes are bound: VOLUME/CONTAINER/INDEX.
-pub(crate) const SUBPATHS: &str = "volume-subpaths";
 
 /// Where a server's volume is mounted; the name is the persistent volume's, or else the pod's own (`spec.Name`).
 fn nfs_path(pod_dir: &str, name: &str) -> String {

@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::program::{self, Ended};
-use super::{NFS, VolumeError, nfs_path, set_up_failed};
+use super::{VolumeError, nfs_path, set_up_failed};
 use crate::limits::{NFS_MOUNT_TIME, NFS_UNMOUNT_TIME};
 use crate::model::SortedSet;
 use crate::model::object::VolumeSource;
+use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::model::{DesiredPod, NfsExport};
 use crate::mounts::{self, Mount};
 
@@ -177,7 +178,7 @@ pub fn has_volumes(pod_dir: &Path) -> bool {
 
 /// The error is what is mounted there and no server's.
 fn ours(mounts: &[Mount], pod_dir: &Path) -> Result<Vec<Mounted>, String> {
-    let (volumes, parts) = (pod_dir.join("volumes").join(NFS), pod_dir.join(super::SUBPATHS));
+    let (volumes, parts) = (pod_dir.join("volumes").join(NFS), pod_dir.join(SUBPATHS));
     let in_volumes = |mount: &&Mount| Path::new(&mount.point).starts_with(&volumes);
     let mut devices = SortedSet::new();
     for mount in mounts.iter().filter(in_volumes) {

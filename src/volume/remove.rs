@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_change, unmount};
 
-use super::{NFS, SUBPATHS, VolumeError};
+use super::VolumeError;
 use crate::limits::REMOVAL_PIECE;
+use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::mounts::{self, Mount};
 use crate::{tree, userns};
 

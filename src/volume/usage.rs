@@ -11,8 +11,8 @@ use super::{CONFIG_MAP, EMPTY_DIR, own_path};
 use crate::limits::{VOLUME_LINKS_MAX, VOLUME_USAGE_PERIOD, VOLUME_USAGE_PIECE, VOLUMES_HALF_MEASURED_MAX};
 use crate::model::DesiredPod;
 use crate::model::SortedSet;
+use crate::model::quantity::Quantity;
 use crate::mounts;
-use crate::render::quantity::Quantity;
 use crate::tree::{Walk, Walked};
 
 /// An emptyDir that may hold so much.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use hyper::header::{HeaderMap, HeaderValue};
 use smolet::config::{Config, StaticPodUrl};
-use smolet::probe::handler::HttpGet;
+use smolet::net::http::HttpGet;
 
 use crate::handover::{of_kubelet, remembered};
 use crate::world::{World, full};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hyper::header::HeaderMap;
 use serde_json::{Value, json};
 use smolet::config::{Config, StaticPodUrl};
-use smolet::probe::handler::HttpGet;
+use smolet::net::http::HttpGet;
 
 use crate::world::{NODE, World};
 

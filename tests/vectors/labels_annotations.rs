@@ -43,7 +43,7 @@ fn labels_annotations() {
             "podLogsDirectory": paths::pod_logs_dir(&node, &pod.key),
             "containerLogPath": paths::container_log_path(&container.name, restarts),
             "legacyLogSymlink": paths::legacy_log_symlink(&pod.key, &container.name, id),
-            "backoffKey": format!("{:x}", labels::backoff_key(&pod, container)),
+            "backoffKey": format!("{:x}", smolet::model::backoff::BackoffKey::container(&pod, container).kept()),
         })
     });
 }

@@ -25,7 +25,8 @@ use crate::limits::{
 use crate::metrics::Gauge;
 use crate::model::Mono;
 use crate::model::SortedMap;
-use crate::node_api::{NodeQuestion, Registration};
+use crate::node_api::Registration;
+use crate::server::NodeQuestion;
 use crate::server::{Answer, Question};
 use crate::stream::Socket;
 

@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, PodSpec, VolumeMount};
 
-use super::{Check, env, names, probe, resources, security};
+use super::{Check, env, probe, resources, security};
 use crate::model::SortedSet;
+use crate::model::names;
 use crate::render::{as_container, stop_signal};
 
 /// Both lists of containers, and the host ports they share.

@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{
     Container, EnvVar, FileKeySelector, ObjectFieldSelector, ResourceFieldSelector, Volume,
 };
 
-use super::{Check, names};
-use crate::render::quantity::Quantity;
+use super::Check;
+use crate::model::names;
+use crate::model::quantity::Quantity;
 
 /// `env` and `envFrom` of a container.
 pub(super) fn env(check: &mut Check, container: &Container, volumes: &[Volume]) {

@@ -2,7 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::{Check, names};
+use super::Check;
+use crate::model::names;
 use crate::render::labels::CDI_PREFIX;
 use crate::source::identity::NodeName;
 

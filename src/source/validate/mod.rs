@@ -8,7 +8,6 @@ mod container;
 mod env;
 pub mod fields;
 mod metadata;
-pub mod names;
 mod node;
 mod probe;
 mod resources;
@@ -24,6 +23,7 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSpec};
 use super::identity::NodeName;
 use crate::decode::{FieldError, Path, quoted};
 use crate::limits;
+use crate::model::names;
 
 /// Checks what the identity is made of, before the pod gets it: the name, the UID and the node's name.
 pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {

@@ -5,7 +5,8 @@
 
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, PodSpec};
 
-use super::{Check, metadata, names};
+use super::{Check, metadata};
+use crate::model::names;
 
 /// Go's word for this machine's processor.
 const ARCH: &str = if cfg!(target_arch = "x86_64") {

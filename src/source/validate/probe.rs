@@ -3,7 +3,8 @@
 use k8s_openapi::api::core::v1::{Container, ExecAction, HTTPGetAction, PodSpec, Probe, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::{Check, names};
+use super::Check;
+use crate::model::names;
 
 /// The probes of a container that may have some.
 pub(super) fn probes(check: &mut Check, container: &Container) {

@@ -2,8 +2,9 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
 
-use super::{Check, names};
-use crate::render::quantity::Quantity;
+use super::Check;
+use crate::model::names;
+use crate::model::quantity::Quantity;
 use crate::source::resources::{self, List, aggregate, amounts, is_hugepages, is_pod_level};
 
 /// `spec.containers[*].resources`.

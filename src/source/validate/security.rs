@@ -4,8 +4,9 @@ use k8s_openapi::api::core::v1::{
     AppArmorProfile, Container, Pod, PodSpec, SeccompProfile, WindowsSecurityContextOptions,
 };
 
-use super::{Check, names};
+use super::Check;
 use crate::model::SortedSet;
+use crate::model::names;
 use crate::render::admission::APPARMOR_ANNOTATION;
 
 /// Largest user and group id.

@@ -2,7 +2,8 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, Toleration};
 
-use super::{Check, container, names, node, resources, security, volumes};
+use super::{Check, container, node, resources, security, volumes};
+use crate::model::names;
 
 /// The whole spec.
 pub(super) fn spec(check: &mut Check, spec: &PodSpec) {

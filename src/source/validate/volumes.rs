@@ -5,10 +5,11 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::container::pull_policy;
-use super::{Check, env, names};
+use super::{Check, env};
 use crate::model::SortedSet;
+use crate::model::names;
 use crate::model::nfs;
-use crate::render::quantity::Quantity;
+use crate::model::quantity::Quantity;
 
 /// All volumes.
 pub(super) fn volumes(check: &mut Check, volumes: &[Volume]) {

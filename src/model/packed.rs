@@ -11,12 +11,13 @@ use std::fmt;
 use std::ops::Deref;
 use std::rc::{Rc, Weak};
 
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
 
-use super::manifest;
-use crate::decode::json;
+use super::Side;
+use crate::decode::{Node, Path, json, typed};
 use crate::limits::{CONTAINER_BYTES, POD_OPENED_BYTES};
-use crate::model::Side;
 
 /// A pod's object. A copy shares what it is of.
 #[derive(Clone)]
@@ -156,9 +157,40 @@ fn text_of(pod: &Pod) -> Box<[u8]> {
 fn read(text: &[u8], volumes: bool) -> Option<Pod> {
     let mut tree = json::read(text).ok()?;
     if !volumes {
-        manifest::leave_out(&mut tree, "spec", "volumes");
+        leave_out(&mut tree, "spec", "volumes");
     }
-    manifest::unpacked(&tree)
+    unpacked(&tree)
+}
+
+/// The pod of a text that was made of one (`packed`); nothing when it is none.
+fn unpacked(tree: &Node) -> Option<Pod> {
+    let read = typed::read_known::<PodManifest>(tree, Path::default()).ok()?;
+    Some(Pod { metadata: read.metadata, spec: read.spec, status: None })
+}
+
+/// Takes `field` out of the map in `of`.
+pub(crate) fn leave_out(tree: &mut Node, of: &str, field: &str) {
+    let Node::Map(entries) = tree else { return };
+    if let Some((_, Node::Map(entries))) = entries.iter_mut().find(|(key, _)| &**key == of) {
+        entries.retain(|(key, _)| &**key != field);
+    }
+}
+
+/// `v1.Pod` without its status, which a manifest does not decide: reading the status types would cost the binary tens
+/// of kilobytes.
+#[derive(Deserialize)]
+#[serde(rename = "Pod", rename_all = "camelCase")]
+pub(crate) struct PodManifest {
+    /// Checked before (`version_error`); only its type is looked at here.
+    #[serde(rename = "apiVersion", default)]
+    _api_version: Option<String>,
+    /// As `apiVersion`.
+    #[serde(rename = "kind", default)]
+    _kind: Option<String>,
+    #[serde(default)]
+    pub(crate) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: Option<PodSpec>,
 }
 
 /// Memory the typed object takes, about: its lists of large items, and what is usual besides.

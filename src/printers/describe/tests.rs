@@ -1,7 +1,7 @@
 //! Golden pages, and what is said of pods in trouble.
 
 use super::*;
-use crate::cli::text::is_hostile;
+use crate::printers::text::is_hostile;
 use serde_json::{Value, json};
 
 /// 2026-01-01T01:00:00Z
@@ -113,7 +113,7 @@ fn the_page_is_golden() {
         },
     ];
     let page = describe(&rich_pod(), &decisions, NOW, Style::PLAIN);
-    assert_eq!(page, include_str!("../describe_text.golden"), "\n{page}");
+    assert_eq!(page, include_str!("../describe.golden"), "\n{page}");
 }
 
 #[test]

@@ -1,11 +1,10 @@
-//! Kubernetes quantities as text: the format is kept through sums, and they are written as Go's
-//! `resource.Quantity` writes them. Values are `render::quantity`'s.
+//! A quantity with its format, which is kept through sums; written as Go's `resource.Quantity` writes it. PURE.
 
 use std::cmp::Ordering;
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::render::quantity::Quantity as Number;
+use super::Quantity as Number;
 
 /// Billionths in a unit: the finest fraction, as upstream.
 const NANO: i128 = 1_000_000_000;
@@ -23,7 +22,7 @@ enum Format {
 
 /// A quantity's value and its format.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Amount {
+pub(crate) struct FormattedQuantity {
     number: Number,
     format: Format,
 }
@@ -32,7 +31,7 @@ const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
 const DECIMAL: [(i32, &str); 10] =
     [(-9, "n"), (-6, "u"), (-3, "m"), (0, ""), (3, "k"), (6, "M"), (9, "G"), (12, "T"), (15, "P"), (18, "E")];
 
-impl Amount {
+impl FormattedQuantity {
     /// `NewMilliQuantity(.., DecimalSI)`.
     pub(crate) fn from_milli(milli: i64) -> Self {
         Self { number: Number::from_millis(milli), format: Format::Decimal }
@@ -44,7 +43,7 @@ impl Amount {
     }
 
     /// `ParseQuantity`. Text that is no quantity counts as zero: a source refuses such a pod before it gets here.
-    pub(super) fn of(quantity: &Quantity) -> Self {
+    pub(crate) fn of(quantity: &Quantity) -> Self {
         let text = quantity.0.trim();
         // `1E` is a suffix, `1E3` an exponent.
         let format = if text.ends_with('i') {
@@ -61,21 +60,21 @@ impl Amount {
     }
 
     /// `Quantity.Add`: zero takes the other's format.
-    pub(super) fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         let format = if self.is_zero() { other.format } else { self.format };
         Self { number: self.number + other.number, format }
     }
 
-    pub(super) fn cmp(self, other: Self) -> Ordering {
+    pub(crate) fn cmp(self, other: Self) -> Ordering {
         self.number.cmp(&other.number)
     }
 
-    pub(super) fn is_zero(self) -> bool {
+    pub(crate) fn is_zero(self) -> bool {
         self.number.is_zero()
     }
 
     /// `MilliValue`: thousandths, rounded up.
-    pub(super) fn milli(self) -> i64 {
+    pub(crate) fn milli(self) -> i64 {
         self.number.milli_value()
     }
 
@@ -109,26 +108,26 @@ impl Amount {
 
 /// A quantity as Go writes it, however it was given.
 pub(crate) fn shown(quantity: &Quantity) -> String {
-    Amount::of(quantity).to_quantity().0
+    FormattedQuantity::of(quantity).to_quantity().0
 }
 
 /// `NewQuantity(.., BinarySI)` as text: `100Mi`.
 pub(crate) fn shown_bytes(bytes: u64) -> String {
-    Amount::from_bytes(i64::try_from(bytes).unwrap_or(i64::MAX)).to_quantity().0
+    FormattedQuantity::from_bytes(i64::try_from(bytes).unwrap_or(i64::MAX)).to_quantity().0
 }
 
 /// `NewQuantity(.., DecimalSI)` as text: `5k`.
 pub(crate) fn shown_count(count: u64) -> String {
     let number = Number::from_units(i64::try_from(count).unwrap_or(i64::MAX));
-    Amount { number, format: Format::Decimal }.to_quantity().0
+    FormattedQuantity { number, format: Format::Decimal }.to_quantity().0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn amount(text: &str) -> Amount {
-        Amount::of(&Quantity(text.to_owned()))
+    fn amount(text: &str) -> FormattedQuantity {
+        FormattedQuantity::of(&Quantity(text.to_owned()))
     }
 
     #[test]

@@ -7,9 +7,9 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use crate::config::paths;
 use crate::filesystem::read_start;
 use crate::limits::RESOLV_CONF_BYTES_MAX;
+use crate::paths;
 use crate::render::ResolvConf;
 
 /// Where systemd-resolved writes the servers that it asks itself.

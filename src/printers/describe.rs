@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::events_text;
+use super::events;
 use super::style::{Style, Tone, status_tone};
 use super::table::{how_ended, source, summarise};
 use super::text::{Cell, NONE, age, columns, harmless, long_time, push_harmless};
@@ -44,7 +44,7 @@ impl<'a> Decision<'a> {
     /// An event of the pod's.
     pub fn of(event: &'a Event, now: Mono) -> Self {
         Self {
-            seen: events_text::seen(event, now),
+            seen: events::seen(event, now),
             warning: event.kind == EventKind::Warning,
             reason: event.reason,
             message: &event.message,

@@ -5,6 +5,10 @@
 
 use std::fmt;
 
+mod formatted;
+
+pub(crate) use formatted::{FormattedQuantity, shown, shown_bytes, shown_count};
+
 const NANO: u128 = 1_000_000_000;
 
 /// A quantity in billionths of a unit.

@@ -1,0 +1,26 @@
+//! Where users of k3s and kubeadm expect things: the defaults of the paths in the configuration. PURE.
+
+/// Manifests.
+pub const MANIFESTS: &str = "/etc/smolet/manifests";
+/// State, and the pods' directories in the kubelet's layout.
+pub const ROOT_DIR: &str = "/var/lib/smolet";
+/// The local socket.
+pub const SOCKET: &str = "/run/smolet/smolet.sock";
+/// Container logs by pod (kubelet `podLogsDir`).
+pub const POD_LOGS: &str = "/var/log/pods";
+/// Symlinks to them by container, for log collectors.
+pub const CONTAINER_LOGS: &str = "/var/log/containers";
+/// cgroup hierarchies.
+pub const CGROUP_MOUNTS: &str = "/sys/fs/cgroup";
+/// systemd's own socket.
+pub const SYSTEMD: &str = "/run/systemd/private";
+/// Where the kernel tells how much memory there is.
+pub const MEMINFO: &str = "/proc/meminfo";
+/// CNI configurations.
+pub const CNI: &str = "/etc/cni/net.d";
+/// The system bus.
+pub const SYSTEM_BUS: &str = "/run/dbus/system_bus_socket";
+/// The node's resolver configuration.
+pub const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The password by which a k3s server tells nodes apart (k3s).
+pub const NODE_PASSWORD: &str = "/etc/rancher/node/password";
