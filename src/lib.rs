@@ -17,13 +17,21 @@
 //! two, *plans* and *acts*. A *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* asks the
 //! runtime for everything; an *event* of the runtime's says where to look before the next one.
 //!
-//! PURE modules (no async, clock, random numbers, environment, logging or I/O): `model`, `desired`, `sync::plan`,
-//! `sync::worker`, `model::backoff`, `sync::order`, `sync::outcome`, `render`, `status`, `cri::convert`, `pleg::diff`,
-//! `pleg::former`, `pleg::news`, `pleg::watch`, `podcmd`, `rate`, `image::{name, keyring, archive, gc, seen}`, `admit`, `eviction`, `shutdown`, `cluster`, `x509`,
-//! of `store` all but `file`, `identity`, `poison`, `keep::folder` and `keep::seal`, of `grpc` `message` and `status`, of `metrics` all but the counters, of
-//! `logs` `line` and `choose`, of `cli` what makes text, of `source` all but `file`, `http`, `scan`, `check` and what begins with `api`,
-//! of `k3s`, `kube` and `node_api` what their first lines name, of `probe` all but `run`, `http`, `tls` and `grpc`, of `streaming` `frame` and `status`,
-//! of `doctor` all but `facts`, of `systemd` `wire`, and of `volume` what stands in `mod.rs`, `files` and `mounts`.
+//! A file that says PURE in its first lines has no async, clock, random numbers, environment, logging or I/O: the decisions
+//! are there. Modules stand in layers, and import from their own layer and from those below; no cycle ties two together:
+//!
+//! ```text
+//!     cli
+//!     node                                                       the loop
+//!     source  server  node_api  k3s  hook  doctor  facts         sources and servers
+//!     sync  admit  probe  cluster  config  metrics               decisions about pods and the node
+//!     cri  image  kube  logs  pleg  printers                     the runtime and the API server
+//!     render  status  store  volume  eviction  gc  grpc  net     rendering, status, the machine's parts
+//!     model  desired  events  turns  rate  clock                 the vocabulary
+//!     limits  decode  sorted  filesystem  stream  tls  text      ground
+//! ```
+//!
+//! `tests/tidy.rs` holds the source to both, and has all modules of each layer.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).

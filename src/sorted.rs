@@ -1,4 +1,4 @@
-//! Maps and sets as sorted vectors, with the names and the behaviour of the standard library's B-trees.
+//! Maps and sets as sorted vectors, with the names and the behaviour of the standard library's B-trees. PURE.
 //!
 //! A B-tree's code is made anew for each pair of types, some 3 KiB each in the release binary; a vector's is a tenth of that. What
 //! is kept here is bounded to some hundreds of entries (`limits`): a look-up takes as many comparisons, and an insertion moves

@@ -1,4 +1,4 @@
-//! The pod's node selector and its required node affinity (`GetRequiredNodeAffinity`, `labels.Requirement`).
+//! The pod's node selector and its required node affinity (`GetRequiredNodeAffinity`, `labels.Requirement`). PURE.
 
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
 

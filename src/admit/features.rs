@@ -1,4 +1,4 @@
-//! Features of the node that a pod needs (`declaredFeaturesAdmitHandler`, `nodedeclaredfeatures`).
+//! Features of the node that a pod needs (`declaredFeaturesAdmitHandler`, `nodedeclaredfeatures`). PURE.
 
 use k8s_openapi::api::core::v1::PodSpec;
 

@@ -1,4 +1,4 @@
-//! Ports of the node that pods ask for (`nodeports.Fits`, `HostPortInfo.CheckConflict`).
+//! Ports of the node that pods ask for (`nodeports.Fits`, `HostPortInfo.CheckConflict`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
 

@@ -1,4 +1,4 @@
-//! What pods ask for and what the node has to give, in the scheduler's numbers (`framework.Resource`, `noderesources.Fits`).
+//! What pods ask for and what the node has to give, in the scheduler's numbers (`framework.Resource`, `noderesources.Fits`). PURE.
 
 use std::borrow::Cow;
 use std::fmt;

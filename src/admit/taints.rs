@@ -1,4 +1,4 @@
-//! Taints that the pod does not tolerate (`FindMatchingUntoleratedTaint`).
+//! Taints that the pod does not tolerate (`FindMatchingUntoleratedTaint`). PURE.
 
 use k8s_openapi::api::core::v1::{PodSpec, Taint, Toleration};
 

@@ -1,4 +1,4 @@
-//! The words for a pod that goes (`evictionMessage`).
+//! The words for a pod that goes (`evictionMessage`). PURE.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What of a pod counts when one has to go, and which pods may come while the node is short of something.
+//! What of a pod counts when one has to go, and which pods may come while the node is short of something. PURE.
 
 use k8s_openapi::api::core::v1::Toleration;
 

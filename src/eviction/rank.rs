@@ -1,4 +1,4 @@
-//! Which pod goes first (`rankMemoryPressure`, `rankDiskPressureFunc`, `rankPIDPressure`).
+//! Which pod goes first (`rankMemoryPressure`, `rankDiskPressureFunc`, `rankPIDPressure`). PURE.
 
 use std::cmp::Reverse;
 

@@ -1,4 +1,4 @@
-//! What is observed, and how little of it is too little (`ParseThresholdConfig`).
+//! What is observed, and how little of it is too little (`ParseThresholdConfig`). PURE.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What goes wrong with a request, by who is to blame.
+//! What goes wrong with a request, by who is to blame. PURE.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
 //! Containers that have ended, by how (`terminated_containers_total`, `updateStatusInternal`'s
-//! `checkAndRecordTerminations`): counted when a pod's status says so for the first time.
+//! `checkAndRecordTerminations`): counted when a pod's status says so for the first time. PURE.
 
 use std::cell::RefCell;
 

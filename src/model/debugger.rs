@@ -1,4 +1,4 @@
-//! An ephemeral container as `smolet debug` adds it, and as the checkpoint keeps it.
+//! An ephemeral container as `smolet debug` adds it, and as the checkpoint keeps it. PURE.
 
 use k8s_openapi::api::core::v1::{Capabilities, EphemeralContainer, SecurityContext};
 use minicbor::{Decode, Encode};

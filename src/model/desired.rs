@@ -1,4 +1,4 @@
-//! The pod as it was asked for.
+//! The pod as it was asked for. PURE.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The container hash (`kubecontainer.HashContainer`): which definition a container was created from.
+//! The container hash (`kubecontainer.HashContainer`): which definition a container was created from. PURE.
 
 /// FNV-1a, 32 bits, fed piece by piece.
 #[derive(Clone, Copy)]

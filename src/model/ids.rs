@@ -1,4 +1,4 @@
-//! Identities: a pod's UID and its key, a sandbox's and a container's id.
+//! Identities: a pod's UID and its key, a sandbox's and a container's id. PURE.
 
 use std::borrow::Borrow;
 use std::fmt;

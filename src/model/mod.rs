@@ -1,4 +1,4 @@
-//! The vocabulary every other module shares: ids, time, the desired pod and the observed pod.
+//! The vocabulary every other module shares: ids, time, the desired pod and the observed pod. PURE.
 //!
 //! Owns plain data and nothing else: no I/O, no clock, no Kubernetes decision. Depends on no other module but the limits.
 

@@ -1,4 +1,4 @@
-//! ConfigMaps and Secrets: what pods take values from.
+//! ConfigMaps and Secrets: what pods take values from. PURE.
 //!
 //! Objects are of one of two [`Side`]s, and a pod has those of its own side only: an object's key holds its side, and [`Objects`]
 //! are asked on behalf of a pod.

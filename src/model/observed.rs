@@ -1,4 +1,4 @@
-//! The pod as the runtime reports it: the kubelet's `kubecontainer.PodStatus`, compact.
+//! The pod as the runtime reports it: the kubelet's `kubecontainer.PodStatus`, compact. PURE.
 
 use std::rc::Rc;
 

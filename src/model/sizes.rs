@@ -1,4 +1,4 @@
-//! CPU and memory of a container: what can be changed while it runs (KEP-1287).
+//! CPU and memory of a container: what can be changed while it runs (KEP-1287). PURE.
 
 use std::fmt;
 

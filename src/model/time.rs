@@ -1,4 +1,4 @@
-//! Two clocks that are never mixed: monotonic time counts, wall time is shown.
+//! Two clocks that are never mixed: monotonic time counts, wall time is shown. PURE.
 //!
 //! A gateway without a clock chip boots in the past and steps its wall clock later, so no duration is ever
 //! the difference of two wall times.

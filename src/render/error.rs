@@ -1,4 +1,4 @@
-//! Why a pod or container could not be rendered, in the kubelet's words.
+//! Why a pod or container could not be rendered, in the kubelet's words. PURE.
 
 use std::fmt;
 

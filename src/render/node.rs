@@ -1,4 +1,4 @@
-//! Facts of the node that rendering needs, gathered once at start by the node loop.
+//! Facts of the node that rendering needs, gathered once at start by the node loop. PURE.
 
 /// Which cgroup hierarchy the node has, as far as rendering differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

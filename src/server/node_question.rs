@@ -1,4 +1,4 @@
-//! What the node's own API asks of the loop.
+//! What the node's own API asks of the loop. PURE.
 
 use std::net::IpAddr;
 

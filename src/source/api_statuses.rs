@@ -1,4 +1,4 @@
-//! Whether the API server still has the statuses that were sent (`needsReconcile`).
+//! Whether the API server still has the statuses that were sent (`needsReconcile`). PURE.
 //!
 //! A status that somebody else changed is sent once more. The answer to a patch and what the watch tells of a pod are compared by
 //! their resourceVersions and a digest of the fields that a node agent writes: an event that is older than the answer, the echo of

@@ -1,4 +1,4 @@
-//! The conditions the node agent writes (`status/generate.go`).
+//! The conditions the node agent writes (`status/generate.go`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 

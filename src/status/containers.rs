@@ -1,4 +1,4 @@
-//! Container statuses (`convertToAPIContainerStatuses`): records, previous statuses and start failures → API.
+//! Container statuses (`convertToAPIContainerStatuses`): records, previous statuses and start failures → API. PURE.
 
 use k8s_openapi::api::core::v1::{
     ContainerState as ApiState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,

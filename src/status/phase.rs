@@ -1,4 +1,4 @@
-//! The pod's phase from its containers (`getPhase`).
+//! The pod's phase from its containers (`getPhase`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 

@@ -1,4 +1,4 @@
-//! Started and ready from probe results (prober manager `UpdatePodStatus`).
+//! Started and ready from probe results (prober manager `UpdatePodStatus`). PURE.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodStatus};
 

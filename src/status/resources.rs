@@ -1,4 +1,4 @@
-//! Resources in a status: what containers and the pod may use, beside what the runtime reports.
+//! Resources in a status: what containers and the pod may use, beside what the runtime reports. PURE.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

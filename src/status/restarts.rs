@@ -1,4 +1,4 @@
-//! Restart counts that a status remembers when the runtime does not (a reboot, `crictl rm`).
+//! Restart counts that a status remembers when the runtime does not (a reboot, `crictl rm`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 

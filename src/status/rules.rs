@@ -1,4 +1,4 @@
-//! Small rules several parts of the status ask: restart rules, sidecars, lookups by name, the sandbox.
+//! Small rules several parts of the status ask: restart rules, sidecars, lookups by name, the sandbox. PURE.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerRestartRule, ContainerStateTerminated, ContainerStatus, EphemeralContainer, Pod,

@@ -130,6 +130,8 @@ pub struct Attempt {
 pub struct Outcome {
     /// Every action in order; at most `limits::SYNC_RESULTS_MAX`.
     pub results: Vec<SyncResult>,
+    /// Failures that found no room in `results`.
+    pub failures_left_out: usize,
     /// What stopped the sync besides a failed action.
     pub sync_error: Option<String>,
     /// The starts that lengthen a back-off.
@@ -152,7 +154,9 @@ pub struct Actuated {
 impl Outcome {
     /// True when every action went well.
     pub fn is_ok(&self) -> bool {
-        self.sync_error.is_none() && self.results.iter().all(|result| result.failure.is_none())
+        self.sync_error.is_none()
+            && self.failures_left_out == 0
+            && self.results.iter().all(|result| result.failure.is_none())
     }
 
     /// True when all that failed will be tried again at [`Self::wake_at`]: no other retry is needed.
@@ -199,14 +203,38 @@ impl Outcome {
                 crate::text::quoted(&failure.message)
             ))
         }));
+        if self.failures_left_out > 0 {
+            errors.push(format!("failures that are not listed: {}", self.failures_left_out));
+        }
         (!errors.is_empty()).then(|| errors.join(", "))
     }
 
     pub(super) fn add(&mut self, action: SyncAction, target: &Rc<str>, failure: Option<Failure>) {
         if self.results.len() == SYNC_RESULTS_MAX {
-            log::warn!("{action} for {target}: more results than one sync keeps; failure: {failure:?}");
+            self.failures_left_out += usize::from(failure.is_some());
             return;
         }
         self.results.push(SyncResult { action, target: target.clone(), failure });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_beyond_the_bound_are_counted() {
+        let mut outcome = Outcome::default();
+        let target: Rc<str> = "c".into();
+        for _ in 0..SYNC_RESULTS_MAX {
+            outcome.add(SyncAction::StartContainer, &target, None);
+        }
+        outcome.add(SyncAction::StartContainer, &target, None);
+        assert!(outcome.is_ok() && outcome.error().is_none());
+        let failure = Failure { error: SyncError::RunContainer, message: "no".into(), retry_at: None };
+        outcome.add(SyncAction::StartContainer, &target, Some(failure));
+        assert_eq!(outcome.results.len(), SYNC_RESULTS_MAX);
+        assert!(!outcome.is_ok());
+        assert_eq!(outcome.error().as_deref(), Some("failures that are not listed: 1"));
     }
 }

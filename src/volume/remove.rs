@@ -12,7 +12,8 @@ use super::VolumeError;
 use crate::limits::REMOVAL_PIECE;
 use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::mounts::{self, Mount};
-use crate::{tree, userns};
+use crate::tree;
+use crate::userns;
 
 /// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
 /// are unmounted, and where something else is still mounted below it nothing is touched. Ends after `limits::REMOVAL_PIECE`,

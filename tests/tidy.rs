@@ -1,0 +1,243 @@
+//! The rules of the house, held over the source: who may import whom, which files are PURE, how long a file may be.
+//!
+//! The text of the source is read, not the compiler's view of it: comments and tests are left out first.
+
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+/// The top-level modules, the lowest layer first. A module imports from layers below its own and from its own layer; no
+/// cycle ties modules together.
+const LAYERS: [(&str, &str); 8] = [
+    (
+        "ground: plain types, the file system, sockets; knows no Kubernetes",
+        "counters decode executor filesystem http2 kernel_tunables limits mounts paths proto sorted stream streaming text tls tree",
+    ),
+    (
+        "model: the vocabulary, and what works on nothing else",
+        "clock desired events model podcmd poison rate turns x509",
+    ),
+    (
+        "rendering, status, the machine's parts",
+        "blocking cgroup cni eviction gc grpc iptables net render resolv_conf shutdown status store systemd userns volume",
+    ),
+    ("the runtime and the API server", "cri image kube logs pleg printers"),
+    ("decisions about pods and the node", "admit cluster config metrics probe process sync"),
+    ("sources, checks, servers", "addresses doctor facts hook k3s node_api server source"),
+    ("the loop", "node"),
+    ("the command line", "cli"),
+];
+
+/// What a PURE file does not do: wait, look at a clock, at the environment or at the machine, log.
+const IMPURE: [&str; 26] = [
+    "async ",
+    ".await",
+    "Instant::now",
+    "SystemTime",
+    "SharedClock",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "std::fs",
+    "fs::",
+    "File::",
+    "TcpStream",
+    "UdpSocket",
+    "UnixStream",
+    "UnixListener",
+    "rustix::",
+    "smol::",
+    "async_io::",
+    "getrandom",
+    "log::",
+    "info!(",
+    "warn!(",
+    "error!(",
+    "debug!(",
+    "println!(",
+    "crate::blocking",
+];
+
+/// A file below `src` without its comments and its tests.
+struct Source {
+    /// Its path below `src`.
+    path: String,
+    /// The comments at its head.
+    head: String,
+    code: String,
+}
+
+impl Source {
+    fn read(root: &Path, path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap();
+        let head = text.lines().take_while(|line| line.starts_with("//!"));
+        let head = head.map(|line| line.trim_start_matches("//!").trim()).collect::<Vec<_>>().join(" ");
+        let mut code = String::new();
+        let mut lines = text.lines().peekable();
+        while let Some(line) = lines.next() {
+            let is_test_module = line == "#[cfg(test)]"
+                && lines.peek().is_some_and(|next| next.starts_with("mod ") && next.ends_with('{'));
+            if is_test_module {
+                break;
+            }
+            let line = line.split("//").next().unwrap_or_default().trim_end();
+            if !line.trim().is_empty() {
+                code.push_str(line);
+                code.push('\n');
+            }
+        }
+        Self { path: path.strip_prefix(root).unwrap().to_str().unwrap().to_owned(), head, code }
+    }
+
+    /// The top-level module that it belongs to.
+    fn module(&self) -> &str {
+        let first = self.path.split('/').next().unwrap();
+        first.strip_suffix(".rs").unwrap_or(first)
+    }
+
+    /// It says of itself, and not of others, that it is PURE.
+    fn is_pure(&self) -> bool {
+        self.head.match_indices("PURE").any(|(at, word)| {
+            let before = self.head[..at].trim_end();
+            let is_sentence = before.is_empty() || before.ends_with(['.', '?', ')', '`', ':']);
+            is_sentence && self.head[at + word.len()..].starts_with(['.', ':', ','])
+        })
+    }
+}
+
+/// All files of the source that are no tests.
+fn sources() -> Vec<Source> {
+    fn walk(root: &Path, directory: &Path, found: &mut Vec<Source>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            let is_test = path.file_stem().is_some_and(|name| name == "tests");
+            if path.is_dir() && !is_test {
+                walk(root, &path, found);
+            } else if path.extension().is_some_and(|ending| ending == "rs") && !is_test {
+                found.push(Source::read(root, &path));
+            }
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut found = Vec::new();
+    walk(&root, &root, &mut found);
+    assert!(found.len() > 300, "{} files", found.len());
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+/// The top-level modules that each top-level module imports from, with a file that does.
+fn imports(sources: &[Source]) -> BTreeMap<&str, BTreeMap<&str, &str>> {
+    let modules: BTreeSet<&str> =
+        sources.iter().map(Source::module).filter(|m| !["lib", "main"].contains(m)).collect();
+    let mut imports: BTreeMap<&str, BTreeMap<&str, &str>> =
+        modules.iter().map(|m| (*m, BTreeMap::new())).collect();
+    for source in sources {
+        let Some(of) = imports.get_mut(source.module()) else { continue };
+        for (at, word) in source.code.match_indices("crate::") {
+            let rest = &source.code[at + word.len()..];
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
+            assert!(
+                end > 0,
+                "src/{}: a `use crate::{{…}}` of several modules; write one `use` for each",
+                source.path
+            );
+            if let Some(name) = modules.get(&rest[..end]).filter(|name| **name != source.module()) {
+                of.entry(name).or_insert(&source.path);
+            }
+        }
+    }
+    imports
+}
+
+#[test]
+fn modules_import_from_their_own_layer_and_from_those_below() {
+    let sources = sources();
+    let imports = imports(&sources);
+    let mut layer_of = BTreeMap::new();
+    for (layer, (_, modules)) in LAYERS.iter().enumerate() {
+        for module in modules.split(' ') {
+            assert!(imports.contains_key(module), "LAYERS: there is no module {module}");
+            assert_eq!(layer_of.insert(module, layer), None, "LAYERS: {module} stands there twice");
+        }
+    }
+    let mut wrong = Vec::new();
+    for (module, imported) in &imports {
+        let Some(layer) = layer_of.get(module) else {
+            wrong.push(format!("{module} stands in no layer; put it into LAYERS"));
+            continue;
+        };
+        for (other, file) in imported {
+            if layer_of.get(other).is_some_and(|below| below > layer) {
+                wrong.push(format!("src/{file} imports {other}, which is above {module}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn no_cycle_ties_modules_together() {
+    let sources = sources();
+    let mut imports = imports(&sources);
+    // What imports nothing that is left stands in no cycle.
+    while let Some(leaf) = imports.iter().find(|(_, imported)| imported.is_empty()).map(|(module, _)| *module)
+    {
+        imports.remove(leaf);
+        for imported in imports.values_mut() {
+            imported.remove(leaf);
+        }
+    }
+    assert!(imports.is_empty(), "in a cycle, or above one: {imports:#?}");
+}
+
+#[test]
+fn pure_files_neither_wait_nor_look_at_the_machine() {
+    let sources = sources();
+    let pure: Vec<&Source> = sources.iter().filter(|source| source.is_pure()).collect();
+    assert!(pure.len() > 120, "{} files say that they are PURE", pure.len());
+    let mut wrong = Vec::new();
+    for source in pure {
+        // What is known when the program is compiled is no environment.
+        let code = source.code.replace("std::env::consts", "");
+        for (line, impure) in code.lines().flat_map(|line| IMPURE.iter().map(move |impure| (line, impure))) {
+            // A longer name that ends as the forbidden one is another one.
+            let uses = line
+                .match_indices(impure)
+                .any(|(at, _)| !line[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
+            if uses {
+                wrong.push(format!("src/{} is PURE and has {impure:?}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Each rule finds what it forbids.
+#[test]
+fn the_rules_see_what_they_are_to_see() {
+    let source =
+        |head: &str, code: &str| Source { path: "a/b.rs".into(), head: head.into(), code: code.into() };
+    for (head, is_pure) in [
+        ("PURE: what goes.", true),
+        ("What goes (`gc`). PURE.", true),
+        ("A quantity: `500m`. PURE, exact.", true),
+        ("May it start again? PURE.", true),
+        ("`line` and `choose` are PURE; others are not.", false),
+        ("`frame` (PURE) knows SPDY.", false),
+        ("What goes. PURE but for the reads.", false),
+        ("What [`of`] finds is PURE; the rest is I/O.", false),
+    ] {
+        assert_eq!(source(head, "").is_pure(), is_pure, "{head}");
+    }
+    assert_eq!(source("", "").module(), "a");
+    let sources = [
+        Source { path: "a.rs".into(), head: String::new(), code: "use crate::b::{C, D};".into() },
+        Source { path: "b/c.rs".into(), head: String::new(), code: "fn f() { crate::a::g() }".into() },
+    ];
+    let found = imports(&sources);
+    assert_eq!(found["a"], BTreeMap::from([("b", "a.rs")]));
+    assert_eq!(found["b"], BTreeMap::from([("a", "b/c.rs")]));
+}
