@@ -83,7 +83,9 @@ impl NodeAddresses {
         let kernel = match subscribe() {
             Ok(kernel) => kernel,
             Err(error) => {
-                log::warn!("node addresses are not followed: rtnetlink: {error}; restart after they change");
+                log::warn!(
+                    "node addresses: watch failed: rtnetlink: {error}; restart smolet after an address change"
+                );
                 return;
             }
         };
@@ -92,7 +94,9 @@ impl NodeAddresses {
             let is_news = self.set(facts::node_ips(&given));
             let looked = clock.now().mono;
             if let Err(error) = kernel.readable().await {
-                log::warn!("node addresses are not followed any more: rtnetlink: {error}");
+                log::warn!(
+                    "node addresses: watch ended: rtnetlink: {error}; restart smolet after an address change"
+                );
                 return;
             }
             // An address comes with its routes, and many a one with others.

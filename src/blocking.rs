@@ -53,15 +53,15 @@ pub struct Blocking {
     /// One for each pod whose work is under way or waits; at most as many as pods in hand.
     pods: RefCell<SortedMap<Box<str>, Arc<AsyncMutex<()>>>>,
     /// One for each place at which work is under way or waits: for each turn one, and one for each pod in hand.
-    paths: RefCell<SortedMap<Lies, Arc<AtPath>>>,
+    paths: RefCell<SortedMap<Region, Arc<RegionState>>>,
     /// Where the agent keeps what is its own.
     root: PathBuf,
-    place: Place,
+    place: RunOn,
 }
 
 /// Where a path of others lies. What does not answer takes the whole place with it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lies {
+enum Region {
     /// Below that pod's directory: a container may have put or mounted anything there.
     InPod(PathBuf),
     /// On that device.
@@ -78,12 +78,12 @@ enum Lies {
 #[derive(Clone, Debug)]
 pub struct Location {
     path: PathBuf,
-    lies: Lies,
+    lies: Region,
     /// The pod whose turns its work takes.
     pod: Option<PodUid>,
 }
 
-impl Lies {
+impl Region {
     /// Reads links on the agent's own devices, and touches no others. I/O, blocking.
     fn of(path: &Path, root: &Path) -> Self {
         let at = || Self::At(path.to_owned());
@@ -121,7 +121,7 @@ pub enum Server {
     Unmount,
 }
 
-enum Place {
+enum RunOn {
     /// With the clock of the deadlines.
     OwnThread(SharedClock),
     Here,
@@ -129,13 +129,13 @@ enum Place {
 
 /// A place that is not smolet's own.
 #[derive(Debug, Default)]
-struct AtPath {
+struct RegionState {
     turn: Arc<AsyncMutex<()>>,
     /// When the thread began that is at it, and its path.
     began: Mutex<Option<(Mono, PathBuf)>>,
 }
 
-impl AtPath {
+impl RegionState {
     /// A thread is at it for so long that it is given up.
     fn hangs(&self, now: Mono) -> bool {
         lock(&self.began).as_ref().is_some_and(|(began, _)| now.since(*began) >= OUTSIDE_PATIENCE)
@@ -143,19 +143,19 @@ impl AtPath {
 }
 
 /// What a thread at a path holds until its work ends, and the kernel lets go of it.
-struct Stay {
-    at: Arc<AtPath>,
+struct ThreadGuard {
+    at: Arc<RegionState>,
     _path: MutexGuardArc<()>,
-    _turn: Held,
+    _turn: Permit,
 }
 
 /// A turn, until it is dropped.
-enum Held {
+enum Permit {
     Shared { _turn: Turn },
     Kept { _turn: SemaphoreGuardArc },
 }
 
-impl Drop for Stay {
+impl Drop for ThreadGuard {
     fn drop(&mut self) {
         *lock(&self.at.began) = None;
     }
@@ -215,16 +215,16 @@ impl From<Stuck> for String {
 impl Blocking {
     /// Each on a thread of its own; the clock is that of the deadlines, `root` the agent's directory (`--root-dir`).
     pub fn on_threads(clock: SharedClock, root: &Path) -> Self {
-        Self::at(Place::OwnThread(clock), root)
+        Self::at(RunOn::OwnThread(clock), root)
     }
 
     /// On the caller's own thread, between two awaits: jobs end in the order they began, so that a simulation does
     /// the same each time. Nothing has a deadline there.
     pub fn on_this_thread() -> Self {
-        Self::at(Place::Here, Path::new(""))
+        Self::at(RunOn::Here, Path::new(""))
     }
 
-    fn at(place: Place, root: &Path) -> Self {
+    fn at(place: RunOn, root: &Path) -> Self {
         Self {
             turns: Arc::new(Semaphore::new(BLOCKING_JOBS_MAX)),
             of_pods: Turns::new(OUTSIDE_OF_PODS),
@@ -307,7 +307,7 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Stuck> {
         let (job, done) = kept(work);
-        self.away(path, (Some(Lies::At(path.to_owned())), Some(pod)), job).await?;
+        self.away(path, (Some(Region::At(path.to_owned())), Some(pod)), job).await?;
         Ok(done.take())
     }
 
@@ -315,8 +315,8 @@ impl Blocking {
     pub async fn location_of(&self, path: &Path, pod: Option<&PodUid>) -> Location {
         let path = path.to_owned();
         let lies = match self.place {
-            Place::Here => Lies::At(path.clone()),
-            Place::OwnThread(_) => self.lies(&path).await,
+            RunOn::Here => Region::At(path.clone()),
+            RunOn::OwnThread(_) => self.lies(&path).await,
         };
         Location { path, lies, pod: pod.cloned() }
     }
@@ -373,19 +373,19 @@ impl Blocking {
             let _mine = mine;
             work()
         });
-        let over = self.with((Lies::Asked(kind, server.into()), pod), path, time, job).await;
+        let over = self.with((Region::Asked(kind, server.into()), pod), path, time, job).await;
         self.forget_idle();
         over.map(|()| done.take())
     }
 
     async fn with(
         &self,
-        (lies, pod): (Lies, &PodUid),
+        (lies, pod): (Region, &PodUid),
         path: &Path,
         time: Duration,
         job: Job,
     ) -> Result<(), Stuck> {
-        let Place::OwnThread(clock) = &self.place else {
+        let RunOn::OwnThread(clock) = &self.place else {
             here(job).await;
             return Ok(());
         };
@@ -405,8 +405,8 @@ impl Blocking {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
         match self.place {
-            Place::OwnThread(_) => unblock_apart(work).await,
-            Place::Here => Ok(self.run(work).await),
+            RunOn::OwnThread(_) => unblock_apart(work).await,
+            RunOn::Here => Ok(self.run(work).await),
         }
     }
 
@@ -421,13 +421,18 @@ impl Blocking {
     async fn own(&self, job: Job) {
         let turn = self.turns.acquire_arc().await;
         match &self.place {
-            Place::OwnThread(_) => start(marked(watched(job), turn)).await,
-            Place::Here => here(job).await,
+            RunOn::OwnThread(_) => start(marked(watched(job), turn)).await,
+            RunOn::Here => here(job).await,
         }
     }
 
-    async fn away(&self, path: &Path, known: (Option<Lies>, Option<&PodUid>), job: Job) -> Result<(), Stuck> {
-        let Place::OwnThread(clock) = &self.place else {
+    async fn away(
+        &self,
+        path: &Path,
+        known: (Option<Region>, Option<&PodUid>),
+        job: Job,
+    ) -> Result<(), Stuck> {
+        let RunOn::OwnThread(clock) = &self.place else {
             here(job).await;
             return Ok(());
         };
@@ -450,15 +455,15 @@ impl Blocking {
     async fn enter(
         &self,
         path: &Path,
-        (lies, pod): (Option<Lies>, Option<&PodUid>),
+        (lies, pod): (Option<Region>, Option<&PodUid>),
         clock: &SharedClock,
         for_turn: &Cell<bool>,
-    ) -> Result<Stay, Stuck> {
+    ) -> Result<ThreadGuard, Stuck> {
         let lies = match lies {
             Some(lies) => lies,
             None => self.lies(path).await,
         };
-        let is_in_pod = matches!(lies, Lies::InPod(_) | Lies::Asked(Server::Unmount, _));
+        let is_in_pod = matches!(lies, Region::InPod(_) | Region::Asked(Server::Unmount, _));
         let at = self.paths.borrow_mut().entry(lies).or_default().clone();
         // Known to hang: whoever waits here may hold up others meanwhile.
         if at.hangs(clock.now().mono) {
@@ -467,7 +472,7 @@ impl Blocking {
         let of_path = at.turn.lock_arc().await;
         let kept = if is_in_pod { self.in_pods.try_acquire_arc() } else { None };
         let turn = if let Some(turn) = kept {
-            Held::Kept { _turn: turn }
+            Permit::Kept { _turn: turn }
         } else {
             let mut wait = std::pin::pin!(self.turn_at(path, pod));
             match smol::future::poll_once(&mut wait).await {
@@ -481,11 +486,11 @@ impl Blocking {
         };
         for_turn.set(false);
         *lock(&at.began) = Some((clock.now().mono, path.to_owned()));
-        Ok(Stay { at, _path: of_path, _turn: turn })
+        Ok(ThreadGuard { at, _path: of_path, _turn: turn })
     }
 
     /// A turn of the pod's, or of the pod in whose directory the path lies; else of the node's.
-    async fn turn_at(&self, path: &Path, pod: Option<&PodUid>) -> Result<Held, Stuck> {
+    async fn turn_at(&self, path: &Path, pod: Option<&PodUid>) -> Result<Permit, Stuck> {
         let in_dir = || {
             let below = path.strip_prefix(self.root.join("pods")).ok()?;
             Some(PodUid::from(below.iter().next()?.to_str()?))
@@ -493,19 +498,19 @@ impl Blocking {
         let party = pod.map(Party::from).or_else(|| in_dir().as_ref().map(Party::from));
         match party {
             Some(party) => match self.of_pods.take(party).await {
-                Ok(turn) => Ok(Held::Shared { _turn: turn }),
+                Ok(turn) => Ok(Permit::Shared { _turn: turn }),
                 Err(_) => Err(self.full(path)),
             },
-            None => Ok(Held::Kept { _turn: self.of_node.acquire_arc().await }),
+            None => Ok(Permit::Kept { _turn: self.of_node.acquire_arc().await }),
         }
     }
 
-    async fn lies(&self, path: &Path) -> Lies {
-        if let Some(lies) = Lies::in_pod(path, &self.root) {
+    async fn lies(&self, path: &Path) -> Region {
+        if let Some(lies) = Region::in_pod(path, &self.root) {
             return lies;
         }
         let (path, root) = (path.to_owned(), self.root.clone());
-        self.run(move || Lies::of(&path, &root)).await
+        self.run(move || Region::of(&path, &root)).await
     }
 
     /// Every thread is at a path that does not answer.
@@ -525,8 +530,8 @@ impl Blocking {
         let turn = self.pods.borrow_mut().entry(pod.as_str().into()).or_default().clone();
         match (turn.try_lock_arc(), &self.place) {
             (Some(mine), _) => Ok(mine),
-            (None, Place::Here) => Ok(turn.lock_arc().await),
-            (None, Place::OwnThread(clock)) => {
+            (None, RunOn::Here) => Ok(turn.lock_arc().await),
+            (None, RunOn::OwnThread(clock)) => {
                 or_late(clock, OUTSIDE_PATIENCE, turn.lock_arc()).await.ok_or(Stuck::PodBusy)
             }
         }
@@ -548,7 +553,7 @@ async fn or_late<T>(clock: &SharedClock, time: Duration, awaited: impl Future<Ou
 }
 
 /// Starts the work at a path, whose end closes what is returned. Never here and now: the agent would hang with it.
-fn begin(path: &Path, stay: Stay, job: Job) -> Result<Receiver<Infallible>, Stuck> {
+fn begin(path: &Path, stay: ThreadGuard, job: Job) -> Result<Receiver<Infallible>, Stuck> {
     spawn(&Arc::new(Mutex::new(Some(marked(job, stay)))))
         .map_err(|error| Stuck::NoThread(path.to_owned(), error.to_string()))
 }
@@ -627,7 +632,9 @@ async fn start(job: Job) {
     match spawn(&job) {
         Ok(ended) => over(&ended).await,
         Err(error) => {
-            log::warn!("no thread can be started ({error}): the agent stands still for its work on the disk");
+            log::warn!(
+                "cannot start a thread: {error}; file operations block the loop until threads can be started again"
+            );
             run(&job);
         }
     }

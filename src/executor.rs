@@ -157,7 +157,7 @@ impl Polls {
             let is_due = |logged: Instant| logged.elapsed() >= POLL_LOG_PERIOD;
             if self.logged.get().is_none_or(is_due) {
                 self.logged.set(Some(Instant::now()));
-                log::warn!("task {name} held the thread for {} ms; everything else waited", took.as_millis());
+                log::warn!("task {name} blocked the loop for {} ms", took.as_millis());
             }
         }
     }

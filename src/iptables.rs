@@ -30,12 +30,12 @@ const CHAINS: [(&str, &str); 4] = [
 ];
 
 /// Of the table `filter` of IPv4, as no address of IPv6 has such a network: the chain, the place in it, the rule.
-const RULES: [(&str, Place, &[&str]); 3] = [
-    ("OUTPUT", Place::First, &["-j", FIREWALL]),
-    ("INPUT", Place::First, &["-j", FIREWALL]),
+const RULES: [(&str, RulePosition, &[&str]); 3] = [
+    ("OUTPUT", RulePosition::First, &["-j", FIREWALL]),
+    ("INPUT", RulePosition::First, &["-j", FIREWALL]),
     (
         FIREWALL,
-        Place::Last,
+        RulePosition::Last,
         &[
             "-m",
             "comment",
@@ -58,7 +58,7 @@ const RULES: [(&str, Place, &[&str]); 3] = [
 ];
 
 #[derive(Clone, Copy)]
-enum Place {
+enum RulePosition {
     First,
     Last,
 }
@@ -76,15 +76,13 @@ pub(crate) fn ensure_rules() {
         let tables = Tables { program, run: &run };
         if let Err(why) = tables.ensure_chains() {
             log::warn!(
-                "{program}: the chains by which others find out which iptables this node uses were not made: {why}"
+                "{program}: creating the chains KUBE-IPTABLES-HINT and KUBE-KUBELET-CANARY failed: {why}"
             );
         }
         if program == IPV4
             && let Err(why) = tables.ensure_firewall()
         {
-            log::warn!(
-                "{program}: the rule that keeps others out of this node's 127.0.0.0/8 ({FIREWALL}) was not made: {why}"
-            );
+            log::warn!("{program}: adding the rule that protects 127.0.0.0/8 ({FIREWALL}) failed: {why}");
         }
     }
 }
@@ -111,13 +109,13 @@ impl Tables<'_> {
     }
 
     /// `EnsureRule`.
-    fn ensure_rule(&self, chain: &str, place: Place, rule: &[&str]) -> Result<(), String> {
+    fn ensure_rule(&self, chain: &str, place: RulePosition, rule: &[&str]) -> Result<(), String> {
         if self.refusal(&["-C", chain, "-t", "filter"], rule)?.is_none() {
             return Ok(());
         }
         let place = match place {
-            Place::First => "-I",
-            Place::Last => "-A",
+            RulePosition::First => "-I",
+            RulePosition::Last => "-A",
         };
         self.refusal(&[place, chain, "-t", "filter"], rule)?.map_or(Ok(()), Err)
     }
@@ -208,7 +206,7 @@ mod tests {
                 ]
             );
         }
-        let wrong = tables.ensure_rule("NO-SUCH-CHAIN", Place::Last, &["-j", "DROP"]).unwrap_err();
+        let wrong = tables.ensure_rule("NO-SUCH-CHAIN", RulePosition::Last, &["-j", "DROP"]).unwrap_err();
         assert!(!wrong.is_empty());
         let flushed = ["-F", FIREWALL].map(str::to_owned);
         assert!(space.run(IPV4, &flushed).unwrap().status.is_some_and(|status| status.success()));

@@ -132,13 +132,13 @@ fn plain(field: &str) -> String {
 
 /// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.
 #[cfg(test)]
-pub(crate) struct Away {
+pub(crate) struct SilentServer {
     at: PathBuf,
     server: Option<std::fs::File>,
 }
 
 #[cfg(test)]
-impl Away {
+impl SilentServer {
     pub(crate) fn mount(at: &Path) -> Self {
         use std::os::fd::AsRawFd as _;
         let server = std::fs::File::options().read(true).write(true).open("/dev/fuse");
@@ -158,7 +158,7 @@ impl Away {
 }
 
 #[cfg(test)]
-impl Drop for Away {
+impl Drop for SilentServer {
     fn drop(&mut self) {
         self.die();
         rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();

@@ -9,9 +9,7 @@ use crate::config::Config;
 /// `CAP_SYS_PTRACE` reads its memory. The programs that it runs are dumpable as ever.
 pub(crate) fn forbid_dumps() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
-        log::warn!(
-            "core dumps of the agent cannot be forbidden: {error}; a core dump of it would hold Secrets"
-        );
+        log::warn!("disabling core dumps failed: {error}; a core dump of the agent would contain Secrets");
     }
 }
 
@@ -24,14 +22,14 @@ pub(crate) fn settle(config: &Config) -> Result<(), String> {
     if let Some(adj) = config.process.oom_score_adj
         && let Err(error) = std::fs::write("/proc/self/oom_score_adj", adj.to_string())
     {
-        log::warn!("oomScoreAdj: {adj} cannot be set: {error}; the OOM score of the agent stays as it is");
+        log::warn!("oomScoreAdj: setting {adj} failed: {error}; the agent's OOM score is unchanged");
     }
     if let Some(files) = config.process.open_files {
         let maximum = getrlimit(Resource::Nofile).maximum.map_or(files, |maximum| maximum.max(files));
         // More than the hard limit needs a capability, less does not.
         let both = Rlimit { current: Some(files), maximum: Some(maximum) };
         if let Err(error) = setrlimit(Resource::Nofile, both) {
-            log::warn!("maxOpenFiles: {files} cannot be set: {error}; the limit of the agent stays as it is");
+            log::warn!("maxOpenFiles: setting {files} failed: {error}; the agent's limit is unchanged");
         }
     }
     Ok(())

@@ -38,20 +38,20 @@ pub(crate) fn stream(socket: impl Duplex + 'static) -> Stream {
 #[derive(Debug)]
 pub struct Socket<S> {
     inner: Async<S>,
-    turn: Cell<Turn>,
+    turn: Cell<ReadTurn>,
     /// Bytes that may still be read, where there is a limit.
     left: Cell<Option<usize>>,
 }
 
 /// What was read without a wait.
 #[derive(Clone, Copy, Debug, Default)]
-struct Turn {
+struct ReadTurn {
     began: Option<Instant>,
     reads: usize,
     bytes: usize,
 }
 
-impl Turn {
+impl ReadTurn {
     /// `limits::SOCKET_TURN_READS`, `SOCKET_TURN_BYTES` or `SOCKET_TURN_TIME` is reached.
     fn is_over(&self) -> bool {
         let is_long = |began: Instant| began.elapsed() >= SOCKET_TURN_TIME;

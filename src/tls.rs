@@ -89,9 +89,9 @@ impl ServerCertVerifier for Bounded {
 /// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
 /// devices are often none that a verifier would read.
 #[derive(Debug)]
-pub(crate) struct Anybody;
+pub(crate) struct AnyCertificate;
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for AnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

@@ -74,7 +74,7 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
         Err(Errno::ISDIR | Errno::PERM) => {}
         removed => return Ok(removed.map(|()| true)?),
     }
-    let mut levels = vec![Emptied::new(enter(&above, &name)?, name)];
+    let mut levels = vec![OpenDirectory::new(enter(&above, &name)?, name)];
     let (mut batch, mut moved) = (batch(), 0);
     // Each call gets further, however short its time is.
     let mut goes_on = |has_removed: bool| !has_removed || goes_on();
@@ -85,15 +85,15 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
         let left = level.next(&mut batch, |changed| goes_on(has_removed || changed))?;
         has_removed |= level.changed;
         match left {
-            Left::Stopped => return Ok(false),
-            Left::Directory(name) if held < TREE_LEVELS_HELD_MAX => match enter(&level.dir, &name) {
-                Ok(dir) => levels.push(Emptied::new(dir, name)),
+            Remains::Stopped => return Ok(false),
+            Remains::Directory(name) if held < TREE_LEVELS_HELD_MAX => match enter(&level.dir, &name) {
+                Ok(dir) => levels.push(OpenDirectory::new(dir, name)),
                 // It went, or something else took its place: the next pass sees what it is.
                 Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => level.changed = true,
                 Err(error) => return Err(error.into()),
             },
-            Left::Directory(name) => move_up(&mut levels, &name, &mut moved)?,
-            Left::Nothing => {
+            Remains::Directory(name) => move_up(&mut levels, &name, &mut moved)?,
+            Remains::Nothing => {
                 let Some(mut done) = levels.pop() else { return Ok(true) };
                 let upper = levels.last().map_or(&above, |level| &level.dir);
                 match unlinkat(upper, &done.name, AtFlags::REMOVEDIR) {
@@ -117,7 +117,7 @@ pub fn remove(path: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<bool
 }
 
 /// Moves a directory of the deepest level up to the first level that takes it: those of another subvolume do not.
-fn move_up(levels: &mut [Emptied], name: &CStr, moved: &mut u64) -> io::Result<()> {
+fn move_up(levels: &mut [OpenDirectory], name: &CStr, moved: &mut u64) -> io::Result<()> {
     let Some((deepest, uppers)) = levels.split_last_mut() else { return Ok(()) };
     deepest.changed = true;
     for upper in uppers {
@@ -140,7 +140,7 @@ fn move_up(levels: &mut [Emptied], name: &CStr, moved: &mut u64) -> io::Result<(
 }
 
 /// A directory that is being emptied.
-struct Emptied {
+struct OpenDirectory {
     dir: OwnedFd,
     /// In the one above.
     name: CString,
@@ -149,7 +149,7 @@ struct Emptied {
 }
 
 /// What a directory has left.
-enum Left {
+enum Remains {
     Nothing,
     /// One that is not empty.
     Directory(CString),
@@ -157,7 +157,7 @@ enum Left {
     Stopped,
 }
 
-impl Emptied {
+impl OpenDirectory {
     fn new(dir: OwnedFd, name: CString) -> Self {
         Self { dir, name, changed: false }
     }
@@ -169,9 +169,9 @@ impl Emptied {
 
     /// Removes files and empty directories from where the last call ended, up to a directory that is not empty.
     /// `goes_on` is told whether something was removed.
-    fn next(&mut self, batch: &mut Vec<u8>, mut goes_on: impl FnMut(bool) -> bool) -> io::Result<Left> {
+    fn next(&mut self, batch: &mut Vec<u8>, mut goes_on: impl FnMut(bool) -> bool) -> io::Result<Remains> {
         if !goes_on(self.changed) {
-            return Ok(Left::Stopped);
+            return Ok(Remains::Stopped);
         }
         let mut entries = RawDir::new(&self.dir, batch.spare_capacity_mut());
         while let Some(entry) = entries.next() {
@@ -200,15 +200,15 @@ impl Emptied {
                 Err(Errno::NOTEMPTY | Errno::EXIST) if is_dir => {
                     let (name, next) = (name.to_owned(), entry.next_entry_cookie());
                     seek(&self.dir, SeekFrom::Start(next))?;
-                    return Ok(Left::Directory(name));
+                    return Ok(Remains::Directory(name));
                 }
                 Err(error) => return Err(error.into()),
             }
             if entries.is_buffer_empty() && !goes_on(self.changed) {
-                return Ok(Left::Stopped);
+                return Ok(Remains::Stopped);
             }
         }
-        Ok(Left::Nothing)
+        Ok(Remains::Nothing)
     }
 }
 
@@ -254,7 +254,7 @@ struct Mark {
 
 /// How a piece of a walk ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Walked {
+pub enum WalkResult {
     /// Everything was seen.
     All,
     /// The visitor wants no more now.
@@ -289,28 +289,28 @@ impl Walk {
     }
 
     /// Shows each further entry to `visit`, until that breaks off: the next call goes on behind that entry.
-    pub fn go_on(&mut self, mut visit: impl FnMut(&Stat) -> ControlFlow<()>) -> Walked {
+    pub fn go_on(&mut self, mut visit: impl FnMut(&Stat) -> ControlFlow<()>) -> WalkResult {
         let mut is_stopped = false;
         while !is_stopped {
             // None is held only once the walk is over.
-            let Some(level) = self.held.back_mut() else { return Walked::All };
+            let Some(level) = self.held.back_mut() else { return WalkResult::All };
             match level.read(self.device, self.has_mounts, &mut self.batch, &mut is_stopped, &mut visit) {
                 Read::Stopped => {}
                 Read::Down(dir, inode) => self.down(dir, inode),
                 Read::End if self.depth == 0 => {
                     self.held.clear();
-                    return Walked::All;
+                    return WalkResult::All;
                 }
                 Read::End => {
                     if !self.up() {
                         self.held.clear();
                         self.depth = 0;
-                        return Walked::Cut;
+                        return WalkResult::Cut;
                     }
                 }
             }
         }
-        Walked::Stopped
+        WalkResult::Stopped
     }
 
     fn down(&mut self, dir: OwnedFd, inode: u64) {

@@ -4,7 +4,7 @@
 
 use prost::Message;
 use smolet::cri::{RuntimeEvent, convert, events};
-use smolet::grpc::{Deframer, Field, Fields, Sink, Value, Whole};
+use smolet::grpc::{Deframer, Field, Fields, Sink, Value, WholeMessage};
 use smolet::limits;
 use smolet::proto::runtime::v1 as cri;
 
@@ -26,7 +26,7 @@ pub fn run(data: &[u8]) {
 /// The messages in `bytes`.
 fn whole(bytes: &[u8], size: usize) -> Vec<Vec<u8>> {
     let mut messages = Vec::new();
-    let mut whole = Whole::default();
+    let mut whole = WholeMessage::default();
     feed(bytes, size, &mut whole, |sink| messages.extend(sink.take()));
     messages
 }

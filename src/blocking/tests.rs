@@ -230,9 +230,9 @@ fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
         (pod.join("volumes").join(NFS).join("v"), pod.join("volumes/kubernetes.io~empty-dir/d"));
     let _ = rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH);
     std::fs::create_dir_all(&volume).unwrap();
-    let lies = |path: &Path| Lies::in_pod(path, &root).unwrap_or_else(|| Lies::of(path, &root));
-    assert_eq!(lies(&own), Lies::InPod(pod.clone()));
-    assert_eq!(lies(&volume), Lies::At(volume.clone()), "nothing is mounted there");
+    let lies = |path: &Path| Region::in_pod(path, &root).unwrap_or_else(|| Region::of(path, &root));
+    assert_eq!(lies(&own), Region::InPod(pod.clone()));
+    assert_eq!(lies(&volume), Region::At(volume.clone()), "nothing is mounted there");
     let flags = rustix::mount::MountFlags::NODEV;
     rustix::mount::mount("[fd00::7]:/x", &volume, "tmpfs", flags, None::<&std::ffi::CStr>)
         .expect("mounting needs root");
@@ -241,15 +241,15 @@ fn a_path_on_a_server_lies_with_it_and_one_in_a_pod_with_the_pod() {
     // The part of it that a container has in place of the file for its last words.
     let part = pod.join("volume-subpaths/v/app/0");
     std::fs::create_dir_all(&part).unwrap();
-    assert_eq!(lies(&part), Lies::At(part.clone()), "nothing is mounted there");
+    assert_eq!(lies(&part), Region::At(part.clone()), "nothing is mounted there");
     rustix::mount::mount_bind(&volume, &part).unwrap();
     let found = [lies(&volume), lies(&volume.join("deep")), lies(&link)];
     let of_part = lies(&part);
     rustix::mount::unmount(&part, rustix::mount::UnmountFlags::DETACH).unwrap();
     rustix::mount::unmount(&volume, rustix::mount::UnmountFlags::DETACH).unwrap();
     std::fs::remove_dir_all(&root).unwrap();
-    assert_eq!(found, [(); 3].map(|()| Lies::With("[fd00::7]".into())));
-    assert_eq!(of_part, Lies::With("[fd00::7]".into()));
+    assert_eq!(found, [(); 3].map(|()| Region::With("[fd00::7]".into())));
+    assert_eq!(of_part, Region::With("[fd00::7]".into()));
 }
 
 #[test]

@@ -198,7 +198,10 @@ fn hand_down(directory: &Path) {
         if words(&has).any(|word| word == controller) && !words(&down).any(|word| word == controller) {
             let path = directory.join("cgroup.subtree_control");
             if let Err(error) = put(&path, &format!("+{controller}")) {
-                log::warn!("cgroup {}: {controller} is not handed down: {error}", directory.display());
+                log::warn!(
+                    "cgroup {}: controller {controller} not enabled for child cgroups: {error}",
+                    directory.display()
+                );
             }
         }
     }

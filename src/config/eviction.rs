@@ -13,7 +13,7 @@ pub(super) type BySignal<T> = BTreeMap<String, T>;
 
 /// The fields of the file, each `None` when it is not set.
 #[derive(Default)]
-pub(super) struct Given {
+pub(super) struct GivenFields {
     pub(super) hard: Option<BySignal<String>>,
     pub(super) soft: Option<BySignal<String>>,
     pub(super) soft_grace: Option<BySignal<String>>,
@@ -41,7 +41,7 @@ impl EvictionPolicy {
 }
 
 /// As the kubelet: what `evictionHard` has replaces all defaults, or with `mergeDefaultEvictionSettings` those that it names.
-pub(super) fn policy(given: Given) -> Result<EvictionPolicy, ConfigError> {
+pub(super) fn policy(given: GivenFields) -> Result<EvictionPolicy, ConfigError> {
     let min_reclaim = amounts("evictionMinimumReclaim", given.min_reclaim.unwrap_or_default())?;
     let hard = match given.hard {
         Some(hard) => {
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn the_defaults_are_the_kubelets_and_what_is_given_replaces_all_of_them() {
-        let default = policy(Given::default()).expect("valid");
+        let default = policy(GivenFields::default()).expect("valid");
         let shown = |threshold: &Threshold| (threshold.signal.as_str(), threshold.at, threshold.is_hard());
         let found: Vec<_> = default.thresholds.iter().map(shown).collect();
         assert_eq!(
@@ -135,13 +135,13 @@ mod tests {
             ]
         );
         assert_eq!((default.transition, default.max_pod_grace), (Duration::from_mins(5), 0));
-        let given = Given {
+        let given = GivenFields {
             hard: texts(&[("nodefs.available", "1Gi"), ("memory.available", "0%")]),
             soft: texts(&[("memory.available", "200Mi")]),
             soft_grace: Some([("memory.available".to_owned(), "1m30s".to_owned())].into()),
             min_reclaim: texts(&[("nodefs.available", "500Mi")]),
             max_pod_grace: Some(30),
-            ..Given::default()
+            ..GivenFields::default()
         };
         let found = policy(given).expect("valid");
         let shown: Vec<_> =
@@ -158,24 +158,24 @@ mod tests {
         let soft = || texts(&[("memory.available", "1Gi")]);
         for (given, said) in [
             (
-                Given { hard: texts(&[("memory.free", "1Mi")]), ..Given::default() },
+                GivenFields { hard: texts(&[("memory.free", "1Mi")]), ..GivenFields::default() },
                 "evictionHard: \"memory.free\": ",
             ),
             (
-                Given { hard: texts(&[("memory.available", "0")]), ..Given::default() },
+                GivenFields { hard: texts(&[("memory.available", "0")]), ..GivenFields::default() },
                 "evictionHard: memory.available: ",
             ),
-            (Given { soft: soft(), ..Given::default() }, "evictionSoftGracePeriod: must have"),
+            (GivenFields { soft: soft(), ..GivenFields::default() }, "evictionSoftGracePeriod: must have"),
             (
-                Given { soft: soft(), soft_grace: grace(0), ..Given::default() },
+                GivenFields { soft: soft(), soft_grace: grace(0), ..GivenFields::default() },
                 "evictionSoftGracePeriod: must have",
             ),
             (
-                Given { soft_grace: grace(30), ..Given::default() },
+                GivenFields { soft_grace: grace(30), ..GivenFields::default() },
                 "evictionSoftGracePeriod: \"memory.available\"",
             ),
             (
-                Given { max_pod_grace: Some(-1), ..Given::default() },
+                GivenFields { max_pod_grace: Some(-1), ..GivenFields::default() },
                 "evictionMaxPodGracePeriod: -1: must not",
             ),
         ] {

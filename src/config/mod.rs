@@ -412,7 +412,7 @@ impl Config {
                 [file.time("imageMinimumGCAge"), file.time("imageMaximumGCAge")],
                 flags.image_gc_min_available.as_deref(),
             )?),
-            eviction: eviction::policy(eviction::Given {
+            eviction: eviction::policy(eviction::GivenFields {
                 hard: file.map("evictionHard"),
                 soft: file.map("evictionSoft"),
                 soft_grace: file.map("evictionSoftGracePeriod"),

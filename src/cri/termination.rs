@@ -22,7 +22,7 @@ const POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
 /// What to append to the message of `status`; empty while the container has not exited or when it left no word.
 pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<str> {
-    let Some(Places { written, log }) = Places::of(status) else { return Box::default() };
+    let Some(MessageSources { written, log }) = MessageSources::of(status) else { return Box::default() };
     let written = match written {
         Some(path) => match last_bytes(&path, CRI_MESSAGE_BYTES_MAX as u64, blocking).await {
             Ok((bytes, _)) => Ok(bytes),
@@ -48,14 +48,14 @@ pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<
 
 /// Where the last words of a container that has exited may be.
 #[derive(Debug, PartialEq, Eq)]
-struct Places {
+struct MessageSources {
     /// The file that it may have written.
     written: Option<PathBuf>,
     /// Its log, when that counts.
     log: Option<PathBuf>,
 }
 
-impl Places {
+impl MessageSources {
     fn of(status: &cri::ContainerStatus) -> Option<Self> {
         if status.state() != cri::ContainerState::ContainerExited {
             return None;

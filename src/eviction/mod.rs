@@ -69,14 +69,14 @@ pub type Observations = [Option<Observation>; Signal::ALL.len()];
 /// What is remembered from one observation to the next.
 #[derive(Clone, Debug)]
 pub struct Pressure {
-    thresholds: Vec<Known>,
+    thresholds: Vec<Tracked>,
     /// When each condition was last met.
     met_at: [Option<Mono>; NodeCondition::ALL.len()],
     transition: Duration,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct Tracked {
     threshold: Threshold,
     /// Met without a break since.
     since: Option<Mono>,
@@ -88,7 +88,7 @@ impl Pressure {
     /// As many thresholds as are configured: a hard and a soft one of each signal at most. A condition holds for `transition`
     /// after it was last met (`evictionPressureTransitionPeriod`).
     pub fn new(thresholds: &[Threshold], transition: Duration) -> Self {
-        let known = |threshold: &Threshold| Known { threshold: *threshold, since: None, acts: false };
+        let known = |threshold: &Threshold| Tracked { threshold: *threshold, since: None, acts: false };
         Self { thresholds: thresholds.iter().map(known).collect(), met_at: Default::default(), transition }
     }
 

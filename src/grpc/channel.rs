@@ -15,7 +15,7 @@ use prost::Message;
 use smol::lock::{Mutex, Semaphore};
 
 use super::link::{Link, blame, not_begun};
-use super::message::{Deframer, Field, Fields, Sink, Whole, framed};
+use super::message::{Deframer, Field, Fields, Sink, WholeMessage, framed};
 use super::status::{GrpcError, of_head, of_headers};
 use super::streaming::{Sender, Streaming};
 use crate::clock::SharedClock;
@@ -99,7 +99,7 @@ impl Channel {
         message: Bytes,
         deadline: Option<Duration>,
     ) -> Result<Vec<u8>, GrpcError> {
-        let mut whole = Whole::default();
+        let mut whole = WholeMessage::default();
         self.exchange(method, message, deadline, &mut whole, Messages::One).await?;
         Ok(whole.take().unwrap_or_default())
     }

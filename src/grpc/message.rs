@@ -1,6 +1,6 @@
 //! gRPC's length-prefixed messages and protobuf's outermost fields, taken from pieces as they arrive. PURE.
 //!
-//! [`Deframer`] finds messages in the bytes of HTTP/2 frames and feeds a [`Sink`]: [`Whole`] keeps a message up
+//! [`Deframer`] finds messages in the bytes of HTTP/2 frames and feeds a [`Sink`]: [`WholeMessage`] keeps a message up
 //! to a cap; [`Fields`] takes it apart and keeps one field at a time, so that a list of 5,000 items costs the
 //! memory of one.
 
@@ -98,19 +98,19 @@ impl Deframer {
 /// Keeps a whole message of at most `limits::GRPC_ANSWER_BYTES_MAX`. A larger one is an error as soon as it is over
 /// the cap; the call is reset then.
 #[derive(Debug, Default)]
-pub struct Whole {
+pub struct WholeMessage {
     bytes: Vec<u8>,
     ended: bool,
 }
 
-impl Whole {
+impl WholeMessage {
     /// The message, once it is complete.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         std::mem::take(&mut self.ended).then(|| std::mem::take(&mut self.bytes))
     }
 }
 
-impl Sink for Whole {
+impl Sink for WholeMessage {
     fn begin(&mut self, length: usize) {
         // At once and not by doubling, which would take up to three times the message. Pages become resident only as
         // bytes come, whatever the length says.
@@ -302,7 +302,7 @@ mod tests {
     fn messages_survive_any_cut() {
         let framed = framed(&sample()).unwrap();
         for size in [1, 2, 3, 4, 5, 6, 7, 100, 3000, 4000] {
-            let mut whole = Whole::default();
+            let mut whole = WholeMessage::default();
             assert_eq!(feed(&framed, size, &mut whole), Ok(1), "pieces of {size}");
             let bytes = whole.take().expect("a whole message");
             assert_eq!(ExecSyncResponse::decode(&*bytes).unwrap(), sample());
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn an_empty_message_is_a_message() {
-        let mut whole = Whole::default();
+        let mut whole = WholeMessage::default();
         assert_eq!(feed(&[0; 10], 3, &mut whole), Ok(2));
         assert_eq!(whole.take(), Some(Vec::new()));
     }

@@ -25,7 +25,7 @@ mod status;
 mod streaming;
 
 pub use channel::{Call, Channel};
-pub use message::{Deframer, Field, Fields, Sink, Value, Whole};
+pub use message::{Deframer, Field, Fields, Sink, Value, WholeMessage};
 pub(crate) use once::{Once, unary_once};
 pub use status::{Code, GrpcError};
 pub use streaming::{Sender, Streaming};

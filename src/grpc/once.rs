@@ -10,7 +10,7 @@ use prost::Message;
 
 use super::channel::{Messages, decoded, read, request};
 use super::link::{blame, handshake};
-use super::message::{Whole, framed};
+use super::message::{WholeMessage, framed};
 use super::status::GrpcError;
 use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
@@ -38,7 +38,7 @@ pub(crate) async fn unary_once<A: Message + Default>(
     // hyper's tasks live on an executor of their own, which goes with this future: a server that does not answer leaves none.
     let executor = Rc::new(Executor::new());
     let spawner = Spawner::new(&executor);
-    let mut whole = Whole::default();
+    let mut whole = WholeMessage::default();
     let made = async {
         let (mut requests, _) = handshake(socket, &spawner).await.map_err(|e| blame(&e))?;
         let mut request = request(call.method, RequestBody::One(Some(message)), Some(call.deadline));

@@ -10,7 +10,7 @@ use smol::lock::SemaphoreGuardArc;
 
 use super::channel::decoded;
 use super::link::blame;
-use super::message::{Deframer, Whole, framed};
+use super::message::{Deframer, WholeMessage, framed};
 use super::status::{GrpcError, of_head, of_headers};
 use crate::clock::SharedClock;
 use crate::model::Mono;
@@ -32,7 +32,7 @@ enum State {
     Reading {
         body: Incoming,
         deframer: Deframer,
-        whole: Whole,
+        whole: WholeMessage,
         rest: Bytes,
     },
     Ended,

@@ -295,9 +295,7 @@ impl Importer {
             let (is_missing, other) = standing(records.get(image), name, &label);
             if let Some(other) = other {
                 let last = other.max(name);
-                log::warn!(
-                    "{shown}: image {image} is in {other} too: {last} is the last by name, and counts"
-                );
+                log::warn!("{shown}: image {image} is also in {other}; using {last}, the last by name");
             }
             is_missing
         });
@@ -433,14 +431,14 @@ fn standing<'r>(there: Option<&'r String>, name: &str, label: &str) -> (bool, Op
 }
 
 /// What a look at the directory found.
-struct Found {
+struct ArchiveDirectory {
     watch: Option<OwnedFd>,
     /// In name order.
     archives: Vec<(String, Stamp)>,
 }
 
 /// Looks at the directory, and makes it when it is not there. Blocks.
-fn look(dir: &Path, watches: bool) -> io::Result<Found> {
+fn look(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
     fs::create_dir_all(dir)?;
     // Before reading: what changes from here on is told by an event.
     let watch = if watches { watch(dir).ok() } else { None };
@@ -458,10 +456,10 @@ fn look(dir: &Path, watches: bool) -> io::Result<Found> {
     archives.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
     if archives.len() > IMAGE_ARCHIVES_MAX {
         let more = archives.len() - IMAGE_ARCHIVES_MAX;
-        log::warn!("{}: has {more} archives more than the {IMAGE_ARCHIVES_MAX} that are read", dir.display());
+        log::warn!("{}: {more} archives ignored, at most {IMAGE_ARCHIVES_MAX} are read", dir.display());
         archives.truncate(IMAGE_ARCHIVES_MAX);
     }
-    Ok(Found { watch, archives })
+    Ok(ArchiveDirectory { watch, archives })
 }
 
 /// By its name: `.tar`, and the compressed ones that k3s takes, which are refused with a sentence when they are read.

@@ -81,7 +81,7 @@ pub(crate) struct Common {
 
 /// Where a tunnel stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum TunnelState {
     /// It was not opened yet.
     Tried,
     Open,
@@ -93,7 +93,7 @@ pub(super) enum Standing {
 pub(super) struct Tunnel {
     pub(super) server: ServerUrl,
     pub(super) common: Common,
-    pub(super) standing: Rc<Cell<Standing>>,
+    pub(super) standing: Rc<Cell<TunnelState>>,
     /// Whom that is told when it becomes another.
     pub(super) told: Sender<()>,
 }
@@ -118,7 +118,7 @@ impl Tunnel {
                         if !std::mem::replace(&mut is_said_open, true) {
                             log::info!("tunnel: open to k3s server {server}");
                         }
-                        self.stands(Standing::Open);
+                        self.stands(TunnelState::Open);
                         let opened = self.common.clock.now().mono;
                         let why = self.serve(incoming, outgoing).await;
                         // One that is opened and closed in turn is as good as none.
@@ -132,11 +132,9 @@ impl Tunnel {
                 },
             };
             if !why.is_empty() {
-                self.stands(Standing::Lost);
+                self.stands(TunnelState::Lost);
                 if why != said {
-                    log::warn!(
-                        "tunnel to k3s server {server}: {why}; it does not reach this node meanwhile; trying again"
-                    );
+                    log::warn!("tunnel to k3s server {server}: {why}; retrying");
                     said = why;
                     is_said_open = false;
                 }
@@ -145,7 +143,7 @@ impl Tunnel {
         }
     }
 
-    fn stands(&self, standing: Standing) {
+    fn stands(&self, standing: TunnelState) {
         if self.standing.replace(standing) != standing {
             // Full: somebody comes and looks anyway.
             let _ = self.told.try_send(());

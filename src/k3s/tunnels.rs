@@ -7,7 +7,7 @@ use smol::Task;
 use smol::channel::{Receiver, Sender};
 
 use super::servers::{List, supervisor};
-use super::tunnel::{Common, Standing, Tunnel};
+use super::tunnel::{Common, Tunnel, TunnelState};
 use crate::kube::{Others, ServerUrl};
 
 /// The servers that are known.
@@ -94,17 +94,17 @@ pub(crate) struct Tunnels {
 }
 
 /// A tunnel whose task ends when this is dropped.
-struct Kept {
+struct TunnelTask {
     server: ServerUrl,
     _task: Task<()>,
-    standing: Rc<Cell<Standing>>,
+    standing: Rc<Cell<TunnelState>>,
     was_open: bool,
 }
 
 impl Tunnels {
     /// One to each server, for ever.
     pub(crate) async fn run(self) {
-        let mut kept: Vec<Kept> = Vec::new();
+        let mut kept: Vec<TunnelTask> = Vec::new();
         loop {
             let listed = self.servers.listed();
             let named = self.servers.named();
@@ -112,7 +112,7 @@ impl Tunnels {
                 let stays = of.server == *named || listed.contains(&of.server);
                 if !stays {
                     let server = of.server.authority();
-                    log::info!("tunnel to k3s server {server}: ended, it is none of the cluster's any more");
+                    log::info!("tunnel to k3s server {server}: closed, the server left the cluster");
                 }
                 stays
             });
@@ -121,7 +121,7 @@ impl Tunnels {
             }
             if !listed.contains(named) {
                 let of_listed = kept.iter().filter(|of| of.server != *named);
-                let standings: Vec<Standing> = of_listed.map(|of| of.standing.get()).collect();
+                let standings: Vec<TunnelState> = of_listed.map(|of| of.standing.get()).collect();
                 match is_named_kept(&standings) {
                     Some(true) => self.keep(&mut kept, named),
                     Some(false) => kept.retain(|of| of.server != *named),
@@ -129,7 +129,7 @@ impl Tunnels {
                 }
             }
             for of in &mut kept {
-                let is_open = of.standing.get() == Standing::Open;
+                let is_open = of.standing.get() == TunnelState::Open;
                 if std::mem::replace(&mut of.was_open, is_open) && !is_open {
                     let _ = self.lost.try_send(());
                 }
@@ -141,11 +141,11 @@ impl Tunnels {
     }
 
     /// At most `limits::TUNNELS_MAX`: one to each that is listed, and to the one that the user names.
-    fn keep(&self, kept: &mut Vec<Kept>, server: &ServerUrl) {
+    fn keep(&self, kept: &mut Vec<TunnelTask>, server: &ServerUrl) {
         if kept.iter().any(|of| of.server == *server) {
             return;
         }
-        let standing = Rc::new(Cell::new(Standing::Tried));
+        let standing = Rc::new(Cell::new(TunnelState::Tried));
         let tunnel = Tunnel {
             server: server.clone(),
             common: self.common.clone(),
@@ -153,7 +153,7 @@ impl Tunnels {
             told: self.told.clone(),
         };
         let task = self.common.executor.spawn("k3s tunnel", tunnel.run());
-        kept.push(Kept { server: server.clone(), _task: task, standing, was_open: false });
+        kept.push(TunnelTask { server: server.clone(), _task: task, standing, was_open: false });
     }
 }
 
@@ -167,11 +167,11 @@ impl Tunnels {
 /// | one is open             | no           |
 /// | all lost, or there none | yes          |
 /// | otherwise               | as it is     |
-fn is_named_kept(listed: &[Standing]) -> Option<bool> {
-    if listed.contains(&Standing::Open) {
+fn is_named_kept(listed: &[TunnelState]) -> Option<bool> {
+    if listed.contains(&TunnelState::Open) {
         return Some(false);
     }
-    listed.iter().all(|standing| *standing == Standing::Lost).then_some(true)
+    listed.iter().all(|standing| *standing == TunnelState::Lost).then_some(true)
 }
 
 #[cfg(test)]
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_server_that_is_not_listed_has_a_tunnel_while_no_listed_one_can_be_reached() {
-        use Standing::{Lost, Open, Tried};
+        use TunnelState::{Lost, Open, Tried};
         for (listed, wanted) in [
             (&[][..], Some(true)),
             (&[Lost], Some(true)),

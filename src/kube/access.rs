@@ -168,7 +168,7 @@ fn load(path: &Path) -> Result<Loaded, String> {
         server_name: config.server_name,
         authorities: match config.trust {
             Trust::Authorities(material) => Some(bytes(material)?),
-            Trust::Anybody => None,
+            Trust::AnyCertificate => None,
         },
         certificate: match config.certificate {
             Some((certificate, key)) => Some((bytes(certificate)?, bytes(key)?)),

@@ -389,7 +389,7 @@ pub fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) ->
 
 fn too_long(collection: &Collection) {
     log::warn!(
-        "one of the API server's {} is longer than {KUBE_OBJECT_BYTES_MAX} bytes and is passed over",
+        "API server: one of the {} is larger than {KUBE_OBJECT_BYTES_MAX} bytes; ignored",
         collection.resource.plural
     );
 }

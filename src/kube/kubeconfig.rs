@@ -69,8 +69,8 @@ impl std::fmt::Debug for Material {
 pub(super) enum Trust {
     /// Certificates that these authorities signed.
     Authorities(Material),
-    /// Anybody (`insecure-skip-tls-verify`).
-    Anybody,
+    /// Any (`insecure-skip-tls-verify`).
+    AnyCertificate,
 }
 
 /// What a kubeconfig says of its current context.
@@ -154,7 +154,7 @@ impl Kubeconfig {
             Trust::Authorities(Material::File(path)) => {
                 format!("certificate-authority: {}", quote(&folder.join(path).to_string_lossy()))
             }
-            Trust::Anybody => "insecure-skip-tls-verify: true".to_owned(),
+            Trust::AnyCertificate => "insecure-skip-tls-verify: true".to_owned(),
         };
         let name = self.server_name.as_deref();
         let name = name.map_or_else(String::new, |name| format!("    tls-server-name: {}\n", quote(name)));
@@ -189,7 +189,7 @@ fn refuse(node: &Node, of: &str, fields: &[(&str, &str)]) -> Result<(), String> 
 
 fn trust(cluster: &Node) -> Result<Trust, String> {
     if matches!(cluster.field("insecure-skip-tls-verify"), Some(Node::Bool(true))) {
-        return Ok(Trust::Anybody);
+        return Ok(Trust::AnyCertificate);
     }
     let found = material(cluster, "cluster", "certificate-authority")?;
     found.map(Trust::Authorities).ok_or_else(|| {

@@ -14,7 +14,7 @@ use smol::channel::{Receiver, Sender};
 use smol::lock::Mutex;
 
 use super::access::{Access, Loaded};
-use super::{KubeError, RetryWait, ServerUrl, Turn, tls};
+use super::{KubeError, RetryWait, Rotation, ServerUrl, tls};
 use crate::clock::SharedClock;
 use crate::counters::Counter;
 use crate::http2::{RequestBody, Spawner};
@@ -54,11 +54,11 @@ pub(super) struct Link {
 }
 
 struct State {
-    up: Option<Up>,
+    up: Option<Established>,
     wait: RetryWait,
     /// No try before this instant, because of this; requests fail at once until then.
     blocked: Option<(Mono, KubeError)>,
-    turn: Turn,
+    turn: Rotation,
     /// The kubeconfig's server.
     first: Option<ServerUrl>,
     /// The server that was reached last.
@@ -69,7 +69,7 @@ struct State {
     unready: Option<Mono>,
 }
 
-struct Up {
+struct Established {
     connected: Connected,
     server: ServerUrl,
     /// Dropping it ends the connection with all that is on it.
@@ -82,7 +82,7 @@ impl Link {
             up: None,
             wait: RetryWait::new(seed),
             blocked: None,
-            turn: Turn::default(),
+            turn: Rotation::default(),
             first: None,
             used: None,
             left: String::new(),
@@ -149,7 +149,7 @@ impl Link {
 
     /// A connection to the server whose turn it is, or to one behind it. Whoever gives up waiting for it leaves the next one the
     /// turn of the servers that have failed.
-    async fn reach(&self, state: &mut State, number: u64) -> Result<Up, KubeError> {
+    async fn reach(&self, state: &mut State, number: u64) -> Result<Established, KubeError> {
         let mut with = self.access.load().await?;
         let all = self.access.others().behind(&with.server);
         state.first = Some(with.server.clone());
@@ -168,7 +168,7 @@ impl Link {
                     let before = state.used.replace(with.server.clone());
                     if *before.as_ref().unwrap_or(&all[0]) != with.server {
                         self.moves.inc();
-                        log::warn!("{left}; the node goes on with API server {}", with.server.authority());
+                        log::warn!("{left}; switching to API server {}", with.server.authority());
                     }
                     return Ok(up);
                 }
@@ -250,7 +250,7 @@ impl Link {
         state.first.as_ref().map(|first| self.access.others().behind(first)).unwrap_or_default()
     }
 
-    async fn connect(&self, number: u64, with: &Loaded) -> Result<Up, KubeError> {
+    async fn connect(&self, number: u64, with: &Loaded) -> Result<Established, KubeError> {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
         let at = |why: String| KubeError::Unreachable(format!("API server {address}: {why}"));
         let socket = self.lookups.connect(&address).await.map_err(at)?;
@@ -282,7 +282,7 @@ impl Link {
             token: token(with)?,
             number,
         };
-        Ok(Up { connected, server: with.server.clone(), _open: open })
+        Ok(Established { connected, server: with.server.clone(), _open: open })
     }
 }
 

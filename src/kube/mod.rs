@@ -33,5 +33,5 @@ pub use error::KubeError;
 pub use follow::{Collection, Follower, Watches, follow, follow_or_list, take as take_event};
 pub(crate) use kubeconfig::ServerUrl;
 pub use path::{Resource, object_path, subresource_path};
-pub(crate) use servers::{Authenticated, Others, Turn};
+pub(crate) use servers::{Authenticated, Others, Rotation};
 pub(crate) use tls::{Protocol, connect as tls_connect};

@@ -59,7 +59,7 @@ impl Authenticated {
 
 /// Whose turn it is: the one that was reached last for as long as it is, then the one behind it, round and round.
 #[derive(Debug, Default)]
-pub(crate) struct Turn {
+pub(crate) struct Rotation {
     /// The one that was asked last; `None`: none yet.
     at: Option<ServerUrl>,
     /// It is passed over.
@@ -68,7 +68,7 @@ pub(crate) struct Turn {
     failures: usize,
 }
 
-impl Turn {
+impl Rotation {
     /// The one of `all`, which are not none, that is asked next: at first, and when the last one is gone, the first.
     pub(crate) fn aim<'s>(&self, all: &'s [ServerUrl]) -> &'s ServerUrl {
         let found = all.iter().position(|server| Some(server) == self.at.as_ref());
@@ -133,8 +133,8 @@ mod tests {
     #[test]
     fn the_turn_goes_on_when_one_fails_and_stays_where_one_was_reached() {
         let all = ["a", "b", "c"].map(server);
-        let mut turn = Turn::default();
-        let host = |turn: &Turn, all: &[ServerUrl]| turn.aim(all).host.clone();
+        let mut turn = Rotation::default();
+        let host = |turn: &Rotation, all: &[ServerUrl]| turn.aim(all).host.clone();
         // What happens, whose turn it was, and whether all have failed.
         for (happens, whose, wanted) in [
             ("fails", "a", false),
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(host(&turn, &[server("a"), server("c")]), "a");
         // Where there is one only it is always its turn.
         let one = [server("a")];
-        let mut turn = Turn::default();
+        let mut turn = Rotation::default();
         assert!(turn.failed(&one[0], 1));
         turn.pass();
         assert_eq!(host(&turn, &one), "a");

@@ -14,7 +14,7 @@ use super::access::Loaded;
 use super::{Authenticated, KubeError};
 use crate::limits::PEER_HANDSHAKE_BYTES_MAX;
 use crate::stream::{Socket, Stream, stream};
-use crate::tls::{Anybody, server_verifier};
+use crate::tls::{AnyCertificate, server_verifier};
 
 /// What is spoken on a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +112,7 @@ pub(super) fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, 
             }
             server_verifier(roots).map_err(|error| format!("certificate-authority: {error}"))?
         }
-        None => Arc::new(Anybody),
+        None => Arc::new(AnyCertificate),
     };
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);
     let mut config = match &with.certificate {

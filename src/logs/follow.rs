@@ -122,9 +122,9 @@ impl Follower {
             let (mut more, mut wake_at) = (false, None::<Instant>);
             for (at, log) in self.logs.iter_mut().enumerate().filter(|(_, log)| !log.over) {
                 match log.turn(LOG_CHUNKS_AT_ONCE, &mut chunk, sink, || runs(at))? {
-                    Turn::More => more = true,
-                    Turn::Until(at) => wake_at = Some(wake_at.map_or(at, |other| other.min(at))),
-                    Turn::Over => log.over = true,
+                    NextAction::More => more = true,
+                    NextAction::Until(at) => wake_at = Some(wake_at.map_or(at, |other| other.min(at))),
+                    NextAction::Over => log.over = true,
                 }
             }
             if self.logs.iter().all(|log| log.over) {
@@ -193,14 +193,19 @@ impl Follower {
     ///
     /// # Errors
     /// The log's or the sink's.
-    pub(crate) fn step(&mut self, chunk: &mut [u8], sink: &mut impl Sink, runs: bool) -> io::Result<Turn> {
+    pub(crate) fn step(
+        &mut self,
+        chunk: &mut [u8],
+        sink: &mut impl Sink,
+        runs: bool,
+    ) -> io::Result<NextAction> {
         self.take_events()?;
         match self.logs.first_mut() {
             Some(log) => match log.turn(1, chunk, sink, || runs)? {
-                Turn::Until(at) => Ok(Turn::Until(self.look_at(at))),
+                NextAction::Until(at) => Ok(NextAction::Until(self.look_at(at))),
                 turn => Ok(turn),
             },
-            None => Ok(Turn::Over),
+            None => Ok(NextAction::Over),
         }
     }
 
@@ -211,7 +216,7 @@ impl Follower {
 }
 
 /// What a log needs next.
-pub(crate) enum Turn {
+pub(crate) enum NextAction {
     /// There is more to read.
     More,
     /// Another look, then or when something happens.
@@ -227,17 +232,17 @@ impl Followed {
         chunk: &mut [u8],
         sink: &mut impl Sink,
         runs: impl FnOnce() -> bool,
-    ) -> io::Result<Turn> {
+    ) -> io::Result<NextAction> {
         for _ in 0..chunks {
             if !self.reader.pump(chunk, sink)? {
                 return self.at_end(runs);
             }
         }
-        Ok(Turn::More)
+        Ok(NextAction::More)
     }
 
     /// At the end of what is there.
-    fn at_end(&mut self, runs: impl FnOnce() -> bool) -> io::Result<Turn> {
+    fn at_end(&mut self, runs: impl FnOnce() -> bool) -> io::Result<NextAction> {
         let now = Instant::now();
         let mut wake_at = self.ask_at;
         if self.reader.is_rotated()? {
@@ -247,11 +252,11 @@ impl Followed {
             let closed =
                 self.closed.as_deref().is_some_and(|closed| name.as_deref().map(OsStr::new) == Some(closed));
             if !(closed || self.ended || now >= patience) && self.reader.may_grow()? {
-                return Ok(Turn::Until(patience));
+                return Ok(NextAction::Until(patience));
             }
             if self.reader.next_file()? {
                 self.rotated = None;
-                return Ok(Turn::More);
+                return Ok(NextAction::More);
             }
             // Between the two steps of another rotation, or removed.
             wake_at = wake_at.min(now + LOG_ASK_FIRST);
@@ -259,18 +264,18 @@ impl Followed {
             self.rotated = None;
         }
         if self.ended {
-            return Ok(Turn::Over);
+            return Ok(NextAction::Over);
         }
         if now < self.ask_at {
-            return Ok(Turn::Until(wake_at));
+            return Ok(NextAction::Until(wake_at));
         }
         if !runs() {
             self.ended = true;
-            return Ok(Turn::More);
+            return Ok(NextAction::More);
         }
         self.ask_at = now + self.ask_wait;
         self.ask_wait = (self.ask_wait * 2).min(LOG_ASK_MAX);
-        Ok(Turn::Until(self.ask_at))
+        Ok(NextAction::Until(self.ask_at))
     }
 
     /// A writer has let go of the file of that name. (So has who compressed one; that is no log of this name.)

@@ -143,7 +143,7 @@ impl<R: Runtime> Rotator<R> {
         let inotify = inotify.and_then(|fd| Async::new_nonblocking(fd).ok());
         if inotify.is_none() {
             log::warn!(
-                "container logs: no inotify is to be had (see fs.inotify.max_user_instances); looking every {} s",
+                "container logs: inotify is unavailable (see fs.inotify.max_user_instances); checking every {} s",
                 rotation.look_max.as_secs()
             );
         }
@@ -278,7 +278,7 @@ impl<R: Runtime> Rotator<R> {
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => {
                     log::warn!(
-                        "container logs: inotify: {error}; looking every {} s",
+                        "container logs: inotify: {error}; checking every {} s",
                         self.rotation.look_max.as_secs()
                     );
                     works = false;
@@ -353,11 +353,11 @@ impl<R: Runtime> Rotator<R> {
                 }
             }
             Ok(None) => {
-                log::info!("{}: no regular file; left alone", log.path.display());
+                log::info!("{}: not a regular file; ignored", log.path.display());
                 log.next = Next::Never;
             }
             Err(_) if is_elsewhere => {
-                log::debug!("{}: is not there; left alone", log.path.display());
+                log::debug!("{}: not found; ignored", log.path.display());
                 log.next = Next::Never;
             }
             Err(error) if error.kind() == ErrorKind::NotFound => self.ask_for(id).await,
@@ -443,7 +443,7 @@ impl<R: Runtime> Rotator<R> {
         let Some(log) = self.logs.get_mut(id) else { return };
         // The first time the container may have ended a moment ago.
         if log.failures == 1 {
-            log::warn!("{}: not rotated: {why}; tried again", log.path.display());
+            log::warn!("{}: rotation failed: {why}; retrying", log.path.display());
         }
         let wait = LOG_RETRY.saturating_mul(1 << log.failures.min(10)).min(LOG_RETRY_MAX);
         log.failures = log.failures.saturating_add(1);
@@ -470,7 +470,7 @@ async fn compress(asked: Receiver<PathBuf>, blocking: Rc<Blocking>) {
         let shown = log.display().to_string();
         let done = blocking.run_alone(move || files::compress(Path::new(&log))).await;
         if let Err(error) = done.map_err(|error| error.to_string()).and_then(|done| done) {
-            log::warn!("{shown}: its rotated logs are not all compressed: {error}");
+            log::warn!("{shown}: compressing rotated logs failed: {error}");
         }
     }
 }

@@ -20,7 +20,7 @@ use crate::cluster::csr::{self, Due};
 use crate::config::{K3s, TokenSource};
 use crate::filesystem::replace;
 use crate::k3s::{Ask, List, Refused, Servers, Settings, Supervisor, Token, pinned};
-use crate::kube::{self, Access, Client, Credential, Loaded, RetryWait, Turn};
+use crate::kube::{self, Access, Client, Credential, Loaded, RetryWait, Rotation};
 use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN};
 use crate::model::Mono;
 use crate::tls::certificates;
@@ -92,7 +92,7 @@ pub(super) struct Joining {
     /// Whom it asks.
     pub(super) servers: Rc<Servers>,
     /// Which of them.
-    pub(super) turn: RefCell<Turn>,
+    pub(super) turn: RefCell<Rotation>,
     /// By what, once it has joined.
     pub(super) access: Access,
     /// A tunnel was lost.

@@ -12,7 +12,7 @@ use hyper::header::{AUTHORIZATION, HeaderMap};
 use serde_json::{Value, json};
 use smol::lock::Semaphore;
 
-use super::known::{Known, key};
+use super::decision_cache::{DecisionCache, key};
 use super::peers::{Origin, Peers};
 use super::request;
 use super::request::Refusal;
@@ -82,7 +82,7 @@ impl User {
             known.extra = extra.iter().map(|(name, values)| (name.to_string(), texts(values))).collect();
         }
         if !known.is_bounded() {
-            log::warn!("node API: user {:?} has too many groups or attributes to be known", known.name);
+            log::warn!("node API: user {:?} has too many groups or attributes to be cached", known.name);
             return None;
         }
         (!known.name.is_empty()).then_some(known)
@@ -110,22 +110,22 @@ impl User {
 }
 
 /// What a client showed when it connected.
-pub(super) enum Shown {
+pub(super) enum PeerCertificate {
     /// No certificate.
     Nothing,
     /// A certificate that an authority of ours has signed, and that names somebody.
     User(User),
     /// One that proves nothing.
-    Stranger,
+    PendingConnection,
 }
 
-impl Shown {
+impl PeerCertificate {
     /// Of the certificates, the client's own first. That it has the key was proven in the handshake.
     pub(super) fn of(clients: Option<&Clients>, chain: Option<&[CertificateDer<'_>]>) -> Self {
         match (clients, chain.and_then(<[_]>::split_first)) {
             (Some(clients), Some((own, others))) => {
                 let user = clients.verify(own, others).then(|| User::of_certificate(own)).flatten();
-                user.map_or(Self::Stranger, Self::User)
+                user.map_or(Self::PendingConnection, Self::User)
             }
             (None, _) | (_, None) => Self::Nothing,
         }
@@ -138,10 +138,10 @@ pub(super) struct Gate {
     clock: SharedClock,
     settings: NodeApi,
     node: Box<str>,
-    users: RefCell<Known<User>>,
+    users: RefCell<DecisionCache<User>>,
     /// Tokens of nobody: whoever tries many pushes out no user.
-    strangers: RefCell<Known<()>>,
-    decisions: RefCell<Known<bool>>,
+    strangers: RefCell<DecisionCache<()>>,
+    decisions: RefCell<DecisionCache<bool>>,
     reviews: Arc<Semaphore>,
     /// Of them those that addresses wait for which nobody knows.
     strangers_reviews: Arc<Semaphore>,
@@ -162,9 +162,9 @@ impl Gate {
             clock,
             settings,
             node,
-            users: RefCell::new(Known::new(NODE_USERS_MAX, held.users.clone())),
-            strangers: RefCell::new(Known::new(NODE_USERS_MAX, held.users.clone())),
-            decisions: RefCell::new(Known::new(NODE_DECISIONS_MAX, held.decisions.clone())),
+            users: RefCell::new(DecisionCache::new(NODE_USERS_MAX, held.users.clone())),
+            strangers: RefCell::new(DecisionCache::new(NODE_USERS_MAX, held.users.clone())),
+            decisions: RefCell::new(DecisionCache::new(NODE_DECISIONS_MAX, held.decisions.clone())),
             reviews: Arc::new(Semaphore::new(NODE_REVIEWS_MAX)),
             strangers_reviews: Arc::new(Semaphore::new(NODE_STRANGERS_REVIEWS_MAX)),
             peers,
@@ -177,7 +177,7 @@ impl Gate {
     /// The kubelet's answer: 401, 403, or 500 when the API server does not say; 429 when it is not asked whose token it is.
     pub(super) async fn admit(
         &self,
-        shown: &Shown,
+        shown: &PeerCertificate,
         origin: Origin,
         method: &Method,
         path: &str,
@@ -197,7 +197,9 @@ impl Gate {
                 Ok(false) => {}
                 Err(error) => {
                     let name = &user.name;
-                    log::warn!("node API: whether {name:?} may {verb} nodes/{part} is not known: {error}");
+                    log::warn!(
+                        "node API: SubjectAccessReview of user {name:?}, {verb} nodes/{part}, failed: {error}"
+                    );
                     let why = format!(
                         "Authorization error (user={name}, verb={verb}, resource=nodes, subresource={part})"
                     );
@@ -215,18 +217,18 @@ impl Gate {
     /// Who it is: by the certificate, else by the token; who shows neither may be anonymous.
     async fn user(
         &self,
-        shown: &Shown,
+        shown: &PeerCertificate,
         origin: Origin,
         headers: &HeaderMap,
     ) -> Result<Option<User>, Refusal> {
-        if let Shown::User(user) = shown {
+        if let PeerCertificate::User(user) = shown {
             return Ok(Some(user.clone()));
         }
         let token = headers.get(AUTHORIZATION).and_then(|value| bearer(value.to_str().ok()?));
         match token.filter(|_| self.settings.token_ttl.is_some()) {
             Some(token) => self.user_of(token, origin).await,
             // As the kubelet: what is wrong makes nobody anonymous.
-            None if matches!(shown, Shown::Stranger) => Ok(None),
+            None if matches!(shown, PeerCertificate::PendingConnection) => Ok(None),
             None => Ok(self.settings.anonymous.then(User::anonymous)),
         }
     }
@@ -273,7 +275,7 @@ impl Gate {
                 Ok(user)
             }
             Err(error) => {
-                log::warn!("node API: whose token it is, is not known: {error}");
+                log::warn!("node API: TokenReview failed: {error}");
                 Ok(None)
             }
         }

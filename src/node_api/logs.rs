@@ -19,7 +19,7 @@ use super::request::{LogRequest, Refusal, TEXT};
 use crate::blocking::{Blocking, Location};
 use crate::clock::SharedClock;
 use crate::limits::{NODE_LOG_BYTES, NODE_LOG_PAUSE};
-use crate::logs::follow::{Follower, Turn};
+use crate::logs::follow::{Follower, NextAction};
 use crate::logs::line::{Sink, Stream};
 use crate::logs::read::{LogReader, Part};
 use crate::model::PodUid;
@@ -36,7 +36,7 @@ pub(super) struct Reading {
 
 /// Where a log is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct LogLocation {
     path: PathBuf,
     running: bool,
 }
@@ -70,8 +70,8 @@ impl Reading {
         let opened = opened.await.map_err(io::Error::other).and_then(|opened| opened);
         let (source, readable) = opened.map_err(failed)?;
         let readable = readable.map(Async::new_nonblocking).transpose().map_err(failed)?;
-        let piece = Piece { bytes: Vec::new(), only: request.only, left: request.bytes_max };
-        let shower = Shower { reading: self, request, place, location, readable };
+        let piece = LogChunk { bytes: Vec::new(), only: request.only, left: request.bytes_max };
+        let shower = LogWriter { reading: self, request, place, location, readable };
         let pieces = smol::stream::unfold(Some((shower, source, piece)), |state| async move {
             let (shower, source, piece) = state?;
             match shower.next(source, piece).await {
@@ -87,7 +87,7 @@ impl Reading {
     }
 
     /// In the loop's words.
-    async fn place(&self, request: &LogRequest) -> Result<Place, Refusal> {
+    async fn place(&self, request: &LogRequest) -> Result<LogLocation, Refusal> {
         let question = NodeQuestion::Log {
             target: request.target.clone(),
             container: request.container.clone(),
@@ -97,7 +97,7 @@ impl Reading {
             Some(Answer::Found(text)) => {
                 let told: Value = serde_json::from_str(&text).unwrap_or_default();
                 let path = told["path"].as_str().unwrap_or_default();
-                Ok(Place { path: path.into(), running: told["running"] == true })
+                Ok(LogLocation { path: path.into(), running: told["running"] == true })
             }
             Some(Answer::Refused(status, why)) => Err((status, why)),
             Some(_) | None => Err((503, STOPPING.to_owned())),
@@ -120,24 +120,26 @@ impl Source {
     }
 
     /// The next piece. I/O, blocking.
-    fn step(&mut self, piece: &mut Piece, runs: bool) -> io::Result<Turn> {
+    fn step(&mut self, piece: &mut LogChunk, runs: bool) -> io::Result<NextAction> {
         let mut chunk = [0; NODE_LOG_BYTES];
         match self {
-            Self::Read(reader) => Ok(if reader.pump(&mut chunk, piece)? { Turn::More } else { Turn::Over }),
+            Self::Read(reader) => {
+                Ok(if reader.pump(&mut chunk, piece)? { NextAction::More } else { NextAction::Over })
+            }
             Self::Followed(follower) => follower.step(&mut chunk, piece, runs),
         }
     }
 }
 
 /// What was read and is to be shown.
-struct Piece {
+struct LogChunk {
     bytes: Vec<u8>,
     only: Option<Stream>,
     /// Of `limitBytes`.
     left: Option<u64>,
 }
 
-impl Sink for Piece {
+impl Sink for LogChunk {
     fn write(&mut self, stream: Stream, bytes: &[u8]) -> io::Result<()> {
         if self.only.is_some_and(|only| only != stream) {
             return Ok(());
@@ -156,20 +158,20 @@ impl Sink for Piece {
     }
 }
 
-struct Shower {
+struct LogWriter {
     reading: Reading,
     request: LogRequest,
-    place: Place,
+    place: LogLocation,
     location: Location,
     readable: Option<Async<OwnedFd>>,
 }
 
 /// What the next piece is made of.
-type Rest = Option<(Shower, Source, Piece)>;
+type Remainder = Option<(LogWriter, Source, LogChunk)>;
 
-impl Shower {
+impl LogWriter {
     /// The next bytes, once there are some; nothing at the end.
-    async fn next(self, mut source: Source, mut piece: Piece) -> io::Result<Option<(Bytes, Rest)>> {
+    async fn next(self, mut source: Source, mut piece: LogChunk) -> io::Result<Option<(Bytes, Remainder)>> {
         loop {
             if piece.left == Some(0) {
                 return Ok(None);
@@ -187,13 +189,13 @@ impl Shower {
             let turn = turn?;
             let bytes = Bytes::from(std::mem::take(&mut piece.bytes));
             match turn {
-                Turn::Over if bytes.is_empty() => return Ok(None),
-                Turn::Over => return Ok(Some((bytes, None))),
-                Turn::More | Turn::Until(_) if !bytes.is_empty() => {
+                NextAction::Over if bytes.is_empty() => return Ok(None),
+                NextAction::Over => return Ok(Some((bytes, None))),
+                NextAction::More | NextAction::Until(_) if !bytes.is_empty() => {
                     return Ok(Some((bytes, Some((self, source, piece)))));
                 }
-                Turn::More => {}
-                Turn::Until(at) => self.wait(at).await?,
+                NextAction::More => {}
+                NextAction::Until(at) => self.wait(at).await?,
             }
         }
     }

@@ -17,15 +17,15 @@
 //! `/metrics/cadvisor` and `/metrics/probes`; a WebSocket is passed to the runtime as it is, so that the node does not declare
 //! `ExtendWebSocketsToKubelet` and the API server translates to SPDY.
 //!
-//! `request`, `known`, `peers`, `places` and `stats` are PURE.
+//! `request`, `decision_cache`, `peers`, `connection_limits` and `stats` are PURE.
 
+mod accept;
 mod auth;
-mod doors;
+mod connection_limits;
+mod decision_cache;
 pub mod handshake;
-mod known;
 mod logs;
 mod peers;
-mod places;
 pub mod request;
 pub(crate) mod stats;
 mod system_logs;
@@ -65,11 +65,11 @@ use crate::metrics::NodeApiUse;
 use crate::model::Mono;
 use crate::server::{self, Answer, Asker, Body, Handler, Held, NodeQuestion, Query, Question, STOPPING};
 use crate::stream::{Duplex, Socket, stream};
-use auth::{Gate, Shown};
-use doors::{Known, Stranger, accept, metered};
+use accept::{KnownOrigins, PendingConnection, accept, metered};
+use auth::{Gate, PeerCertificate};
+use connection_limits::Limits;
 use logs::Reading;
 use peers::{Origin, Peers};
-use places::Limits;
 use request::{JSON, Refusal, Route, TEXT, route};
 pub use tls::Issued;
 use tls::{Files, Loaded, Serving};
@@ -231,21 +231,21 @@ pub async fn run(listening: Listening, needs: Needs) {
         peers: peers.clone(),
         clock: clock.clone(),
     });
-    let known = Known { peers, tunnels, servers };
-    let of_api = accept(&api, OF_API, &known, &executor, &clock, |socket, stranger| {
+    let known = KnownOrigins { peers, tunnels, servers };
+    let of_api = accept(&api, OF_API, &known, &executor, &clock, |socket, pending| {
         let (shared, open) = (shared.clone(), held.connections.enter());
         async move {
             let _open = open;
-            shared.serve(socket, stranger).await;
+            shared.serve(socket, pending).await;
         }
     });
     let of_healthz = async {
         match &healthz {
             Some(listener) => {
-                let serve = |socket, stranger: Stranger| {
-                    let stranger = Rc::new(stranger);
-                    let served = serve_healthz(socket, stranger.clone(), asker.clone(), clock.clone());
-                    async move { smol::future::or(served, stranger.in_the_way()).await }
+                let serve = |socket, pending: PendingConnection| {
+                    let pending = Rc::new(pending);
+                    let served = serve_healthz(socket, pending.clone(), asker.clone(), clock.clone());
+                    async move { smol::future::or(served, pending.displaced()).await }
                 };
                 accept(listener, OF_HEALTHZ, &known, &executor, &clock, serve).await;
             }
@@ -256,10 +256,15 @@ pub async fn run(listening: Listening, needs: Needs) {
 }
 
 /// `/healthz`, without TLS, for whoever asks there.
-async fn serve_healthz(socket: Socket<TcpStream>, stranger: Rc<Stranger>, asker: Asker, clock: SharedClock) {
+async fn serve_healthz(
+    socket: Socket<TcpStream>,
+    pending: Rc<PendingConnection>,
+    asker: Asker,
+    clock: SharedClock,
+) {
     let handler: Handler = Box::new(move |request| {
         // The answer is short, and its time bounded: whoever has asked is not closed for another one.
-        stranger.mark_let_in();
+        pending.mark_let_in();
         let asker = asker.clone();
         Box::pin(async move {
             match route(request.method().as_str(), request.uri().path(), "") {
@@ -343,11 +348,11 @@ impl Tls {
                 }
                 self.serving.replace(loaded.serving(&self.files)?);
                 self.loaded.replace(loaded);
-                log::info!("node API: the certificates in its files are others now");
+                log::info!("node API: serving certificates reloaded");
                 Ok(())
             });
             if let Err(why) = renewed {
-                log::warn!("node API: {why}; it goes on with the certificates that it has");
+                log::warn!("node API: {why}; keeping the current certificates");
             }
         }
         self.serving.borrow().clone()
@@ -355,9 +360,9 @@ impl Tls {
 }
 
 /// What one connection has.
-struct Own {
-    shown: Shown,
-    stranger: Stranger,
+struct ConnectionState {
+    shown: PeerCertificate,
+    pending: PendingConnection,
     /// It lasts for as long as both ends want.
     unhurried: RefCell<Option<SemaphoreGuardArc>>,
     /// What it was upgraded to.
@@ -367,29 +372,29 @@ struct Own {
 
 impl Api {
     /// Serves one connection to its end.
-    async fn serve(self: Rc<Self>, socket: Socket<TcpStream>, stranger: Stranger) {
+    async fn serve(self: Rc<Self>, socket: Socket<TcpStream>, pending: PendingConnection) {
         let late = async {
             self.clock.sleep(NODE_HANDSHAKE_TIME).await;
             Err(std::io::ErrorKind::TimedOut.into())
         };
-        let in_the_way = async {
-            stranger.in_the_way().await;
+        let displaced = async {
+            pending.displaced().await;
             Err(std::io::ErrorKind::ConnectionAborted.into())
         };
-        let greeted = self.greet(socket, &stranger);
-        let (tls, shown) = match smol::future::or(smol::future::or(greeted, late), in_the_way).await {
+        let greeted = self.greet(socket, &pending);
+        let (tls, shown) = match smol::future::or(smol::future::or(greeted, late), displaced).await {
             Ok(greeted) => greeted,
             Err(error) => {
                 log::debug!("node API: TLS: {error}");
                 return;
             }
         };
-        if matches!(shown, Shown::User(_)) {
-            stranger.mark_authenticated();
+        if matches!(shown, PeerCertificate::User(_)) {
+            pending.mark_authenticated();
         }
-        let own = Rc::new(Own {
+        let own = Rc::new(ConnectionState {
             shown,
-            stranger,
+            pending,
             unhurried: RefCell::default(),
             backend: RefCell::default(),
             held: Held::default(),
@@ -402,8 +407,8 @@ impl Api {
         // Also the request that nobody is let in by is one of its origin's.
         let served = metered(
             server::serve(stream(tls).into_inner(), NODE_HEAD_BYTES_MAX, handler),
-            || !own.stranger.is_let_in(),
-            |time| self.spend(own.stranger.origin, time),
+            || !own.pending.is_let_in(),
+            |time| self.spend(own.pending.origin, time),
         );
         let served = async { Some(served.await) };
         let late = async {
@@ -413,11 +418,11 @@ impl Api {
             }
             None
         };
-        let in_the_way = async {
-            own.stranger.in_the_way().await;
+        let displaced = async {
+            own.pending.displaced().await;
             None
         };
-        let served = smol::future::or(smol::future::or(served, late), in_the_way).await;
+        let served = smol::future::or(smol::future::or(served, late), displaced).await;
         let backend = own.backend.take();
         match (served, backend) {
             (Some((client, already)), Some(backend)) => {
@@ -433,9 +438,9 @@ impl Api {
     async fn greet(
         &self,
         socket: Socket<TcpStream>,
-        stranger: &Stranger,
-    ) -> std::io::Result<(TlsStream<Socket<TcpStream>>, Shown)> {
-        let origin = stranger.origin;
+        pending: &PendingConnection,
+    ) -> std::io::Result<(TlsStream<Socket<TcpStream>>, PeerCertificate)> {
+        let origin = pending.origin;
         let ready_at = || {
             let now = self.clock.now().mono;
             self.peers.borrow_mut().handshake_at(origin, now)
@@ -449,7 +454,7 @@ impl Api {
             let mut tls = TlsAcceptor::from(serving.config).accept(socket).await?;
             tls.get_ref().0.end_ration();
             tls.get_mut().1.set_buffer_limit(Some(NODE_TLS_OUT_BYTES));
-            let shown = Shown::of(serving.clients.as_deref(), tls.get_ref().1.peer_certificates());
+            let shown = PeerCertificate::of(serving.clients.as_deref(), tls.get_ref().1.peer_certificates());
             Ok((tls, shown))
         };
         metered(greeted, || true, |time| self.spend(origin, time)).await
@@ -459,11 +464,15 @@ impl Api {
         self.peers.borrow_mut().spend(origin, time, self.clock.now().mono);
     }
 
-    async fn respond(&self, own: &Own, request: Request<Incoming>) -> Result<Response<Body>, Refusal> {
+    async fn respond(
+        &self,
+        own: &ConnectionState,
+        request: Request<Incoming>,
+    ) -> Result<Response<Body>, Refusal> {
         let (head, _) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
-        self.gate.admit(&own.shown, own.stranger.origin, &head.method, path, &head.headers).await?;
-        own.stranger.mark_let_in();
+        self.gate.admit(&own.shown, own.pending.origin, &head.method, path, &head.headers).await?;
+        own.pending.mark_let_in();
         let asker = self.reading.asker.clone();
         match route(head.method.as_str(), path, query)? {
             Route::Ask(question, kind) => {
@@ -497,7 +506,7 @@ impl Api {
     }
 
     /// The connection may last, if there is room for one more.
-    fn lasts(&self, own: &Own) -> Result<(), Refusal> {
+    fn lasts(&self, own: &ConnectionState) -> Result<(), Refusal> {
         let full = || (429, "too many logs, commands and forwarded ports at once; try again\n".to_owned());
         own.unhurried.replace(Some(self.streams.try_acquire_arc().ok_or_else(full)?));
         Ok(())
@@ -505,7 +514,7 @@ impl Api {
 
     async fn upgrade(
         &self,
-        own: &Own,
+        own: &ConnectionState,
         question: NodeQuestion,
         head: &Parts,
     ) -> Result<Response<Body>, Refusal> {

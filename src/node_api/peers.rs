@@ -59,7 +59,7 @@ impl Origin {
 
 /// What is left of what somebody may cost.
 #[derive(Debug)]
-struct Rations {
+struct Budget {
     /// Processor time, in microseconds.
     handshakes: TokenBucket,
     /// Of it what it has when all together have used up theirs; strangers have none.
@@ -67,7 +67,7 @@ struct Rations {
     tokens: TokenBucket,
 }
 
-impl Rations {
+impl Budget {
     fn new(handshakes: Rate, tokens: Rate, now: Mono) -> Self {
         Self {
             handshakes: TokenBucket::new(handshakes, now),
@@ -80,7 +80,7 @@ impl Rations {
 #[derive(Debug)]
 struct Peer {
     known: bool,
-    rations: Rations,
+    rations: Budget,
     used: Mono,
 }
 
@@ -88,9 +88,9 @@ impl Peer {
     fn new(known: bool, now: Mono) -> Self {
         let rations = if known {
             let guaranteed = Some(TokenBucket::new(NODE_HANDSHAKES_GUARANTEED, now));
-            Rations { guaranteed, ..Rations::new(NODE_HANDSHAKES_OF_KNOWN, NODE_TOKENS_OF_KNOWN, now) }
+            Budget { guaranteed, ..Budget::new(NODE_HANDSHAKES_OF_KNOWN, NODE_TOKENS_OF_KNOWN, now) }
         } else {
-            Rations::new(NODE_HANDSHAKES, NODE_TOKENS, now)
+            Budget::new(NODE_HANDSHAKES, NODE_TOKENS, now)
         };
         Self { known, rations, used: now }
     }
@@ -101,14 +101,14 @@ impl Peer {
 pub(super) struct Peers {
     origins: SortedMap<Origin, Peer>,
     /// Of all that nobody knows.
-    strangers: Rations,
+    strangers: Budget,
     /// Processor time of all of them together, in microseconds.
     handshakes: TokenBucket,
 }
 
 impl Peers {
     pub(super) fn new(now: Mono) -> Self {
-        let strangers = Rations::new(NODE_HANDSHAKES_OF_STRANGERS, NODE_TOKENS_OF_STRANGERS, now);
+        let strangers = Budget::new(NODE_HANDSHAKES_OF_STRANGERS, NODE_TOKENS_OF_STRANGERS, now);
         let handshakes = TokenBucket::new(NODE_HANDSHAKES_IN_ALL, now);
         Self { origins: SortedMap::new(), strangers, handshakes }
     }

@@ -33,7 +33,7 @@ use crate::server::{self, Body};
 const HTML: &str = "text/html; charset=utf-8";
 
 /// What stands at a path.
-enum Found {
+enum Entry {
     /// A directory: its entries as a page.
     Listed(String),
     /// A directory that was asked for without a slash at the end: its own name with one.
@@ -58,15 +58,15 @@ pub(super) async fn show(
     let found = blocking.run_at(&location, move || read(&find(&root, &parts)?, name)).await;
     let found = found.map_err(|stuck| (500, stuck.to_string()))?.map_err(|error| refused(&error))?;
     let (first, file) = match found {
-        Found::Listed(page) => return Ok(server::text(StatusCode::OK, HTML, page)),
-        Found::Directory(name) => {
+        Entry::Listed(page) => return Ok(server::text(StatusCode::OK, HTML, page)),
+        Entry::Directory(name) => {
             let mut moved = server::text(StatusCode::MOVED_PERMANENTLY, TEXT, String::new());
             if let Ok(name) = HeaderValue::from_str(&name) {
                 moved.headers_mut().insert(LOCATION, name);
             }
             return Ok(moved);
         }
-        Found::File(first, file) => (first, file),
+        Entry::File(first, file) => (first, file),
     };
     let kind = if first.contains(&0) { "application/octet-stream" } else { TEXT };
     let blocking = blocking.clone();
@@ -153,20 +153,20 @@ fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
 }
 
 /// The beginning of what was found; of a directory the list, unless it goes by another `name`. I/O, blocking.
-fn read(found: &OwnedFd, name: Option<String>) -> io::Result<Found> {
+fn read(found: &OwnedFd, name: Option<String>) -> io::Result<Entry> {
     let kind = FileType::from_raw_mode(fstat(found)?.st_mode);
     if kind.is_dir() {
         return match name {
-            Some(name) => Ok(Found::Directory(name)),
+            Some(name) => Ok(Entry::Directory(name)),
             // Means what the handle stands for, whatever stands in its place by now.
-            None => list(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd()))).map(Found::Listed),
+            None => list(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd()))).map(Entry::Listed),
         };
     }
     if !kind.is_file() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut file = reopened(found, OFlags::RDONLY)?;
-    next_piece(&mut file).map(|first| Found::File(first, file))
+    next_piece(&mut file).map(|first| Entry::File(first, file))
 }
 
 fn next_piece(file: &mut File) -> io::Result<Vec<u8>> {
@@ -231,7 +231,7 @@ mod tests {
     use crate::clock::VirtualClock;
     use crate::limits::OUTSIDE_PATIENCE;
     use crate::model::Wall;
-    use crate::mounts::Away;
+    use crate::mounts::SilentServer;
 
     fn seen(root: &Path, path: &str) -> Result<String, io::ErrorKind> {
         let slash = path.is_empty() || path.ends_with('/');
@@ -239,9 +239,9 @@ mod tests {
             path.trim_end_matches('/').split('/').filter(|p| !p.is_empty()).map(str::to_owned).collect();
         let name = parts.last().filter(|_| !slash).map(|name| format!("{name}/"));
         match names(&parts).and_then(|parts| find(root, &parts)).and_then(|found| read(&found, name)) {
-            Ok(Found::Listed(page)) => Ok(page),
-            Ok(Found::Directory(name)) => Ok(format!("-> {name}")),
-            Ok(Found::File(first, _)) => Ok(String::from_utf8(first).unwrap()),
+            Ok(Entry::Listed(page)) => Ok(page),
+            Ok(Entry::Directory(name)) => Ok(format!("-> {name}")),
+            Ok(Entry::File(first, _)) => Ok(String::from_utf8(first).unwrap()),
             Err(error) => Err(error.kind()),
         }
     }
@@ -321,8 +321,8 @@ mod tests {
             (find(&root, Path::new("pods/web")).unwrap(), find(&root, Path::new("pods/web/0.log")).unwrap());
         fs::rename(root.join("pods"), root.join("away")).unwrap();
         symlink("/etc", root.join("pods")).unwrap();
-        assert!(matches!(read(&directory, None), Ok(Found::Listed(page)) if page.contains("\"0.log\"")));
-        assert!(matches!(read(&file, None), Ok(Found::File(first, _)) if first == b"one\n"));
+        assert!(matches!(read(&directory, None), Ok(Entry::Listed(page)) if page.contains("\"0.log\"")));
+        assert!(matches!(read(&file, None), Ok(Entry::File(first, _)) if first == b"one\n"));
         fs::remove_dir_all(place).unwrap();
     }
 
@@ -336,7 +336,7 @@ mod tests {
         for at in [&outside, &inside] {
             fs::create_dir_all(at).unwrap();
         }
-        let aways = [&outside, &inside].map(|at| Away::mount(at));
+        let aways = [&outside, &inside].map(|at| SilentServer::mount(at));
         symlink(&outside, root.join("link")).unwrap();
         symlink(outside.join("file"), root.join("file")).unwrap();
         for path in ["link/", "link", "link/file", "file"] {

@@ -245,7 +245,7 @@ impl Clients {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let verified = self.0.verify_client_cert(own, others, UnixTime::since_unix_epoch(now));
         if let Err(error) = &verified {
-            log::debug!("node API: a client's certificate proves nothing: {error}");
+            log::debug!("node API: client certificate not verified: {error}");
         }
         verified.is_ok()
     }

@@ -167,7 +167,7 @@ pub(super) async fn splice(
             clock.sleep_until(moved.get() + idle_max).await;
         }
         log::info!(
-            "node API: a command's or port's connection is closed: nothing has moved for {} s (streamingConnectionIdleTimeout)",
+            "node API: streaming connection closed: idle for {} s (streamingConnectionIdleTimeout)",
             idle_max.as_secs()
         );
     };

@@ -51,9 +51,9 @@ pub fn judge(event: &RuntimeEvent, observed: Option<&ObservedPod>) -> News {
         return News::Stranger;
     };
     match (event.kind, state) {
-        (Created, _) | (Started, Seen::Live | Seen::Ended) | (Exited, Seen::Ended) => News::Known,
-        (Started, Seen::Created) | (OutOfMemory, _) => News::Changed,
-        (Exited, Seen::Live | Seen::Created) => News::Await(instance, Until::Ended),
+        (Created, _) | (Started, Phase::Live | Phase::Ended) | (Exited, Phase::Ended) => News::Known,
+        (Started, Phase::Created) | (OutOfMemory, _) => News::Changed,
+        (Exited, Phase::Live | Phase::Created) => News::Await(instance, Until::Ended),
         (Deleted, _) => News::Await(instance, Until::Gone),
     }
 }
@@ -62,28 +62,28 @@ pub fn judge(event: &RuntimeEvent, observed: Option<&ObservedPod>) -> News {
 pub fn is_shown(observed: &ObservedPod, id: &str, until: Until) -> bool {
     match find(observed, id) {
         None => true,
-        Some((_, state)) => until == Until::Ended && state == Seen::Ended,
+        Some((_, state)) => until == Until::Ended && state == Phase::Ended,
     }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum Phase {
     Created,
     Live,
     Ended,
 }
 
-fn find(observed: &ObservedPod, id: &str) -> Option<(Instance, Seen)> {
+fn find(observed: &ObservedPod, id: &str) -> Option<(Instance, Phase)> {
     if let Some(container) = observed.containers.iter().find(|container| container.id.as_str() == id) {
         let seen = match container.state {
-            ContainerState::Created => Seen::Created,
-            ContainerState::Running | ContainerState::Unknown => Seen::Live,
-            ContainerState::Exited => Seen::Ended,
+            ContainerState::Created => Phase::Created,
+            ContainerState::Running | ContainerState::Unknown => Phase::Live,
+            ContainerState::Exited => Phase::Ended,
         };
         return Some((Instance::Container(container.id.clone()), seen));
     }
     let sandbox = observed.sandboxes.iter().find(|sandbox| sandbox.id.as_str() == id)?;
-    let seen = if sandbox.state == SandboxState::Ready { Seen::Live } else { Seen::Ended };
+    let seen = if sandbox.state == SandboxState::Ready { Phase::Live } else { Phase::Ended };
     Some((Instance::Sandbox(sandbox.id.clone()), seen))
 }
 

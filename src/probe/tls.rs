@@ -16,7 +16,7 @@ use futures_rustls::rustls::{Error, InvalidMessage};
 use super::http::NOT_TLS;
 use crate::limits::{TLS_DATA_BYTES_MAX, TLS_HANDSHAKE_BYTES_MAX};
 use crate::stream::{Duplex, Socket, Stream, stream};
-use crate::tls::Anybody;
+use crate::tls::AnyCertificate;
 
 impl Duplex for TlsStream<Socket<TcpStream>> {}
 
@@ -30,7 +30,7 @@ pub(super) async fn connect(host: &str, socket: Socket<TcpStream>) -> Result<Str
         .with_safe_default_protocol_versions()
         .map_err(|error| failed(&error))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate))
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.resumption = Resumption::disabled();

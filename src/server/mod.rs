@@ -253,7 +253,7 @@ impl Server {
                     // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
                     if told.replace(error.kind()) != Some(error.kind()) {
                         log::warn!(
-                            "local socket {}: {error}; trying again every second",
+                            "local socket {}: accept failed: {error}; retrying every second",
                             self.path.display()
                         );
                     }

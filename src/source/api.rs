@@ -326,7 +326,7 @@ impl Follower for ApiPods {
         let is_known = self.pods.contains_key(&key.uid) || self.shared.here.has(&key.uid);
         if self.pods.len() >= KUBE_PODS_MAX && !is_known && !is_over(&object) {
             if !std::mem::replace(&mut self.left_out, true) {
-                log::warn!("pod {key}: {KUBE_PODS_MAX} pods are bound to this node; it waits for room");
+                log::warn!("pod {key}: pending, {KUBE_PODS_MAX} pods are bound to this node already");
             }
             return;
         }
@@ -356,7 +356,7 @@ impl Follower for ApiPods {
 
     fn settled(&mut self) {
         if self.lost.take().is_some() {
-            log::info!("the API server answers again");
+            log::info!("API server reachable again");
         }
         // One that was passed over may be any that is missing: nothing ends for it.
         if let Some(listed) = self.listed.take().filter(|_| !self.short) {
@@ -408,7 +408,7 @@ impl Follower for ApiPods {
     fn lost(&mut self, why: &KubeError) {
         self.trees.failed();
         if self.lost.as_ref() != Some(why) {
-            log::warn!("{why}; this node's pods run on as they are, trying again");
+            log::warn!("{why}; pods keep running, retrying");
             self.lost = Some(why.clone());
         }
     }

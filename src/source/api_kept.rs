@@ -41,7 +41,9 @@ impl Trees {
         if waiting + bytes.len() <= KEPT_TREES_BYTES_MAX {
             trees.insert(uid.clone(), bytes);
         } else {
-            log::warn!("pod {uid}: there is no room to keep it; after a restart it waits for the server");
+            log::warn!(
+                "pod {uid}: no room for it in the offline copy; after a restart it waits for the API server"
+            );
         }
     }
 

@@ -115,6 +115,6 @@ impl Follower for ApiNode {
     }
 
     fn lost(&mut self, why: &KubeError) {
-        log::debug!("the Node is not followed: {why}");
+        log::debug!("watch of the Node failed: {why}");
     }
 }

@@ -141,7 +141,7 @@ impl Follower for One {
             KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => 0,
         });
         if self.refused > 1 && self.told.is_none() {
-            log::warn!("{}: {why}; the pods that name it wait", self.key);
+            log::warn!("{}: {why}; pods that reference it wait", self.key);
             self.told = Some(Sought::Refused);
             self.found.put(&self.key, Sought::Refused);
         } else {
@@ -202,7 +202,7 @@ impl Follower for Several {
         log::debug!("{}: {why}", self.key);
         let is_news = self.told.is_none() && !self.refused && matches!(why, KubeError::Refused { .. });
         if is_news {
-            log::warn!("{}: {why}; pods begin without the variables of services", self.key);
+            log::warn!("{}: {why}; pods start without service environment variables", self.key);
             self.refused = true;
             self.found.put(&self.key, Sought::Refused);
         }

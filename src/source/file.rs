@@ -365,7 +365,7 @@ impl FileSource {
             self.watched = self.watch.is_some().then_some(found.id);
             if self.watch.is_none() && !std::mem::replace(&mut self.said_no_watch, true) {
                 log::warn!(
-                    "{}: no inotify watch is to be had (see fs.inotify.max_user_instances); looking every {} s",
+                    "{}: inotify is unavailable (see fs.inotify.max_user_instances); checking every {} s",
                     shown_file(&self.shown),
                     self.rescan.as_secs()
                 );
@@ -388,7 +388,7 @@ impl FileSource {
             if self.ignored.len() < limits::MANIFEST_FILES_MAX && !self.ignored.contains(&name) {
                 let path = self.dir.join(&name);
                 log::info!(
-                    "{}: left alone, it is no .yaml, .yml or .json file",
+                    "{}: ignored, not a .yaml, .yml or .json file",
                     shown_file(&path.to_string_lossy())
                 );
                 self.ignored.insert(name);

@@ -157,7 +157,7 @@ impl HttpSource {
             }
         };
         if failure.is_empty() && !self.failure.is_empty() {
-            log::info!("{}: pods are read from the URL again", self.shown);
+            log::info!("{}: manifest URL readable again", self.shown);
         }
         let changed = changed || failure != self.failure;
         self.failure = failure;

@@ -143,7 +143,7 @@ fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
 /// The canonical form of the whole manifest, its status apart.
 pub fn canonical(manifest: &Node) -> String {
     let mut out = String::new();
-    write_node(&mut out, manifest, &|path: &[Step<'_>], _| is_left_out(path));
+    write_node(&mut out, manifest, &|path: &[PathStep<'_>], _| is_left_out(path));
     out
 }
 
@@ -152,11 +152,13 @@ pub fn canonical_immutable(manifest: &Node) -> String {
     let policy = manifest.field("spec").and_then(|spec| spec.field("restartPolicy"));
     let always = policy.is_none_or(|policy| policy.text() == Some("Always"));
     let mut out = String::new();
-    write_node(&mut out, manifest, &|path: &[Step<'_>], parent| match path {
+    write_node(&mut out, manifest, &|path: &[PathStep<'_>], parent| match path {
         _ if is_left_out(path) => true,
-        [Step::Key("metadata")]
-        | [Step::Key("spec"), Step::Key("containers"), Step::Item, Step::Key("image")] => always,
-        [Step::Key("spec"), Step::Key("initContainers"), Step::Item, Step::Key("image")] => {
+        [PathStep::Key("metadata")]
+        | [PathStep::Key("spec"), PathStep::Key("containers"), PathStep::Item, PathStep::Key("image")] => {
+            always
+        }
+        [PathStep::Key("spec"), PathStep::Key("initContainers"), PathStep::Item, PathStep::Key("image")] => {
             always && parent.field("restartPolicy").and_then(Node::text) == Some("Always")
         }
         _ => false,
@@ -166,24 +168,24 @@ pub fn canonical_immutable(manifest: &Node) -> String {
 
 /// What the source may write and nobody asked for: the status; and what says the same in every pod, which the items
 /// of a `PodList` leave out.
-fn is_left_out(path: &[Step<'_>]) -> bool {
-    matches!(path, [Step::Key("status" | "apiVersion" | "kind")])
+fn is_left_out(path: &[PathStep<'_>]) -> bool {
+    matches!(path, [PathStep::Key("status" | "apiVersion" | "kind")])
 }
 
 /// One step into a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step<'a> {
+enum PathStep<'a> {
     Key(&'a str),
     Item,
 }
 
 /// Writes `node` canonically; `skip` decides by path and parent map which entries are left out.
-fn write_node(out: &mut String, node: &Node, skip: &dyn Fn(&[Step<'_>], &Node) -> bool) {
+fn write_node(out: &mut String, node: &Node, skip: &dyn Fn(&[PathStep<'_>], &Node) -> bool) {
     fn go<'a>(
         out: &mut String,
         node: &'a Node,
-        path: &mut Vec<Step<'a>>,
-        skip: &dyn Fn(&[Step<'_>], &Node) -> bool,
+        path: &mut Vec<PathStep<'a>>,
+        skip: &dyn Fn(&[PathStep<'_>], &Node) -> bool,
     ) {
         match node {
             Node::Null => out.push_str("null"),
@@ -198,7 +200,7 @@ fn write_node(out: &mut String, node: &Node, skip: &dyn Fn(&[Step<'_>], &Node) -
             Node::Text(text) => write_text(out, text),
             Node::List(items) => {
                 out.push('[');
-                path.push(Step::Item);
+                path.push(PathStep::Item);
                 for (index, item) in items.iter().enumerate() {
                     if index > 0 {
                         out.push(',');
@@ -214,7 +216,7 @@ fn write_node(out: &mut String, node: &Node, skip: &dyn Fn(&[Step<'_>], &Node) -
                 out.push('{');
                 let start = out.len();
                 for (key, value) in sorted {
-                    path.push(Step::Key(key));
+                    path.push(PathStep::Key(key));
                     if !matches!(value, Node::Null) && !skip(path, node) {
                         if out.len() > start {
                             out.push(',');

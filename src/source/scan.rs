@@ -207,10 +207,7 @@ fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, ro
             drop(handling);
             let holds_secret = parsed.objects.iter().any(|object| matches!(object.object, Object::Secret(_)));
             if holds_secret && meta.mode() & 0o077 != 0 {
-                log::warn!(
-                    "{}: holds a Secret, and others than its owner may read it; chmod 600",
-                    shown_file(&name)
-                );
+                log::warn!("{}: contains a Secret and is readable by others; chmod 600", shown_file(&name));
             }
             *room = (*room + own).saturating_sub(parsed.bytes.max(own));
             FoundFile::Read { stamp, unstable, parsed }

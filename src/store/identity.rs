@@ -70,7 +70,7 @@ impl Identity {
             (Some(record), _) => {
                 if given.is_none() && record.node_name != host {
                     log::warn!(
-                        "the hostname is now {host:?}; this node goes on as {:?}, its name since the first start",
+                        "hostname changed to {host:?}; keeping the node name {:?} of the first start",
                         record.node_name
                     );
                 }

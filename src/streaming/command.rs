@@ -11,7 +11,7 @@ use std::convert::Infallible;
 
 use smol::channel::{Receiver, Sender};
 
-use super::connection::{Incoming, Outgoing, Told, keep};
+use super::connection::{Incoming, Outgoing, ReaderState, keep};
 use super::frame::{Frame, StreamId};
 use super::{Connection, status};
 
@@ -71,7 +71,7 @@ pub async fn run(connection: Connection, streams: Streams) -> Result<Ending, Str
         .inspect(|(stream, kind, _)| outgoing.open(*stream, kind, &[]))
         .map(|(stream, ..)| stream)
         .collect();
-    let told = Told::new();
+    let told = ReaderState::new();
     let send = async {
         let never = send(&mut outgoing, &told, stdin, sizes).await;
         match never {}
@@ -83,7 +83,7 @@ pub async fn run(connection: Connection, streams: Streams) -> Result<Ending, Str
 /// Reads until the outputs and the error stream have ended.
 async fn receive(
     incoming: &mut Incoming,
-    told: &Told,
+    told: &ReaderState,
     mut awaited: Vec<StreamId>,
     stdout: Sender<Vec<u8>>,
     stderr: Option<Sender<Vec<u8>>>,
@@ -139,13 +139,13 @@ async fn receive(
 enum Next {
     Stdin(Option<Vec<u8>>),
     Size(Size),
-    Told,
+    ReaderState,
 }
 
 /// Writes for as long as it is polled. A server that reads no more is left to the half that reads, for what it has said by then.
 async fn send(
     outgoing: &mut Outgoing,
-    told: &Told,
+    told: &ReaderState,
     mut stdin: Option<Receiver<Vec<u8>>>,
     mut sizes: Option<Receiver<Size>>,
 ) -> Infallible {
@@ -169,7 +169,7 @@ async fn send(
         };
         let heard = async {
             told.heard().await;
-            Some(Next::Told)
+            Some(Next::ReaderState)
         };
         // What is asked for first: a command that reads no input still hears of its terminal, as long as the server reads.
         let next = smol::future::or(heard, smol::future::or(size, async { Some(input.await) })).await;
@@ -183,7 +183,7 @@ async fn send(
                 let size = format!("{{\"Width\":{width},\"Height\":{height}}}\n");
                 outgoing.data(RESIZE, size.as_bytes(), false).await
             }
-            Some(Next::Told) => told.pong(outgoing).await,
+            Some(Next::ReaderState) => told.pong(outgoing).await,
             // The terminal changes no more.
             None => {
                 sizes = None;

@@ -125,7 +125,7 @@ impl Outgoing {
 /// What the half that reads has to tell the one that writes. It never waits for it: the other may stand still because the
 /// server does, and the server because nobody reads.
 #[derive(Debug)]
-pub(super) struct Told {
+pub(super) struct ReaderState {
     /// Every stream was accepted: data sent before is lost in the server.
     pub open: Cell<bool>,
     /// The server takes no more input.
@@ -136,7 +136,7 @@ pub(super) struct Told {
     woken: Receiver<()>,
 }
 
-impl Told {
+impl ReaderState {
     pub(super) fn new() -> Self {
         let (wake, woken) = smol::channel::bounded(1);
         let (open, input_closed, ping) = Default::default();

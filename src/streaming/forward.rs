@@ -7,7 +7,7 @@ use async_io::Async;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Connection;
-use super::connection::{Incoming, Outgoing, Told, keep};
+use super::connection::{Incoming, Outgoing, ReaderState, keep};
 use super::frame::{Frame, StreamId};
 use crate::limits::STREAM_CHUNK_BYTES;
 
@@ -24,7 +24,7 @@ pub async fn run(connection: Connection, local: &Async<TcpStream>, port: u16) ->
     let headers = [("port", port.as_str()), ("requestid", "0")];
     outgoing.open(ERROR, "error", &headers);
     outgoing.open(DATA, "data", &headers);
-    let told = Told::new();
+    let told = ReaderState::new();
     let send = async {
         let never = send(&mut outgoing, &told, local).await;
         match never {}
@@ -32,7 +32,11 @@ pub async fn run(connection: Connection, local: &Async<TcpStream>, port: u16) ->
     smol::future::or(smol::future::or(receive(&mut incoming, &told, local), told.late()), send).await
 }
 
-async fn receive(incoming: &mut Incoming, told: &Told, local: &Async<TcpStream>) -> Result<(), String> {
+async fn receive(
+    incoming: &mut Incoming,
+    told: &ReaderState,
+    local: &Async<TcpStream>,
+) -> Result<(), String> {
     let mut awaited = vec![ERROR, DATA];
     let mut running = vec![ERROR, DATA];
     let mut said = Vec::new();
@@ -65,7 +69,7 @@ async fn receive(incoming: &mut Incoming, told: &Told, local: &Async<TcpStream>)
 }
 
 /// Writes for as long as it is polled.
-async fn send(outgoing: &mut Outgoing, told: &Told, mut local: &Async<TcpStream>) -> Infallible {
+async fn send(outgoing: &mut Outgoing, told: &ReaderState, mut local: &Async<TcpStream>) -> Infallible {
     let mut buffer = vec![0; STREAM_CHUNK_BYTES];
     let mut more = true;
     let mut sent = outgoing.flush().await;

@@ -29,7 +29,7 @@ use super::plan::{Kill, Plan, PodAction, Reset, SandboxStep, Start, StartWhen};
 use super::rules::is_sidecar;
 use super::sandbox::{PodSandbox, addresses, configure_sandbox, make_sandbox, refused, sandbox_failed};
 use super::start::{Started, VolumeMounts, start_container};
-use super::turns::{StartTurns, Turn};
+use super::turns::{StartTurn, StartTurns};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Runtime, RuntimeHandler};
@@ -297,7 +297,7 @@ pub async fn act<R: Runtime>(
     };
     // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
     // and takes no memory for it, that of the steps to come included.
-    let mut turn = Turn::new(&ctx.starts, &pod.key);
+    let mut turn = StartTurn::new(&ctx.starts, &pod.key);
     if ctx.give_up.unless_asked(turn.take()).await.is_some() && !ctx.give_up.is_asked() {
         Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
     }
@@ -313,7 +313,7 @@ async fn make<R: Runtime>(
     plan: &Plan,
     known: Option<SandboxId>,
     attempt: u32,
-    mut turn: Turn<'_>,
+    mut turn: StartTurn<'_>,
     outcome: &mut Outcome,
 ) {
     let starts = plan.starts();
@@ -463,7 +463,7 @@ async fn start_all<R: Runtime>(
     observed: &ObservedPod,
     sandbox: &PodSandbox<'_>,
     starts: &[Start],
-    turn: &mut Turn<'_>,
+    turn: &mut StartTurn<'_>,
     outcome: &mut Outcome,
 ) -> bool {
     let secrets = pull_secrets(ctx, pod);

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use super::act::ActContext;
 use super::outcome::{Failure, SyncError};
 use super::sandbox::PodSandbox;
-use super::turns::Turn;
+use super::turns::StartTurn;
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::image::credentials::NODE_LOGINS;
@@ -54,7 +54,7 @@ pub(super) async fn ensure_images<R: Runtime>(
     container: &ContainerSpec<'_>,
     sandbox: &PodSandbox<'_>,
     secrets: &[Arc<Secret>],
-    turn: &mut Turn<'_>,
+    turn: &mut StartTurn<'_>,
 ) -> Result<Images, Failure> {
     let kind = pod.container_kind(container.name).unwrap_or(ContainerKind::App);
     let about = About::container(&pod.key, kind, container.name);
@@ -76,7 +76,7 @@ struct Puller<'a, 't, R> {
     pod: &'a DesiredPod,
     sandbox: &'a PodSandbox<'a>,
     secrets: &'a [Arc<Secret>],
-    turn: &'a mut Turn<'t>,
+    turn: &'a mut StartTurn<'t>,
 }
 
 impl<R: Runtime> Puller<'_, '_, R> {

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::act::ActContext;
 use super::files::create_dir;
 use super::outcome::{Failure, Outcome, SyncAction, SyncError};
-use super::turns::{StartCall, Turn};
+use super::turns::{StartCall, StartTurn};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::model::{DesiredPod, ObservedPod, SandboxId, SandboxStatus};
@@ -94,7 +94,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     pod: &DesiredPod,
     observed: &ObservedPod,
     made: &'a SandboxConfig,
-    turn: &mut Turn<'_>,
+    turn: &mut StartTurn<'_>,
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
     let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));

@@ -15,7 +15,7 @@ use super::kill::{Victim, kill_container, remove_container};
 use super::outcome::{Failure, SyncError};
 use super::plan::Start;
 use super::sandbox::PodSandbox;
-use super::turns::{StartCall, Turn};
+use super::turns::{StartCall, StartTurn};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::model::SortedMap;
@@ -46,7 +46,7 @@ pub(super) async fn start_container<R: Runtime>(
     sandbox: &PodSandbox<'_>,
     start: &Start,
     secrets: &[Arc<Secret>],
-    turn: &mut Turn<'_>,
+    turn: &mut StartTurn<'_>,
 ) -> Result<Started, Failure> {
     let spec = pod.container(start.kind, start.index);
     let name = spec.name;
@@ -203,7 +203,7 @@ async fn configuration<R: Runtime>(
     start: &Start,
     spec: &ContainerSpec<'_>,
     made: &Made<'_>,
-    turn: &mut Turn<'_>,
+    turn: &mut StartTurn<'_>,
 ) -> Result<ContainerConfig, String> {
     let name = spec.name;
     let termination_log = if spec.termination_message_path.is_some_and(|path| !path.is_empty()) {

@@ -132,12 +132,12 @@ impl StartTurns {
     }
 }
 
-struct Held<'a> {
+struct Permit<'a> {
     of: &'a StartTurns,
     guard: Option<SemaphoreGuard<'a>>,
 }
 
-impl Drop for Held<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
         let mut state = self.of.state.borrow_mut();
         state.held -= 1;
@@ -151,13 +151,13 @@ impl Drop for Held<'_> {
 }
 
 /// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
-pub(super) struct Turn<'a> {
+pub(super) struct StartTurn<'a> {
     of: &'a StartTurns,
     key: &'a PodKey,
-    held: Option<Held<'a>>,
+    held: Option<Permit<'a>>,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> StartTurn<'a> {
     /// The turn of that pod's act; it is not held yet.
     pub(super) fn new(of: &'a StartTurns, key: &'a PodKey) -> Self {
         Self { of, key, held: None }
@@ -168,7 +168,7 @@ impl<'a> Turn<'a> {
         if self.held.is_none() {
             let guard = self.of.turns.acquire().await;
             self.of.state.borrow_mut().held += 1;
-            self.held = Some(Held { of: self.of, guard: Some(guard) });
+            self.held = Some(Permit { of: self.of, guard: Some(guard) });
         }
     }
 
@@ -209,7 +209,7 @@ impl<'a> Turn<'a> {
             clock.sleep(patience).await;
             let _overdue = of.overdue.acquire().await;
             log::info!(
-                "pod {}: {call:?} has not ended within {} s; other pods are started meanwhile",
+                "pod {}: {call:?} still running after {} s; starting other pods meanwhile",
                 self.key,
                 patience.as_secs()
             );

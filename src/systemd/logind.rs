@@ -86,8 +86,7 @@ impl Logind {
             let trouble = trouble.to_string();
             if trouble != said {
                 log::warn!(
-                    "logind on the bus at {}: {trouble}; the machine's end is known by SIGTERM only: while systemd ends it, or \
-                     with --shutdown-on-sigterm",
+                    "logind on the bus at {}: {trouble}; shutdown is detected by SIGTERM only: while systemd shuts down, or with --shutdown-on-sigterm",
                     self.socket.display()
                 );
                 said = trouble;
@@ -97,22 +96,22 @@ impl Logind {
     }
 
     /// One connection, to its end.
-    async fn session(&self) -> Result<std::convert::Infallible, Trouble> {
+    async fn session(&self) -> Result<std::convert::Infallible, ConnectionError> {
         let mut bus = self.in_time(Bus::connect(&self.socket)).await?;
         self.call(&mut bus, &BUS, "Hello", "", &[]).await?;
         self.call(&mut bus, &BUS, "AddMatch", "s", &[MATCH]).await?;
         let delay = [LOGIN.interface, "InhibitDelayMaxUSec"];
         let delay = self.call(&mut bus, &LOGIN_PROPERTIES, "Get", "ss", &delay).await?;
-        let delay = Duration::from_micros(delay.numbers.first().copied().ok_or(Trouble::Garbled)?);
+        let delay = Duration::from_micros(delay.numbers.first().copied().ok_or(ConnectionError::Garbled)?);
         if delay < self.wanted {
             let (delay, wanted) = (delay.as_secs(), self.wanted.as_secs());
             log::warn!(
-                "logind holds up the machine's end for {delay} s at most, pods may take {wanted} s: set \
+                "logind delays shutdown for {delay} s at most, shutdownGracePeriod is {wanted} s: set \
                  InhibitDelayMaxSec={wanted} in /etc/systemd/logind.conf.d/smolet.conf, section [Login], and restart it"
             );
         }
         let mut lock = Some(self.inhibit(&mut bus).await?);
-        log::debug!("logind tells when the machine ends");
+        log::debug!("logind: watching for shutdown");
         loop {
             if bus.prepared().await? {
                 self.tell(Preparation::Begun(lock.take())).await;
@@ -128,10 +127,10 @@ impl Logind {
         let _ = self.told.send(preparation).await;
     }
 
-    async fn inhibit(&self, bus: &mut Bus) -> Result<DelayLock, Trouble> {
+    async fn inhibit(&self, bus: &mut Bus) -> Result<DelayLock, ConnectionError> {
         let why = ["shutdown", "smolet", "Pods need time to end", "delay"];
         self.call(bus, &LOGIN, "Inhibit", "ssss", &why).await?;
-        bus.descriptors.pop_front().map(DelayLock).ok_or(Trouble::Garbled)
+        bus.descriptors.pop_front().map(DelayLock).ok_or(ConnectionError::Garbled)
     }
 
     async fn call(
@@ -141,7 +140,7 @@ impl Logind {
         method: &str,
         types: &str,
         texts: &[&str],
-    ) -> Result<Message, Trouble> {
+    ) -> Result<Message, ConnectionError> {
         let mut arguments = Writer::default();
         for text in texts {
             arguments.text(text);
@@ -149,10 +148,13 @@ impl Logind {
         self.in_time(bus.call(to, method, types, &arguments)).await
     }
 
-    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
+    async fn in_time<T>(
+        &self,
+        asked: impl Future<Output = Result<T, ConnectionError>>,
+    ) -> Result<T, ConnectionError> {
         let late = async {
             self.clock.sleep(SYSTEMD_CALL_TIME).await;
-            Err(Trouble::Silent)
+            Err(ConnectionError::Silent)
         };
         smol::future::or(asked, late).await
     }
@@ -160,7 +162,7 @@ impl Logind {
 
 /// Why a connection is of no use.
 #[derive(Debug)]
-enum Trouble {
+enum ConnectionError {
     Io(io::Error),
     Silent,
     Garbled,
@@ -168,13 +170,13 @@ enum Trouble {
     Refused(String),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ConnectionError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ConnectionError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Io(error) => write!(f, "{error}"),
@@ -199,7 +201,7 @@ struct Bus {
 }
 
 impl Bus {
-    async fn connect(socket: &Path) -> Result<Self, Trouble> {
+    async fn connect(socket: &Path) -> Result<Self, ConnectionError> {
         let stream = Async::<UnixStream>::connect(socket).await?;
         let mut bus =
             Self { stream, came: Vec::new(), descriptors: VecDeque::new(), prepared: None, serial: 0 };
@@ -207,26 +209,26 @@ impl Bus {
         bus.stream.write_all(greeting("NEGOTIATE_UNIX_FD\r\n").as_bytes()).await?;
         for expected in ["OK ", "AGREE_UNIX_FD"] {
             if !bus.line().await?.starts_with(expected.as_bytes()) {
-                return Err(Trouble::Garbled);
+                return Err(ConnectionError::Garbled);
             }
         }
         Ok(bus)
     }
 
-    async fn line(&mut self) -> Result<Vec<u8>, Trouble> {
+    async fn line(&mut self) -> Result<Vec<u8>, ConnectionError> {
         loop {
             if let Some(end) = self.came.iter().position(|byte| *byte == b'\n') {
                 return Ok(self.came.drain(..=end).collect());
             }
             if self.came.len() as u64 > SYSTEMD_LINE_BYTES_MAX {
-                return Err(Trouble::Garbled);
+                return Err(ConnectionError::Garbled);
             }
             self.read().await?;
         }
     }
 
     /// Reads what is there, or waits for it.
-    async fn read(&mut self) -> Result<(), Trouble> {
+    async fn read(&mut self) -> Result<(), ConnectionError> {
         let (mut part, mut descriptors) = ([0; 1024], Vec::new());
         let received = self.stream.read_with(|stream| {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LOGIND_DESCRIPTORS_MAX))];
@@ -242,7 +244,7 @@ impl Bus {
         });
         let bytes = received.await?;
         if bytes == 0 {
-            return Err(Trouble::Io(io::ErrorKind::ConnectionReset.into()));
+            return Err(ConnectionError::Io(io::ErrorKind::ConnectionReset.into()));
         }
         let room = LOGIND_DESCRIPTORS_MAX - self.descriptors.len();
         self.descriptors.extend(descriptors.into_iter().take(room));
@@ -250,12 +252,12 @@ impl Bus {
         Ok(())
     }
 
-    async fn receive(&mut self) -> Result<Message, Trouble> {
+    async fn receive(&mut self) -> Result<Message, ConnectionError> {
         loop {
             if let Some(head) = self.came.first_chunk::<HEAD_BYTES>() {
-                let whole = HEAD_BYTES + wire::rest(*head).ok_or(Trouble::Garbled)?;
+                let whole = HEAD_BYTES + wire::rest(*head).ok_or(ConnectionError::Garbled)?;
                 if self.came.len() >= whole {
-                    let message = wire::parse(&self.came[..whole]).ok_or(Trouble::Garbled);
+                    let message = wire::parse(&self.came[..whole]).ok_or(ConnectionError::Garbled);
                     self.came.drain(..whole);
                     return message;
                 }
@@ -270,7 +272,7 @@ impl Bus {
         method: &str,
         types: &str,
         arguments: &Writer,
-    ) -> Result<Message, Trouble> {
+    ) -> Result<Message, ConnectionError> {
         self.serial += 1;
         let message = wire::call(self.serial, to, method, types, arguments);
         self.stream.write_all(&message).await?;
@@ -280,7 +282,7 @@ impl Bus {
                 Kind::Return(serial) if *serial == self.serial => return Ok(message),
                 Kind::Error(serial, name) if *serial == self.serial => {
                     let words = message.texts.first().unwrap_or(name);
-                    return Err(Trouble::Refused(words.clone()));
+                    return Err(ConnectionError::Refused(words.clone()));
                 }
                 Kind::Return(_) | Kind::Error(..) | Kind::Signal(_) | Kind::Other => {
                     self.prepared = prepared(&message).or(self.prepared);
@@ -290,7 +292,7 @@ impl Bus {
     }
 
     /// The next word on the machine's end.
-    async fn prepared(&mut self) -> Result<bool, Trouble> {
+    async fn prepared(&mut self) -> Result<bool, ConnectionError> {
         loop {
             if let Some(prepared) = self.prepared.take() {
                 return Ok(prepared);

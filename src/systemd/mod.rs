@@ -304,7 +304,7 @@ impl Systemd {
 
     async fn in_time<T>(
         &self,
-        asked: impl Future<Output = Result<T, Trouble>>,
+        asked: impl Future<Output = Result<T, ConnectionError>>,
         late: impl FnOnce() -> SystemdError,
     ) -> Result<T, SystemdError> {
         let in_time = async { Some(asked.await) };
@@ -314,9 +314,9 @@ impl Systemd {
         };
         match smol::future::or(in_time, deadline).await {
             Some(answered) => answered.map_err(|trouble| match trouble {
-                Trouble::Io(error) => SystemdError::Away(self.socket.clone(), error),
-                Trouble::Garbled => SystemdError::Garbled,
-                Trouble::Failed(unit, result) => SystemdError::Failed(unit, result),
+                ConnectionError::Io(error) => SystemdError::Away(self.socket.clone(), error),
+                ConnectionError::Garbled => SystemdError::Garbled,
+                ConnectionError::Failed(unit, result) => SystemdError::Failed(unit, result),
             }),
             None => Err(late()),
         }
@@ -333,13 +333,13 @@ fn greeting(besides: &str) -> String {
 }
 
 /// As [`SystemdError`], of one connection.
-enum Trouble {
+enum ConnectionError {
     Io(io::Error),
     Garbled,
     Failed(Box<str>, String),
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ConnectionError {
     fn from(error: io::Error) -> Self {
         Self::Io(error)
     }
@@ -372,7 +372,7 @@ struct Connection {
 
 impl Connection {
     /// Full (systemd takes no connections): an error at once, as a socket that does not wait gives it.
-    async fn new(socket: &Path) -> Result<Self, Trouble> {
+    async fn new(socket: &Path) -> Result<Self, ConnectionError> {
         let mut stream = BufReader::new(Async::<UnixStream>::connect(socket).await?);
         // In one piece, as `systemctl` sends it. systemd looks at a message that it has read together with "BEGIN" only when
         // there is more to read, that is never: so the first one follows its "OK".
@@ -380,10 +380,10 @@ impl Connection {
         let mut line = Vec::new();
         (&mut stream).take(SYSTEMD_LINE_BYTES_MAX).read_until(b'\n', &mut line).await?;
         if line.is_empty() {
-            return Err(Trouble::Io(io::ErrorKind::ConnectionReset.into()));
+            return Err(ConnectionError::Io(io::ErrorKind::ConnectionReset.into()));
         }
         if !line.starts_with(b"OK ") || !line.ends_with(b"\n") {
-            return Err(Trouble::Garbled);
+            return Err(ConnectionError::Garbled);
         }
         Ok(Self { stream, serial: 0 })
     }
@@ -395,7 +395,7 @@ impl Connection {
         types: &str,
         arguments: &Writer,
         unit: &str,
-    ) -> Result<Answer, Trouble> {
+    ) -> Result<Answer, ConnectionError> {
         self.serial += 1;
         let message = wire::call(self.serial, to, method, types, arguments);
         self.stream.get_mut().write_all(&message).await?;
@@ -415,7 +415,7 @@ impl Connection {
         }
     }
 
-    async fn finish(&mut self, job: Job, unit: &str) -> Result<(), Trouble> {
+    async fn finish(&mut self, job: Job, unit: &str) -> Result<(), ConnectionError> {
         let mut ended = job.ended;
         loop {
             match ended {
@@ -423,7 +423,7 @@ impl Connection {
                     if result == "done" {
                         return Ok(());
                     }
-                    return Err(Trouble::Failed(unit.into(), result));
+                    return Err(ConnectionError::Failed(unit.into(), result));
                 }
                 _ => {
                     let Message { kind, texts, .. } = self.receive().await?;
@@ -433,14 +433,14 @@ impl Connection {
         }
     }
 
-    async fn receive(&mut self) -> Result<Message, Trouble> {
+    async fn receive(&mut self) -> Result<Message, ConnectionError> {
         let mut head = [0; HEAD_BYTES];
         self.stream.read_exact(&mut head).await?;
-        let rest = wire::rest(head).ok_or(Trouble::Garbled)?;
+        let rest = wire::rest(head).ok_or(ConnectionError::Garbled)?;
         let mut whole = head.to_vec();
         whole.resize(HEAD_BYTES + rest, 0);
         self.stream.read_exact(&mut whole[HEAD_BYTES..]).await?;
-        wire::parse(&whole).ok_or(Trouble::Garbled)
+        wire::parse(&whole).ok_or(ConnectionError::Garbled)
     }
 }
 

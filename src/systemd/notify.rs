@@ -77,7 +77,7 @@ impl Notify {
             Ok(line) => Self { next: Cell::new(line.interval.map(|_| now)), line: Some(line) },
             Err(error) => {
                 let socket = supervisor.socket.display();
-                log::warn!("NOTIFY_SOCKET={socket}: {error}; the service's supervisor is told nothing");
+                log::warn!("NOTIFY_SOCKET={socket}: {error}; systemd gets no notifications");
                 Self::default()
             }
         }
@@ -139,7 +139,7 @@ impl Notify {
         {
             // Nobody there any more, or it is slow: what it does not take is not kept, and the next sign of life comes long
             // before it would act.
-            log::debug!("the service's supervisor does not take {message}: {error}");
+            log::debug!("sd_notify {message} failed: {error}");
         }
     }
 }

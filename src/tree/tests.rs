@@ -82,7 +82,7 @@ fn with_little<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     std::thread::Builder::new().stack_size(STACK_BYTES).spawn(measured).unwrap().join().unwrap()
 }
 
-fn count(path: &Path) -> (usize, Walked) {
+fn count(path: &Path) -> (usize, WalkResult) {
     let (mut seen, mut walk) = (0, Walk::new(path, false).unwrap());
     let walked = walk.go_on(|_| {
         seen += 1;
@@ -108,7 +108,7 @@ fn a_tree_of_any_depth_is_counted_and_removed() {
         });
         (seen, walked, most)
     });
-    assert_eq!((seen.0, seen.1), (2 * DEPTH, Walked::All));
+    assert_eq!((seen.0, seen.1), (2 * DEPTH, WalkResult::All));
     assert!(seen.2 < before + DESCRIPTORS_MAX, "{} descriptors, {before} before", seen.2);
     let theirs = root.clone();
     let (gone, most) = with_little(move || {
@@ -139,7 +139,7 @@ fn a_tree_of_any_width_is_counted_and_removed() {
     }
     drop(nest(&root.join("dir-500"), 3 * TREE_MARKS_MAX));
     let theirs = root.clone();
-    assert_eq!(with_little(move || count(&theirs)), (WIDTH + 2000 + 6 * TREE_MARKS_MAX, Walked::All));
+    assert_eq!(with_little(move || count(&theirs)), (WIDTH + 2000 + 6 * TREE_MARKS_MAX, WalkResult::All));
     let theirs = root.clone();
     assert!(with_little(move || remove(&theirs, || true)).unwrap() && !root.exists());
 }
@@ -156,12 +156,12 @@ fn work_goes_on_where_it_was_stopped() {
     while walk.go_on(|_| {
         seen += 1;
         if seen % 7 == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    }) == Walked::Stopped
+    }) == WalkResult::Stopped
     {
         pieces += 1;
     }
     assert_eq!((seen, pieces), (5001, 5001 / 7 + 1));
-    assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), Walked::All, "it is over");
+    assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "it is over");
     let mut pieces = 0;
     loop {
         let mut left = 20;
@@ -186,7 +186,7 @@ fn links_are_removed_and_never_followed() {
     symlink(&outside, root.join("link")).unwrap();
     symlink("../../outside", root.join("d/link")).unwrap();
     fs::hard_link(outside.join("1"), root.join("hard")).unwrap();
-    assert_eq!(count(&root), (4, Walked::All));
+    assert_eq!(count(&root), (4, WalkResult::All));
     symlink(&root, scratch.0.join("to-root")).unwrap();
     assert!(remove(&scratch.0.join("to-root"), || true).unwrap() && root.exists(), "a link goes itself");
     assert!(Walk::new(&root.join("link"), false).is_err());
@@ -215,9 +215,9 @@ fn a_directory_moved_away_leads_nobody_out() {
             ControlFlow::Continue(())
         });
         // Few levels are all open: nothing has to be found again.
-        let wanted = if depth < TREE_LEVELS_HELD_MAX { Walked::All } else { Walked::Cut };
+        let wanted = if depth < TREE_LEVELS_HELD_MAX { WalkResult::All } else { WalkResult::Cut };
         assert!(walked == wanted && !is_seen, "{depth}: {walked:?}");
-        assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), Walked::All, "it is over");
+        assert_eq!(walk.go_on(|_| ControlFlow::Continue(())), WalkResult::All, "it is over");
         fs::rename(outside.join("a"), root.join("a")).unwrap();
         let mut asked = 0;
         let gone = remove(&root, || {
@@ -284,7 +284,7 @@ fn what_is_mounted_in_a_tree_is_not_entered() {
     let (seen, walked) = count(&root);
     let error = remove(&root, || true).unwrap_err();
     unmount(&at, UnmountFlags::DETACH).unwrap();
-    assert!(seen == 2 && walked == Walked::All, "{seen}");
+    assert!(seen == 2 && walked == WalkResult::All, "{seen}");
     assert!(matches!(error.kind(), io::ErrorKind::ResourceBusy | io::ErrorKind::CrossesDevices), "{error}");
     scratch.is_kept_outside();
     // The directory that is to be removed is one too.

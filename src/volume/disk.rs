@@ -172,7 +172,7 @@ mod tests {
         let data = pod_dir.join("volumes/kubernetes.io~empty-dir/data");
         let empty = step(data.clone(), VolumeContent::Empty { medium: Medium::Disk, group: None });
         make(&empty).unwrap();
-        let mut away = mounts::Away::mount(&data);
+        let mut away = mounts::SilentServer::mount(&data);
         away.die();
         assert!(data.symlink_metadata().is_err());
         make(&empty).unwrap();

@@ -45,7 +45,7 @@ pub enum Propagation {
 
 /// A part that was found.
 #[derive(Debug)]
-pub struct Found {
+pub struct OpenedSubPath {
     handle: OwnedFd,
     is_dir: bool,
 }
@@ -75,7 +75,7 @@ const PREPARE: &str = "prepare subPath";
 ///
 /// # Errors
 /// One sentence; the details are in the log.
-pub fn find(part: &SubPath) -> Result<Option<Found>, String> {
+pub fn find(part: &SubPath) -> Result<Option<OpenedSubPath>, String> {
     let unprepared = |error| part.failed(PREPARE, &error);
     let volume = part.volume.canonicalize().map_err(unprepared)?;
     if !volume.join(&part.part).exists() {
@@ -89,11 +89,11 @@ pub fn find(part: &SubPath) -> Result<Option<Found>, String> {
 ///
 /// # Errors
 /// As [`find`].
-pub fn bind(part: &SubPath, found: &Found) -> Result<(), String> {
+pub fn bind(part: &SubPath, found: &OpenedSubPath) -> Result<(), String> {
     bind_real(part, found).map_err(|error| part.failed(PREPARE, &error))
 }
 
-fn find_real(volume: &Path, part: &SubPath) -> io::Result<Option<Found>> {
+fn find_real(volume: &Path, part: &SubPath) -> io::Result<Option<OpenedSubPath>> {
     let handle = open_real(volume, Path::new(&part.part))?;
     let source = fstat(&handle)?;
     // The same file only when it is bound there: the target's own is another.
@@ -101,10 +101,10 @@ fn find_real(volume: &Path, part: &SubPath) -> io::Result<Option<Found>> {
     if bound.is_ok_and(|bound| (bound.dev(), bound.ino()) == (source.st_dev, source.st_ino)) {
         return Ok(None);
     }
-    Ok(Some(Found { handle, is_dir: FileType::from_raw_mode(source.st_mode).is_dir() }))
+    Ok(Some(OpenedSubPath { handle, is_dir: FileType::from_raw_mode(source.st_mode).is_dir() }))
 }
 
-fn bind_real(part: &SubPath, found: &Found) -> io::Result<()> {
+fn bind_real(part: &SubPath, found: &OpenedSubPath) -> io::Result<()> {
     loop {
         match unmount(&part.target, UnmountFlags::NOFOLLOW) {
             Ok(()) => {}

@@ -13,7 +13,7 @@ use crate::model::DesiredPod;
 use crate::model::SortedSet;
 use crate::model::quantity::Quantity;
 use crate::mounts;
-use crate::tree::{Walk, Walked};
+use crate::tree::{Walk, WalkResult};
 
 /// An emptyDir that may hold so much.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,7 +179,7 @@ impl Sum {
             let is_late = || seen.is_multiple_of(AT_ONCE) && began.elapsed() >= time;
             if *bytes > *bytes_max || is_late() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        walked != Walked::Stopped || self.bytes > self.bytes_max
+        walked != WalkResult::Stopped || self.bytes > self.bytes_max
     }
 }
 
@@ -259,7 +259,7 @@ mod tests {
         let known = openat2(CWD, &root, OFlags::DIRECTORY, Mode::empty(), ResolveFlags::empty());
         let is_measured = known.err() != Some(Errno::NOSYS);
         for (at, outgrown) in [(path.join("deep/away"), is_measured), (path, false)] {
-            let away = mounts::Away::mount(&at);
+            let away = mounts::SilentServer::mount(&at);
             let (found, told) = std::sync::mpsc::channel();
             let theirs = limited.clone();
             std::thread::spawn(move || found.send(look_at(&theirs).is_some()));

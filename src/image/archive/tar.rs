@@ -45,7 +45,7 @@ impl Index {
         let mut at = 0;
         let mut entries = 0_usize;
         // Said before an entry, of that entry only.
-        let mut told = Told::default();
+        let mut told = ExtendedHeader::default();
         loop {
             let mut block = [0_u8; 512];
             if at + BLOCK > length {
@@ -104,7 +104,7 @@ impl Index {
                 _ => {}
             }
             if !is_told {
-                told = Told::default();
+                told = ExtendedHeader::default();
             }
             // Saturating: then the next header lies behind the end.
             at = end.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX - BLOCK);
@@ -114,13 +114,13 @@ impl Index {
 
 /// What stands before an entry about it.
 #[derive(Default)]
-struct Told {
+struct ExtendedHeader {
     path: Option<String>,
     link: Option<String>,
     size: Option<u64>,
 }
 
-impl Told {
+impl ExtendedHeader {
     /// `LENGTH KEY=VALUE\n` …
     fn take_pax(&mut self, mut records: &str) -> Result<(), String> {
         let damaged = || "is damaged: a bad extended header".to_owned();

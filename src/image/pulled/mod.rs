@@ -180,10 +180,10 @@ impl PullManager {
                 self.work(blocking, move |records| records.settle(&images)).await;
             }
             Ok(()) => {
-                log::warn!("too many images to tell which an earlier pull left; they are verified by name");
+                log::warn!("too many images to match with earlier pulls; they are verified by name");
             }
             Err(error) => {
-                log::warn!("images not listed: {error}; what an earlier pull left is verified by name");
+                log::warn!("listing images failed: {error}; images of earlier pulls are verified by name");
             }
         }
     }

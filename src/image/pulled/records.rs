@@ -21,7 +21,7 @@ use crate::text::hex;
 const PREFIX: &str = "sha256-";
 
 /// What is known of an image that is there.
-pub(super) struct Known {
+pub(super) struct KnownImage {
     /// The agent pulled it, or may have.
     pub(super) is_pulled: bool,
     pub(super) record: Option<PulledRecord>,
@@ -103,12 +103,12 @@ impl Records {
         write(&self.pulled, &record.image_ref, &record.to_bytes(&updated))
     }
 
-    pub(super) fn known(&self, image: &str, image_ref: &str) -> io::Result<Known> {
+    pub(super) fn known(&self, image: &str, image_ref: &str) -> io::Result<KnownImage> {
         let record = self.read(image_ref)?;
         // Damaged, it is one all the same: its name is that of the image.
         let is_intended = || optional(fs::symlink_metadata(path(&self.pulling, image)));
         let is_pulled = record.is_some() || self.is_under_way(image) || is_intended()?.is_some();
-        Ok(Known { is_pulled, record })
+        Ok(KnownImage { is_pulled, record })
     }
 
     fn read(&self, image_ref: &str) -> io::Result<Option<PulledRecord>> {

@@ -208,10 +208,7 @@ impl Session {
             let most = |of: &(&i64, &Rc<Connection>)| of.1.queued.get();
             let longest = self.connections.borrow().iter().max_by_key(most).map(|(id, _)| *id);
             let Some(id) = longest else { return };
-            log::debug!(
-                "tunnel: connection {id} reads nothing for {} s, and is given up",
-                TUNNEL_STUCK_TIME.as_secs()
-            );
+            log::debug!("tunnel: connection {id} closed: nothing read for {} s", TUNNEL_STUCK_TIME.as_secs());
             let given_up = self.connections.borrow_mut().remove(&id);
             if let Some(connection) = given_up {
                 connection.data.close();

@@ -119,7 +119,7 @@ impl World {
         Tunnel {
             server: ServerUrl::parse("https://127.0.0.1:1").unwrap(),
             common,
-            standing: Rc::new(Cell::new(Standing::Tried)),
+            standing: Rc::new(Cell::new(TunnelState::Tried)),
             told,
         }
     }

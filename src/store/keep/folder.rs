@@ -183,7 +183,7 @@ impl Folder {
         match self.list() {
             Ok(files) => files.into_iter().for_each(|(file, _)| read.file(self, file)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => log::warn!("{}: {error}; the pods wait for the server", self.dir.display()),
+            Err(error) => log::warn!("{}: {error}; pods wait for the API server", self.dir.display()),
         }
         read.tell(self);
         read.kept
@@ -323,7 +323,7 @@ impl Reading {
         let bytes = match folder.bytes(file) {
             Ok(bytes) => bytes,
             Err(error) => {
-                log::warn!("{}: {error}; its pods wait for the server", folder.path(file).display());
+                log::warn!("{}: {error}; its pods wait for the API server", folder.path(file).display());
                 return;
             }
         };
@@ -385,15 +385,12 @@ impl Reading {
         let dir = folder.dir.display();
         if self.aside > 0 {
             log::warn!(
-                "{dir}: {} files are damaged or of a newer version and were set aside; what they are of waits for the server",
+                "{dir}: {} files are damaged or of a newer version; set aside, their pods wait for the API server",
                 self.aside
             );
         }
         if self.others > 0 {
-            log::warn!(
-                "{dir}: {} files are of another cluster or node and are not used; the server's word takes their place",
-                self.others
-            );
+            log::warn!("{dir}: {} files are of another cluster or node; ignored", self.others);
         }
         if self.unopened > 0 {
             let why = match &self.key {
@@ -402,7 +399,7 @@ impl Reading {
                 Ok(Some(_)) => format!("{}: is another key", folder.dir.join(KEY).display()),
             };
             log::warn!(
-                "{why}: {} Secrets and tokens cannot be opened; the pods that need them wait for the server",
+                "{why}: {} Secrets and tokens cannot be decrypted; pods that need them wait for the API server",
                 self.unopened
             );
         }

@@ -22,13 +22,13 @@ pub(super) fn key(parts: &[&str]) -> Key {
 }
 
 /// Answers by key. Full: the one whose time is over first goes.
-pub(super) struct Known<T> {
+pub(super) struct DecisionCache<T> {
     entries_max: usize,
     entries: SortedMap<Key, (Mono, T, Entered)>,
     held: Gauge,
 }
 
-impl<T: Clone> Known<T> {
+impl<T: Clone> DecisionCache<T> {
     /// So many at most, which `held` counts.
     pub(super) fn new(entries_max: usize, held: Gauge) -> Self {
         Self { entries_max, entries: SortedMap::new(), held }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn what_is_known_is_forgotten_in_time() {
-        let mut known = Known::new(2, Gauge::default());
+        let mut known = DecisionCache::new(2, Gauge::default());
         known.put(key(&["a"]), 1, at(0), Duration::from_secs(10));
         assert_eq!(known.get(&key(&["a"]), at(9)), Some(1));
         assert_eq!(known.get(&key(&["a"]), at(10)), None);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn the_one_whose_time_is_over_first_makes_room() {
-        let mut known = Known::new(2, Gauge::default());
+        let mut known = DecisionCache::new(2, Gauge::default());
         known.put(key(&["long"]), 1, at(0), Duration::from_secs(30));
         known.put(key(&["short"]), 2, at(1), Duration::from_secs(10));
         known.put(key(&["new"]), 3, at(2), Duration::from_secs(20));

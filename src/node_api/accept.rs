@@ -12,8 +12,8 @@ use async_io::Async;
 use smol::channel::{Receiver, Sender};
 use smol::lock::Semaphore;
 
+use super::connection_limits::{ConnectionInfo, Limits, Stage};
 use super::peers::{Origin, Peers};
-use super::places::{Limits, Place, Stage};
 use super::tunnel_sockets::TunnelSockets;
 use crate::clock::SharedClock;
 use crate::executor::Executor;
@@ -23,16 +23,16 @@ use crate::model::Mono;
 use crate::stream::Socket;
 
 /// A connection that nobody was let in by yet, and that makes room for others.
-pub(super) struct Stranger {
+pub(super) struct PendingConnection {
     /// Where it comes from.
     pub(super) origin: Origin,
     told: Receiver<Infallible>,
     stage: Rc<Cell<Stage>>,
 }
 
-impl Stranger {
+impl PendingConnection {
     /// Ends when its place is wanted, which it never is once somebody was let in.
-    pub(super) async fn in_the_way(&self) {
+    pub(super) async fn displaced(&self) {
         // Nothing is ever sent: this ends when the sender goes.
         let _ = self.told.recv().await;
         if self.is_let_in() {
@@ -55,7 +55,7 @@ impl Stranger {
 }
 
 /// A connection as the accept loop knows it.
-struct Seat {
+struct OpenConnection {
     origin: Origin,
     stage: Rc<Cell<Stage>>,
     /// Dropped: its place is wanted. Closed: it has ended.
@@ -63,13 +63,13 @@ struct Seat {
 }
 
 /// What tells known origins from others.
-pub(super) struct Known {
+pub(super) struct KnownOrigins {
     pub(super) peers: Rc<RefCell<Peers>>,
     pub(super) tunnels: TunnelSockets,
     pub(super) servers: Authenticated,
 }
 
-impl Known {
+impl KnownOrigins {
     /// Where a connection comes from. The cluster's servers are known before anybody was let in from there: also those that a new
     /// agent has only connected to itself.
     fn origin(&self, peer: SocketAddr, ours: Option<IpAddr>, now: Mono) -> Origin {
@@ -87,15 +87,15 @@ impl Known {
 pub(super) async fn accept<F: Future<Output = ()> + 'static>(
     listener: &Async<TcpListener>,
     limits: Limits,
-    known: &Known,
+    known: &KnownOrigins,
     executor: &Executor,
     clock: &SharedClock,
-    serve: impl Fn(Socket<TcpStream>, Stranger) -> F,
+    serve: impl Fn(Socket<TcpStream>, PendingConnection) -> F,
 ) {
     let slots = Arc::new(Semaphore::new(limits.connections_max));
     // All but those that are for tunnels alone.
     let slots_of_others = Arc::new(Semaphore::new(limits.connections_max - limits.of_tunnels));
-    let mut seats: Vec<Seat> = Vec::with_capacity(limits.connections_max + 1);
+    let mut seats: Vec<OpenConnection> = Vec::with_capacity(limits.connections_max + 1);
     let mut said = None;
     loop {
         let (socket, peer) = match listener.accept().await {
@@ -103,7 +103,7 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             Err(error) => {
                 // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
                 if said.replace(error.kind()) != Some(error.kind()) {
-                    log::warn!("node API: {error}; trying again every second");
+                    log::warn!("node API: accept failed: {error}; retrying every second");
                 }
                 clock.sleep(Duration::from_secs(1)).await;
                 continue;
@@ -118,8 +118,10 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             Origin::Own | Origin::V4(_) | Origin::V6(_) => vec![&slots_of_others, &slots],
         };
         let mut held: Vec<_> = pools.iter().map(|pool| pool.try_acquire_arc()).collect();
-        let here: Vec<Place> =
-            seats.iter().map(|seat| Place { origin: seat.origin, stage: seat.stage.get() }).collect();
+        let here: Vec<ConnectionInfo> = seats
+            .iter()
+            .map(|seat| ConnectionInfo { origin: seat.origin, stage: seat.stage.get() })
+            .collect();
         let leaves = {
             let peers = known.peers.borrow();
             let is_free = held.iter().all(Option::is_some);
@@ -133,8 +135,8 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
         }
         let (wanted, told) = smol::channel::bounded(1);
         let stage = Rc::new(Cell::new(Stage::Unauthenticated));
-        seats.push(Seat { origin, stage: stage.clone(), wanted });
-        let served = serve(socket.into(), Stranger { origin, told, stage });
+        seats.push(OpenConnection { origin, stage: stage.clone(), wanted });
+        let served = serve(socket.into(), PendingConnection { origin, told, stage });
         executor
             .spawn("node API request", async move {
                 served.await;

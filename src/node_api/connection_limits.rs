@@ -44,7 +44,7 @@ pub(super) enum Stage {
 
 /// A connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ConnectionInfo {
     pub(super) origin: Origin,
     pub(super) stage: Stage,
 }
@@ -53,12 +53,12 @@ impl Limits {
     /// Which one is closed, of those that are here in the order in which they came; `free`: a place is.
     pub(super) fn leaves(
         &self,
-        here: &[Place],
+        here: &[ConnectionInfo],
         newcomer: Origin,
         is_known: impl Fn(Origin) -> bool,
         free: bool,
     ) -> Option<usize> {
-        let can_leave = |place: &&Place| place.stage != Stage::Admitted;
+        let can_leave = |place: &&ConnectionInfo| place.stage != Stage::Admitted;
         let count = |of: Origin| here.iter().filter(can_leave).filter(|place| place.origin == of).count();
         let of_address_max = match newcomer {
             Origin::Tunnel => usize::MAX,
@@ -90,7 +90,7 @@ impl Limits {
     }
 
     /// Of the address with the most the one that has come the least far, of several the oldest.
-    fn of_most(here: &[Place], has: impl Fn(Origin) -> Option<usize>) -> Option<usize> {
+    fn of_most(here: &[ConnectionInfo], has: impl Fn(Origin) -> Option<usize>) -> Option<usize> {
         let can_leave = here.iter().enumerate().filter(|(_, place)| place.stage != Stage::Admitted);
         // Whole addresses are compared before the stages: an address of which each connection is authenticated may have most.
         let most = can_leave.clone().filter_map(|(index, place)| Some((has(place.origin)?, index)));
@@ -122,14 +122,14 @@ mod tests {
 
     /// Capital letters are known, `O` is this machine, `T` a tunnel. By one with `+` somebody was authenticated, by one with `!`
     /// somebody was let in.
-    fn places(text: &str) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::new();
+    fn places(text: &str) -> Vec<ConnectionInfo> {
+        let mut places: Vec<ConnectionInfo> = Vec::new();
         for letter in text.bytes() {
             let stage = match letter {
                 b'+' => Stage::Authenticated,
                 b'!' => Stage::Admitted,
                 _ => {
-                    places.push(Place { origin: origin(letter), stage: Stage::Unauthenticated });
+                    places.push(ConnectionInfo { origin: origin(letter), stage: Stage::Unauthenticated });
                     continue;
                 }
             };
@@ -220,7 +220,7 @@ mod tests {
                     let left = places[leaves];
                     assert!(left.stage != Stage::Admitted, "{here} {newcomer:?}");
                     assert!(of(left.origin).all(|place| place.stage >= left.stage), "{here} {newcomer:?}");
-                    let alike = |place: &Place| *place == left;
+                    let alike = |place: &ConnectionInfo| *place == left;
                     assert!(!places[..leaves].iter().any(alike), "the oldest of its address");
                     assert!(
                         left.origin != Origin::Tunnel || newcomer == Origin::Tunnel,
@@ -251,7 +251,7 @@ mod tests {
             {
                 here.remove(leaves);
             }
-            here.push(Place { origin: v4(b'A'), stage: Stage::Unauthenticated });
+            here.push(ConnectionInfo { origin: v4(b'A'), stage: Stage::Unauthenticated });
             assert!(here.len() <= LIMITS.connections_max);
         }
         let kept: Vec<Stage> = here.iter().map(|place| place.stage).take(3).collect();
