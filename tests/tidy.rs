@@ -215,6 +215,72 @@ fn pure_files_neither_wait_nor_look_at_the_machine() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// The parts of a linker's pattern that are ours, outermost first: the length of a name where the pattern has it, and the name or
+/// the beginning of it.
+fn parts_of(pattern: &str) -> Vec<(Option<usize>, &str)> {
+    let mut parts = Vec::new();
+    if let Some(mut rest) = pattern.strip_prefix("_ZN6smolet") {
+        while let Some(digits) = rest.find(|c: char| !c.is_ascii_digit()).filter(|digits| *digits > 0) {
+            let length: usize = rest[..digits].parse().unwrap();
+            let name = &rest[digits..];
+            let end = name.find('*').unwrap_or(name.len()).min(length);
+            parts.push((Some(length), &name[..end]));
+            rest = &name[end..];
+        }
+    } else if let Some((_, rest)) = pattern.split_once("smolet..") {
+        parts.extend(rest.trim_end_matches(['*', '.']).split("..").map(|name| (None, name)));
+    }
+    parts
+}
+
+/// Whether the source has what a linker's pattern names: modules by their files, items by their definitions.
+fn is_named(root: &Path, parts: &[(Option<usize>, &str)]) -> bool {
+    let mut module = root.to_owned();
+    for (length, part) in parts {
+        let is_whole = length.is_none_or(|length| length == part.len());
+        let next = module.join(part);
+        if is_whole && (next.is_dir() || next.with_extension("rs").is_file()) {
+            module = next;
+            continue;
+        }
+        // A module that begins so, or an item.
+        let fits = |name: &str| name.starts_with(part) && length.is_none_or(|length| length == name.len());
+        let has_module = fs::read_dir(&module).is_ok_and(|mut entries| {
+            entries.any(|entry| {
+                entry.unwrap().path().file_stem().is_some_and(|name| fits(name.to_str().unwrap()))
+            })
+        });
+        let texts = [module.with_extension("rs"), module.join("mod.rs")];
+        let text: String = texts.iter().filter_map(|file| fs::read_to_string(file).ok()).collect();
+        let words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
+        // Implementations of traits have names of the compiler's own.
+        let is_implementation = part.is_empty() || part.starts_with("_$LT$");
+        // `Type$LT$R$GT$`.
+        let is_generic = !is_whole && text.contains(&format!("{part}<"));
+        return is_implementation
+            || is_generic
+            || has_module
+            || words.collect::<Vec<_>>().iter().any(|word| fits(word));
+    }
+    true
+}
+
+/// `build.rs` puts functions that an agent alone never runs apart from the others, by their names in the linker's words. A name
+/// that is gone puts nothing apart, and the resident size grows without a word.
+#[test]
+fn what_the_linker_puts_apart_is_there() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let build = fs::read_to_string(manifest.join("build.rs")).unwrap();
+    let list =
+        build.split("const NEVER").nth(1).and_then(|rest| rest.split("];").next()).expect("a list NEVER");
+    let patterns: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    let ours: Vec<&&str> = patterns.iter().filter(|pattern| pattern.contains("smolet")).collect();
+    assert!(ours.len() > 50, "{} patterns of {}", ours.len(), patterns.len());
+    let gone: Vec<_> =
+        ours.iter().filter(|pattern| !is_named(&manifest.join("src"), &parts_of(pattern))).collect();
+    assert!(gone.is_empty(), "build.rs, NEVER: nothing in src has these names any more: {gone:#?}");
+}
+
 /// Each rule finds what it forbids.
 #[test]
 fn the_rules_see_what_they_are_to_see() {
@@ -233,6 +299,22 @@ fn the_rules_see_what_they_are_to_see() {
         assert_eq!(source(head, "").is_pure(), is_pure, "{head}");
     }
     assert_eq!(source("", "").module(), "a");
+    let parts = parts_of("_ZN6smolet4node7cluster7Cluster6fai*");
+    assert_eq!(parts, [(Some(4), "node"), (Some(7), "cluster"), (Some(7), "Cluster"), (Some(6), "fai")]);
+    assert_eq!(parts_of("*smolet..store..keep*"), [(None, "store"), (None, "keep")]);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    for (pattern, is_there) in [
+        ("_ZN6smolet5probe4http*", true),
+        ("_ZN6smolet5probe4htt*", true),
+        ("_ZN6smolet5probe5http*", false),
+        ("_ZN6smolet5probe6gopher*", false),
+        ("_ZN6smolet4text6base64*", true),
+        ("_ZN6smolet4text6base65*", false),
+        ("_ZN6smolet6sorted19SortedSet*", true),
+        ("*smolet..store..heap*", false),
+    ] {
+        assert_eq!(is_named(&root, &parts_of(pattern)), is_there, "{pattern}");
+    }
     let sources = [
         Source { path: "a.rs".into(), head: String::new(), code: "use crate::b::{C, D};".into() },
         Source { path: "b/c.rs".into(), head: String::new(), code: "fn f() { crate::a::g() }".into() },
