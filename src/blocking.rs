@@ -68,7 +68,7 @@ enum Region {
     On(Box<str>),
     /// With that server: all it exports is away with it.
     With(Box<str>),
-    /// What is asked of that server by a program.
+    /// A program that asks that server.
     Asked(Server, Box<str>),
     /// On a device of the agent's own, which answers; a link in it may not.
     At(PathBuf),
@@ -168,12 +168,12 @@ pub enum Stuck {
     Hangs(PathBuf),
     /// It was not looked at: others, this one among them, hold all turns.
     Full {
-        /// What was to be looked at.
+        /// The path.
         path: PathBuf,
         /// One that does not answer.
         other: PathBuf,
     },
-    /// What was begun for the pod before is not over.
+    /// Earlier work of the pod is still running.
     PodBusy,
     /// No thread can be started for it.
     NoThread(PathBuf, String),

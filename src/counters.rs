@@ -14,7 +14,7 @@ impl Counter {
         self.0.set(self.0.get().wrapping_add(1));
     }
 
-    /// What it has come to.
+    /// The present value.
     pub fn get(&self) -> u64 {
         self.0.get()
     }

@@ -181,7 +181,7 @@ impl Desired {
         self.sources.iter().flat_map(|source| &source.problems).chain(&self.problems)
     }
 
-    /// What is wrong with the manifests taken together.
+    /// Errors that concern several manifests together.
     pub fn merge_problems(&self) -> impl Iterator<Item = &Problem> {
         self.problems.iter()
     }

@@ -101,7 +101,7 @@ pub fn read_linked(path: &Path, bytes_max: usize) -> io::Result<Vec<u8>> {
     read_whole(&open_linked(path)?, bytes_max)
 }
 
-/// What is in an open file.
+/// Content of an open file.
 ///
 /// # Errors
 /// It has more than `bytes_max` bytes.

@@ -20,7 +20,7 @@ const TUNABLES: [(&str, u64); 6] = [
 pub struct Differing {
     /// As `sysctl` calls it, `vm.overcommit_memory`.
     pub name: String,
-    /// What it is.
+    /// The present value.
     pub actual: u64,
     /// What the kubelet makes of it.
     pub wanted: u64,

@@ -17,7 +17,7 @@ pub struct Mount {
     pub kind: Box<str>,
     /// What is mounted there; of a server `SERVER:PATH`.
     pub source: Box<str>,
-    /// What is mounted in it is mounted elsewhere too.
+    /// Mounts in it propagate to other namespaces.
     pub is_shared: bool,
 }
 

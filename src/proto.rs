@@ -23,7 +23,7 @@ pub mod runtime {
     }
 }
 
-/// What is used of containerd's own services.
+/// The messages of containerd's own services that are used here.
 pub mod containerd {
     /// Package `containerd.events`.
     pub mod events {

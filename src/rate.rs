@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::limits::Rate;
 use crate::model::Mono;
 
-/// What is left of a rate.
+/// A token bucket.
 #[derive(Debug)]
 pub struct TokenBucket {
     rate: Rate,

@@ -43,7 +43,7 @@ pub struct Socket<S> {
     left: Cell<Option<usize>>,
 }
 
-/// What was read without a wait.
+/// Reads since the task last yielded.
 #[derive(Clone, Copy, Debug, Default)]
 struct ReadTurn {
     began: Option<Instant>,

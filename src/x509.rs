@@ -79,7 +79,7 @@ pub fn pem(label: &str, der: &[u8]) -> String {
     text + &format!("-----END {label}-----\n")
 }
 
-/// What is left to be read.
+/// The rest of a DER encoding.
 struct Der<'d>(&'d [u8]);
 
 impl<'d> Der<'d> {

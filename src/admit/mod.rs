@@ -100,7 +100,7 @@ pub struct Rejection {
     pub reason: Cow<'static, str>,
     /// One sentence, the kubelet's, as the event has it. The status has a few words before it.
     pub message: String,
-    /// What is to be tried before the pod fails.
+    /// Tried before the pod is rejected.
     pub remedy: Remedy,
 }
 

@@ -16,7 +16,7 @@ pub const FILE: &str = "99-smolet-bridge.conflist";
 /// The bridge's name.
 const BRIDGE: &str = "cni0";
 
-/// What is done about the file.
+/// The action on the CNI configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.

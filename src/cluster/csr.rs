@@ -124,7 +124,7 @@ pub(crate) fn answer(name: &str, object: &Node) -> Answer {
     }
 }
 
-/// What is to be done about a certificate.
+/// The next action for a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Nothing for so long.

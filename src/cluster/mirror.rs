@@ -29,7 +29,7 @@ pub enum Wish<'a> {
     Gone,
 }
 
-/// What is done about a mirror pod.
+/// The action on a mirror pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Nothing.

@@ -13,7 +13,7 @@ use crate::net::http::HttpGet;
 /// Where further manifests are. The values of its headers are hidden from `Debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticPodUrl {
-    /// What is asked.
+    /// The request.
     pub get: HttpGet,
     /// How often (`httpCheckFrequency`).
     pub period: Duration,

@@ -63,7 +63,7 @@ pub struct Candidates {
 pub struct Found {
     /// Its client, already connected.
     pub runtime: GrpcRuntime,
-    /// What it says of itself.
+    /// CRI `VersionResponse`.
     pub version: RuntimeVersion,
     /// Who named its socket.
     pub origin: Origin,
@@ -78,7 +78,7 @@ pub enum EndpointError {
         origin: Origin,
         /// As it was given.
         given: String,
-        /// What is wrong with it.
+        /// The error.
         why: &'static str,
     },
     /// No file there.

@@ -101,14 +101,14 @@ pub fn quoted(text: &str) -> String {
     shown
 }
 
-/// What is wrong with one field of a manifest.
+/// An invalid field of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     /// `spec.containers[0].image`; empty for the document as a whole.
     pub path: String,
     /// The offending value as a message shows it; nothing when there is none (a missing field).
     pub value: Option<String>,
-    /// What is wrong, and what is allowed.
+    /// The error, and the allowed values.
     pub message: String,
 }
 

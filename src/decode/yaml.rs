@@ -15,7 +15,7 @@ use crate::limits;
 pub struct YamlError {
     /// From 1; 0 when the place is not known.
     pub line: usize,
-    /// What is wrong.
+    /// The error.
     pub message: String,
 }
 

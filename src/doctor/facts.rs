@@ -129,7 +129,7 @@ pub struct DiskFacts {
 /// The clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClockFacts {
-    /// What it shows.
+    /// The clock's present time.
     pub now: Wall,
     /// Whether it follows a time server, where somebody knows.
     pub is_synchronised: Option<bool>,

@@ -46,14 +46,14 @@ impl Level {
     }
 }
 
-/// What was found out about one thing.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     /// How bad it is.
     pub level: Level,
     /// What was looked at, in a word or two; stable, for scripts.
     pub check: &'static str,
-    /// What was found.
+    /// The result in a sentence.
     pub message: String,
     /// What to do; empty when there is nothing to do, or when the message says it already.
     pub mend: String,

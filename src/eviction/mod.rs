@@ -57,7 +57,7 @@ impl NodeCondition {
 /// One signal at one moment, in bytes, inodes or process IDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What is left.
+    /// Available amount.
     pub available: u64,
     /// All there is.
     pub capacity: u64,

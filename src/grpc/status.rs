@@ -23,7 +23,7 @@ impl Code {
     pub const DEADLINE_EXCEEDED: Self = Self(4);
     /// What the request names does not exist.
     pub const NOT_FOUND: Self = Self(5);
-    /// What is to be made is there.
+    /// The object to create exists already.
     pub const ALREADY_EXISTS: Self = Self(6);
     /// Not allowed.
     pub const PERMISSION_DENIED: Self = Self(7);

@@ -188,7 +188,7 @@ impl ImagePuller {
         Self { pulled: Some(pulled), ..self }
     }
 
-    /// What is known of pulls.
+    /// The pull manager (KEP-2535).
     pub fn pull_manager(&self) -> Option<&PullManager> {
         self.pulled.as_ref()
     }

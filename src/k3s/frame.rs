@@ -22,7 +22,7 @@ pub enum Kind {
 /// The head of a frame that came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What it is.
+    /// Opcode.
     pub kind: Kind,
     /// The message ends with it.
     pub is_last: bool,

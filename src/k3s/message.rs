@@ -21,7 +21,7 @@ const RESUME: i64 = 7;
 /// How a connection that ended well is told.
 pub const END: &str = "EOF";
 
-/// What is said of a connection.
+/// A message about one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message<'b> {
     /// The server wants to be connected to `HOST:PORT` by that protocol.

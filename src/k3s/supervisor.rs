@@ -22,7 +22,7 @@ pub(crate) struct Supervisor {
     authenticated: Authenticated,
 }
 
-/// What it is asked.
+/// Headers and credentials of a request.
 #[derive(Clone, Default)]
 pub(crate) struct Ask<'a> {
     /// By POST when there is a body, else by GET.

@@ -14,7 +14,7 @@ pub enum Shape {
     Documents,
 }
 
-/// What is wrong with the bytes.
+/// Malformed JSON of a list or watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitError {
     /// They are no such JSON.

@@ -16,7 +16,7 @@ use crate::limits::PEER_HANDSHAKE_BYTES_MAX;
 use crate::stream::{Socket, Stream, stream};
 use crate::tls::{AnyCertificate, server_verifier};
 
-/// What is spoken on a connection.
+/// Protocol negotiated by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// HTTP/1.1, and what it is upgraded to.

@@ -41,7 +41,7 @@ pub trait Sink {
     /// For now nothing more comes.
     ///
     /// # Errors
-    /// What was taken cannot be written.
+    /// The lines that were taken cannot be written.
     fn flush(&mut self) -> std::io::Result<()>;
 }
 
@@ -118,7 +118,7 @@ fn nine_digits(head: &[u8]) -> Vec<u8> {
     out
 }
 
-/// What of the lines is shown, and how.
+/// Selection and format of the lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Only lines written then or later.

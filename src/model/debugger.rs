@@ -31,7 +31,7 @@ pub struct Debugger<'a> {
 }
 
 impl<'a> Debugger<'a> {
-    /// What is said of that one.
+    /// Description of that container.
     pub fn of(container: &'a EphemeralContainer) -> Self {
         let text = |field: &'a Option<String>| field.as_deref().unwrap_or_default();
         Self {

@@ -26,7 +26,7 @@ pub struct Refused {
     pub field: &'static str,
     /// What stands there.
     pub value: Box<str>,
-    /// What is allowed.
+    /// The allowed form.
     pub allowed: &'static str,
 }
 

@@ -65,7 +65,7 @@ impl fmt::Display for ObjectKind {
 pub struct ObjectKey {
     /// Where it comes from.
     pub side: Side,
-    /// What it is.
+    /// Kind of the object.
     pub kind: ObjectKind,
     /// `metadata.namespace`.
     pub namespace: Box<str>,
@@ -132,7 +132,7 @@ pub struct Claim {
 pub struct ClaimedVolume {
     /// The `PersistentVolume`'s name.
     pub name: Box<str>,
-    /// What it is.
+    /// Where its content comes from.
     pub source: VolumeSource,
     /// `spec.nodeAffinity.required`.
     pub nodes: Option<NodeSelector>,

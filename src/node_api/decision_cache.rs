@@ -34,7 +34,7 @@ impl<T: Clone> DecisionCache<T> {
         Self { entries_max, entries: SortedMap::new(), held }
     }
 
-    /// What is known, while its time lasts.
+    /// The cached decision, until it expires.
     pub(super) fn get(&self, key: &Key, now: Mono) -> Option<T> {
         self.entries.get(key).filter(|(until, ..)| now < *until).map(|(_, known, _)| known.clone())
     }

@@ -26,7 +26,7 @@ use crate::model::PodUid;
 use crate::server::node_question::NodeQuestion;
 use crate::server::{Answer, Asker, Body, Question, STOPPING};
 
-/// What it takes to read logs.
+/// Inputs for reading logs.
 #[derive(Clone)]
 pub(super) struct Reading {
     pub(super) asker: Asker,
@@ -131,7 +131,7 @@ impl Source {
     }
 }
 
-/// What was read and is to be shown.
+/// A chunk of log that was read and is not sent yet.
 struct LogChunk {
     bytes: Vec<u8>,
     only: Option<Stream>,

@@ -171,7 +171,7 @@ pub struct Needs {
     pub node: Box<str>,
     /// The settings as `/configz` shows them.
     pub configz: String,
-    /// Who is asked who somebody is.
+    /// Client for TokenReviews and SubjectAccessReviews.
     pub client: Client,
     /// Where the loop takes its questions.
     pub queries: Sender<Query>,
@@ -365,7 +365,7 @@ struct ConnectionState {
     pending: PendingConnection,
     /// It lasts for as long as both ends want.
     unhurried: RefCell<Option<SemaphoreGuardArc>>,
-    /// What it was upgraded to.
+    /// The backend connection after an upgrade.
     backend: RefCell<Option<Backend>>,
     held: Held,
 }

@@ -57,7 +57,7 @@ impl Origin {
     }
 }
 
-/// What is left of what somebody may cost.
+/// The remaining budget of one origin.
 #[derive(Debug)]
 struct Budget {
     /// Processor time, in microseconds.

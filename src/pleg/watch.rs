@@ -22,7 +22,7 @@ use crate::limits::{
 use crate::model::SortedSet;
 use crate::model::{Mono, PodUid};
 
-/// What is known of the runtime's events.
+/// State of the runtime's event streams.
 #[derive(Debug)]
 pub struct Watch {
     service: EventService,

@@ -5,7 +5,7 @@ use super::text::{Cell, columns, human_duration};
 use crate::events::{Event, EventKind};
 use crate::model::Mono;
 
-/// What of the table is wanted.
+/// Selection and columns of the table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// The pods' namespaces.

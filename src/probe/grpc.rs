@@ -61,7 +61,7 @@ pub(super) async fn check(lookups: &Lookups, at: &Address, service: &str, timeou
     }
 }
 
-/// What is said of a check that took too long.
+/// The error of a check that timed out.
 pub(super) fn late(timeout: Duration) -> String {
     format!("timeout: health rpc did not complete within {}s", timeout.as_secs())
 }

@@ -14,7 +14,7 @@ use crate::render::expand::expand;
 /// The version of the kubelet that is spoken for.
 const KUBELET: &str = "1.36";
 
-/// What is done.
+/// The action of a probe or hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Handler {
     /// This command is run in the container.

@@ -49,7 +49,7 @@ impl Controller {
 /// One file of a cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupFile {
-    /// Whose it is.
+    /// Controller that the file belongs to.
     pub controller: Controller,
     /// Its name.
     pub name: String,

@@ -60,9 +60,9 @@ pub use stream::{DebugQuestion, StreamKind, StreamQuestion};
 pub enum Question {
     /// Does the loop turn?
     Health,
-    /// What is counted, for Prometheus.
+    /// The metrics, in Prometheus' text format.
     Metrics,
-    /// What is held, and how much of it may be.
+    /// The usage of each bounded structure.
     Top,
     /// What pods use.
     TopPods(TopQuestion),
@@ -154,7 +154,7 @@ pub enum Answer {
     Found(String),
     /// A part of the body, and the question for the next one.
     Part(String, Question),
-    /// What was asked for is not here; a sentence.
+    /// The requested object does not exist; a sentence.
     NotFound(String),
     /// It is refused: the HTTP status, and a sentence.
     Refused(u16, String),
@@ -184,7 +184,7 @@ impl Answer {
 /// A question with the way back for its answer.
 #[derive(Debug)]
 pub struct Query {
-    /// What is asked.
+    /// The request.
     pub question: Question,
     /// Takes one finished body. Nobody listens any more when the client hung up.
     pub answer: Sender<Answer>,

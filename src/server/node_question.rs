@@ -26,7 +26,7 @@ pub struct CommandStreams {
     pub tty: bool,
 }
 
-/// What is asked.
+/// A request of the node API to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeQuestion {
     /// Where a container's log is: the answer is JSON, its `path`, and whether the container is `running`.

@@ -19,7 +19,7 @@ pub struct StreamQuestion {
     pub kind: StreamKind,
 }
 
-/// What is to be streamed.
+/// A request to stream to or from a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamKind {
     /// The streams of a command that is run in a container.

@@ -49,7 +49,7 @@ const REFUSED: &str = "UnexpectedAdmissionError";
 pub struct Shared {
     /// By the loop: which pods have something here.
     pub here: PodsHere,
-    /// What was sent and what is there.
+    /// Statuses that were sent, and those that the API server has.
     pub statuses: StatusesThere,
 }
 

@@ -44,7 +44,7 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
 
 type Claimed = Result<Arc<ClaimedVolume>, Arc<str>>;
 
-/// What is as it was told is not told again.
+/// Records a claim; unchanged claims are not reported again.
 fn put(found: &Found, key: &ObjectKey, told: &mut Option<Claimed>, volume: Claimed) {
     if told.as_ref() != Some(&volume) {
         *told = Some(volume.clone());

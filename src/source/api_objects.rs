@@ -95,7 +95,7 @@ struct One {
     key: ObjectKey,
     /// As it is there.
     now: Option<Object>,
-    /// What was told.
+    /// The last reported state.
     told: Option<Sought>,
     /// How often the server has refused to tell; two are as many as any.
     refused: u8,

@@ -60,7 +60,7 @@ pub struct HttpSource {
     pods: Vec<SourcedPod>,
     objects: Vec<SourcedObject>,
     bytes: usize,
-    /// What is wrong with the last body.
+    /// Errors in the last body.
     problems: Vec<Problem>,
     /// Why the last fetch brought nothing to read; empty: it did.
     failure: String,

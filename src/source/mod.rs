@@ -62,7 +62,7 @@ pub struct ManifestRoom {
 }
 
 impl ManifestRoom {
-    /// What is left for the URL's.
+    /// Bytes left for the URL's manifests.
     fn beside_files(&self) -> usize {
         limits::PODS_BYTES_MAX.saturating_sub(self.of_files.get())
     }

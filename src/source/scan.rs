@@ -67,7 +67,7 @@ pub struct Look {
     pub watch: Watch,
     /// Memory that the pods of other sources take.
     pub taken: usize,
-    /// What is not to be decoded any more.
+    /// Files that are not decoded any more.
     pub set_aside: Arc<SetAside>,
 }
 
@@ -110,7 +110,7 @@ pub enum FoundFile {
         stamp: Stamp,
         /// It changed while it was read.
         unstable: bool,
-        /// What it says.
+        /// The parsed content.
         parsed: ParsedFile,
     },
 }

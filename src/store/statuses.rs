@@ -89,7 +89,7 @@ pub struct Changes {
 #[derive(Debug)]
 pub struct StatusStore {
     entries: BTreeMap<PodUid, Entry>,
-    /// What is gone and when, oldest first.
+    /// UIDs of removed pods and when they were removed, oldest first.
     gone: VecDeque<(PodUid, u64)>,
     /// The revision up to which `gone` has forgotten something.
     gone_forgotten: u64,

@@ -16,9 +16,9 @@ use crate::stream::Socket;
 /// An upgraded connection.
 #[derive(Debug)]
 pub struct Connection {
-    /// What is read.
+    /// The half that reads.
     pub incoming: Incoming,
-    /// What is written.
+    /// The half that writes.
     pub outgoing: Outgoing,
 }
 

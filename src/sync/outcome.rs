@@ -107,7 +107,7 @@ impl Failure {
 /// `SyncResult`: one action and how it went.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncResult {
-    /// What was to be done.
+    /// The attempted action.
     pub action: SyncAction,
     /// A container's name; the pod's UID when its sandboxes stop; `NAME_NAMESPACE(UID)` when one is made.
     pub target: Rc<str>,

@@ -36,7 +36,7 @@ use crate::model::{
 /// All a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInput<'a> {
-    /// What is wanted.
+    /// The desired pod.
     pub pod: &'a DesiredPod,
     /// What the runtime reports.
     pub observed: &'a ObservedPod,

@@ -35,9 +35,9 @@ pub struct Resize {
     pub kind: ContainerKind,
     /// The place in that list.
     pub index: usize,
-    /// What it runs with.
+    /// Resources it runs with.
     pub from: Sizes,
-    /// What it was granted.
+    /// Allocated resources.
     pub to: Sizes,
 }
 

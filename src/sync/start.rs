@@ -188,7 +188,7 @@ async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, na
     }
 }
 
-/// What was found out for this start.
+/// Inputs resolved for this start.
 struct Made<'a> {
     restart_count: u32,
     images: &'a Images,

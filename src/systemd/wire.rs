@@ -111,7 +111,7 @@ impl Writer {
     }
 }
 
-/// Who is called.
+/// Destination of a method call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Object {
     pub(super) destination: &'static str,

@@ -23,7 +23,7 @@ pub struct File {
     pub mode: u32,
     /// Whose it is, when not root's (`FileProjection.FsUser`).
     pub user: Option<u32>,
-    /// What it holds.
+    /// Content of the file.
     pub content: Content,
 }
 

@@ -74,7 +74,7 @@ pub struct VolumeStep {
 pub enum VolumeContent {
     /// Nothing at first: a directory of mode 0777 (kubelet `emptyDir.setupDir`).
     Empty {
-        /// What it is kept on.
+        /// Medium of the emptyDir.
         medium: Medium,
         /// `spec.securityContext.fsGroup`: owned by it and setgid.
         group: Option<u32>,

@@ -150,7 +150,7 @@ fn said(why: &mut String, ended: &io::Result<Ended>) {
 /// What is mounted of a server for a pod: a volume, or a part of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Whose it is, as the kernel's table has it.
+    /// Server, as in the kernel's mount table.
     pub server: Box<str>,
     /// Where.
     pub point: PathBuf,

@@ -106,13 +106,13 @@ fn one_file_system(pod_dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// What is mounted below a pod's directory.
+/// Mounts below a pod's directory.
 #[derive(Debug, PartialEq, Eq)]
 struct Mounted {
     point: String,
     /// smolet mounted it: the memory of a volume, or a part of one.
     is_ours: bool,
-    /// What is mounted in it is mounted elsewhere too.
+    /// Mounts in it propagate to other namespaces.
     is_shared: bool,
 }
 

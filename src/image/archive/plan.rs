@@ -123,7 +123,7 @@ pub struct NamedImage {
     pub target: Descriptor,
 }
 
-/// What is to be done, in this order.
+/// Uploads and names of an archive's import, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// What others refer to comes first; none twice.
@@ -151,7 +151,7 @@ impl Plan {
 /// Reads so many bytes of the archive.
 pub type Reads<'a> = dyn FnMut(Extent) -> Result<Vec<u8>, String> + 'a;
 
-/// What of the archive goes to the runtime.
+/// Plans the import of an archive.
 ///
 /// # Errors
 /// What is wrong with it and the mend, to be read behind its name.

@@ -20,7 +20,7 @@ use crate::text::hex;
 
 const PREFIX: &str = "sha256-";
 
-/// What is known of an image that is there.
+/// Pull records of an image that is present.
 pub(super) struct KnownImage {
     /// The agent pulled it, or may have.
     pub(super) is_pulled: bool,

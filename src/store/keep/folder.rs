@@ -77,7 +77,7 @@ impl FileName {
     }
 }
 
-/// What is to be in a file.
+/// A file to write.
 pub struct Put {
     /// Of which object it is.
     pub name: Name,
@@ -119,7 +119,7 @@ pub struct Written {
 pub struct Kept {
     /// The pods' objects, each as it is in its file ([`tree::decode`]).
     pub pods: Vec<Vec<u8>>,
-    /// What they name; `None` = it was not there.
+    /// Objects that they reference; `None` = not found.
     pub objects: SortedMap<ObjectKey, Option<Object>>,
     /// The Node's marks.
     pub marks: Option<Marks>,

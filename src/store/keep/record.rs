@@ -62,7 +62,7 @@ impl Kind {
 /// Which object.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Name {
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
     /// Its namespace; empty: none.
     pub namespace: Box<str>,
@@ -85,7 +85,7 @@ pub struct Record<'a> {
     /// Of which cluster and node it is.
     #[cbor(n(0), with = "minicbor::bytes")]
     pub owner: Digest,
-    /// What it is.
+    /// Kind of the object.
     #[n(1)]
     pub kind: Kind,
     /// Its namespace.
