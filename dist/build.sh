@@ -99,6 +99,10 @@ for page in "$pages"/*.8; do
 done
 doc=/usr/share/doc/smolet
 pack "$repo/README.md" "$doc/README.md.gz"
+pack "$repo/CHANGELOG.md" "$doc/changelog.gz"
+for page in "$repo"/docs/*.md; do
+    pack "$page" "$doc/docs/${page##*/}.gz"
+done
 put 755 "$dist/openrc/smolet" "$doc/openrc/smolet"
 put 644 "$dist/openrc/logrotate" "$doc/openrc/logrotate"
 for example in "$repo"/examples/gateway/*.yaml; do

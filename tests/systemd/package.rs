@@ -97,10 +97,16 @@ fn a_package_holds_what_it_should_and_no_more() {
         ("/usr/share/man/man8/smolet-port-forward.8.gz", file),
         ("/usr/share/doc/smolet/copyright", file),
         ("/usr/share/doc/smolet/README.md.gz", file),
+        ("/usr/share/doc/smolet/changelog.gz", file),
         ("/usr/share/doc/smolet/openrc/smolet", program),
         ("/usr/share/doc/smolet/openrc/logrotate", file),
     ] {
         assert_eq!(contents.get(path).map(String::as_str), Some(expected), "{path}");
+    }
+    for page in fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/docs")).unwrap() {
+        let name = page.unwrap().file_name().into_string().unwrap();
+        let path = format!("/usr/share/doc/smolet/docs/{name}.gz");
+        assert_eq!(contents.get(&path).map(String::as_str), Some(file), "{path}");
     }
     for (path, what) in &contents {
         let plain = ["drwxr-xr-x root/root", file, program, "drwx------ root/root", "drwxr-x--- root/root"];
