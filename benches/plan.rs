@@ -1,4 +1,4 @@
-//! The decision core: README.md promises 2 µs and no allocation for the plan of an unchanged pod.
+//! The decision core: docs/promises.md promises 2 µs and no allocation for the plan of an unchanged pod.
 
 #![allow(missing_docs, unreachable_pub, clippy::unwrap_used)]
 

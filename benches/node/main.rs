@@ -1,4 +1,4 @@
-//! What smolet costs and how quick it is on a real containerd: one table from one run, and the promises of README.md
+//! What smolet costs and how quick it is on a real containerd: one table from one run, and the promises of docs/promises.md
 //! held against it. Exits non-zero when one is broken.
 //!
 //! `make bench` runs it: root, a private containerd (tests/env/runtime.sh), the release binary in `SMOLET_BIN`. Beside

@@ -1,9 +1,9 @@
 //! The table of the KubeletConfiguration's fields has every field of kubelet.config.k8s.io/v1beta1 and no other; a whole file
-//! of the kubelet's defaults is accepted; docs/configuration.md is the table. `SMOLET_DOCS=write` writes it.
+//! of the kubelet's defaults is accepted; docs/configuration.md has the table. `SMOLET_DOCS=write` writes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use smolet::config::fields::{Answer, Field, fields};
 use smolet::config::{Config, Flags};
@@ -252,31 +252,20 @@ fn configz_tells_every_field_and_what_is_in_force() {
 }
 
 #[test]
-fn the_page_is_the_tables() {
-    let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/configuration.md"));
-    let wanted = page(&fields().collect::<Vec<_>>());
-    if std::env::var_os("SMOLET_DOCS").is_some() {
-        std::fs::write(&path, &wanted).unwrap();
-    }
-    let found = std::fs::read_to_string(&path).unwrap();
-    assert!(found == wanted, "docs/configuration.md: run SMOLET_DOCS=write cargo test --test fields");
+fn the_page_has_the_table() {
+    crate::page::compare(
+        "docs/configuration.md",
+        "src/config/fields.txt",
+        &table_text(&fields().collect::<Vec<_>>()),
+    );
 }
 
-fn page(table: &[Field]) -> String {
-    let mut out = String::from(
-        "<!-- Generated from src/config/fields.txt: SMOLET_DOCS=write cargo test --test fields -->\n\n# KubeletConfiguration\n\n\
-         `smolet run --config FILE` reads a `KubeletConfiguration` (`kubelet.config.k8s.io/v1beta1`, Kubernetes 1.36). What\n\
-         becomes of each field:\n\n\
-         - **honoured**: it does what the kubelet's documentation says.\n\
-         - **accepted**: any value is; none makes a difference here.\n\
-         - **fixed**: the default is accepted, which is how it is here; any other value is refused.\n\n\
-         An empty value and a duration of 0 count as the default. The kubelet's flags for these fields are flags of `smolet\n\
-         run` and `smolet doctor`, too, with the kubelet's syntax; a flag is stronger than the file.\n\n",
-    );
+fn table_text(table: &[Field]) -> String {
+    let mut out = String::new();
     let count = |answer| table.iter().filter(|field| field.answer == answer).count();
     let _ = writeln!(
         out,
-        "{} are honoured, {} accepted, {} fixed.\n\n| field | default | kubelet's flag | | |\n|---|---|---|---|---|",
+        "{} fields are honoured, {} accepted, {} fixed.\n\n| field | default | kubelet's flag | | |\n|---|---|---|---|---|",
         count(Answer::Honoured),
         count(Answer::Taken),
         count(Answer::Fixed)

@@ -1,13 +1,14 @@
 //! The table of fields (`smolet check --explain-fields`): it has every field of the API and no other, what it calls
-//! refused is refused, what it calls honoured makes a difference, and README.md says the same.
+//! refused is refused, what it calls honoured makes a difference, and docs/fields.md says the same.
 
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::print_stdout)]
 
 mod configuration;
 mod effects;
 mod honoured;
+mod page;
+mod pod_fields;
 mod probes;
-mod readme;
 mod refused;
 mod schema;
 

@@ -24,7 +24,7 @@ use crate::agent::{Agent, PATIENCE, WATCHED, bridge_address, container, id_of, i
 use crate::finding::Finding;
 use crate::runtime::{Runtime, http_get, wait_for};
 
-/// What ten pods may cost; README.md promises it.
+/// What ten pods may cost; docs/promises.md promises it.
 const RESIDENT_KIB_MAX: u64 = 5 * 1024;
 
 /// A pod's name and what is to be seen of it.

@@ -1,4 +1,4 @@
-//! What the agent costs while nothing happens: the numbers README.md promises, held for the whole release process.
+//! What the agent costs while nothing happens: the numbers that docs/promises.md promises, held for the whole release process.
 
 use std::time::{Duration, Instant};
 

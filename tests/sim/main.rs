@@ -54,7 +54,7 @@ fn after_any_trouble_exactly_what_is_wanted_runs() {
          calls, {events} events"
     );
     if seeds == SEEDS {
-        assert!(hours >= HOURS_MIN && troubled >= TROUBLED_HOURS_MIN, "README.md promises more");
+        assert!(hours >= HOURS_MIN && troubled >= TROUBLED_HOURS_MIN, "docs/promises.md promises more");
     }
 }
 

@@ -1,14 +1,12 @@
-//! README.md's part about fields is the table's. `SMOLET_README=write` writes it.
+//! docs/fields.md's lists are the table's. `SMOLET_DOCS=write` writes them.
 
 use std::fmt::Write as _;
 
 use smolet::source::validate::fields::{Answer, Field, fields};
 
-const BEGIN: &str = "<!-- written by SMOLET_README=write cargo test --test fields -->\n";
-const END: &str = "<!-- end of what is written -->\n";
 const COLUMNS: usize = 118;
 
-/// What README.md says of the fields.
+/// What the page says of the fields.
 fn text(table: &[Field]) -> String {
     let mut out =
         String::from("| lines of the table | honoured | refused | not applicable |\n|---|--:|--:|--:|\n");
@@ -32,9 +30,9 @@ fn text(table: &[Field]) -> String {
         }
         out.push('\n');
     }
-    out.push_str("\nRefused:\n\n");
+    out.push_str("\n## Refused\n\n");
     out.push_str(&list(table, Answer::Refused));
-    out.push_str("\nNot applicable: accepted, and without effect on a node without an API server:\n\n");
+    out.push_str("\n## Not applicable\n\nAccepted, and without effect on a node without an API server:\n\n");
     out.push_str(&list(table, Answer::NotApplicable));
     out
 }
@@ -80,15 +78,6 @@ fn wrap(item: &str, out: &mut String) {
 }
 
 #[test]
-fn the_readme_says_what_the_table_says() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
-    let readme = std::fs::read_to_string(path).unwrap();
-    let begin = readme.find(BEGIN).expect("README.md has the part") + BEGIN.len();
-    let end = begin + readme[begin..].find(END).expect("and its end");
-    let wanted = format!("\n{}\n", text(&fields()));
-    if std::env::var_os("SMOLET_README").is_some_and(|what| what == "write") {
-        std::fs::write(path, format!("{}{wanted}{}", &readme[..begin], &readme[end..])).unwrap();
-    } else {
-        assert!(readme[begin..end] == wanted, "README.md says of the fields what was; {BEGIN}");
-    }
+fn the_page_says_what_the_table_says() {
+    crate::page::compare("docs/fields.md", "src/source/validate/fields.txt", &text(&fields()));
 }
