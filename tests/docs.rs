@@ -288,6 +288,72 @@ fn rows_and_links_are_read_as_they_are_written() {
     );
 }
 
+/// Numbers of pages that are sums or names of limits.
+#[cfg(feature = "tls")]
+#[test]
+fn numbers_are_those_of_the_limits() {
+    use smolet::limits;
+    let mib = |bytes: usize| {
+        let tenths = (bytes * 10 + limits::MIB / 2) / limits::MIB;
+        format!("{}.{}", tenths / 10, tenths % 10)
+    };
+    let tunnels = limits::CLUSTER_BOUNDS.iter().filter(|bound| bound.name.starts_with("tunnel"));
+    let tunnels: usize = tunnels.map(|bound| bound.bytes_max).sum();
+    let seconds = |time: std::time::Duration| time.as_secs();
+    for (page, words) in [
+        (
+            "docs/cluster.md",
+            format!("{} MiB more than one alone, {} of them", mib(limits::KUBE_MEMORY_MAX), mib(tunnels)),
+        ),
+        ("docs/cluster.md", format!("{} ConfigMaps and Secrets are watched", limits::KUBE_WATCHES_MAX)),
+        (
+            "docs/cluster.md",
+            format!(
+                "{} objects of {} MiB together",
+                limits::KUBE_OBJECTS_MAX,
+                limits::KUBE_OBJECTS_BYTES_MAX / limits::MIB
+            ),
+        ),
+        (
+            "docs/cluster.md",
+            format!(
+                "{} s after the first failure to reach it, or {} s after the start",
+                seconds(limits::KEPT_PATIENCE),
+                seconds(limits::KEPT_PATIENCE_MAX)
+            ),
+        ),
+        ("docs/cluster.md", format!("at most {} MiB", limits::KEPT_BYTES_MAX / limits::MIB)),
+        (
+            "docs/cluster.md",
+            format!(
+                "{} connections at a time, {} of them logs",
+                limits::NODE_CONNECTIONS_MAX,
+                limits::NODE_STREAMS_MAX
+            ),
+        ),
+        ("docs/commands.md", format!("the last {} entries", limits::EVENTS_MAX)),
+        ("docs/commands.md", format!("after {} different\nmessages", limits::EVENTS_SIMILAR_MAX)),
+        (
+            "docs/install.md",
+            format!(
+                "{} pods, {} manifest files of {} MiB, {} containers in each list of a pod, {} KiB of variables",
+                limits::PODS_MAX,
+                limits::MANIFEST_FILES_MAX,
+                limits::MANIFEST_BYTES_MAX / limits::MIB,
+                limits::CONTAINERS_PER_LIST_MAX,
+                limits::ENVIRONMENT_BYTES_MAX / limits::KIB
+            ),
+        ),
+        ("docs/install.md", format!("{} MiB for all pods", limits::PODS_BYTES_MAX / limits::MIB)),
+        ("docs/eviction.md", format!("every {} seconds", seconds(limits::EVICTION_PERIOD))),
+        ("docs/hand-over.md", format!("At most {} pods", limits::PODS_MAX)),
+    ] {
+        let text = read(page);
+        let plain = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(plain(&text).contains(&plain(&words)), "{page} does not say: {words}");
+    }
+}
+
 /// Every metric that the agent's own page has is on the page about them, and no other.
 #[test]
 fn the_page_on_metrics_has_every_metric() {

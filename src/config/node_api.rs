@@ -125,7 +125,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         Some("VersionTLS13") => true,
         Some(other) => {
             return Err(ConfigError(format!(
-                "tlsMinVersion: {other:?}: must be VersionTLS12 or VersionTLS13; older versions are not spoken"
+                "tlsMinVersion: {other:?}: must be VersionTLS12 or VersionTLS13; older versions are not supported"
             )));
         }
     };

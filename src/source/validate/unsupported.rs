@@ -21,7 +21,7 @@ fn filled(text: Option<&String>) -> bool {
 /// Fields of `metadata`.
 const METADATA: &[Row<Pod>] = &[
     Row("generateName", "a static pod needs its own name", |pod| filled(pod.metadata.generate_name.as_ref())),
-    Row("ownerReferences", "nothing here owns pods", |pod| any(pod.metadata.owner_references.as_ref())),
+    Row("ownerReferences", "static pods have no owners", |pod| any(pod.metadata.owner_references.as_ref())),
     Row("finalizers", "they need an API server", |pod| any(pod.metadata.finalizers.as_ref())),
     Row("deletionTimestamp", "to stop the pod, remove its manifest", |pod| {
         pod.metadata.deletion_timestamp.is_some()
@@ -43,12 +43,10 @@ const SPEC: &[Row<PodSpec>] = &[
         filled(spec.service_account.as_ref())
     }),
     Row("resourceClaims", "dynamic resources need an API server", |spec| any(spec.resource_claims.as_ref())),
-    Row("overhead", "it belongs to a runtime class", |spec| spec.overhead.is_some()),
-    Row("schedulingGates", "nothing here would open them", |spec| any(spec.scheduling_gates.as_ref())),
+    Row("overhead", "it is set from a runtime class", |spec| spec.overhead.is_some()),
+    Row("schedulingGates", "there is no scheduler", |spec| any(spec.scheduling_gates.as_ref())),
     Row("schedulingGroup", "there is no scheduler", |spec| spec.scheduling_group.is_some()),
-    Row("readinessGates", "nothing here would set their conditions", |spec| {
-        any(spec.readiness_gates.as_ref())
-    }),
+    Row("readinessGates", "their conditions need an API server", |spec| any(spec.readiness_gates.as_ref())),
     Row("resources.claims", "dynamic resources need an API server", |spec| {
         spec.resources.as_ref().is_some_and(|resources| any(resources.claims.as_ref()))
     }),
