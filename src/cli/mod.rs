@@ -46,23 +46,23 @@ enum Command {
     Check(check::Args),
     /// List the pods of this node
     Pods(pods::Args),
-    /// Show all that is known of a pod, and why it is not running
+    /// Show a pod's spec, status and events, and why it is not running
     Describe(describe::Args),
-    /// Show what happened to pods, counted instead of repeated
+    /// List events of pods; equal ones are counted
     Events(events::Args),
-    /// Print what a pod's containers wrote
+    /// Print the logs of a pod's containers
     Logs(logs::Args),
     /// Run a command in a container
     Exec(exec::Args),
-    /// Join the main process of a container
+    /// Attach to the main process of a container
     Attach(attach::Args),
-    /// Add a container to a running pod, to look into it
+    /// Add an ephemeral container to a running pod and attach to it
     Debug(debug::Args),
-    /// Make ports of a pod reachable on this machine
+    /// Forward local ports to a pod
     PortForward(port_forward::Args),
-    /// Check this machine: what keeps pods from running well, and what to mend
+    /// Check this machine, and say how to fix what keeps pods from running
     Doctor(Box<doctor::Args>),
-    /// Show the CPU and memory that pods use, or what the agent itself holds
+    /// Show CPU and memory of pods, or of the agent's own structures
     Top(top::Args),
     /// Show the version
     Version(version::Args),

@@ -17,8 +17,8 @@ pub(super) struct Args {
     pub(super) flags: Flags,
     #[command(flatten)]
     socket: SocketArg,
-    /// Sync until every pod runs or has failed, print what became of each, and end; the containers run on.
-    /// Exit code 0 when all is as wanted
+    /// Start the pods, print the result of each, and exit; the containers run on. Exit code 0 when every pod
+    /// is as wanted
     #[arg(long)]
     once: bool,
     /// What to log; `SMOLET_LOG` sets it too [default: info]

@@ -72,20 +72,20 @@ pub struct Flags {
     /// Files of a container's log, rotated ones included (kubelet: containerLogMaxFiles) [default: 5]
     #[arg(long, value_name = "COUNT")]
     pub container_log_max_files: Option<i32>,
-    /// Bytes of the images' disk that are to stay free, at most a quarter of it, besides the percentages of the file (imageGC*)
+    /// Space that image garbage collection keeps free, at most a quarter of the disk, besides the percentages (imageGC*)
     /// [default: 512Mi]
     #[arg(long, value_name = "QUANTITY")]
     pub image_gc_min_available: Option<String>,
-    /// Least time a container stays that has ended (kubelet's flag) [default: 0s]
+    /// How long an ended container is kept at least (kubelet's flag) [default: 0s]
     #[arg(long, value_name = "DURATION")]
     pub minimum_container_ttl_duration: Option<String>,
-    /// Ended containers kept of each container of a pod; negative = all (kubelet's flag) [default: 1]
+    /// Ended instances kept of each container; negative = all (kubelet's flag) [default: 1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub maximum_dead_containers_per_container: Option<i32>,
-    /// Ended containers kept of all pods that go on; negative = as many as there are (kubelet's flag) [default: -1]
+    /// Ended containers kept of all running pods together; negative = no limit (kubelet's flag) [default: -1]
     #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
     pub maximum_dead_containers: Option<i32>,
-    /// cgroup below which the pods' cgroups lie [default: /]
+    /// Parent of the pods' cgroups [default: /]
     #[arg(long, value_name = "PATH")]
     pub cgroup_root: Option<String>,
     /// Where the cgroup hierarchies are mounted [default: /sys/fs/cgroup]
@@ -100,64 +100,64 @@ pub struct Flags {
     /// Memory for the pods' statuses, in bytes [default: 2097152]
     #[arg(long, value_name = "BYTES")]
     pub status_store_bytes: Option<usize>,
-    /// How long all pods may take to end before the machine does (kubelet: shutdownGracePeriod) [default: they are not ended]
+    /// Time for all pods to end when the machine shuts down (kubelet: shutdownGracePeriod) [default: pods are not ended]
     #[arg(long, value_name = "DURATION")]
     pub shutdown_grace_period: Option<String>,
-    /// The part of it that is for critical pods (kubelet: shutdownGracePeriodCriticalPods) [default: 0s]
+    /// The part of it for critical pods (kubelet: shutdownGracePeriodCriticalPods) [default: 0s]
     #[arg(long, value_name = "DURATION")]
     pub shutdown_grace_period_critical_pods: Option<String>,
-    /// SIGTERM means that the machine ends: where neither logind nor systemd says so
+    /// Treat every SIGTERM as a shutdown of the machine: for machines without logind and systemd
     #[arg(long)]
     pub shutdown_on_sigterm: bool,
-    /// Ends the pods that a kubelet has left on this node and that nothing names any more
+    /// End pods that a kubelet has left on this node and that no source wants
     #[arg(long)]
     pub take_over: bool,
-    /// Joins the cluster of this kubeconfig, as a node of it; manifests go on being read
+    /// Join the cluster of this kubeconfig; manifests are still read
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Asks the cluster of this kubeconfig, by its token, for a certificate, and writes that of --kubeconfig where it is not there
+    /// Request a certificate with the token of this kubeconfig, and write that of --kubeconfig, when that does not exist
     #[arg(long, value_name = "FILE")]
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Joins the cluster of this k3s server, `https://HOST:6443`; needs --token-file or --token
+    /// Join the cluster of this k3s server, `https://HOST:6443`; needs --token-file or --token
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// The token of that server's cluster; others see it in the list of processes: --token-file hides it
+    /// Token of that cluster; visible in the process list, unlike --token-file
     #[arg(long, value_name = "TOKEN")]
     pub token: Option<Secret>,
-    /// The file with that token
+    /// File with that token
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Labels that the Node gets when it is registered, as KEY=VALUE,...
+    /// Labels of the Node when it is registered, as KEY=VALUE,...
     #[arg(long, value_name = "LABELS")]
     pub node_labels: Option<String>,
-    /// Taints that it gets then, as KEY=VALUE:EFFECT,... (kubelet: registerWithTaints)
+    /// Taints of the Node when it is registered, as KEY=VALUE:EFFECT,... (kubelet: registerWithTaints)
     #[arg(long, value_name = "TAINTS")]
     pub register_with_taints: Option<String>,
-    /// Its address, or one of IPv4 and one of IPv6 [default: those of the default routes]
+    /// The node's IP address, or one of IPv4 and one of IPv6 [default: those of the default routes]
     #[arg(long, value_name = "IP")]
     pub node_ip: Option<String>,
-    /// What a cloud calls it (kubelet: providerID)
+    /// The cloud provider's ID of the node (kubelet: providerID)
     #[arg(long, value_name = "ID")]
     pub provider_id: Option<String>,
-    /// external: a cloud's own controller tells the Node's addresses
+    /// external: the cloud's controller sets the Node's addresses
     #[arg(long, value_name = "NAME")]
     pub cloud_provider: Option<String>,
-    /// Where the API of a cluster's node listens [default: 0.0.0.0]
+    /// Address that the node's API listens on, in a cluster [default: 0.0.0.0]
     #[arg(long, value_name = "IP")]
     pub address: Option<String>,
-    /// On which port [default: 10250]
+    /// Port of the node's API [default: 10250]
     #[arg(long, value_name = "PORT", allow_negative_numbers = true)]
     pub port: Option<i32>,
-    /// Its certificate, in PEM (kubelet: tlsCertFile) [default: one that signs itself, in the state directory]
+    /// Certificate of the node's API, in PEM (kubelet: tlsCertFile) [default: self-signed, in the state directory]
     #[arg(long, value_name = "FILE")]
     pub tls_cert_file: Option<PathBuf>,
     /// The key of that certificate, in PEM (kubelet: tlsPrivateKeyFile)
     #[arg(long, value_name = "FILE")]
     pub tls_private_key_file: Option<PathBuf>,
-    /// Authorities behind the certificates of its clients, in PEM [default: nobody is known by a certificate]
+    /// Authorities of client certificates, in PEM [default: no client is authenticated by a certificate]
     #[arg(long, value_name = "FILE")]
     pub client_ca_file: Option<PathBuf>,
-    /// Gives pods a bridge with the Node's podCIDR, by a CNI configuration in DIR, while no other one is there; needs --kubeconfig
+    /// Write a CNI configuration of a bridge with the Node's podCIDR to DIR, unless there is another one; needs --kubeconfig
     /// [DIR without a value: /etc/cni/net.d]
     #[arg(long, value_name = "DIR", num_args = 0..=1, require_equals = true, default_missing_value = paths::CNI)]
     pub cni_bridge: Option<PathBuf>,
