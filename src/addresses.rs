@@ -49,6 +49,12 @@ impl NodeAddresses {
         this
     }
 
+    /// What the node is called, in its cluster and by these.
+    #[cfg(feature = "tls")]
+    pub(crate) fn names(&self, node: &str) -> Vec<String> {
+        std::iter::once(node.to_owned()).chain(self.now().into_iter().map(String::from)).collect()
+    }
+
     /// As they are now.
     pub fn now(&self) -> Vec<Box<str>> {
         self.0.now.borrow().clone()

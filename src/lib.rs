@@ -3,15 +3,18 @@
 //! Data runs round one ring, one way:
 //!
 //! ```text
-//!     sources ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
-//!     (files,                   ▲                              │
-//!      API server)              │                              ▼
-//!     outputs ◄── status ◄──── store ◄─────────────────────  pleg (events, relist)
+//!     sources ──► admit ──► desired ──► worker ──► plan ──► act ──► CRI (containerd, CRI-O)
+//!     (files,                              ▲                             │
+//!      API server)                         │                             ▼
+//!     outputs ◄── status ◄─────────────── store ◄────────────────────  pleg (events, relist)
 //! ```
 //!
 //! One loop ([`node`]) owns all state. It takes one event at a time, changes the state with pure functions and
 //! starts tasks for what takes time. A task gets a snapshot and sends back an outcome; none borrows the loop's
 //! state across an await. At most one task per pod is in flight.
+//!
+//! The pods are one value (`node::pods`). Every other concern is a part of the loop with a state of its own, which reads the pods
+//! and asks for effects (`node::effects`); only the loop applies them.
 //!
 //! Words: a *pod* is desired (asked for by a source) and observed (reported by the runtime). A *sync* compares the
 //! two, *plans* and *acts*. A *sandbox* has an *attempt*, a *container* a *restart count*. A *relist* asks the
@@ -39,6 +42,8 @@
 pub mod addresses;
 pub mod admit;
 pub mod blocking;
+#[cfg(feature = "tls")]
+mod certificates;
 pub mod cgroup;
 pub mod cli;
 pub mod clock;

@@ -3,16 +3,7 @@
 //! The loop takes one event at a time, changes [`agent::Agent`]'s state, and sleeps until the next event or the
 //! next instant something is due. No other place spawns tasks, but for a connection's own in `server`, `node_api` and `grpc`.
 
-mod addresses;
 mod agent;
-#[cfg(feature = "tls")]
-mod certificate_asking;
-#[cfg(feature = "tls")]
-mod certificate_files;
-#[cfg(feature = "tls")]
-mod certificate_serving;
-#[cfg(feature = "tls")]
-mod certificates;
 mod cgroups;
 mod checkpoint;
 #[cfg(feature = "tls")]
@@ -20,59 +11,33 @@ mod cluster;
 #[cfg(not(feature = "tls"))]
 #[path = "node/no_cluster.rs"]
 mod cluster;
-#[cfg(feature = "tls")]
-mod cluster_admission;
-#[cfg(feature = "tls")]
-mod cluster_calls;
-#[cfg(feature = "tls")]
-mod cluster_events;
-#[cfg(feature = "tls")]
-mod cluster_kept;
-#[cfg(feature = "tls")]
-mod cluster_mirrors;
-#[cfg(feature = "tls")]
-mod cluster_network;
-#[cfg(feature = "tls")]
-mod cluster_objects;
-#[cfg(feature = "tls")]
-mod cluster_oom;
-#[cfg(feature = "tls")]
-mod cluster_said;
-#[cfg(feature = "tls")]
-mod cluster_show;
-#[cfg(feature = "tls")]
-mod cluster_status;
+mod container_gc;
 mod debug;
-mod disk;
-mod events;
-mod garbage;
-mod handover;
-mod images;
+mod effects;
+mod event_ring;
+mod eviction;
+mod identity_file;
+mod image_gc;
 mod jobs;
 #[cfg(feature = "tls")]
 mod join;
-#[cfg(feature = "tls")]
-mod k3s;
+mod local_storage;
 mod logs;
 #[cfg(feature = "tls")]
 mod node_api;
 #[cfg(not(feature = "tls"))]
 #[path = "node/no_node_api.rs"]
 mod node_api;
-mod observe;
-mod pod;
-mod pressure;
-mod probes;
+mod node_stats;
+mod pods;
+mod prober;
 mod record;
 mod relist;
-mod resizes;
-mod ring;
+mod runtime_events;
 mod show;
 mod shutdown;
-mod static_admission;
 mod streams;
 mod top;
-mod usage;
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -121,12 +86,15 @@ use crate::systemd::logind::{DelayLock, Logind, Preparation};
 use crate::systemd::notify::Notify;
 use agent::{Agent, Event};
 use cgroups::{NodeCgroups, PodsCgroups};
+use cluster::Cluster;
 pub use cluster::Joined;
 #[cfg(not(feature = "tls"))]
-use cluster::{begin, join, remember};
+use cluster::{join, remember};
+use effects::{Effects, Tasks};
+use event_ring::Ring;
 #[cfg(feature = "tls")]
-use join::{begin, join, remember};
-use ring::Ring;
+use join::{join, remember};
+use pods::{NodeRoom, Pods};
 
 /// How the agent ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,8 +189,32 @@ pub async fn run_until(
     let notify = Rc::new(Notify::new(config.supervisor.as_ref(), clock.now().mono));
     notify.ready();
 
+    let found = wait_for_runtime(config, once, executor, &clock, &asked, &stopped, &notify).await;
+    let ended = match found {
+        Ok(Some(found)) => {
+            let start = Start { config, identity, node, addresses, executor, clock, once, metrics, notify };
+            Ok(start.run(found, listening, (queries, asked), stopped).await)
+        }
+        Ok(None) => Ok(Ending::Stopped),
+        Err(why) => Err(why),
+    };
+    // The socket's file goes with the server.
+    serving.cancel().await;
+    ended
+}
+
+/// The runtime once it is ready, or nothing when the agent was ended before. Meanwhile the local socket is answered.
+async fn wait_for_runtime(
+    config: &Config,
+    once: bool,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+    asked: &Receiver<Query>,
+    stopped: &Receiver<Stop>,
+    notify: &Notify,
+) -> Result<Option<FoundRuntime>, String> {
     let why = RefCell::new("the agent looks for its container runtime".to_owned());
-    let found = async { find_runtime(config, once, executor, &clock, &why, &notify).await.map(Some) };
+    let found = async { find_runtime(config, once, executor, clock, &why, notify).await.map(Some) };
     let stop = async {
         loop {
             match stopped.recv().await {
@@ -234,87 +226,118 @@ pub async fn run_until(
         notify.stopping();
         Ok(None)
     };
-    let found = {
-        let meanwhile = smol::future::or(answer_meanwhile(&asked, &why), notify.keep(&clock));
-        smol::future::or(stop, smol::future::or(found, meanwhile)).await
-    };
-    let ended = match found {
-        Ok(Some(FoundRuntime { runtime, version, handlers, cgroup_driver })) => {
-            let config = &Config { cgroup_driver, ..config.clone() };
-            let node = if node.cgroup_driver == cgroup_driver {
-                node
-            } else {
-                Rc::new(NodeSettings { cgroup_driver, ..NodeSettings::clone(&node) })
-            };
-            let node_name = NodeName::new(identity.node_name());
-            let set_aside = Arc::new(SetAside::read(&config.root_dir));
-            let manifests =
-                FileSource::new(&config.manifests, node_name, clock.clone(), config.file_check_frequency)
-                    .setting_aside(set_aside.clone());
-            let (updates, source) = smol::channel::bounded(1);
-            let manifests = match &config.static_pods {
-                None => manifests,
-                Some(of) => {
-                    let (room, node) = (ManifestRoom::default(), NodeName::new(identity.node_name()));
-                    let pods = HttpSource::new(of.get.clone(), node, clock.clone(), of.period);
-                    let pods = pods.beside(room.clone(), set_aside.clone());
-                    executor.spawn("manifest URL", pods.run(updates.clone())).detach();
-                    manifests.sharing(room)
-                }
-            };
-            executor.spawn("manifest files", manifests.run(updates)).detach();
-            let blocking = Rc::new(Blocking::on_threads(clock.clone(), &config.root_dir));
-            let executor = executor.clone();
-            let runtime = runtime.counted_by(metrics.operations.clone()).reading_in(blocking.clone());
-            let (told, images) = smol::channel::bounded(1);
-            let (dir, of) = (&config.images_dir, identity.node_name());
-            let store = runtime.image_store(&import::lease(of));
-            let importer = Importer::new(dir, runtime.clone(), of, clock.clone(), told);
-            executor.spawn("image import", importer.run()).detach();
-            let (logs, woken) = Told::new();
-            if let Some(rotation) = config.log_rotation {
-                let told = (logs.clone(), woken);
-                let (rotator, compressing) =
-                    Rotator::new(rotation, runtime.clone(), clock.clone(), blocking.clone(), told);
-                executor.spawn("log rotation", rotator.run()).detach();
-                executor.spawn("log compression", compressing).detach();
+    let meanwhile = smol::future::or(answer_meanwhile(asked, &why), notify.keep(clock));
+    smol::future::or(stop, smol::future::or(found, meanwhile)).await
+}
+
+/// What is there before the runtime is.
+struct Start<'a> {
+    config: &'a Config,
+    identity: Identity,
+    node: Rc<NodeSettings>,
+    addresses: NodeAddresses,
+    executor: &'a Rc<Executor>,
+    clock: SharedClock,
+    once: bool,
+    metrics: Rc<Metrics>,
+    notify: Rc<Notify>,
+}
+
+impl Start<'_> {
+    /// Starts what goes on beside the loop, and runs the loop.
+    async fn run(
+        self,
+        found: FoundRuntime,
+        listening: Option<node_api::Listening>,
+        (queries, asked): (Sender<Query>, Receiver<Query>),
+        stopped: Receiver<Stop>,
+    ) -> Ending {
+        let FoundRuntime { runtime, version, handlers, cgroup_driver } = found;
+        let config = &Config { cgroup_driver, ..self.config.clone() };
+        let node = if self.node.cgroup_driver == cgroup_driver {
+            self.node.clone()
+        } else {
+            Rc::new(NodeSettings { cgroup_driver, ..NodeSettings::clone(&self.node) })
+        };
+        let set_aside = Arc::new(SetAside::read(&config.root_dir));
+        let source = self.start_sources(&set_aside);
+        let blocking = Rc::new(Blocking::on_threads(self.clock.clone(), &config.root_dir));
+        let runtime = runtime.counted_by(self.metrics.operations.clone()).reading_in(blocking.clone());
+        let (images, image_store) = self.start_import(&runtime);
+        let logs = self.start_rotation(&runtime, &blocking);
+        let joined = join(
+            config,
+            &node,
+            &self.addresses,
+            (&version, handlers.as_slice()),
+            self.executor,
+            &self.clock,
+            listening.map(|of| (of, queries, blocking.clone(), self.metrics.node_api.clone())),
+        );
+        let parts = Parts {
+            config,
+            identity: self.identity,
+            node,
+            addresses: self.addresses,
+            executor: self.executor.clone(),
+            clock: self.clock,
+            blocking,
+            source,
+            images,
+            image_store: Some(image_store),
+            logs,
+            set_aside,
+            once: self.once,
+            metrics: self.metrics,
+            notify: self.notify,
+            joined,
+        };
+        parts.run_loop(runtime, version.runtime_name, handlers, asked, stopped).await
+    }
+
+    /// Manifests in files and, where one is configured, of a URL.
+    fn start_sources(&self, set_aside: &Arc<SetAside>) -> Receiver<SourceUpdate> {
+        let (config, node) = (self.config, || NodeName::new(self.identity.node_name()));
+        let (updates, source) = smol::channel::bounded(1);
+        let manifests =
+            FileSource::new(&config.manifests, node(), self.clock.clone(), config.file_check_frequency)
+                .setting_aside(set_aside.clone());
+        let manifests = match &config.static_pods {
+            None => manifests,
+            Some(of) => {
+                let room = ManifestRoom::default();
+                let pods = HttpSource::new(of.get.clone(), node(), self.clock.clone(), of.period);
+                let pods = pods.beside(room.clone(), set_aside.clone());
+                self.executor.spawn("manifest URL", pods.run(updates.clone())).detach();
+                manifests.sharing(room)
             }
-            let about = (&version, handlers.as_slice());
-            let joined = join(
-                config,
-                &node,
-                &addresses,
-                about,
-                &executor,
-                &clock,
-                listening.map(|of| (of, queries, blocking.clone(), metrics.node_api.clone())),
-            );
-            let parts = Parts {
-                config,
-                identity,
-                node,
-                addresses,
-                executor,
-                clock,
-                blocking,
-                source,
-                images,
-                image_store: Some(store),
-                logs,
-                set_aside,
-                once,
-                metrics,
-                notify,
-                joined,
-            };
-            Ok(parts.run_loop(runtime, version.runtime_name, handlers, asked, stopped).await)
+        };
+        self.executor.spawn("manifest files", manifests.run(updates)).detach();
+        source
+    }
+
+    /// Images that lie in a directory: the names of those that were imported, and where they are marked.
+    fn start_import(&self, runtime: &GrpcRuntime) -> (Receiver<Vec<String>>, ImageStore) {
+        let (dir, of) = (&self.config.images_dir, self.identity.node_name());
+        let (told, images) = smol::channel::bounded(1);
+        let store = runtime.image_store(&import::lease(of));
+        let importer = Importer::new(dir, runtime.clone(), of, self.clock.clone(), told);
+        self.executor.spawn("image import", importer.run()).detach();
+        (images, store)
+    }
+
+    /// The rotation of container logs, which is told what runs.
+    fn start_rotation(&self, runtime: &GrpcRuntime, blocking: &Rc<Blocking>) -> Told {
+        let (logs, woken) = Told::new();
+        if let Some(rotation) = self.config.log_rotation {
+            let told = (logs.clone(), woken);
+            let (rotator, compressing) =
+                Rotator::new(rotation, runtime.clone(), self.clock.clone(), blocking.clone(), told);
+            self.executor.spawn("log rotation", rotator.run()).detach();
+            self.executor.spawn("log compression", compressing).detach();
         }
-        Ok(None) => Ok(Ending::Stopped),
-        Err(why) => Err(why),
-    };
-    // The socket's file goes with the server.
-    serving.cancel().await;
-    ended
+        logs
+    }
 }
 
 /// Answers the local socket while there is no runtime yet: there are no pods to show, but a reason.
@@ -525,74 +548,17 @@ impl Parts<'_> {
         asked: Receiver<Query>,
         stopped: Receiver<Stop>,
     ) -> Ending {
-        let Parts {
-            config,
-            identity,
-            node,
-            addresses,
-            executor,
-            clock,
-            blocking,
-            image_store,
-            logs,
-            set_aside,
-            once,
-            metrics,
-            notify,
-            joined,
-            ..
-        } = self;
+        let (once, notify, polls) = (self.once, self.notify.clone(), self.metrics.polls.clone());
+        let (config, clock) = (self.config, self.clock.clone());
         let (events, inbox) = smol::channel::bounded(EVENTS_QUEUED_MAX);
-        executor.spawn("source", forward(self.source, events.clone(), Event::Source)).detach();
-        executor.spawn("imported images", forward(self.images, events.clone(), Event::Imported)).detach();
-        executor.spawn("requests", forward(asked, events.clone(), Event::Query)).detach();
-        executor.spawn("stop", forward(stopped, events.clone(), Event::Stop)).detach();
-        let (changes, followed) = (addresses.changes(), addresses.clone());
-        let changed = move |()| Event::Addresses(followed.now());
-        executor.spawn("addresses", forward(changes, events.clone(), changed)).detach();
-
-        let ring = Rc::new(Ring::default());
-        let mut ctx = context(config, runtime, handlers, (node, &addresses), blocking, &clock, &ring);
-        // Those of cgroups are among the first.
-        let mounts = read_start(Path::new("/proc/self/mounts"), MOUNTINFO_BYTES_MAX).unwrap_or_default();
-        let mounts = String::from_utf8_lossy(&mounts);
-        let systemd = match ctx.node.cgroup_driver {
-            CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
-            CgroupDriver::Cgroupfs => None,
-        };
-        let cgroups = NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd);
-        ctx.cgroups = Rc::new(PodsCgroups {
-            cgroups: cgroups.clone(),
-            node: ctx.node.clone(),
-            blocking: ctx.blocking.clone(),
-        });
-        let cluster = joined.map(|joined| begin(joined, &executor, &events, &clock));
-        let mut agent = Agent::new(
-            ctx,
-            executor,
-            events,
-            cgroups,
-            identity,
-            runtime_name,
-            ring,
-            config,
-            image_store,
-            logs,
-            set_aside,
-            metrics.clone(),
-            cluster,
-        );
-        // They may have changed while the runtime was waited for.
-        agent.addresses_changed(&addresses.now());
-        agent.note_start();
+        let mut agent = self.assemble(runtime, runtime_name, handlers, asked, stopped, events);
         let mut judge = once.then(|| Judge { patience: clock.now().mono + ONCE_PATIENCE, seen: None });
         // With the pods, at the machine's end.
         let mut ends = false;
-        let polls = metrics.polls.clone();
         loop {
             polls.at("loop: turn");
             agent.turn();
-            if ends && agent.shutdown_is_over() && agent.shutdown_is_told(clock.now().mono) {
+            if ends && agent.shutdown_is_over() {
                 agent.save_at_end().await;
                 return Ending::Stopped;
             }
@@ -628,6 +594,62 @@ impl Parts<'_> {
             }
         }
     }
+
+    /// The loop's state, with the tasks that bring it events.
+    fn assemble<R: Runtime + 'static>(
+        self,
+        runtime: R,
+        runtime_name: Box<str>,
+        handlers: Vec<RuntimeHandler>,
+        asked: Receiver<Query>,
+        stopped: Receiver<Stop>,
+        events: Sender<Event>,
+    ) -> Agent<R> {
+        let Parts { config, identity, addresses, clock, metrics, .. } = self;
+        let tasks = Tasks::new(self.executor, events);
+        tasks.forward("source", self.source, Event::Source);
+        tasks.forward("imported images", self.images, Event::Imported);
+        tasks.forward("requests", asked, Event::Query);
+        tasks.forward("stop", stopped, Event::Stop);
+        let (changes, followed) = (addresses.changes(), addresses.clone());
+        tasks.forward("addresses", changes, move |()| Event::Addresses(followed.now()));
+
+        let ring = Rc::new(Ring::default());
+        let mut ctx =
+            context(config, runtime, handlers, (self.node, &addresses), self.blocking, &clock, &ring);
+        let cgroups = node_cgroups(config, &ctx, &clock);
+        ctx.cgroups = Rc::new(PodsCgroups {
+            cgroups: cgroups.clone(),
+            node: ctx.node.clone(),
+            blocking: ctx.blocking.clone(),
+        });
+        let cluster = self.joined.map(|joined| Cluster::begin(joined, &tasks, &clock));
+        let now = clock.now();
+        let room = match &cluster {
+            Some(cluster) => cluster.room(),
+            None => NodeRoom::alone(&ctx.node, facts::pods_max(config, &ctx.node)),
+        };
+        let out = Effects::new(tasks, clock, metrics.clone(), ring, identity.node_name());
+        let sinks = (metrics, self.logs);
+        let pods = Pods::new(ctx, config, cgroups, sinks, identity, runtime_name, self.set_aside, room, now);
+        let mut agent = Agent::new(out, pods, config, self.image_store, cluster, now);
+        // They may have changed while the runtime was waited for.
+        agent.take(Event::Addresses(addresses.now()));
+        agent.note_start();
+        agent
+    }
+}
+
+/// The node's cgroups, as its driver has them.
+fn node_cgroups<R>(config: &Config, ctx: &ActContext<R>, clock: &SharedClock) -> NodeCgroups {
+    // Those of cgroups are among the first.
+    let mounts = read_start(Path::new("/proc/self/mounts"), MOUNTINFO_BYTES_MAX).unwrap_or_default();
+    let mounts = String::from_utf8_lossy(&mounts);
+    let systemd = match ctx.node.cgroup_driver {
+        CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
+        CgroupDriver::Cgroupfs => None,
+    };
+    NodeCgroups::new(Cgroups::from_mounts(&mounts, &config.cgroup_mounts), systemd)
 }
 
 /// When `--once` ends: all is clear and has stayed so for a moment, or patience is over.

@@ -25,7 +25,7 @@ const LAYERS: [(&str, &str); 8] = [
     ),
     ("the runtime and the API server", "cri image kube logs pleg printers"),
     ("decisions about pods and the node", "admit cluster config metrics probe process sync"),
-    ("sources, checks, servers", "addresses doctor facts hook k3s node_api server source"),
+    ("sources, checks, servers", "addresses certificates doctor facts hook k3s node_api server source"),
     ("the loop", "node"),
     ("the command line", "cli"),
 ];

@@ -33,6 +33,7 @@
 //! - Sums stay at the largest number there is, where the kubelet's begin anew below zero.
 
 mod affinity;
+pub mod arrivals;
 mod features;
 mod ports;
 pub mod preempt;

@@ -8,7 +8,7 @@
 //!     its pods
 //! ```
 //!
-//! `token`, `authority`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `tunnel` and `tunnels` do the I/O.
+//! `token`, `authority`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `tunnel`, `tunnels` and `joining` do the I/O.
 //!
 //! Other than `k3s agent` does: which servers there are a node asks one of them, for it may not watch the endpoints of
 //! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of them, each
@@ -17,6 +17,7 @@
 
 mod authority;
 pub mod frame;
+mod joining;
 pub mod message;
 mod servers;
 mod settings;
@@ -26,6 +27,7 @@ mod tunnel;
 mod tunnels;
 
 pub(crate) use authority::pinned;
+pub(crate) use joining::{Files, Joining};
 pub(crate) use servers::List;
 pub(crate) use settings::Settings;
 pub(crate) use supervisor::{Ask, Refused, Supervisor};

@@ -135,7 +135,7 @@ pub const KUBE_OBJECTS_BYTES_MAX: usize = 2 * MIB;
 pub const TOKEN_AGE_MAX: Duration = Duration::from_hours(24);
 /// Longest wait before a token is asked for again.
 pub const TOKEN_RETRY_MAX: Duration = Duration::from_secs(20);
-/// What a node of a cluster keeps beside what each keeps; `node::cluster_show` measures it in this order.
+/// What a node of a cluster keeps beside what each keeps; `node::cluster` measures it in this order.
 pub static CLUSTER_BOUNDS: [Bound; CLUSTER_BOUNDED] = CLUSTER_BOUNDS_TABLE;
 /// How many there are.
 pub const CLUSTER_BOUNDED: usize = 13;

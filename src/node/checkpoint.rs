@@ -11,25 +11,24 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
 
-use super::agent::{Agent, Event};
-use super::pod::Work;
-use super::resizes::{Granted, Resizing};
+use super::agent::Event;
+use super::effects::{Effect, Effects};
+use super::image_gc::ImageGc;
+use super::pods::{Granted, Pods, Resizing};
 use super::shutdown::revive;
 use crate::cri::Runtime;
-use crate::events::EventKind;
 use crate::limits::{
     CHECKPOINT_AGES_PERIOD_MIN, CHECKPOINT_AGES_SHARE, CHECKPOINT_END_PATIENCE, CHECKPOINT_PERIOD,
     CHECKPOINT_PODS_MAX, CHECKPOINT_SETTLE, CHECKPOINT_TEXT_BYTES_MAX, KEPT_SIZES_MAX, SYNC_RETRY,
 };
+use crate::model::SortedSet;
 use crate::model::backoff::BackoffKey;
-use crate::model::{Debugger, DesiredPod, Mono, Now, PodKey, PodUid};
-use crate::model::{SortedMap, SortedSet};
-use crate::status::merge;
+use crate::model::{Debugger, Mono, Now, PodKey, PodUid};
 use crate::store::checkpoint::{Checkpoint, KeptImage, KeptPod, KeptWait, millis, restored_status, to_bytes};
 use crate::store::file::CheckpointFile;
 
 /// How far the file is behind the state.
-pub(super) struct Saving {
+pub(super) struct Checkpointing {
     file: CheckpointFile,
     boot: Box<str>,
     /// The state in the file; `None` = not of this boot.
@@ -46,13 +45,9 @@ pub(super) struct Saving {
     /// The last write failed, which was told.
     failing: bool,
     /// Pods whose removals wait for a write.
-    pub(super) waiting: SortedSet<PodUid>,
-    /// Containers came since the images in use were noted.
-    pub(super) images_stale: bool,
+    waiting: SortedSet<PodUid>,
     /// Numbers the containers that `smolet debug` adds.
     debuggers: u64,
-    /// What the file says of pods that nobody has asked for yet. Bounded by the file.
-    restored: SortedMap<PodUid, Restored>,
 }
 
 /// Counters of changes: equal marks are equal states. Time is no change.
@@ -66,9 +61,22 @@ struct Mark {
     resizes: u64,
 }
 
+/// What is in the checkpoint, as far as pods wait for it.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Saved {
+    /// The revision of the statuses.
+    pub(super) statuses: u64,
+    /// The number of the container that `smolet debug` added last.
+    pub(super) debuggers: u64,
+    /// The number of what was granted last.
+    pub(super) resizes: u64,
+    /// The last write failed: nobody waits for the next one who does not have to.
+    pub(super) failing: bool,
+}
+
 /// A pod of the checkpoint, but for its status, which is in the store.
 pub(super) struct Restored {
-    key: PodKey,
+    pub(super) key: PodKey,
     pub(super) active_since: Option<Mono>,
     /// What `smolet debug` added to it.
     pub(super) debuggers: Vec<EphemeralContainer>,
@@ -76,7 +84,7 @@ pub(super) struct Restored {
     pub(super) resizing: Option<(Box<Resizing>, Granted)>,
 }
 
-impl Saving {
+impl Checkpointing {
     pub(super) fn new(file: CheckpointFile, boot: Box<str>, now: Mono) -> Self {
         Self {
             file,
@@ -89,244 +97,159 @@ impl Saving {
             not_before: now,
             failing: false,
             waiting: SortedSet::new(),
-            images_stale: false,
             debuggers: 0,
-            restored: SortedMap::new(),
         }
     }
 
-    /// A container was added to a pod: the number that is in the file when it is.
-    pub(super) fn debugger_added(&mut self) -> u64 {
+    /// The number of a container that is added to a pod: it is in the file when that number is.
+    pub(super) fn next_debugger(&mut self) -> u64 {
         self.debuggers += 1;
         self.debuggers
     }
-}
 
-impl<R: Runtime + 'static> Agent<R> {
     // ---- the start -----------------------------------------------------------------------------------------
 
     /// Takes over what an earlier agent left. What the runtime reports counts for more; this only adds what the
     /// runtime forgets.
-    pub(super) fn restore(&mut self, now: Now) {
-        let file = self.saving.file.clone();
+    pub(super) fn restore<R: Runtime + 'static>(
+        &mut self,
+        pods: &mut Pods<R>,
+        images: &mut ImageGc,
+        now: Now,
+    ) {
         // Ages count from a write of this boot: after a reboot there has to be one.
-        let is_current = file.load(|kept| {
-            self.take_over(kept, now);
-            kept.boot == &*self.saving.boot
+        let is_current = self.file.load(|kept| {
+            take_over(kept, &self.boot, pods, images, now);
+            kept.boot == &*self.boot
         });
-        self.saving.saved = is_current.unwrap_or(true).then(|| self.mark());
+        self.saved = is_current.unwrap_or(true).then(|| self.mark(pods, images));
+        pods.set_saved(self.told());
     }
 
-    fn take_over(&mut self, kept: &Checkpoint<'_>, now: Now) {
-        let elapsed = kept.elapsed(&self.saving.boot, now.mono);
-        let is_current = kept.boot == &*self.saving.boot;
-        let ago = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
-        for pod in &kept.pods {
-            let Some(mut status) = restored_status(pod) else { continue };
-            if pod.shut_down == Some(true) {
-                revive(&mut status);
-            }
-            let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
-            let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));
-            let resizing = resizing.map(|(resizing, granted)| (Box::new(resizing), granted));
-            let key = PodKey::new(pod.namespace, pod.name, pod.uid);
-            let uid = key.uid.clone();
-            self.statuses.put(&uid, status);
-            self.statuses.set_wanted(&uid, false);
-            // What another boot ended is not started again.
-            let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
-            let (active_since, debuggers) = (pod.active_ms.map(ago), debuggers.collect());
-            let restored = Restored { key, active_since, debuggers, resizing };
-            self.saving.restored.insert(uid, restored);
-        }
-        for wait in &kept.crashes {
-            let key = BackoffKey::from_kept(wait.key);
-            self.backoff.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
-        }
-        for wait in &kept.pulls {
-            let key = BackoffKey::from_kept(wait.key);
-            self.ctx.images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
-        }
-        for image in &kept.images {
-            self.images_seen.restore(image.image, ago(image.first_ms), ago(image.last_ms));
+    /// For the pods that wait for it.
+    fn told(&self) -> Saved {
+        let mark = self.saved.as_ref();
+        Saved {
+            statuses: mark.map_or(0, |mark| mark.statuses),
+            debuggers: mark.map_or(0, |mark| mark.debuggers),
+            resizes: mark.map_or(0, |mark| mark.resizes),
+            failing: self.failing,
         }
     }
 
-    /// What the checkpoint says of a pod that a source wants now, if it is the same pod.
-    pub(super) fn claim(&mut self, pod: &DesiredPod) -> Option<Restored> {
-        let uid = &pod.key.uid;
-        let restored = self.saving.restored.remove(uid)?;
-        let fits = |status| restored.key == pod.key && merge::is_of(&pod.pod, &status);
-        if self.statuses.status(uid).is_some_and(fits) {
-            self.statuses.set_wanted(uid, true);
-            return Some(restored);
-        }
-        self.statuses.forget(uid);
-        None
+    /// The pod waits for the next write, which begins at once.
+    pub(super) fn wait(&mut self, uid: PodUid) {
+        self.waiting.insert(uid);
     }
 
-    /// Every source and the runtime have been read: pods of the checkpoint that are nowhere are forgotten.
-    pub(super) fn forget_restored_but(&mut self, known: &SortedSet<PodUid>) {
-        let (statuses, restored) = (&mut self.statuses, &mut self.saving.restored);
-        restored.retain(|uid, _| {
-            let stays = known.contains(uid);
-            if !stays {
-                statuses.forget(uid);
-            }
-            stays
-        });
-    }
-
-    /// A pod is gone.
-    pub(super) fn forget_status(&mut self, uid: &PodUid) {
-        self.statuses.forget(uid);
-        self.saving.restored.remove(uid);
-        self.saving.waiting.remove(uid);
+    /// Nothing of the pod is left.
+    pub(super) fn forget(&mut self, uid: &PodUid) {
+        self.waiting.remove(uid);
     }
 
     // ---- writing -------------------------------------------------------------------------------------------
 
     /// When the next write is to begin.
-    pub(super) fn save_due(&self) -> Option<Mono> {
-        let due = self.saving.due.into_iter().chain(self.ages_due()).min();
-        due.filter(|_| self.saving.write.is_none())
+    pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
+        let due = self.due.into_iter().chain(self.ages_due(pods)).min();
+        due.filter(|_| self.write.is_none())
     }
 
     /// Begins a write that is due. Called at the end of every turn; does nothing when nothing has changed.
-    pub(super) fn save_when_due(&mut self, now: Mono) {
-        if std::mem::take(&mut self.saving.images_stale) {
-            let observed = self.records.values().filter_map(|record| record.worker.observed());
-            let containers = observed.flat_map(|observed| &observed.containers);
-            self.images_seen.used(containers.map(|container| &*container.image_ref), now);
-        }
-        let mark = self.mark();
-        let aged = self.ages_due().is_some_and(|at| at <= now);
-        if self.saving.saved == Some(mark) && !aged {
-            self.saving.due = None;
+    pub(super) fn turn<R: Runtime + 'static>(
+        &mut self,
+        pods: &Pods<R>,
+        images: &mut ImageGc,
+        now: Mono,
+        out: &Effects,
+    ) {
+        images.note_used(pods, now);
+        let mark = self.mark(pods, images);
+        let aged = self.ages_due(pods).is_some_and(|at| at <= now);
+        if self.saved == Some(mark) && !aged {
+            self.due = None;
             return;
         }
-        if self.saving.write.is_some() {
+        if self.write.is_some() {
             return;
         }
-        let settled = (now + CHECKPOINT_SETTLE).max(self.saving.not_before);
-        let due = *self.saving.due.get_or_insert(settled);
-        let urgent = !self.saving.waiting.is_empty() && !self.saving.failing;
+        let settled = (now + CHECKPOINT_SETTLE).max(self.not_before);
+        let due = *self.due.get_or_insert(settled);
+        let urgent = !self.waiting.is_empty() && !self.failing;
         if due > now && !urgent && !aged {
             return;
         }
-        self.saving.due = None;
-        self.saving.writes += 1;
-        let (number, bytes) = (self.saving.writes, to_bytes(&self.kept(now)));
-        let (file, events, blocking) =
-            (self.saving.file.clone(), self.events.clone(), self.ctx.blocking.clone());
-        let task = self.executor.spawn("checkpoint file", async move {
+        self.due = None;
+        self.writes += 1;
+        let (number, bytes) = (self.writes, to_bytes(&self.kept(pods, images, now)));
+        let (file, blocking) = (self.file.clone(), pods.ctx().blocking.clone());
+        let task = out.keep("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
-            // The loop is gone only when the process ends.
-            let _ = events.send(Event::CheckpointWritten(written)).await;
+            Event::CheckpointWritten(written)
         });
-        self.saving.write = Some((task, mark, now));
+        self.write = Some((task, mark, now));
     }
 
-    pub(super) fn checkpoint_written(&mut self, result: std::io::Result<()>) {
-        let Some((_, mark, began)) = self.saving.write.take() else { return };
-        let now = self.ctx.clock.now().mono;
+    /// A write ended.
+    pub(super) fn take(&mut self, result: std::io::Result<()>, now: Mono, out: &mut Effects) {
+        let Some((_, mark, began)) = self.write.take() else { return };
         if let Err(error) = result {
-            self.saving.not_before = now + SYNC_RETRY;
-            if !std::mem::replace(&mut self.saving.failing, true) {
+            self.not_before = now + SYNC_RETRY;
+            if !std::mem::replace(&mut self.failing, true) {
                 log::warn!(
                     "the checkpoint was not written: {error}; tried again until it is, and dead containers whose \
                      restart count would be lost stay until then"
                 );
                 // Whoever does not have to wait for a disk that takes nothing goes on; the others say why they wait.
-                self.drive_waiting();
+                self.tell(out);
             }
             return;
         }
-        if std::mem::take(&mut self.saving.failing) {
+        if std::mem::take(&mut self.failing) {
             log::info!("the checkpoint is written again");
         }
-        self.metrics.state_writes.inc();
-        self.saving.saved = Some(mark);
-        self.saving.saved_at = began;
-        self.saving.not_before = now + CHECKPOINT_PERIOD;
-        self.drive_waiting();
+        out.metrics().state_writes.inc();
+        self.saved = Some(mark);
+        self.saved_at = began;
+        self.not_before = now + CHECKPOINT_PERIOD;
+        self.tell(out);
     }
 
-    fn drive_waiting(&mut self) {
-        for uid in std::mem::take(&mut self.saving.waiting) {
-            if let Some(record) = self.records.get_mut(&uid) {
-                record.worker.plan_again();
-                self.drive(&uid);
-            }
-        }
+    /// Those that wait are planned again, by what is written now.
+    fn tell(&mut self, out: &mut Effects) {
+        out.push(Effect::Saved(self.told()));
+        std::mem::take(&mut self.waiting).into_iter().for_each(|uid| out.push(Effect::PlanAgain(uid)));
     }
 
     /// When ages have to be written again though nothing has changed: a power cut may take a small part of the time of a
     /// running `activeDeadlineSeconds`, and no more.
-    fn ages_due(&self) -> Option<Mono> {
-        let deadlines = self.records.iter().filter_map(|(uid, record)| {
+    fn ages_due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
+        let deadlines = pods.iter().filter_map(|(uid, record)| {
             let seconds = record.worker.pod()?.spec().active_deadline_seconds?;
-            let runs = record.active_since.is_some() && !record.set_aside && !self.statuses.has_ended(uid);
+            let runs = record.active_since.is_some() && !record.set_aside && !pods.statuses().has_ended(uid);
             u64::try_from(seconds).ok().filter(|_| runs)
         });
         let every = Duration::from_secs(deadlines.min()?) / CHECKPOINT_AGES_SHARE;
         let every = every.max(CHECKPOINT_AGES_PERIOD_MIN);
-        Some((self.saving.saved_at + every).max(self.saving.not_before))
-    }
-
-    /// The work takes away the runtime's last word on a restart count, or starts what only the file will know, and the file
-    /// does not have it yet: it waits, and is planned anew when the file is written.
-    pub(super) fn must_save_first(&mut self, uid: &PodUid, work: &Work) -> bool {
-        let Some(record) = self.records.get(uid) else { return false };
-        let saved_debugger = self.saving.saved.map_or(0, |mark| mark.debuggers);
-        // On a disk that takes nothing there is the more to debug.
-        if work.starts_debugger() && record.debugger > saved_debugger && !self.saving.failing {
-            self.saving.waiting.insert(uid.clone());
-            return true;
-        }
-        let granted = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
-        if work.resizes()
-            && granted > self.saving.saved.map_or(0, |mark| mark.resizes)
-            && !self.saving.failing
-        {
-            self.saving.waiting.insert(uid.clone());
-            return true;
-        }
-        let loses = record.worker.observed().is_some_and(|observed| work.loses_counts(observed));
-        let saved = self.saving.saved.map_or(0, |mark| mark.statuses);
-        if !loses || self.statuses.revision_of(uid) <= saved {
-            return false;
-        }
-        if self.saving.failing {
-            // Nothing of the pod runs: that counts for more than a count, which the logs may still tell.
-            if work.recreates() {
-                return false;
-            }
-            let message = "its containers' records are not removed until the checkpoint can be written";
-            self.ctx.note(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
-        }
-        self.saving.waiting.insert(uid.clone());
-        true
+        Some((self.saved_at + every).max(self.not_before))
     }
 
     /// Before the agent ends by itself: ages too are written, which count on from there after a reboot. Waits for the
     /// disk, but not for ever.
-    pub(super) async fn save_at_end(&mut self) {
-        #[cfg(feature = "tls")]
-        self.keep_at_end().await;
-        let now = self.ctx.clock.now().mono;
-        let kept = self.kept(now);
-        if kept.pods.is_empty() && self.saving.saved == Some(self.mark()) {
+    pub(super) async fn save_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>, images: &ImageGc) {
+        let now = pods.now().mono;
+        let kept = self.kept(pods, images, now);
+        if kept.pods.is_empty() && self.saved == Some(self.mark(pods, images)) {
             return;
         }
-        let (number, bytes, file) = (self.saving.writes + 1, to_bytes(&kept), self.saving.file.clone());
+        let (number, bytes, file) = (self.writes + 1, to_bytes(&kept), self.file.clone());
         // A write in flight goes on in its thread; numbers keep their order.
-        self.saving.write = None;
+        self.write = None;
         let write = async {
-            self.ctx.blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
+            pods.ctx().blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
         };
         let patience = async {
-            self.ctx.clock.sleep(CHECKPOINT_END_PATIENCE).await;
+            pods.ctx().clock.sleep(CHECKPOINT_END_PATIENCE).await;
             Err("the disk does not answer".to_owned())
         };
         if let Err(error) = smol::future::or(write, patience).await {
@@ -334,39 +257,44 @@ impl<R: Runtime + 'static> Agent<R> {
         }
     }
 
-    fn mark(&self) -> Mark {
+    fn mark<R: Runtime + 'static>(&self, pods: &Pods<R>, images: &ImageGc) -> Mark {
         Mark {
-            statuses: self.statuses.revision(),
-            crashes: self.backoff.changes(),
-            pulls: self.ctx.images.changes(),
-            images: self.images_seen.changes(),
-            debuggers: self.saving.debuggers,
-            resizes: self.resizes.number,
+            statuses: pods.statuses().revision(),
+            crashes: pods.backoff().changes(),
+            pulls: pods.ctx().images.changes(),
+            images: images.seen().changes(),
+            debuggers: self.debuggers,
+            resizes: pods.resizes(),
         }
     }
 
-    fn kept(&self, now: Mono) -> Checkpoint<'_> {
+    fn kept<'a, R: Runtime + 'static>(
+        &'a self,
+        pods: &'a Pods<R>,
+        images: &'a ImageGc,
+        now: Mono,
+    ) -> Checkpoint<'a> {
         let mut room = KEPT_SIZES_MAX;
-        let pods = self.statuses.records().filter_map(|(uid, status)| {
+        let kept = pods.statuses().records().filter_map(|(uid, status)| {
             let nothing = [].as_slice();
-            let (key, active_since, added, shut_down, sizes) =
-                match (self.records.get(uid), self.saving.restored.get(uid)) {
-                    (Some(record), _) => {
-                        // One of an API server has its own, and what ended it with the node has ended it for good.
-                        let pod = record.worker.pod().filter(|pod| !pod.pod.is_of_api_server());
-                        let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
-                        let shut_down = record.shutdown_grace.is_some() && pod.is_some();
-                        (record.worker.key(), record.active_since, added, shut_down, record.kept_sizes())
-                    }
-                    (None, Some(restored)) => {
-                        let added = &*restored.debuggers;
-                        let sizes = restored.resizing.as_ref().map(|(resizing, granted)| {
-                            resizing.kept(granted.iter().map(|(name, sizes)| (&**name, *sizes)))
-                        });
-                        (&restored.key, restored.active_since, added, false, sizes)
-                    }
-                    (None, None) => return None,
-                };
+            let (key, active_since, added, shut_down, sizes) = match (pods.get(uid), pods.restored().get(uid))
+            {
+                (Some(record), _) => {
+                    // One of an API server has its own, and what ended it with the node has ended it for good.
+                    let pod = record.worker.pod().filter(|pod| !pod.pod.is_of_api_server());
+                    let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
+                    let shut_down = record.shutdown_grace.is_some() && pod.is_some();
+                    (record.worker.key(), record.active_since, added, shut_down, record.kept_sizes())
+                }
+                (None, Some(restored)) => {
+                    let added = &*restored.debuggers;
+                    let sizes = restored.resizing.as_ref().map(|(resizing, granted)| {
+                        resizing.kept(granted.iter().map(|(name, sizes)| (&**name, *sizes)))
+                    });
+                    (&restored.key, restored.active_since, added, false, sizes)
+                }
+                (None, None) => return None,
+            };
             let sizes = sizes.filter(|sizes| sizes.len() <= room);
             room -= sizes.as_ref().map_or(0, Vec::len);
             let pod = KeptPod {
@@ -391,12 +319,50 @@ impl<R: Runtime + 'static> Agent<R> {
         let image =
             |(image, first, last)| KeptImage { image, first_ms: millis(first), last_ms: millis(last) };
         Checkpoint {
-            boot: &self.saving.boot,
+            boot: &self.boot,
             written_ms: millis(now.since(Mono(0))),
-            pods: pods.take(CHECKPOINT_PODS_MAX).collect(),
-            crashes: self.backoff.waits(now).map(wait).collect(),
-            pulls: self.ctx.images.waits(now).into_iter().map(wait).collect(),
-            images: self.images_seen.ages(now).map(image).collect(),
+            pods: kept.take(CHECKPOINT_PODS_MAX).collect(),
+            crashes: pods.backoff().waits(now).map(wait).collect(),
+            pulls: pods.ctx().images.waits(now).into_iter().map(wait).collect(),
+            images: images.seen().ages(now).map(image).collect(),
         }
+    }
+}
+
+/// Gives the pods and the images back what the checkpoint has of them.
+fn take_over<R: Runtime + 'static>(
+    kept: &Checkpoint<'_>,
+    boot: &str,
+    pods: &mut Pods<R>,
+    images: &mut ImageGc,
+    now: Now,
+) {
+    let elapsed = kept.elapsed(boot, now.mono);
+    let is_current = kept.boot == boot;
+    let ago = |ms: u64| now.mono - Duration::from_millis(ms) - elapsed;
+    for pod in &kept.pods {
+        let Some(mut status) = restored_status(pod) else { continue };
+        if pod.shut_down == Some(true) {
+            revive(&mut status);
+        }
+        let sizes = pod.sizes.as_deref().filter(|sizes| !sizes.is_empty());
+        let resizing = sizes.map(|sizes| Resizing::restored(sizes, &status));
+        let resizing = resizing.map(|(resizing, granted)| (Box::new(resizing), granted));
+        let key = PodKey::new(pod.namespace, pod.name, pod.uid);
+        // What another boot ended is not started again.
+        let debuggers = pod.debuggers.iter().flatten().filter(|_| is_current).map(Debugger::container);
+        let (active_since, debuggers) = (pod.active_ms.map(ago), debuggers.collect());
+        pods.restore(Restored { key, active_since, debuggers, resizing }, status);
+    }
+    for wait in &kept.crashes {
+        let key = BackoffKey::from_kept(wait.key);
+        pods.restore_backoff(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+    }
+    for wait in &kept.pulls {
+        let key = BackoffKey::from_kept(wait.key);
+        pods.ctx().images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+    }
+    for image in &kept.images {
+        images.restore(image.image, ago(image.first_ms), ago(image.last_ms));
     }
 }

@@ -10,42 +10,66 @@
 //!
 //! Each of these is a task that takes a snapshot and brings an outcome; one per pod at a time, of all pods
 //! `KUBE_TELLING_MAX`. What fails is told again later, with what there is to tell then.
+//!
+//! The lease is in `lease`, the Node in `node_status`, the pods' statuses in `status_manager`, copies of static pods in `mirror_pods`, what pods name
+//! in `objects`, who may run here in `admission`, addresses and bridge in `network`, what is kept for a start without the server in
+//! `offline`, events in `events`. What all of them use is [`Membership`].
+
+mod admission;
+mod calls;
+mod events;
+mod failures;
+mod lease;
+mod mirror_pods;
+mod network;
+mod node_status;
+mod objects;
+mod offline;
+mod oom;
+mod status_manager;
+
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::Value;
 use smol::channel::Receiver;
 
-use super::agent::{Agent, Event};
-use super::cluster_admission::{Admission, note_refusal};
-use super::cluster_calls::{Registered, refusal, renew, tell};
-use super::cluster_events::Telling;
-use super::cluster_kept::{Keeping, Outcome};
-use super::cluster_mirrors::{Mirrors, Name};
-pub(super) use super::cluster_network::Network;
-use super::cluster_objects::Following;
-use super::cluster_oom::{OomsRead, SystemOoms};
-use super::cluster_said::Said;
-use super::cluster_status::{NodeStatus, RuntimeHere};
+use super::agent::Event;
+use super::effects::{Effect, Effects, Forgotten, Tasks};
+use super::pods::{NodeRoom, Pods};
+use crate::clock::SharedClock;
+use crate::cluster::node_images::NodeImage;
 use crate::cluster::node_object::Machine;
-use crate::cluster::pod_status::tells_of_resize;
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
 use crate::kube::{Client, KubeError, RetryWait, seed};
-use crate::limits::{GRACE_SECONDS_MIN, KUBE_RETRY_MAX, KUBE_TELLING_MAX, STATUS_CORRECTION_PERIOD};
-use crate::model::SortedMap;
-use crate::model::{Mono, Now, PodKey, PodUid, Seconds};
-use crate::pleg::Relist;
+use crate::limits::{
+    CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_TELLING_MAX, KUBE_WINDOW_CONNECTION_BYTES,
+    NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, TUNNEL_BYTES,
+    TUNNEL_QUEUED_BYTES_MAX,
+};
+use crate::metrics::{Gauge, Usage};
+use crate::model::{Mono, Now, PodKey, PodUid, SortedSet};
 use crate::source::api::Shared;
 use crate::source::api_kept::Trees;
 use crate::source::api_node::NodeMarks;
 use crate::source::api_objects::Found;
 use crate::source::api_statuses::StatusThere;
-use crate::source::{self, EndingPod, RefusedPod, SourceUpdate};
-use crate::status::merge;
+use crate::source::{self, SourceUpdate};
 use crate::store::keep::folder::{Folder, Kept};
 use crate::sync::worker::{Life, Why};
+use admission::Admission;
+use calls::Registered;
+use events::EventReports;
+use failures::FailureLog;
+use lease::NodeLease;
+use mirror_pods::{MirrorPods, Name};
+use network::Network;
+use node_status::{NodeStatus, RuntimeHere};
+use objects::ApiObjects;
+use offline::{OfflineCopy, Outcome};
+use oom::OomsRead;
+use status_manager::StatusManager;
 
 /// What the wiring hands over when this node joins a cluster.
 pub struct Joined {
@@ -73,50 +97,70 @@ pub struct Joined {
 
 /// What is kept of it.
 pub(super) struct Cluster {
-    pub(super) client: Client,
-    pub(super) machine: Rc<Machine>,
+    of: Membership,
+    lease: NodeLease,
+    status: NodeStatus,
+    pods: StatusManager,
+    mirrors: MirrorPods,
+    objects: ApiObjects,
+    admission: Admission,
+    network: Network,
+    kept: OfflineCopy,
+    events: EventReports,
+}
+
+/// What all of these use.
+struct Membership {
+    client: Client,
+    machine: Rc<Machine>,
     /// The Node's UID, once it is registered.
-    pub(super) registered: Option<Box<str>>,
-    pub(super) status: NodeStatus,
-    pub(super) ooms: SystemOoms,
-    pub(super) lease: Task,
-    lease_version: Option<Box<str>>,
-    pub(super) pods: SortedMap<PodUid, Told>,
-    pub(super) telling: usize,
-    pub(super) mirrors: Mirrors,
-    pub(super) following: Following,
-    pub(super) shared: Shared,
-    pub(super) admission: Admission,
-    pub(super) network: Network,
-    pub(super) keeping: Keeping,
-    pub(super) telling_events: Telling,
-    pub(super) said: Said,
+    registered: Option<Box<str>>,
+    failures: FailureLog,
+    /// What the source of its pods is told, and tells beside.
+    shared: Shared,
+    seed: u64,
+}
+
+impl Membership {
+    /// Logs what the server did not take, when that is news.
+    fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
+        if self.failures.is_news(what, why, now) {
+            log::warn!("{what}: {why}; trying again");
+        }
+    }
+
+    /// The node is another one from now on.
+    fn change_machine(&mut self, change: impl FnOnce(&mut Machine)) {
+        let mut machine = Machine::clone(&self.machine);
+        change(&mut machine);
+        self.machine = Rc::new(machine);
+    }
 }
 
 /// Something that is done again and again.
-pub(super) struct Task {
-    pub(super) at: Mono,
+struct Task {
+    at: Mono,
     in_flight: bool,
     wait: RetryWait,
 }
 
 impl Task {
-    pub(super) fn new(now: Mono, seed: u64) -> Self {
+    fn new(now: Mono, seed: u64) -> Self {
         Self { at: now, in_flight: false, wait: RetryWait::new(seed) }
     }
 
-    pub(super) fn due(&self) -> Option<Mono> {
+    fn due(&self) -> Option<Mono> {
         (!self.in_flight).then_some(self.at)
     }
 
     /// It begins, when it is due.
-    pub(super) fn begins(&mut self, now: Mono) -> bool {
+    fn begins(&mut self, now: Mono) -> bool {
         let begins = self.due().is_some_and(|at| at <= now);
         self.in_flight |= begins;
         begins
     }
 
-    pub(super) fn ended(&mut self, well: bool, now: Mono, period: std::time::Duration) {
+    fn ended(&mut self, well: bool, now: Mono, period: std::time::Duration) {
         self.in_flight = false;
         self.at = now + if well { period } else { self.wait.failed().min(period) };
         if well {
@@ -125,70 +169,11 @@ impl Task {
     }
 }
 
-/// What the server knows of a pod.
-pub(super) struct Told {
-    pub(super) key: PodKey,
-    /// It is a static pod, and the key that of its copy.
-    pub(super) is_mirror: bool,
-    /// Of the status that it has; 0 = none of this process.
-    revision: u64,
-    /// Something of a resize may stand in it.
-    resized: bool,
-    /// Somebody has changed its status there.
-    changed: bool,
-    /// When the status that somebody had changed was sent again.
-    corrected: Option<Mono>,
-    /// It was deleted there.
-    ending: Option<EndingPod>,
-    /// It does not run here, because of this.
-    refused: Option<Box<RefusedPod>>,
-    /// What its status was when the last of it went.
-    last: Option<PodStatus>,
-    task: Task,
-}
-
-impl Told {
-    /// Nothing of it is told yet.
-    pub(super) fn new(key: PodKey, now: Mono, seed: u64) -> Self {
-        let task = Task::new(now, seed);
-        Self {
-            key,
-            is_mirror: false,
-            revision: 0,
-            resized: false,
-            changed: false,
-            corrected: None,
-            ending: None,
-            refused: None,
-            last: None,
-            task,
-        }
-    }
-
-    /// The same of a static pod, with its copy's key.
-    pub(super) fn of_mirror(key: PodKey, now: Mono, seed: u64) -> Self {
-        Self { is_mirror: true, ..Self::new(key, now, seed) }
-    }
-
-    /// Somebody has changed its status there, or no one has any more.
-    pub(super) fn compared(&mut self, changed: bool, now: Mono) {
-        if changed && !self.changed {
-            self.correct(now);
-        }
-        self.changed = changed;
-    }
-
-    /// Its status is sent once more (`needsReconcile`), to one who changes it again and again not at once.
-    fn correct(&mut self, now: Mono) {
-        let at = self.corrected.map_or(now, |before| now.max(before + STATUS_CORRECTION_PERIOD));
-        self.corrected = Some(at);
-        self.revision = 0;
-        self.task.at = at;
-    }
-}
-
 /// What a task of the cluster's brings.
-pub(super) enum ClusterEvent {
+pub(super) struct ClusterEvent(News);
+
+/// What it is.
+enum News {
     Registered(Result<Registered, KubeError>),
     /// The runtime says how it is, or does not.
     RuntimeSaid(Result<RuntimeStatus, String>),
@@ -221,8 +206,8 @@ pub(super) enum ClusterEvent {
     Found,
     /// The server is away: what was kept counts.
     KeptCounts,
-    /// What was kept.
-    KeptRead(Kept),
+    /// What was kept, or whose it is cannot be told.
+    KeptRead(Result<Kept, String>),
     /// A write of what is kept ended.
     KeptWritten(Outcome),
     /// The Node is this now; `None` = it was deleted.
@@ -235,377 +220,307 @@ pub(super) enum ClusterEvent {
     },
 }
 
+impl News {
+    /// As the loop takes it.
+    fn event(self) -> Event {
+        Event::Cluster(Box::new(ClusterEvent(self)))
+    }
+}
+
 impl Cluster {
-    pub(super) fn new(
-        client: Client,
-        machine: Machine,
-        found: Found,
-        network: Network,
-        keeping: Keeping,
-        shared: Shared,
-        now: Mono,
-    ) -> Self {
-        let seed = seed(&machine.name);
+    /// Begins what goes on with the cluster.
+    pub(super) fn begin(joined: Joined, tasks: &Tasks, clock: &SharedClock) -> Self {
+        let now = clock.now().mono;
+        tasks.forward("pod source", joined.pods, Event::Source);
+        let (news, found) = smol::channel::bounded(1);
+        tasks.forward("objects found", found, |()| News::Found.event());
+        tasks.forward("pod annotations", joined.marks, |marks| News::Marked(marks).event());
+        tasks.forward("cluster DNS", joined.dns, |settings| News::Dns(settings).event());
+        tasks.start("offline copy wait", offline::wait(joined.failed, clock.clone()));
+        let seed = seed(&joined.machine.name);
         Self {
-            client,
-            admission: Admission::new(&machine),
-            telling_events: Telling::new(now, &machine.name),
-            mirrors: Mirrors::new(&machine.name),
-            network,
-            keeping,
-            machine: Rc::new(machine),
-            registered: None,
+            lease: NodeLease::new(now, seed),
             status: NodeStatus::new(now, seed),
-            ooms: SystemOoms::default(),
-            lease: Task::new(now, seed),
-            lease_version: None,
-            pods: SortedMap::new(),
-            telling: 0,
-            following: Following::new(found),
-            shared,
-            said: Said::default(),
+            pods: StatusManager::default(),
+            mirrors: MirrorPods::default(),
+            objects: ApiObjects::new(Found::new(news)),
+            admission: Admission::default(),
+            network: Network::new(joined.bridge, now, seed),
+            kept: OfflineCopy::new(joined.folder, joined.trees, now),
+            events: EventReports::new(now, seed),
+            of: Membership {
+                client: joined.client,
+                machine: Rc::new(joined.machine),
+                registered: None,
+                failures: FailureLog::default(),
+                shared: joined.shared,
+                seed,
+            },
         }
     }
 
-    /// The Node has these conditions, by type. When they are not those that were told last, they are told at once: a node of
-    /// which nothing is heard for a while is marked as unknown (`monitorNodeHealth`), and stays so until it speaks.
-    pub(super) fn compare(&mut self, there: &SortedMap<Box<str>, Box<str>>, now: Mono) {
-        let is_as_told = |condition: &Value| {
-            let text = |field: &str| condition[field].as_str().unwrap_or_default();
-            there.get(text("type")).is_some_and(|status| **status == *text("status"))
-        };
-        if !self.status.conditions.iter().all(is_as_told) {
-            self.status.tell(now);
+    /// What the node has for pods, before its Node is known.
+    pub(super) fn room(&self) -> NodeRoom {
+        NodeRoom::of_cluster(&self.of.machine.name, self.of.machine.allocatable())
+    }
+
+    pub(super) fn due<R: Runtime + 'static>(&self, pods: &Pods<R>, out: &Effects) -> Option<Mono> {
+        let of_parts = [
+            self.lease.due(&self.of),
+            self.status.due(),
+            self.pods.due(pods, self.is_busy()),
+            self.mirrors.due(&self.of).filter(|_| !self.is_busy()),
+            self.admission.due(),
+            self.network.due(),
+            self.kept.due(),
+            self.events.due(&self.of, out),
+        ];
+        of_parts.into_iter().flatten().min()
+    }
+
+    /// As many pods as may are told of or have their copies made.
+    fn is_busy(&self) -> bool {
+        self.under_way() >= KUBE_TELLING_MAX
+    }
+
+    fn under_way(&self) -> usize {
+        self.pods.under_way() + self.mirrors.under_way()
+    }
+
+    pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &mut Effects) {
+        self.status.turn(&mut self.of, pods, now, out);
+        self.network.turn(pods, now, out);
+        self.kept.turn(&self.of, pods, now.mono, out);
+        self.lease.turn(&self.of, now, out);
+        let room = KUBE_TELLING_MAX.saturating_sub(self.under_way());
+        self.mirrors.turn(&self.of, &mut self.pods, pods, room, now.mono, out);
+        let room = KUBE_TELLING_MAX.saturating_sub(self.under_way());
+        self.pods.turn(&self.of, pods, room, now, out);
+        self.events.turn(&self.of, &self.pods, pods, now, out);
+    }
+
+    /// Asks about pods once more when doubts about them are over.
+    pub(super) fn turn_admission(&self, now: Mono, out: &mut Effects) {
+        if self.admission.due().is_some_and(|at| at <= now) {
+            out.push(Effect::AdmitAgain);
         }
     }
 
-    /// Somebody deleted the Node: it registers afresh.
-    pub(super) fn was_deleted(&mut self, now: Mono) {
-        if self.registered.take().is_some() {
-            self.status.tell(now);
-        }
-    }
-
-    pub(super) fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
-        if self.said.is_news(what, why, now) {
-            log::warn!("{what}: {why}; trying again");
-        }
-    }
-}
-
-/// How the pod ended in the server's word; nothing of one that is not over there.
-fn terminal_there(pod: &Pod) -> PodStatus {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
-    PodStatus { phase, ..PodStatus::default() }
-}
-
-impl<R: Runtime + 'static> Agent<R> {
-    pub(super) fn cluster_due(&self) -> Option<Mono> {
-        let cluster = self.cluster.as_ref()?;
-        let lease = cluster.registered.as_ref().and_then(|_| cluster.lease.due());
-        let full = cluster.telling >= KUBE_TELLING_MAX;
-        let pods = cluster.pods.iter().filter(|_| !full);
-        let pods = pods.filter(|(uid, told)| self.tells(uid, told)).filter_map(|(_, told)| told.task.due());
-        pods.chain(lease)
-            .chain(cluster.status.due())
-            .chain(cluster.admission.due())
-            .chain(cluster.network.due())
-            .chain(cluster.keeping.due())
-            .chain(self.telling_due())
-            .chain(self.mirrors_due())
-            .min()
-    }
-
-    /// There is something to tell of this pod.
-    fn tells(&self, uid: &PodUid, told: &Told) -> bool {
-        told.refused.is_some() && told.revision == 0 || self.is_gone(uid, told) || self.has_news(uid, told)
-    }
-
-    /// Its status here is not what the server has; one that was not looked at yet has none to tell.
-    fn has_news(&self, uid: &PodUid, told: &Told) -> bool {
-        let looked_at = self.records.get(uid).is_some_and(|record| {
-            record.worker.observed().is_some() || record.worker.life() == Life::Waiting || record.set_aside
-        });
-        looked_at && self.statuses.revision_of(uid) != told.revision
-    }
-
-    /// It was deleted there: it ends, whatever manifests cannot be read.
-    pub(super) fn is_deleted(&self, uid: &PodUid) -> bool {
-        let told = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid));
-        told.is_some_and(|told| told.ending.is_some())
-    }
-
-    /// The grace period of its deletion there.
-    pub(super) fn deletion_grace(&self, uid: &PodUid) -> Option<Seconds> {
-        let told = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid))?;
-        told.ending.as_ref().map(|ending| ending.grace)
-    }
-
-    /// It was deleted there, and nothing of it is left here.
-    fn is_gone(&self, uid: &PodUid, told: &Told) -> bool {
-        let left = self.relist.as_ref().is_none_or(|relist| relist.pods.contains_key(uid));
-        told.ending.is_some() && !left && !self.records.contains_key(uid)
-    }
-
-    pub(super) fn turn_cluster(&mut self, now: Now) {
-        let Some(cluster) = &mut self.cluster else { return };
-        if cluster.admission.due().is_some_and(|at| at <= now.mono) {
-            self.ask_again();
-        }
-        self.turn_node_status(now);
-        self.turn_network(now);
-        self.turn_keeping(now.mono);
-        self.renew_lease(now);
-        self.turn_mirrors(now);
-        self.tell_pods(now);
-        self.tell_event(now);
-    }
-
-    fn renew_lease(&mut self, now: Now) {
-        let Some(cluster) = &mut self.cluster else { return };
-        let Some(uid) = cluster.registered.clone() else { return };
-        if !cluster.lease.begins(now.mono) {
-            return;
-        }
-        let (client, machine) = (cluster.client.for_heartbeats(), cluster.machine.clone());
-        let (version, events) = (cluster.lease_version.clone(), self.events.clone());
-        let task = async move {
-            let leased = renew(&client, &machine, &uid, version, now.wall).await;
-            let _ = events.send(Event::Cluster(Box::new(ClusterEvent::Leased(leased)))).await;
-        };
-        self.executor.spawn("node lease", task).detach();
-    }
-
-    fn tell_pods(&mut self, now: Now) {
-        let Some(cluster) = &self.cluster else { return };
-        let room = KUBE_TELLING_MAX.saturating_sub(cluster.telling);
-        let due = cluster
-            .pods
-            .iter()
-            .filter(|(uid, told)| told.task.due().is_some_and(|at| at <= now.mono) && self.tells(uid, told));
-        let due: Vec<PodUid> = due.map(|(uid, _)| uid.clone()).take(room).collect();
-        for uid in due {
-            self.tell_pod(&uid, now);
-        }
-    }
-
-    fn tell_pod(&mut self, uid: &PodUid, now: Now) {
-        let Some(told) = self.cluster.as_ref().and_then(|cluster| cluster.pods.get(uid)) else { return };
-        let deleted = self.is_gone(uid, told);
-        let (revision, status) = if let Some(why) = told.refused.as_ref().filter(|_| !deleted) {
-            (1, Some(refusal(why, now.wall)))
-        } else if deleted {
-            (told.revision, told.last.clone())
-        } else {
-            let status = self.statuses.status(uid);
-            let record = self.records.get(uid);
-            let may_run = record
-                .and_then(|record| record.worker.observed())
-                .is_some_and(|observed| observed.is_alive());
-            let pod = record.and_then(|record| record.worker.pod());
-            let status = status.map(|status| match pod {
-                Some(pod) => merge::for_api(&pod.pod, &terminal_there(&pod.pod), status, may_run, now.wall),
-                None => status,
-            });
-            (self.statuses.revision_of(uid), status)
-        };
-        // Before this process one may have told anything of what runs.
-        let observed = self.records.get(uid).and_then(|record| record.worker.observed());
-        let ran = observed.is_some_and(|observed| !observed.containers.is_empty());
-        let Some(cluster) = &mut self.cluster else { return };
-        let Some(told) = cluster.pods.get_mut(uid) else { return };
-        let tells = status.as_ref().is_some_and(tells_of_resize);
-        let resized = std::mem::replace(&mut told.resized, tells) || told.revision == 0 && ran;
-        told.task.in_flight = true;
-        cluster.telling += 1;
-        cluster.shared.statuses.sending(&told.key.uid);
-        let (client, key, events) = (cluster.client.clone(), told.key.clone(), self.events.clone());
-        let uid = uid.clone();
-        let task = async move {
-            let result = tell(&client, &key, status, resized, deleted).await;
-            let event = ClusterEvent::Told { uid, key, revision, deleted, result };
-            let _ = events.send(Event::Cluster(Box::new(event))).await;
-        };
-        self.executor.spawn("pod status", task).detach();
-    }
-
-    pub(super) fn cluster_event(&mut self, event: ClusterEvent) {
-        let now = self.ctx.clock.now().mono;
-        let Some(cluster) = &mut self.cluster else { return };
-        match event {
-            ClusterEvent::Found => self.objects_found(),
-            ClusterEvent::KeptCounts => self.kept_counts(),
-            ClusterEvent::KeptRead(kept) => self.kept_read(kept),
-            ClusterEvent::KeptWritten(outcome) => self.kept_written(outcome),
-            ClusterEvent::Marked(marks) => self.node_marked(marks),
-            ClusterEvent::EventTold { of_node, revision, result } => {
-                self.event_told(of_node, revision, result);
-            }
-            ClusterEvent::NetworkTold(result) => self.network_told(result),
-            ClusterEvent::Dns(settings) => self.dns_known(&settings),
-            ClusterEvent::Mirrored { name, result } => self.mirrored(&name, result),
-            ClusterEvent::Registered(result) => self.node_registered(result),
-            ClusterEvent::RuntimeSaid(said) => self.runtime_said(said),
-            ClusterEvent::RuntimeHere(here) => self.runtime_has(here),
-            ClusterEvent::OomsRead(read) => self.ooms_read(read),
-            ClusterEvent::Reported(result) => self.node_reported(result),
-            ClusterEvent::Leased(result) => {
-                cluster.lease.ended(result.is_ok(), now, cluster.machine.periods.renewal());
-                match result {
-                    Ok(version) => {
-                        cluster.lease_version = Some(version);
-                        cluster.said.went_well();
-                    }
-                    Err(why) => {
-                        cluster.lease_version = None;
-                        cluster.failed("the node's lease is not renewed", &why, now);
-                    }
+    pub(super) fn take<R: Runtime + 'static>(
+        &mut self,
+        ClusterEvent(news): ClusterEvent,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &mut Effects,
+    ) {
+        match news {
+            News::Found => self.objects.take(&mut self.kept, now, out),
+            News::KeptCounts => {
+                if !self.server_has_told(pods) {
+                    self.kept.read(&self.of, pods, out);
                 }
             }
-            ClusterEvent::Told { uid, key, revision, deleted, result } => {
-                cluster.telling = cluster.telling.saturating_sub(1);
-                // A static pod may have another copy by now.
-                let told = cluster.pods.get_mut(&uid).filter(|told| told.key == key);
-                let Some(told) = told else { return };
-                told.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
-                let answer = result.as_ref().ok().copied().flatten();
-                let changed = cluster.shared.statuses.sent(&key.uid, answer);
-                match result {
-                    Ok(_) if deleted => {
-                        cluster.pods.remove(&uid);
-                        cluster.telling_events.leaves(&uid, &self.ring.borrow());
-                    }
-                    Ok(_) => {
-                        told.revision = revision;
-                        // What changed meanwhile is told at once.
-                        told.task.at = now;
-                        if changed {
-                            told.correct(now);
-                        }
-                    }
-                    Err(why) => {
-                        told.resized = true;
-                        if why.is_final() && !deleted {
-                            // The same once more would be refused once more.
-                            told.revision = revision;
-                        }
-                        cluster.failed(&format!("pod {key}: its status is not told"), &why, now);
-                    }
+            News::KeptRead(kept) => self.kept_read(kept, pods, now, out),
+            News::KeptWritten(outcome) => self.kept.written(outcome, now, out),
+            News::Marked(marks) => self.node_marked(marks, now, out),
+            News::EventTold { of_node, revision, result } => {
+                self.events.take(of_node, revision, result, now);
+            }
+            News::NetworkTold(result) => self.network.take(result, now),
+            News::Dns(settings) => out.push(Effect::Dns(settings)),
+            News::Mirrored { name, result } => {
+                self.mirrors.take(&name, result, &mut self.of, now);
+            }
+            News::Registered(result) => {
+                if self.status.registered(result, &mut self.of, now, out) {
+                    self.lease.renew_at(now);
+                }
+            }
+            News::RuntimeSaid(said) => self.status.runtime_said(said, &mut self.of, now),
+            News::RuntimeHere(here) => self.status.runtime_has(here, &mut self.of),
+            News::OomsRead(read) => self.status.ooms_read(read, out),
+            News::Reported(result) => self.status.reported(result, &mut self.of, now, out),
+            News::Leased(result) => self.lease.take(result, &mut self.of, now),
+            News::Told { uid, key, revision, deleted, result } => {
+                let is_over = self.pods.take((&uid, &key, revision, deleted), result, &mut self.of, now);
+                if is_over {
+                    self.events.leaves(&uid, &out.ring().borrow());
                 }
             }
         }
     }
 
-    /// Takes out of an update of the server's what the pods that are wanted do not say.
-    pub(super) fn server_pods(&mut self, update: &mut SourceUpdate) {
-        let Some(cluster) = &mut self.cluster else { return };
-        cluster.mirrors.look_again();
-        if update.source != source::API {
+    /// Somebody, perhaps this agent, changed the Node; `None` = it was deleted.
+    fn node_marked(&mut self, marks: Option<NodeMarks>, now: Mono, out: &mut Effects) {
+        let Some(marks) = marks else { return self.status.was_deleted(&mut self.of, now) };
+        if self.of.registered.as_ref().is_some_and(|uid| *uid != marks.uid) {
+            self.status.was_deleted(&mut self.of, now);
+        }
+        self.status.compare(&marks.conditions, now);
+        self.network.has(&marks.pod_cidrs, now);
+        if self.admission.learn(&marks) {
+            self.kept.put_marks(&self.of.machine.name, &marks, now);
+            out.push(Effect::Marks(Box::new(marks)));
+            out.push(Effect::AdmitAgain);
+        }
+    }
+
+    // ---- the pods that the server has for this node ----------------------------------------------------------
+
+    /// The server's last word on pods, or, not complete, what was kept of it.
+    pub(super) fn word(&self) -> Option<&SourceUpdate> {
+        self.objects.word()
+    }
+
+    /// The server has told its pods since the start.
+    fn server_has_told<R: Runtime + 'static>(&self, pods: &Pods<R>) -> bool {
+        let is_word = |update: Option<&SourceUpdate>| update.is_some_and(|update| update.complete);
+        is_word(self.objects.word()) || is_word(pods.early_update(source::API))
+    }
+
+    /// This was kept: it is taken for the server's word as far as pods begin by it.
+    fn kept_read<R: Runtime + 'static>(
+        &mut self,
+        kept: Result<Kept, String>,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &mut Effects,
+    ) {
+        let kept = match kept {
+            Ok(kept) => kept,
+            Err(why) => return log::warn!("{why}; the cluster's pods wait for the server"),
+        };
+        if self.server_has_told(pods) {
             return;
         }
+        let Kept { pods, objects, marks } = kept;
+        let Some(update) = offline::update(&self.of, pods, out.clock()) else { return };
+        if let Some(marks) = marks.filter(|_| !self.admission.knows_node()) {
+            let marks = NodeMarks {
+                labels: marks.labels,
+                taints: marks.taints,
+                pod_cidrs: marks.pod_cidrs,
+                ..NodeMarks::default()
+            };
+            self.network.has(&marks.pod_cidrs, now);
+            self.admission.learn(&marks);
+            out.push(Effect::KeptMarks(Box::new(marks)));
+        }
+        self.objects.were_kept(objects);
+        out.push(Effect::Update(Box::new(update)));
+    }
+
+    /// The server has told its pods, or that is taken for its word which was kept.
+    pub(super) fn hear(&mut self, update: &SourceUpdate, now: Mono) {
         if update.complete {
-            cluster.mirrors.are_there(&update.server.mirrors);
+            self.mirrors.are_there(&update.server.mirrors);
         }
-        cluster.following.last = Some(update.clone());
-        self.keep_pods();
-        let now = self.ctx.clock.now().mono;
-        let over = &update.server.over;
-        let relist = self.relist.as_ref();
-        let is_in =
-            |relist: &Relist, uid: &PodUid| relist.pods.contains_key(uid) || relist.former.contains(uid);
-        let is_here = |uid: &PodUid| match self.records.get(uid) {
-            // What is left of it goes; it is not to come again.
-            Some(record) => !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing),
-            None => relist.is_some_and(|relist| is_in(relist, uid)),
-        };
-        update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
-        self.admit_pods(update);
-        let Some(cluster) = &mut self.cluster else { return };
-        let seed = seed(&cluster.machine.name);
-        let known = std::mem::take(&mut cluster.pods).into_iter();
-        let (mirrors, mut before): (SortedMap<_, _>, SortedMap<_, _>) =
-            known.partition(|(_, told)| told.is_mirror);
-        cluster.pods = mirrors;
-        let mut know =
-            |key: &PodKey| before.remove(&key.uid).unwrap_or_else(|| Told::new(key.clone(), now, seed));
-        for sourced in &update.pods {
-            let key = &sourced.pod.key;
-            let mut told = Told { refused: None, ..know(key) };
-            told.compared(update.server.changed.contains(&key.uid), now);
-            cluster.pods.insert(key.uid.clone(), told);
-        }
-        for refused in &update.server.refused {
-            let told = know(&refused.key);
-            if told.refused.is_none() {
-                note_refusal(&*self.ctx.notes, refused);
-            }
-            let told = Told { refused: Some(Box::new(refused.clone())), ..told };
-            cluster.pods.insert(refused.key.uid.clone(), told);
-        }
-        let (mut deleted, mut sooner) = (Vec::new(), Vec::new());
-        for ending in &update.server.ending {
-            let told = know(&ending.key);
-            match &told.ending {
-                None => deleted.push(ending.clone()),
-                Some(before) if ending.grace < before.grace => sooner.push(ending.clone()),
-                Some(_) => {}
-            }
-            let told = Told { ending: Some(ending.clone()), ..told };
-            cluster.pods.insert(ending.key.uid.clone(), told);
-        }
-        for uid in before.keys() {
-            cluster.telling_events.leaves(uid, &self.ring.borrow());
-        }
-        // The server knows nothing more of a pod that ends here: it was deleted once more, at once (`kubectl delete --force`).
-        let forgotten = before.into_values().filter(|told| told.ending.is_some());
-        sooner.extend(forgotten.map(|told| EndingPod { key: told.key, grace: Seconds(0) }));
-        for ending in deleted {
-            self.begin_deletion(&ending);
-        }
-        for ending in sooner {
-            self.hurry(&ending);
-        }
-        self.follow_objects(update);
+        self.objects.hear(update);
+        self.kept.keep_pods(&self.objects, &self.of.machine.name, now);
     }
 
-    /// The pod ends as its deletion has it; that it is wanted no more follows from the update.
-    fn begin_deletion(&mut self, ending: &EndingPod) {
-        let wall = self.ctx.clock.now().wall;
-        let Some(record) = self.records.get_mut(&ending.key.uid) else { return };
-        record.unwanted_at.get_or_insert(wall);
-        // One that nobody wants any more ends already, and must not begin afresh.
-        let is_wanted = !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing);
-        if let Some(pod) = record.worker.pod().filter(|_| is_wanted) {
-            let mut deleted = (**pod).clone();
-            let mut object = (*deleted.pod).clone();
-            object.metadata.deletion_grace_period_seconds = Some(ending.grace.0);
-            object.metadata.deletion_timestamp = crate::status::time(wall);
-            deleted.pod = object.into();
-            record.worker.want(Rc::new(deleted));
+    /// A source's pods are to be taken in: of the server's, those that may run here and for which there is all that they name stay in the
+    /// update. Returns the pods of which all is known that they name.
+    pub(super) fn admit<R: Runtime + 'static>(
+        &mut self,
+        update: &mut SourceUpdate,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &mut Effects,
+    ) -> Option<SortedSet<PodUid>> {
+        self.mirrors.look_again();
+        if update.source != source::API {
+            return None;
         }
+        leave_out_ended(update, pods);
+        self.admission.admit(update, pods, now, out);
+        let gone = self.pods.learn(update, self.of.seed, now, &*pods.ctx().notes, out);
+        for uid in &gone {
+            self.events.leaves(uid, &out.ring().borrow());
+        }
+        Some(self.objects.follow(update, &self.of.client, pods, out.tasks()))
     }
 
-    /// The pod, which ends already, is to end sooner.
-    fn hurry(&mut self, ending: &EndingPod) {
-        let EndingPod { key, grace } = ending;
-        let Some(record) = self.records.get_mut(&key.uid) else { return };
-        log::info!(
-            "pod {key}: it was deleted once more; it ends within {} s",
-            grace.0.max(GRACE_SECONDS_MIN)
-        );
-        record.hurry(*grace);
-        self.drive(&key.uid);
-    }
+    // ---- the rest of the loop ------------------------------------------------------------------------------
 
     /// Nothing of the pod is left here: its last status is told before it goes there too.
-    pub(super) fn cluster_forgets(&mut self, key: &PodKey) {
-        let revision = self.statuses.revision_of(&key.uid);
-        let status = self.statuses.status(&key.uid);
-        let Some(cluster) = &mut self.cluster else { return };
-        cluster.mirrors.look_again();
-        let Some(told) = cluster.pods.get_mut(&key.uid) else { return };
-        if told.ending.is_some() && told.revision != revision {
-            told.last = status;
-        }
+    pub(super) fn forget(&mut self, forgotten: Forgotten) {
+        self.mirrors.look_again();
+        self.pods.forget(forgotten);
     }
+
+    /// Tells the source which pods have something here.
+    pub(super) fn tell_pods_here<R: Runtime + 'static>(&self, pods: &Pods<R>) {
+        let Some(relist) = pods.relist() else { return };
+        let former = relist.former.iter().map(|former| &former.key.uid);
+        let here = pods.iter().map(|(uid, _)| uid).chain(relist.pods.keys()).chain(former);
+        self.of.shared.here.are(here.cloned().collect());
+    }
+
+    /// The Node is another one by now, or is to be: it is told at once.
+    pub(super) fn tell_node(&mut self, now: Mono) {
+        self.status.tell(now);
+    }
+
+    /// All that is to be told of the Node has been told.
+    pub(super) fn node_is_told(&self) -> bool {
+        self.of.registered.is_none() || self.status.is_told()
+    }
+
+    /// The Node has these addresses from now on (`nodestatus.NodeAddress`).
+    pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], now: Mono) {
+        self.of.change_machine(|machine| machine.addresses = addresses.to_vec());
+        self.status.tell(now);
+    }
+
+    /// Before the agent ends by itself.
+    pub(super) async fn keep_at_end<R: Runtime + 'static>(&mut self, pods: &Pods<R>) {
+        self.kept.at_end(&self.of, pods).await;
+    }
+
+    /// How often the node went to another of its cluster's API servers.
+    pub(super) fn server_moves(&self) -> u64 {
+        self.of.client.moves()
+    }
+
+    /// The use of each of `limits::CLUSTER_BOUNDS`, in that order.
+    pub(super) fn usage<R: Runtime + 'static>(&self, pods: &Pods<R>, out: &Effects) -> Vec<Usage> {
+        let held = pods.held().get(source::API);
+        let (calls, servers) = (self.of.client.calls_under_way(), self.of.client.others());
+        let api = &out.metrics().node_api;
+        let [connections, users, decisions] = [&api.connections, &api.users, &api.decisions].map(Gauge::get);
+        let [tunnels, through] = [&api.tunnels, &api.tunnel_connections].map(Gauge::get);
+        let images = self.status.images();
+        let used: [(usize, usize); CLUSTER_BOUNDED] = [
+            (self.pods.len(), held.map_or(0, |held| held.pod_bytes) + pods.opened_bytes()),
+            self.objects.held(),
+            // What its buffers may hold; how full they are only the kernel and hyper know.
+            (calls, if calls > 0 { KUBE_WINDOW_CONNECTION_BYTES as usize } else { 0 }),
+            self.kept.held(),
+            pods.resizes_waiting(None),
+            self.of.failures.held(),
+            (images.len(), images.iter().map(NodeImage::bytes).sum()),
+            (connections, connections * NODE_CONNECTION_BYTES),
+            (users, users * (NODE_USER_BYTES_MAX / 2 + NODE_KNOWN_BYTES)),
+            (decisions, decisions * NODE_KNOWN_BYTES),
+            (servers, servers * 4 * (K3S_SERVER_BYTES_MAX + 64)),
+            (tunnels, tunnels * TUNNEL_BYTES + if tunnels > 0 { TUNNEL_QUEUED_BYTES_MAX } else { 0 }),
+            (through, through * NODE_SPLICE_BYTES),
+        ];
+        let of = |(bound, (entries, bytes))| Usage::of(bound, entries, bytes);
+        CLUSTER_BOUNDS.iter().zip(used).map(of).collect()
+    }
+}
+
+/// Of the server's pods that are over there, those of which nothing is here do not begin.
+fn leave_out_ended<R: Runtime + 'static>(update: &mut SourceUpdate, pods: &Pods<R>) {
+    let over = &update.server.over;
+    let is_here = |uid: &PodUid| match pods.get(uid) {
+        // What is left of it goes; it is not to come again.
+        Some(record) => !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing),
+        None => {
+            pods.relist().is_some_and(|relist| relist.pods.contains_key(uid) || relist.former.contains(uid))
+        }
+    };
+    update.pods.retain(|sourced| !over.contains(&sourced.pod.key.uid) || is_here(&sourced.pod.key.uid));
 }

@@ -12,8 +12,10 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::EphemeralContainer;
 
-use super::agent::Agent;
-use super::pod::Work;
+use super::checkpoint::Checkpointing;
+use super::effects::Effects;
+use super::pods::Pods;
+use super::pods::Work;
 use crate::cri::Runtime;
 use crate::decode::FieldError;
 use crate::gc::GcRemoval;
@@ -25,117 +27,120 @@ use crate::server::{Answer, DebugQuestion};
 use crate::source::validate;
 use crate::sync::worker::Life;
 
-impl<R: Runtime + 'static> Agent<R> {
-    /// Adds the container, which starts as soon as the checkpoint has it.
-    pub(super) fn debug(&mut self, question: &DebugQuestion) -> Answer {
-        match self.add_debugger(question) {
-            Ok((uid, facts)) => {
-                self.drive(&uid);
-                Answer::Found(facts)
-            }
-            Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
+/// Adds the container, which starts as soon as the checkpoint has it.
+pub(super) fn debug<R: Runtime + 'static>(
+    pods: &mut Pods<R>,
+    checkpointing: &mut Checkpointing,
+    out: &mut Effects,
+    question: &DebugQuestion,
+) -> Answer {
+    match add_debugger(pods, checkpointing, question) {
+        Ok((uid, facts)) => {
+            out.drive(&uid);
+            Answer::Found(facts)
         }
+        Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
     }
+}
 
-    fn add_debugger(&mut self, question: &DebugQuestion) -> Result<(PodUid, String), String> {
-        let record = self.find_record(&question.name, question.namespace.as_deref())?;
-        let key = record.worker.key().clone();
-        let phase = self.statuses.status(&key.uid).and_then(|status| status.phase);
-        let phase = phase.as_deref().unwrap_or("Unknown");
-        let (Some(pod), Life::Syncing, false) =
-            (record.worker.pod().cloned(), record.worker.life(), record.set_aside)
-        else {
-            let why =
-                if matches!(phase, "Succeeded" | "Failed") { "is completed" } else { "is not kept running" };
-            return Err(format!("pod {key} {why}: nothing can be added to it; current phase is {phase}"));
-        };
-        if pod.pod.is_of_api_server() {
-            return Err(format!("pod {key} is the API server's: add a container with kubectl debug"));
-        }
-        let mut containers = pod.ephemeral_containers().to_vec();
-        let observed = record.worker.observed();
-        let has_ended = |name: &str| {
-            let container = observed.and_then(|observed| observed.container(name));
-            container.is_some_and(|container| container.state == ContainerState::Exited)
-        };
-        self.has_memory_for(&key.uid)?;
-        if !make_room(&mut containers, self.debuggers().0, has_ended) {
-            return Err(format!(
-                "pod {key} gets no further container: a pod may have {DEBUGGERS_PER_POD_MAX}, all of this node \
-                 {DEBUGGERS_MAX}, and none of this pod has ended"
-            ));
-        }
-        full_name(&question.image)
-            .map_err(|why| format!("invalid image name {:?}: {why}", question.image))?;
-        let seed =
-            key.uid.as_str().bytes().fold(self.ctx.clock.now().mono.0.cast_unsigned(), |seed, byte| {
-                seed.wrapping_mul(31).wrapping_add(byte.into())
-            });
-        let name = question.container.clone().unwrap_or_else(|| free_name(&pod, seed));
-        let policy = question.pull_policy.as_deref();
-        let added = Debugger {
-            name: &name,
-            image: &question.image,
-            pull_policy: policy.unwrap_or_else(|| default_pull_policy(&question.image)),
-            command: question.command.iter().map(String::as_str).collect(),
-            target: question.target.as_deref(),
-            stdin: question.stdin,
-            tty: question.tty,
-        };
-        let added = added.container();
-        let errors = validate::ephemeral_container(pod.spec(), &added);
-        if !errors.is_empty() {
-            return Err(errors.iter().map(sentence).collect::<Vec<_>>().join("\n"));
-        }
-        containers.push(added);
-        let number = self.saving.debugger_added();
-        if let Some(record) = self.records.get_mut(&key.uid) {
-            record.debug(containers, number);
-        }
-        log::info!("pod {key}: container {name} is added to debug it");
-        let mut facts = format!("pod {} {}\ncontainer {name}\n", key.namespace, key.name);
-        if let Some(target) = &question.target {
-            let _ = writeln!(
-                facts,
-                "note Targeting container {target:?}. If you don't see processes from this container it may be because \
-                 the container runtime doesn't support this feature."
-            );
-        }
-        if question.container.is_none() {
-            let _ = writeln!(facts, "note Defaulting debug container name to {name}.");
-        }
-        Ok((key.uid, facts))
+fn add_debugger<R: Runtime + 'static>(
+    pods: &mut Pods<R>,
+    checkpointing: &mut Checkpointing,
+    question: &DebugQuestion,
+) -> Result<(PodUid, String), String> {
+    let record = pods.find_record(&question.name, question.namespace.as_deref())?;
+    let key = record.worker.key().clone();
+    let phase = pods.statuses().status(&key.uid).and_then(|status| status.phase);
+    let phase = phase.as_deref().unwrap_or("Unknown");
+    let (Some(pod), Life::Syncing, false) =
+        (record.worker.pod().cloned(), record.worker.life(), record.set_aside)
+    else {
+        let why =
+            if matches!(phase, "Succeeded" | "Failed") { "is completed" } else { "is not kept running" };
+        return Err(format!("pod {key} {why}: nothing can be added to it; current phase is {phase}"));
+    };
+    if pod.pod.is_of_api_server() {
+        return Err(format!("pod {key} is the API server's: add a container with kubectl debug"));
     }
+    let mut containers = pod.ephemeral_containers().to_vec();
+    let observed = record.worker.observed();
+    let has_ended = |name: &str| {
+        let container = observed.and_then(|observed| observed.container(name));
+        container.is_some_and(|container| container.state == ContainerState::Exited)
+    };
+    has_memory_for(pods, &key.uid)?;
+    if !make_room(&mut containers, debuggers(pods).0, has_ended) {
+        return Err(format!(
+            "pod {key} gets no further container: a pod may have {DEBUGGERS_PER_POD_MAX}, all of this node \
+             {DEBUGGERS_MAX}, and none of this pod has ended"
+        ));
+    }
+    full_name(&question.image).map_err(|why| format!("invalid image name {:?}: {why}", question.image))?;
+    let seed = key.uid.as_str().bytes().fold(pods.now().mono.0.cast_unsigned(), |seed, byte| {
+        seed.wrapping_mul(31).wrapping_add(byte.into())
+    });
+    let name = question.container.clone().unwrap_or_else(|| free_name(&pod, seed));
+    let policy = question.pull_policy.as_deref();
+    let added = Debugger {
+        name: &name,
+        image: &question.image,
+        pull_policy: policy.unwrap_or_else(|| default_pull_policy(&question.image)),
+        command: question.command.iter().map(String::as_str).collect(),
+        target: question.target.as_deref(),
+        stdin: question.stdin,
+        tty: question.tty,
+    };
+    let added = added.container();
+    let errors = validate::ephemeral_container(pod.spec(), &added);
+    if !errors.is_empty() {
+        return Err(errors.iter().map(sentence).collect::<Vec<_>>().join("\n"));
+    }
+    containers.push(added);
+    let number = checkpointing.next_debugger();
+    pods.debug(&key.uid, containers, number);
+    log::info!("pod {key}: container {name} is added to debug it");
+    let mut facts = format!("pod {} {}\ncontainer {name}\n", key.namespace, key.name);
+    if let Some(target) = &question.target {
+        let _ = writeln!(
+            facts,
+            "note Targeting container {target:?}. If you don't see processes from this container it may be because \
+             the container runtime doesn't support this feature."
+        );
+    }
+    if question.container.is_none() {
+        let _ = writeln!(facts, "note Defaulting debug container name to {name}.");
+    }
+    Ok((key.uid, facts))
+}
 
-    /// The pod's object may be there once more.
-    fn has_memory_for(&self, uid: &PodUid) -> Result<(), String> {
-        let (_, held) = self.debugged_pods(Some(uid));
-        let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
-        if held + own <= DEBUGGED_PODS_BYTES_MAX {
-            return Ok(());
-        }
-        Err(format!(
-            "pods that are debugged may take {DEBUGGED_PODS_BYTES_MAX} bytes together; {held} are taken, and this one \
-             takes {own}"
-        ))
+/// The pod's object may be there once more.
+fn has_memory_for<R: Runtime + 'static>(pods: &Pods<R>, uid: &PodUid) -> Result<(), String> {
+    let (_, held) = debugged_pods(pods, Some(uid));
+    let own = pods.desired().pod(uid).map_or(0, |entry| entry.wanted.bytes);
+    if held + own <= DEBUGGED_PODS_BYTES_MAX {
+        return Ok(());
     }
+    Err(format!(
+        "pods that are debugged may take {DEBUGGED_PODS_BYTES_MAX} bytes together; {held} are taken, and this one \
+         takes {own}"
+    ))
+}
 
-    /// How many containers were added, and the memory of them and of the pods they are in.
-    pub(super) fn debuggers(&self) -> (usize, usize) {
-        let (containers, bytes) = self.debugged_pods(None);
-        (containers, bytes + containers * DEBUGGER_MEMORY_BYTES)
-    }
+/// How many containers were added, and the memory of them and of the pods they are in.
+pub(super) fn debuggers<R: Runtime + 'static>(pods: &Pods<R>) -> (usize, usize) {
+    let (containers, bytes) = debugged_pods(pods, None);
+    (containers, bytes + containers * DEBUGGER_MEMORY_BYTES)
+}
 
-    /// The containers that were added to pods, but for one pod, and what these pods take.
-    fn debugged_pods(&self, but: Option<&PodUid>) -> (usize, usize) {
-        let others = self.records.iter().filter(|(uid, _)| Some(*uid) != but);
-        let added =
-            others.filter_map(|(uid, record)| Some((uid, record.worker.pod()?.ephemeral_containers().len())));
-        added.filter(|(_, added)| *added > 0).fold((0, 0), |(containers, bytes), (uid, added)| {
-            let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
-            (containers + added, bytes + own)
-        })
-    }
+/// The containers that were added to pods, but for one pod, and what these pods take.
+fn debugged_pods<R: Runtime + 'static>(pods: &Pods<R>, but: Option<&PodUid>) -> (usize, usize) {
+    let others = pods.iter().filter(|(uid, _)| Some(*uid) != but);
+    let added =
+        others.filter_map(|(uid, record)| Some((uid, record.worker.pod()?.ephemeral_containers().len())));
+    added.filter(|(_, added)| *added > 0).fold((0, 0), |(containers, bytes), (uid, added)| {
+        let own = pods.desired().pod(uid).map_or(0, |entry| entry.wanted.bytes);
+        (containers + added, bytes + own)
+    })
 }
 
 impl Work {

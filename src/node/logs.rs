@@ -3,98 +3,68 @@
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
-use super::agent::Agent;
+use super::pods::Pods;
 use super::record::Record;
 use crate::cri::Runtime;
 use crate::logs::choose::container_id;
-use crate::logs::rotate::RunningLog;
-use crate::model::{ContainerState, ContainerStatus as Observed, PodUid};
+use crate::model::ContainerState;
 use crate::podcmd::DEFAULT_CONTAINER;
-use crate::render::paths;
 use crate::server::Answer;
 
-impl<R: Runtime + 'static> Agent<R> {
-    /// Which containers of the pod run now, and where their logs are.
-    pub(super) fn tell_logs(&self, uid: &PodUid) {
-        let observed = self.records.get(uid).and_then(|record| Some((record, record.worker.observed()?)));
-        let running = observed.into_iter().flat_map(|(record, observed)| {
-            let runs =
-                observed.containers.iter().filter(|container| container.state == ContainerState::Running);
-            // A name that leads elsewhere is none that was made here.
-            runs.filter(|container| !container.name.contains('/') && !container.name.starts_with('.')).map(
-                |container| RunningLog {
-                    id: container.id.clone(),
-                    path: self.log_path(record, container).into(),
-                },
-            )
-        });
-        self.logs.tell(uid, running.collect());
-    }
-
-    pub(super) fn log_path(&self, record: &Record, container: &Observed) -> String {
-        let logs = paths::pod_logs_dir(&self.ctx.node, record.worker.key());
-        let log = paths::container_log_path(&container.name, container.meta.restart_count);
-        format!("{logs}/{log}")
-    }
-
-    /// Where the logs of a pod's containers are, or why there are none: JSON, for `smolet logs` to choose from.
-    pub(super) fn show_logs(&self, name: &str, namespace: Option<&str>) -> Answer {
-        let record = match self.find_record(name, namespace) {
-            Ok(record) => record,
-            Err(why) => return Answer::NotFound(why),
-        };
-        let key = record.worker.key();
-        let status = self.statuses.status(&key.uid).unwrap_or_default();
-        let PodStatus { init_container_statuses, container_statuses, ephemeral_container_statuses, .. } =
-            status;
-        // In the spec's order; of a pod that only the runtime knows there is no spec.
-        let pod = record.worker.pod();
-        let lists = [
-            ("init", pod.map(|pod| names(pod.init_containers(), |c| &c.name)), init_container_statuses),
-            ("app", pod.map(|pod| names(pod.containers(), |c| &c.name)), container_statuses),
-            (
-                "ephem",
-                pod.map(|pod| names(pod.ephemeral_containers(), |c| &c.name)),
-                ephemeral_container_statuses,
-            ),
-        ];
-        let mut containers: Vec<Value> = Vec::new();
-        for (kind, wanted, statuses) in lists {
-            let statuses = statuses.unwrap_or_default();
-            for name in wanted.unwrap_or_else(|| names(&statuses, |status| &status.name)) {
-                let status = statuses.iter().find(|status| status.name == name);
-                let log = |previous| {
-                    let missing = || format!("container {name:?} in pod {:?} is not available", &*key.name);
-                    let id = status
-                        .ok_or_else(missing)
-                        .and_then(|status| container_id(&key.name, status, previous));
-                    self.shown_log(record, id)
-                };
-                containers
-                    .push(json!({"name": name, "kind": kind, "log": log(false), "previous": log(true)}));
-            }
+/// Where the logs of a pod's containers are, or why there are none: JSON, for `smolet logs` to choose from.
+pub(super) fn show_logs<R: Runtime + 'static>(pods: &Pods<R>, name: &str, namespace: Option<&str>) -> Answer {
+    let record = match pods.find_record(name, namespace) {
+        Ok(record) => record,
+        Err(why) => return Answer::NotFound(why),
+    };
+    let key = record.worker.key();
+    let status = pods.statuses().status(&key.uid).unwrap_or_default();
+    let PodStatus { init_container_statuses, container_statuses, ephemeral_container_statuses, .. } = status;
+    // In the spec's order; of a pod that only the runtime knows there is no spec.
+    let pod = record.worker.pod();
+    let lists = [
+        ("init", pod.map(|pod| names(pod.init_containers(), |c| &c.name)), init_container_statuses),
+        ("app", pod.map(|pod| names(pod.containers(), |c| &c.name)), container_statuses),
+        (
+            "ephem",
+            pod.map(|pod| names(pod.ephemeral_containers(), |c| &c.name)),
+            ephemeral_container_statuses,
+        ),
+    ];
+    let mut containers: Vec<Value> = Vec::new();
+    for (kind, wanted, statuses) in lists {
+        let statuses = statuses.unwrap_or_default();
+        for name in wanted.unwrap_or_else(|| names(&statuses, |status| &status.name)) {
+            let status = statuses.iter().find(|status| status.name == name);
+            let log = |previous| {
+                let missing = || format!("container {name:?} in pod {:?} is not available", &*key.name);
+                let id =
+                    status.ok_or_else(missing).and_then(|status| container_id(&key.name, status, previous));
+                shown_log(pods, record, id)
+            };
+            containers.push(json!({"name": name, "kind": kind, "log": log(false), "previous": log(true)}));
         }
-        let annotations = record.worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
-        let default = annotations.and_then(|all| all.get(DEFAULT_CONTAINER));
-        Answer::Found(json!({"pod": &*key.name, "default": default, "containers": containers}).to_string())
     }
+    let annotations = record.worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
+    let default = annotations.and_then(|all| all.get(DEFAULT_CONTAINER));
+    Answer::Found(json!({"pod": &*key.name, "default": default, "containers": containers}).to_string())
+}
 
-    /// The log of the container with that id, or why there is none.
-    fn shown_log(&self, record: &Record, id: Result<&str, String>) -> Value {
-        let id = match id {
-            Ok(id) => id,
-            Err(why) => return json!({"why": why}),
-        };
-        let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
-        let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
-        match observed.into_iter().find(|container| container.id.as_str() == bare) {
-            Some(container) => json!({
-                "path": self.log_path(record, container),
-                "running": container.state == ContainerState::Running,
-            }),
-            // The kubelet's words where the runtime has forgotten it.
-            None => json!({"why": format!("unable to retrieve container logs for {id}")}),
-        }
+/// The log of the container with that id, or why there is none.
+fn shown_log<R: Runtime + 'static>(pods: &Pods<R>, record: &Record, id: Result<&str, String>) -> Value {
+    let id = match id {
+        Ok(id) => id,
+        Err(why) => return json!({"why": why}),
+    };
+    let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
+    let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+    match observed.into_iter().find(|container| container.id.as_str() == bare) {
+        Some(container) => json!({
+            "path": pods.log_path(record, container),
+            "running": container.state == ContainerState::Running,
+        }),
+        // The kubelet's words where the runtime has forgotten it.
+        None => json!({"why": format!("unable to retrieve container logs for {id}")}),
     }
 }
 

@@ -2,24 +2,21 @@
 
 use std::rc::Rc;
 
-use k8s_openapi::api::core::v1::Pod;
 use smol::channel::Sender;
 
-use super::agent::{Agent, Event};
+use super::effects::{Effects, Forgotten, Tasks};
 use super::node_api;
+use super::pods::{NodeRoom, Pods};
 use crate::addresses::NodeAddresses;
-use crate::admit::Rejection;
-use crate::admit::resize::Pending;
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::{Runtime, RuntimeHandler, RuntimeVersion};
+use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::executor::Executor;
 use crate::metrics::{NodeApiUse, Usage};
-use crate::model::{DesiredPod, Mono, Now, PodKey, PodUid, Seconds};
+use crate::model::{Mono, Now};
 use crate::render::NodeSettings;
 use crate::server::Query;
-use crate::source::SourceUpdate;
 
 /// There is none to hand over.
 pub enum Joined {}
@@ -29,10 +26,6 @@ pub(super) enum Cluster {}
 
 /// There is none to come.
 pub(super) enum ClusterEvent {}
-
-pub(super) fn begin(joined: Joined, _: &Rc<Executor>, _: &Sender<Event>, _: &SharedClock) -> Cluster {
-    match joined {}
-}
 
 /// Nothing of a cluster is kept.
 pub(super) fn remember(_: &Config, _: &mut NodeSettings) {}
@@ -49,76 +42,61 @@ pub(super) fn join(
     None
 }
 
-impl<R: Runtime + 'static> Agent<R> {
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn cluster_due(&self) -> Option<Mono> {
-        None
+impl Cluster {
+    pub(super) fn begin(joined: Joined, _: &Tasks, _: &SharedClock) -> Self {
+        match joined {}
     }
 
-    pub(super) fn turn_cluster(&mut self, _: Now) {}
-
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn admit_static(
-        &mut self,
-        _: &PodUid,
-        _: &DesiredPod,
-        _: &[Rc<Pod>],
-    ) -> Option<Result<(), Option<Rejection>>> {
-        None
+    pub(super) fn room(&self) -> NodeRoom {
+        match *self {}
     }
 
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn tell_pods_here(&self) {}
-    #[expect(clippy::unused_self, reason = "with a cluster it says so there")]
-    pub(super) fn note_start(&self) {}
+    pub(super) fn due<R>(&self, _: &Pods<R>, _: &Effects) -> Option<Mono> {
+        match *self {}
+    }
 
-    pub(super) fn tell_node(&mut self) {}
+    pub(super) fn turn_admission(&self, _: Mono, _: &mut Effects) {
+        match *self {}
+    }
 
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
+    pub(super) fn turn<R>(&mut self, _: &Pods<R>, _: Now, _: &mut Effects) {
+        match *self {}
+    }
+
+    pub(super) fn take<R>(&mut self, _: ClusterEvent, _: &Pods<R>, _: Mono, _: &mut Effects) {
+        match *self {}
+    }
+
+    pub(super) fn forget(&mut self, _: Forgotten) {
+        match *self {}
+    }
+
+    pub(super) fn tell_pods_here<R>(&self, _: &Pods<R>) {
+        match *self {}
+    }
+
+    pub(super) fn tell_node(&mut self, _: Mono) {
+        match *self {}
+    }
+
     pub(super) fn node_is_told(&self) -> bool {
-        true
+        match *self {}
     }
 
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn note_missing_dns(&self, _: &DesiredPod) {}
-
-    pub(super) fn node_has_addresses(&mut self, _: &[Box<str>]) {}
-
-    pub(super) fn cluster_event(&mut self, event: ClusterEvent) {
-        match event {}
+    pub(super) fn set_addresses(&mut self, _: &[Box<str>], _: Mono) {
+        match *self {}
     }
 
-    pub(super) fn server_pods(&mut self, _: &mut SourceUpdate) {}
-
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn is_deleted(&self, _: &PodUid) -> bool {
-        false
+    #[expect(clippy::unused_async, reason = "with a cluster it waits for the disk")]
+    pub(super) async fn keep_at_end<R>(&mut self, _: &Pods<R>) {
+        match *self {}
     }
 
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn deletion_grace(&self, _: &PodUid) -> Option<Seconds> {
-        None
+    pub(super) fn server_moves(&self) -> u64 {
+        match *self {}
     }
 
-    #[expect(clippy::unused_self, clippy::unnecessary_wraps, reason = "with a cluster it looks at the state")]
-    pub(super) fn asks_for_room(&mut self, _: &PodUid, _: &DesiredPod) -> Option<Result<(), Pending>> {
-        Some(Ok(()))
+    pub(super) fn usage<R>(&self, _: &Pods<R>, _: &Effects) -> Vec<Usage> {
+        match *self {}
     }
-
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn waits_for_objects(&self, _: &PodUid) -> bool {
-        false
-    }
-
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn server_moves(&self) -> Option<u64> {
-        None
-    }
-
-    #[expect(clippy::unused_self, reason = "with a cluster it looks at the state")]
-    pub(super) fn cluster_usage(&self) -> Vec<Usage> {
-        Vec::new()
-    }
-
-    pub(super) fn cluster_forgets(&mut self, _: &PodKey) {}
 }

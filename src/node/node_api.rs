@@ -5,17 +5,18 @@ use std::rc::Rc;
 use k8s_openapi::api::core::v1::ContainerPort;
 use serde_json::{Value, json};
 
-use super::agent::Agent;
+use super::pods::Pods;
 use super::record::Record;
-use super::{certificate_files, k3s};
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
+use crate::certificates;
 use crate::clock::SharedClock;
 use crate::cluster::csr::Purpose;
 use crate::config::Config;
 use crate::cri::{ContainerStats, Runtime, RuntimeError, RuntimeResult, StreamRequest};
 use crate::facts;
 use crate::filesystem::Filesystem;
+use crate::k3s;
 use crate::limits::STATS_CONTAINERS_MAX;
 use crate::logs::choose::container_id;
 use crate::model::SortedMap;
@@ -28,12 +29,6 @@ use crate::render::NodeSettings;
 use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
 use crate::server::{Answer, Later, Place};
 use crate::sync::worker::Life;
-
-/// What the node is called, in the cluster and by its addresses.
-pub(super) fn names(node: &str, addresses: &NodeAddresses) -> Vec<String> {
-    let ips = addresses.now().into_iter().map(String::from);
-    std::iter::once(node.to_owned()).chain(ips).collect()
-}
 
 /// Binds the ports of the API, where this node joins a cluster.
 ///
@@ -53,13 +48,13 @@ pub(super) fn listen(
             Some(Issued { certificate: files.serving(), client_ca: Some(files.client_ca()) })
         }
         None => config.server_tls_bootstrap.then(|| {
-            let certificate = certificate_files::current(&config.root_dir.join("pki"), Purpose::Server);
+            let certificate = certificates::current(&config.root_dir.join("pki"), Purpose::Server);
             Issued { certificate, client_ca: None }
         }),
     };
     let (node, addresses, hostname) = (node.node_name.clone(), addresses.clone(), facts::hostname());
     let names = Rc::new(move || {
-        let mut names = names(&node, &addresses);
+        let mut names = addresses.names(&node);
         if !names.contains(&hostname) {
             names.insert(1, hostname.clone());
         }
@@ -71,203 +66,206 @@ pub(super) fn listen(
 /// HTTP status and sentence.
 type Refusal = (u16, String);
 
-impl<R: Runtime + 'static> Agent<R> {
-    pub(super) fn node_question(&self, question: &NodeQuestion) -> Answer {
-        let answer = match question {
-            NodeQuestion::Log { target, container, previous } => {
-                self.locate_log(target, container, *previous).map(Answer::Found)
-            }
-            NodeQuestion::Exec { target, container, command, streams } => {
-                self.running_id(target, container).map(|id| {
-                    let CommandStreams { stdin, stdout, stderr, tty } = *streams;
-                    let container_id = id.to_string();
-                    let cmd = command.clone();
-                    self.stream_at(StreamRequest::Exec(ExecRequest {
-                        container_id,
-                        cmd,
-                        tty,
-                        stdin,
-                        stdout,
-                        stderr,
-                    }))
-                })
-            }
-            NodeQuestion::Attach { target, container, streams } => {
-                self.attach_to(target, container, *streams)
-            }
-            NodeQuestion::PortForward { target, ports } => self.forward_to(target, ports),
-            NodeQuestion::Reaches { ip, port } if self.reaches(*ip, *port) => {
-                Ok(Answer::Found(String::new()))
-            }
-            NodeQuestion::Reaches { .. } => Err((403, "no pod of this node".to_owned())),
-            NodeQuestion::Run { target, container, command } => {
-                self.running_id(target, container).map(|id| {
-                    let (runtime, command, id) = (self.ctx.runtime.clone(), command.clone(), id.clone());
-                    Answer::Later(Later(Box::pin(async move { run(&*runtime, &id, &command).await })))
-                })
-            }
-            NodeQuestion::RunningPods => Ok(Answer::Found(self.running_pods())),
-            NodeQuestion::Resources => Ok(self.measure_all(false, Uses::resources)),
-            NodeQuestion::Summary { only_cpu_and_memory } => {
-                let only = *only_cpu_and_memory;
-                Ok(self.measure_all(!only, move |uses| uses.summary(only)))
-            }
-        };
-        answer.unwrap_or_else(|(status, why)| Answer::Refused(status, why))
-    }
-
-    /// The pod of exactly that name (`GetPodByName`); one that waits for its name comes last.
-    fn record_of(&self, target: &Target) -> Option<&Record> {
-        let named = |record: &&Record| {
-            let key = record.worker.key();
-            *key.name == *target.pod && *key.namespace == *target.namespace && record.worker.pod().is_some()
-        };
-        let found = self.records.values().filter(named);
-        found.min_by_key(|record| record.worker.life() == Life::Waiting)
-    }
-
-    /// The container that runs (`findContainer`).
-    fn running_id(&self, target: &Target, container: &str) -> Result<&ContainerId, Refusal> {
-        let record = self.record_of(target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
-        let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
-        let observed = record.worker.observed().filter(|_| is_it);
-        let found = observed.and_then(|observed| observed.container(container));
-        let running = found.filter(|container| container.state == ContainerState::Running);
-        running
-            .map(|container| &container.id)
-            .ok_or_else(|| (500, format!("container not found ({container:?})")))
-    }
-
-    fn stream_at(&self, request: StreamRequest) -> Answer {
-        let runtime = self.ctx.runtime.clone();
-        Answer::Later(Later(Box::pin(async move { streaming(runtime.streaming_url(request).await) })))
-    }
-
-    /// `GetAttach`.
-    fn attach_to(
-        &self,
-        target: &Target,
-        container: &str,
-        streams: CommandStreams,
-    ) -> Result<Answer, Refusal> {
-        let container_id = self.running_id(target, container)?.to_string();
-        // As the container was made: a terminal cannot be added to a process that runs.
-        let tty = self.record_of(target).and_then(|record| spec_of(record, container)).unwrap_or_default();
-        let CommandStreams { stdin, stdout, stderr, .. } = streams;
-        let stderr = stderr && !tty;
-        Ok(self.stream_at(StreamRequest::Attach(AttachRequest { container_id, stdin, tty, stdout, stderr })))
-    }
-
-    /// Whether a pod has that address for itself, or the port on the node's network (`agentTunnel.authorized`, mode `pod`).
-    fn reaches(&self, ip: IpAddr, port: u16) -> bool {
-        let text = ip.to_string();
-        let is_node = self.ctx.node.node_ips.iter().any(|of| **of == *text);
-        self.records.values().any(|record| {
-            let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else {
-                return false;
-            };
-            let mut ready = observed.sandboxes.iter().filter(|of| of.state == SandboxState::Ready);
-            if pod.spec().host_network != Some(true) {
-                let mut networks = ready.filter_map(|of| of.network.as_ref());
-                return networks
-                    .any(|of| *of.ip == *text || of.additional_ips.iter().any(|ip| **ip == *text));
-            }
-            let mut ports = pod.containers().iter().flat_map(|of| of.ports.iter().flatten());
-            let is_it = |of: &ContainerPort| {
-                of.container_port == i32::from(port) && of.protocol.as_deref().is_none_or(|of| of == "TCP")
-            };
-            is_node && ready.next().is_some() && ports.any(is_it)
-        })
-    }
-
-    /// `GetPortForward`.
-    fn forward_to(&self, target: &Target, ports: &[u16]) -> Result<Answer, Refusal> {
-        let record = self.record_of(target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
-        let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
-        let observed = record.worker.observed().filter(|_| is_it);
-        let mut sandboxes = observed.into_iter().flat_map(|observed| &observed.sandboxes);
-        let ready = sandboxes.find(|sandbox| sandbox.state == SandboxState::Ready);
-        let Some(sandbox) = ready else {
-            return Err((500, format!("pod not found (\"{}_{}\")", target.pod, target.namespace)));
-        };
-        let port = ports.iter().map(|port| i32::from(*port)).collect();
-        let pod_sandbox_id = sandbox.id.to_string();
-        Ok(self.stream_at(StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id, port })))
-    }
-
-    /// `getContainerLogs`, `GetKubeletContainerLogs`.
-    fn locate_log(&self, target: &Target, container: &str, previous: bool) -> Result<String, Refusal> {
-        let pod = &target.pod;
-        let record = self.record_of(target).ok_or_else(|| (404, format!("pod {pod:?} does not exist")))?;
-        if spec_of(record, container).is_none() {
-            return Err((404, format!("container {container:?} not found in pod {pod:?}")));
+pub(super) fn node_question<R: Runtime + 'static>(pods: &Pods<R>, question: &NodeQuestion) -> Answer {
+    let answer = match question {
+        NodeQuestion::Log { target, container, previous } => {
+            locate_log(pods, target, container, *previous).map(Answer::Found)
         }
-        let status = self.statuses.status(&record.worker.key().uid).unwrap_or_default();
-        let lists =
-            [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
-        let status = lists.into_iter().flatten().flatten().find(|status| status.name == container);
-        let status = status
-            .ok_or_else(|| (400, format!("container {container:?} in pod {pod:?} is not available")))?;
-        let id = container_id(pod, &status, previous).map_err(|why| (400, why))?;
-        let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
+        NodeQuestion::Exec { target, container, command, streams } => running_id(pods, target, container)
+            .map(|id| {
+                let CommandStreams { stdin, stdout, stderr, tty } = *streams;
+                let container_id = id.to_string();
+                let cmd = command.clone();
+                stream_at(
+                    pods,
+                    StreamRequest::Exec(ExecRequest { container_id, cmd, tty, stdin, stdout, stderr }),
+                )
+            }),
+        NodeQuestion::Attach { target, container, streams } => attach_to(pods, target, container, *streams),
+        NodeQuestion::PortForward { target, ports } => forward_to(pods, target, ports),
+        NodeQuestion::Reaches { ip, port } if reaches(pods, *ip, *port) => Ok(Answer::Found(String::new())),
+        NodeQuestion::Reaches { .. } => Err((403, "no pod of this node".to_owned())),
+        NodeQuestion::Run { target, container, command } => running_id(pods, target, container).map(|id| {
+            let (runtime, command, id) = (pods.ctx().runtime.clone(), command.clone(), id.clone());
+            Answer::Later(Later(Box::pin(async move { run(&*runtime, &id, &command).await })))
+        }),
+        NodeQuestion::RunningPods => Ok(Answer::Found(running_pods(pods))),
+        NodeQuestion::Resources => Ok(measure_all(pods, false, Uses::resources)),
+        NodeQuestion::Summary { only_cpu_and_memory } => {
+            let only = *only_cpu_and_memory;
+            Ok(measure_all(pods, !only, move |uses| uses.summary(only)))
+        }
+    };
+    answer.unwrap_or_else(|(status, why)| Answer::Refused(status, why))
+}
+
+/// The pod of exactly that name (`GetPodByName`); one that waits for its name comes last.
+fn record_of<'a, R: Runtime + 'static>(pods: &'a Pods<R>, target: &Target) -> Option<&'a Record> {
+    let named = |record: &&Record| {
+        let key = record.worker.key();
+        *key.name == *target.pod && *key.namespace == *target.namespace && record.worker.pod().is_some()
+    };
+    let found = pods.records().values().filter(named);
+    found.min_by_key(|record| record.worker.life() == Life::Waiting)
+}
+
+/// The container that runs (`findContainer`).
+fn running_id<'a, R: Runtime + 'static>(
+    pods: &'a Pods<R>,
+    target: &Target,
+    container: &str,
+) -> Result<&'a ContainerId, Refusal> {
+    let record = record_of(pods, target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
+    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
+    let observed = record.worker.observed().filter(|_| is_it);
+    let found = observed.and_then(|observed| observed.container(container));
+    let running = found.filter(|container| container.state == ContainerState::Running);
+    running
+        .map(|container| &container.id)
+        .ok_or_else(|| (500, format!("container not found ({container:?})")))
+}
+
+fn stream_at<R: Runtime + 'static>(pods: &Pods<R>, request: StreamRequest) -> Answer {
+    let runtime = pods.ctx().runtime.clone();
+    Answer::Later(Later(Box::pin(async move { streaming(runtime.streaming_url(request).await) })))
+}
+
+/// `GetAttach`.
+fn attach_to<R: Runtime + 'static>(
+    pods: &Pods<R>,
+    target: &Target,
+    container: &str,
+    streams: CommandStreams,
+) -> Result<Answer, Refusal> {
+    let container_id = running_id(pods, target, container)?.to_string();
+    // As the container was made: a terminal cannot be added to a process that runs.
+    let tty = record_of(pods, target).and_then(|record| spec_of(record, container)).unwrap_or_default();
+    let CommandStreams { stdin, stdout, stderr, .. } = streams;
+    let stderr = stderr && !tty;
+    Ok(stream_at(pods, StreamRequest::Attach(AttachRequest { container_id, stdin, tty, stdout, stderr })))
+}
+
+/// Whether a pod has that address for itself, or the port on the node's network (`agentTunnel.authorized`, mode `pod`).
+fn reaches<R: Runtime + 'static>(pods: &Pods<R>, ip: IpAddr, port: u16) -> bool {
+    let text = ip.to_string();
+    let is_node = pods.ctx().node.node_ips.iter().any(|of| **of == *text);
+    pods.records().values().any(|record| {
+        let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else {
+            return false;
+        };
+        let mut ready = observed.sandboxes.iter().filter(|of| of.state == SandboxState::Ready);
+        if pod.spec().host_network != Some(true) {
+            let mut networks = ready.filter_map(|of| of.network.as_ref());
+            return networks.any(|of| *of.ip == *text || of.additional_ips.iter().any(|ip| **ip == *text));
+        }
+        let mut ports = pod.containers().iter().flat_map(|of| of.ports.iter().flatten());
+        let is_it = |of: &ContainerPort| {
+            of.container_port == i32::from(port) && of.protocol.as_deref().is_none_or(|of| of == "TCP")
+        };
+        is_node && ready.next().is_some() && ports.any(is_it)
+    })
+}
+
+/// `GetPortForward`.
+fn forward_to<R: Runtime + 'static>(
+    pods: &Pods<R>,
+    target: &Target,
+    ports: &[u16],
+) -> Result<Answer, Refusal> {
+    let record = record_of(pods, target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
+    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
+    let observed = record.worker.observed().filter(|_| is_it);
+    let mut sandboxes = observed.into_iter().flat_map(|observed| &observed.sandboxes);
+    let ready = sandboxes.find(|sandbox| sandbox.state == SandboxState::Ready);
+    let Some(sandbox) = ready else {
+        return Err((500, format!("pod not found (\"{}_{}\")", target.pod, target.namespace)));
+    };
+    let port = ports.iter().map(|port| i32::from(*port)).collect();
+    let pod_sandbox_id = sandbox.id.to_string();
+    Ok(stream_at(pods, StreamRequest::PortForward(PortForwardRequest { pod_sandbox_id, port })))
+}
+
+/// `getContainerLogs`, `GetKubeletContainerLogs`.
+fn locate_log<R: Runtime + 'static>(
+    pods: &Pods<R>,
+    target: &Target,
+    container: &str,
+    previous: bool,
+) -> Result<String, Refusal> {
+    let pod = &target.pod;
+    let record = record_of(pods, target).ok_or_else(|| (404, format!("pod {pod:?} does not exist")))?;
+    if spec_of(record, container).is_none() {
+        return Err((404, format!("container {container:?} not found in pod {pod:?}")));
+    }
+    let status = pods.statuses().status(&record.worker.key().uid).unwrap_or_default();
+    let lists =
+        [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
+    let status = lists.into_iter().flatten().flatten().find(|status| status.name == container);
+    let status =
+        status.ok_or_else(|| (400, format!("container {container:?} in pod {pod:?} is not available")))?;
+    let id = container_id(pod, &status, previous).map_err(|why| (400, why))?;
+    let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
+    let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+    let found = observed.into_iter().find(|container| container.id.as_str() == bare);
+    let found = found.ok_or_else(|| (400, format!("unable to retrieve container logs for {id}")))?;
+    let running = found.state == ContainerState::Running;
+    Ok(json!({"path": pods.log_path(record, found), "running": running}).to_string())
+}
+
+/// What runs, with names and images alone (`getRunningPods`).
+fn running_pods<R: Runtime + 'static>(pods: &Pods<R>) -> String {
+    let mut items = Vec::new();
+    for record in pods.sorted(None) {
         let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
-        let found = observed.into_iter().find(|container| container.id.as_str() == bare);
-        let found = found.ok_or_else(|| (400, format!("unable to retrieve container logs for {id}")))?;
-        let running = found.state == ContainerState::Running;
-        Ok(json!({"path": self.log_path(record, found), "running": running}).to_string())
-    }
-
-    /// What runs, with names and images alone (`getRunningPods`).
-    fn running_pods(&self) -> String {
-        let mut items = Vec::new();
-        for record in self.sorted(None) {
-            let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
-            let running: Vec<Value> = observed
-                .filter(|container| container.state == ContainerState::Running)
-                .map(|container| json!({"name": &*container.name, "image": &*container.image, "resources": {}}))
-                .collect();
-            if running.is_empty() {
-                continue;
-            }
-            let key = record.worker.key();
-            items.push(json!({
-                "metadata": {"name": &*key.name, "namespace": &*key.namespace, "uid": key.uid.as_str()},
-                "spec": {"containers": running}, "status": {},
-            }));
+        let running: Vec<Value> = observed
+            .filter(|container| container.state == ContainerState::Running)
+            .map(|container| json!({"name": &*container.name, "image": &*container.image, "resources": {}}))
+            .collect();
+        if running.is_empty() {
+            continue;
         }
-        json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}).to_string()
+        let key = record.worker.key();
+        items.push(json!({
+            "metadata": {"name": &*key.name, "namespace": &*key.namespace, "uid": key.uid.as_str()},
+            "spec": {"containers": running}, "status": {},
+        }));
     }
+    json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}).to_string()
+}
 
-    /// One look at the runtime's counters and the machine's.
-    fn measure_all(&self, with_disk: bool, show: impl FnOnce(&Uses) -> String + 'static) -> Answer {
-        let mut pods = Vec::new();
-        let mut places = SortedMap::new();
-        for record in self.sorted(None) {
-            let Some(observed) = record.worker.observed() else { continue };
-            let Some(sandbox) = observed.sandboxes.first() else { continue };
-            let runs = |container: &&ContainerStatus| container.state == ContainerState::Running;
-            for container in observed.containers.iter().filter(runs) {
-                let room = places.len() < STATS_CONTAINERS_MAX;
-                if room {
-                    let place = (pods.len(), container.name.clone(), container.started_at);
-                    places.insert(container.id.clone(), place);
-                }
+/// One look at the runtime's counters and the machine's.
+fn measure_all<R: Runtime + 'static>(
+    pods: &Pods<R>,
+    with_disk: bool,
+    show: impl FnOnce(&Uses) -> String + 'static,
+) -> Answer {
+    let mut used = Vec::new();
+    let mut places = SortedMap::new();
+    for record in pods.sorted(None) {
+        let Some(observed) = record.worker.observed() else { continue };
+        let Some(sandbox) = observed.sandboxes.first() else { continue };
+        let runs = |container: &&ContainerStatus| container.state == ContainerState::Running;
+        for container in observed.containers.iter().filter(runs) {
+            let room = places.len() < STATS_CONTAINERS_MAX;
+            if room {
+                let place = (used.len(), container.name.clone(), container.started_at);
+                places.insert(container.id.clone(), place);
             }
-            pods.push(PodUse {
-                key: record.worker.key().clone(),
-                started: sandbox.created_at,
-                containers: Vec::new(),
-            });
         }
-        let looking = Looking {
-            runtime: self.ctx.runtime.clone(),
-            blocking: self.ctx.blocking.clone(),
-            clock: self.ctx.clock.clone(),
-            node: self.ctx.node.node_name.clone(),
-            root: with_disk.then(|| self.ctx.node.root_dir.to_string()),
-        };
-        Answer::Later(Later(Box::pin(async move { Answer::Found(show(&looking.look(pods, places).await)) })))
+        used.push(PodUse {
+            key: record.worker.key().clone(),
+            started: sandbox.created_at,
+            containers: Vec::new(),
+        });
     }
+    let looking = Looking {
+        runtime: pods.ctx().runtime.clone(),
+        blocking: pods.ctx().blocking.clone(),
+        clock: pods.ctx().clock.clone(),
+        node: pods.ctx().node.node_name.clone(),
+        root: with_disk.then(|| pods.ctx().node.root_dir.to_string()),
+    };
+    Answer::Later(Later(Box::pin(async move { Answer::Found(show(&looking.look(used, places).await)) })))
 }
 
 /// Whether the container of that name has a terminal; nothing when the pod has no such container (`GetContainerSpec`).

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
-use super::resizes::{Resizing, hold, sizes_in};
+use super::pods::{Resizing, hold, sizes_in};
 use crate::events::cut;
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;

@@ -5,33 +5,31 @@ use std::fmt::Write as _;
 
 use k8s_openapi::api::core::v1::ContainerPort;
 
-use super::agent::Agent;
+use super::pods::Pods;
 use crate::cri::{Runtime, RuntimeResult, StreamRequest};
 use crate::model::{ContainerKind, ContainerState, DesiredPod, ObservedPod, SandboxState};
 use crate::podcmd::{self, DEFAULT_CONTAINER};
 use crate::proto::runtime::v1::{AttachRequest, ExecRequest, PortForwardRequest};
 use crate::server::{Answer, Later, StreamKind, StreamQuestion};
 
-impl<R: Runtime + 'static> Agent<R> {
-    /// The answer is waited for by the connection that asks: the runtime may take its time.
-    pub(super) fn stream(&self, question: &StreamQuestion) -> Answer {
-        let prepared = self.find_record(&question.name, question.namespace.as_deref()).and_then(|record| {
-            let worker = &record.worker;
-            let status = self.statuses.status(&worker.key().uid);
-            let phase = status.and_then(|status| status.phase).unwrap_or_else(|| "Unknown".to_owned());
-            match (worker.pod(), worker.observed()) {
-                (Some(pod), Some(observed)) => prepare(pod, observed, &phase, &question.kind),
-                _ => Err(format!("the runtime has not told of pod {} yet; try again", worker.key())),
-            }
-        });
-        match prepared {
-            Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
-            Ok((request, facts)) => {
-                let runtime = self.ctx.runtime.clone();
-                Answer::Later(Later(Box::pin(
-                    async move { answer(runtime.streaming_url(request).await, &facts) },
-                )))
-            }
+/// The answer is waited for by the connection that asks: the runtime may take its time.
+pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQuestion) -> Answer {
+    let prepared = pods.find_record(&question.name, question.namespace.as_deref()).and_then(|record| {
+        let worker = &record.worker;
+        let status = pods.statuses().status(&worker.key().uid);
+        let phase = status.and_then(|status| status.phase).unwrap_or_else(|| "Unknown".to_owned());
+        match (worker.pod(), worker.observed()) {
+            (Some(pod), Some(observed)) => prepare(pod, observed, &phase, &question.kind),
+            _ => Err(format!("the runtime has not told of pod {} yet; try again", worker.key())),
+        }
+    });
+    match prepared {
+        Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
+        Ok((request, facts)) => {
+            let runtime = pods.ctx().runtime.clone();
+            Answer::Later(Later(Box::pin(
+                async move { answer(runtime.streaming_url(request).await, &facts) },
+            )))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What pods use, for `smolet top`: two looks at the runtime's counters, only when somebody asks.
 
-use super::agent::Agent;
+use super::pods::Pods;
 use crate::clock::SharedClock;
 use crate::cri::{ContainerStats, CpuSample, Runtime, RuntimeResult};
 use crate::limits::{STATS_CONTAINERS_MAX, STATS_SAMPLE_TIME};
@@ -12,35 +12,33 @@ use crate::server::{Answer, Later, Place, TopQuestion};
 /// The pods that are asked for.
 type Wanted = SortedMap<PodUid, PodKey>;
 
-impl<R: Runtime + 'static> Agent<R> {
-    /// The answer is waited for by the connection that asks.
-    pub(super) fn top_pods(&self, question: &TopQuestion) -> Answer {
-        let namespace = question.namespace.as_deref();
-        let mut wanted = Wanted::new();
-        for given in &question.names {
-            let (of, name) =
-                given.split_once('/').map_or((namespace, given.as_str()), |(of, name)| (Some(of), name));
-            match self.find_record(name, of) {
-                Ok(record) => wanted.insert(record.worker.key().uid.clone(), record.worker.key().clone()),
-                Err(why) => return Answer::NotFound(why),
-            };
-        }
-        if question.names.is_empty() {
-            let all = self.sorted(namespace).into_iter().map(|record| record.worker.key().clone());
-            wanted.extend(all.map(|key| (key.uid.clone(), key)));
-        }
-        let namespaces = namespace.is_none() && question.names.is_empty();
-        let (runtime, clock, style) = (self.ctx.runtime.clone(), self.ctx.clock.clone(), question.style);
-        Answer::Later(Later(Box::pin(async move {
-            match measure(&*runtime, &clock, &wanted).await {
-                Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),
-                Ok(None) => Answer::NotFound(format!(
-                    "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
-                )),
-                Err(error) => Answer::NotFound(format!("the runtime does not tell what pods use: {error}\n")),
-            }
-        })))
+/// The answer is waited for by the connection that asks.
+pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuestion) -> Answer {
+    let namespace = question.namespace.as_deref();
+    let mut wanted = Wanted::new();
+    for given in &question.names {
+        let (of, name) =
+            given.split_once('/').map_or((namespace, given.as_str()), |(of, name)| (Some(of), name));
+        match pods.find_record(name, of) {
+            Ok(record) => wanted.insert(record.worker.key().uid.clone(), record.worker.key().clone()),
+            Err(why) => return Answer::NotFound(why),
+        };
     }
+    if question.names.is_empty() {
+        let all = pods.sorted(namespace).into_iter().map(|record| record.worker.key().clone());
+        wanted.extend(all.map(|key| (key.uid.clone(), key)));
+    }
+    let namespaces = namespace.is_none() && question.names.is_empty();
+    let (runtime, clock, style) = (pods.ctx().runtime.clone(), pods.ctx().clock.clone(), question.style);
+    Answer::Later(Later(Box::pin(async move {
+        match measure(&*runtime, &clock, &wanted).await {
+            Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),
+            Ok(None) => Answer::NotFound(format!(
+                "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
+            )),
+            Err(error) => Answer::NotFound(format!("the runtime does not tell what pods use: {error}\n")),
+        }
+    })))
 }
 
 /// What each pod uses now, in the order they are shown in; `None` with too many containers.

@@ -254,6 +254,11 @@ impl Worker {
         !std::mem::replace(&mut self.clears, true)
     }
 
+    /// What is left of it when it has ended goes at once.
+    pub fn is_cleared(&self) -> bool {
+        self.clears
+    }
+
     /// It ends now and is kept again later: its volumes stay.
     pub fn keep_volumes(&mut self) {
         self.cleaned_up = true;

@@ -1,0 +1,162 @@
+//! The certificate by which the node is known to its cluster: asked for with a bootstrap kubeconfig when there is none, and
+//! renewed before it ends. A task of its own: pods of manifests run meanwhile.
+
+mod asking;
+mod files;
+mod serving;
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+pub(crate) use asking::{Asking, apart};
+pub(crate) use files::{Wanted, current, is_for, usable};
+pub(crate) use serving::ServingCertificate;
+
+use asking::{Failed, Pace};
+use files::Request;
+
+use crate::cluster::csr::{self, Due};
+use crate::executor::Executor;
+use crate::kube::{self, Access, Client, Credential};
+use crate::limits::ApiRates;
+use crate::limits::CERTIFICATE_LOOK;
+use crate::model::{Mono, Wall};
+
+/// What it takes.
+pub(crate) struct Certificates {
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) bootstrap: Option<PathBuf>,
+    /// Whether it is renewed (`rotateCertificates`).
+    pub(crate) rotates: bool,
+    pub(crate) asking: Asking,
+    /// The node's own client.
+    pub(crate) client: Client,
+    pub(crate) executor: Rc<Executor>,
+}
+
+impl Certificates {
+    /// Keeps the certificate as it is to be, for ever.
+    pub(crate) async fn run(self) {
+        let mut pace = Pace::new("the node's certificate", &self.asking.wanted.node);
+        // A new one is not renewed before this instant.
+        let mut kept = self.asking.clock.now().mono;
+        loop {
+            let kubeconfig = self.kubeconfig.clone();
+            let held = apart(move || kube::credential(&kubeconfig)).await;
+            let done = match held {
+                Ok(held) => self.turn(held, &mut kept).await,
+                Err(why) => Err(Failed::Refused(why)),
+            };
+            self.asking.clock.sleep(pace.after(done)).await;
+        }
+    }
+
+    /// Does what is to be done; how long to wait before the next look.
+    async fn turn(&self, held: Credential, kept: &mut Mono) -> Result<Duration, Failed> {
+        let now = self.asking.clock.now();
+        let (file, validity) = match held {
+            Credential::NoKubeconfig | Credential::Gone(_) => {
+                let Some(bootstrap) = &self.bootstrap else { return Ok(CERTIFICATE_LOOK) };
+                let file = match held {
+                    Credential::Gone(file) => file,
+                    _ => self.asking.wanted.current(),
+                };
+                return self.join(bootstrap, file, kept).await;
+            }
+            Credential::NoCertificate => return Ok(CERTIFICATE_LOOK),
+            Credential::InFile(file, validity) => (Some(file), validity),
+            Credential::Elsewhere(validity) => (None, validity),
+        };
+        let due = match csr::due(validity, now.wall, kube::seed(&self.asking.wanted.node)) {
+            Due::Later(pause) => return Ok(pause),
+            Due::Now if !self.rotates => return Ok(CERTIFICATE_LOOK),
+            due => due,
+        };
+        if *kept > now.mono {
+            return Ok(kept.since(now.mono).min(CERTIFICATE_LOOK));
+        }
+        let kubeconfig = self.kubeconfig.display();
+        let ended = |mend: &str| {
+            let why = format!("that of kubeconfig {kubeconfig} has ended on {}; {mend}", validity.until);
+            Failed::Refused(why)
+        };
+        let Some(file) = file else {
+            return Err(match due {
+                Due::Ended => ended("put a new one there, with its key"),
+                _ => Failed::Refused(format!(
+                    "rotateCertificates: kubeconfig {kubeconfig} does not name one file with certificate and key, which could \
+                     be renewed; put both into {} and name that as client-certificate and as client-key",
+                    self.asking.wanted.current().display()
+                )),
+            });
+        };
+        if !self.rotates && self.bootstrap.is_none() {
+            return Err(ended("put a new one there, with its key, or set rotateCertificates in time"));
+        }
+        // Even when it has ended, for the server's clock is the one that counts.
+        match (self.obtain(&self.client, file.clone(), kept).await, &self.bootstrap) {
+            (Err(Failed::Unknown(_)), Some(bootstrap)) if due == Due::Ended => {
+                self.join(bootstrap, file, kept).await
+            }
+            (Err(Failed::Unknown(_)), None) if due == Due::Ended => Err(ended(
+                "let the node join again: --bootstrap-kubeconfig FILE, with a token of kubeadm token create",
+            )),
+            (done, _) => done,
+        }
+    }
+
+    /// Joins with the bootstrap kubeconfig.
+    async fn join(&self, bootstrap: &Path, file: PathBuf, kept: &mut Mono) -> Result<Duration, Failed> {
+        let access = Access::new(bootstrap);
+        let client = Client::new(
+            access,
+            &self.executor,
+            self.asking.clock.clone(),
+            kube::seed(&self.asking.wanted.node),
+            ApiRates::default(),
+        );
+        let at = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
+        self.obtain(&client, file, kept).await.map_err(|failed| match failed {
+            Failed::Again(why) => Failed::Again(at(why)),
+            Failed::Unknown(why) => {
+                Failed::Refused(at(format!("{why}, whose token may have ended: kubeadm token create")))
+            }
+            Failed::Refused(why) => Failed::Refused(why),
+        })
+    }
+
+    /// Asks for a certificate, waits for it, and puts it in force.
+    async fn obtain(&self, client: &Client, file: PathBuf, kept: &mut Mono) -> Result<Duration, Failed> {
+        let (request, pem, validity) = self.asking.issued(client).await?;
+        let (kubeconfig, bootstrap) = (self.kubeconfig.clone(), self.bootstrap.clone());
+        let (wanted, now) = (self.asking.wanted.clone(), self.asking.clock.now());
+        let installed = apart(move || {
+            install(&request, &file, &pem, now.wall, &kubeconfig, bootstrap.as_deref())?;
+            files::forget(&wanted)
+        });
+        installed.await.map_err(Failed::Again)?;
+        log::info!("node {}: has a certificate until {}", self.asking.wanted.node, validity.until);
+        *kept = now.mono + csr::least_age(validity);
+        self.client.reconnect();
+        Ok(Duration::ZERO)
+    }
+}
+
+/// The certificate first: a kubeconfig never names what is not there. I/O, blocking.
+fn install(
+    request: &Request,
+    file: &Path,
+    pem: &[u8],
+    now: Wall,
+    kubeconfig: &Path,
+    bootstrap: Option<&Path>,
+) -> Result<(), String> {
+    files::install(file, pem, request, now)?;
+    match bootstrap {
+        Some(bootstrap) if !kubeconfig.exists() => {
+            files::write_kubeconfig(kubeconfig, &kube::joined(bootstrap, file)?)
+        }
+        Some(_) | None => Ok(()),
+    }
+}

@@ -1,0 +1,183 @@
+//! What the tasks of a node of a cluster ask of its server: one function for each.
+
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::rc::Rc;
+
+use hyper::Method;
+use k8s_openapi::api::core::v1::PodStatus;
+use serde_json::{Value, json};
+
+use super::node_status::RuntimeHere;
+use crate::cluster::node_images::NodeImages;
+use crate::cluster::node_object::{self, Health, Machine};
+use crate::cluster::{lease, pod_status};
+use crate::cri::Runtime;
+use crate::decode::Node;
+use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
+use crate::model::{PodKey, Wall};
+use crate::source::RefusedPod;
+use crate::source::api_statuses::StatusThere;
+
+/// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
+pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> RuntimeHere {
+    let mut images = NodeImages::default();
+    let listed = runtime.list_images(&mut |image| images.add(image)).await;
+    let version = runtime.version().await.ok();
+    let version = version.map(|of| format!("{}://{}", of.runtime_name, of.runtime_version).into());
+    let images = listed.is_ok().then(|| {
+        let largest = images.largest();
+        if largest.len() > images_max { Rc::from(&largest[..images_max]) } else { largest }
+    });
+    RuntimeHere { images, version }
+}
+
+/// The status of a pod that does not run here (`rejectPod`).
+pub(super) fn refusal(pod: &RefusedPod, now: Wall) -> PodStatus {
+    PodStatus {
+        observed_generation: pod.generation.filter(|generation| *generation != 0),
+        phase: Some("Failed".to_owned()),
+        reason: Some(pod.reason.to_string()),
+        message: Some(pod.message.to_string()),
+        // `updateStatusInternal`, in whole seconds as all times of a status.
+        start_time: crate::status::time(Wall(now.0 / 1_000_000_000 * 1_000_000_000)),
+        ..PodStatus::default()
+    }
+}
+
+fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
+    node.field(path[0])?.field(path[1])?.text().map(Box::from)
+}
+
+/// The Node as it is once it is registered.
+pub(super) struct Registered {
+    pub(super) uid: Box<str>,
+    pub(super) conditions: Vec<Value>,
+    /// It was there before.
+    pub(super) former: Option<Former>,
+}
+
+/// Who has told the Node's status last.
+pub(super) struct Former {
+    pub(super) boot_id: Box<str>,
+}
+
+/// `tryRegisterWithAPIServer`.
+pub(super) async fn register(
+    client: &Client,
+    machine: &Machine,
+    health: &Health,
+    now: Wall,
+) -> Result<Registered, KubeError> {
+    let object = machine.object(health, &[], now);
+    let nodes = Resource::NODES.path("");
+    let (node, is_former) = match client.call(Method::POST, &nodes, Some(Content::json(&object))).await {
+        Err(error) if error.is(409) => {
+            let path = object_path(Resource::NODES, "", &machine.name);
+            let metadata = json!({"labels": machine.labels(), "annotations": machine.annotations()});
+            let patch = json!({"metadata": metadata});
+            let node = client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?;
+            if let Some(patch) = machine.reconciliation(&node, &object["status"]) {
+                let path = subresource_path(Resource::NODES, "", &machine.name, "status");
+                client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await?;
+            }
+            (node, true)
+        }
+        created => (created?, false),
+    };
+    let uid = text(&node, ["metadata", "uid"])
+        .ok_or_else(|| KubeError::Protocol("a Node without a UID".to_owned()))?;
+    let status = node.field("status");
+    let conditions = status.and_then(|status| status.field("conditions"));
+    let conditions = conditions.map(Node::items).unwrap_or_default().iter().map(|condition| {
+        let of = |field| condition.field(field).and_then(Node::text).unwrap_or_default();
+        json!({
+            "type": of("type"), "status": of("status"), "lastTransitionTime": of("lastTransitionTime"),
+        })
+    });
+    let boot_id = || status.and_then(|status| text(status, ["nodeInfo", "bootID"])).unwrap_or_default();
+    let former = is_former.then(|| Former { boot_id: boot_id() });
+    Ok(Registered { uid, conditions: conditions.collect(), former })
+}
+
+/// `tryUpdateNodeStatus`: what was told, when it is another than `told`.
+pub(super) async fn report(
+    client: &Client,
+    machine: &Machine,
+    health: &Health,
+    before: &[Value],
+    told: Option<u64>,
+    now: Wall,
+) -> Result<Option<(u64, Vec<Value>)>, KubeError> {
+    // Times apart.
+    let mut hasher = DefaultHasher::new();
+    machine.report(health, &[], Wall(0)).to_string().hash(&mut hasher);
+    let digest = hasher.finish();
+    if told == Some(digest) {
+        return Ok(None);
+    }
+    let status = machine.report(health, before, now);
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let path = subresource_path(Resource::NODES, "", &machine.name, "status");
+    client.call(Method::PATCH, &path, Some(Content::strategic(&node_object::patch(status)))).await?;
+    Ok(Some((digest, conditions)))
+}
+
+/// `controller.sync` of the lease: its version.
+pub(super) async fn renew(
+    client: &Client,
+    machine: &Machine,
+    uid: &str,
+    version: Option<Box<str>>,
+    now: Wall,
+) -> Result<Box<str>, KubeError> {
+    let node = &*machine.name;
+    let path = object_path(Resource::LEASES, lease::NAMESPACE, node);
+    let version = match version {
+        Some(version) => Some(version),
+        None => match client.call(Method::GET, &path, None).await {
+            Ok(found) => text(&found, ["metadata", "resourceVersion"]),
+            Err(error) if error.is_not_found() => None,
+            Err(error) => return Err(error),
+        },
+    };
+    let object =
+        Content::json(&lease::lease(node, machine.periods.lease_seconds, Some(uid), version.as_deref(), now));
+    let renewed = if version.is_some() {
+        client.call(Method::PUT, &path, Some(object)).await?
+    } else {
+        client.call(Method::POST, &Resource::LEASES.path(lease::NAMESPACE), Some(object)).await?
+    };
+    text(&renewed, ["metadata", "resourceVersion"])
+        .ok_or_else(|| KubeError::Protocol("a Lease without a resourceVersion".to_owned()))
+}
+
+/// Tells a pod's status, and deletes the pod when nothing of it is left here: the status that the server has then. That it is gone there, or another one has its
+/// name, is as good.
+pub(super) async fn tell(
+    client: &Client,
+    key: &PodKey,
+    status: Option<PodStatus>,
+    resized: bool,
+    deleted: bool,
+) -> Result<Option<StatusThere>, KubeError> {
+    let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
+    let mut there = None;
+    if let Some(status) = status {
+        let path = subresource_path(Resource::PODS, &key.namespace, &key.name, "status");
+        let patch = pod_status::patch(key.uid.as_str(), &status, resized);
+        match client.call(Method::PATCH, &path, Some(Content::strategic(&patch))).await {
+            Err(error) if !is_past(&error) => return Err(error),
+            Ok(pod) => there = StatusThere::of(&pod),
+            Err(_) => {}
+        }
+    }
+    if deleted {
+        let path = object_path(Resource::PODS, &key.namespace, &key.name);
+        let options = Content::json(&pod_status::deletion(key.uid.as_str()));
+        match client.call(Method::DELETE, &path, Some(options)).await {
+            Err(error) if !is_past(&error) => return Err(error),
+            Ok(_) | Err(_) => {}
+        }
+    }
+    Ok(there)
+}

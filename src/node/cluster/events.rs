@@ -1,0 +1,137 @@
+//! What happens to pods of the cluster, and to the node, is told there too: one object for each entry of the ring, one at a
+//! time, the oldest first. What happens faster than the link takes it, or than `eventRecordQPS` has it, is told as it stands then.
+
+use hyper::Method;
+
+use super::mirror_pods::static_hash;
+use super::status_manager::StatusManager;
+use super::{Membership, News, Task};
+use crate::cluster::event;
+use crate::cri::Runtime;
+use crate::desired::Desired;
+use crate::events::{self, EventRing};
+use crate::kube::{Client, Content, KubeError, Resource, object_path};
+use crate::limits::KUBE_RETRY_MAX;
+use crate::model::{Mono, Now, PodUid, SortedSet};
+use crate::node::effects::Effects;
+use crate::node::pods::Pods;
+
+/// How far it is.
+pub(super) struct EventReports {
+    /// The ring's revision up to which all of pods is told, which comes first: a pod may go before.
+    told: u64,
+    /// The same of the node.
+    told_of_node: u64,
+    /// Pods that the API server has no more, or that are over, with events that are still to be sent. Bounded by the ring, which
+    /// has at least one of each.
+    left: SortedSet<PodUid>,
+    task: Task,
+}
+
+impl EventReports {
+    pub(super) fn new(now: Mono, seed: u64) -> Self {
+        Self { told: 0, told_of_node: 0, left: SortedSet::new(), task: Task::new(now, seed) }
+    }
+
+    /// The pod is none of the node's any more: what happened to it is sent all the same.
+    pub(super) fn leaves(&mut self, uid: &PodUid, ring: &EventRing) {
+        let told = self.told;
+        let waits = |uid: &PodUid| ring.iter().any(|event| event.pod.uid == *uid && event.revision > told);
+        self.left.retain(waits);
+        if waits(uid) {
+            self.left.insert(uid.clone());
+        }
+    }
+    pub(super) fn due(&self, of: &Membership, out: &Effects) -> Option<Mono> {
+        of.registered.as_ref()?;
+        self.task.due().filter(|_| self.told.min(self.told_of_node) < out.ring().borrow().revision())
+    }
+
+    /// Tells the next one.
+    pub(super) fn turn<R: Runtime + 'static>(
+        &mut self,
+        of: &Membership,
+        known: &StatusManager,
+        pods: &Pods<R>,
+        now: Now,
+        out: &Effects,
+    ) {
+        if of.registered.is_none() || self.task.due().is_none_or(|at| at > now.mono) {
+            return;
+        }
+        let ring = out.ring().borrow();
+        let desired = pods.desired();
+        let is_there = |event: &&events::Event| {
+            let uid = &event.pod.uid;
+            if event.is_of_node() {
+                return event.revision > self.told_of_node;
+            }
+            let is_known = known.has(uid) || self.left.contains(uid) || hash_of(desired, uid).is_some();
+            event.revision > self.told && is_known
+        };
+        let next = ring.iter().filter(is_there).min_by_key(|event| (event.is_of_node(), event.revision));
+        let Some(next) = next else {
+            (self.told, self.told_of_node) = (ring.revision(), ring.revision());
+            self.left.clear();
+            return;
+        };
+        let (next, node) = (next.clone(), of.machine.name.clone());
+        let uid: Box<str> = hash_of(desired, &next.pod.uid).unwrap_or(next.pod.uid.as_str()).into();
+        drop(ring);
+        self.task.begins(now.mono);
+        let client = of.client.for_events();
+        out.start("event report", async move {
+            let result = tell(&client, &next, &uid, &node, now).await;
+            let (of_node, revision) = (next.is_of_node(), next.revision);
+            News::EventTold { of_node, revision, result }.event()
+        });
+    }
+
+    /// The event with that revision of the ring was told, or not.
+    pub(super) fn take(&mut self, of_node: bool, revision: u64, result: Result<(), KubeError>, now: Mono) {
+        let is_over = result.as_ref().map_or_else(gives_up, |()| true);
+        self.task.ended(is_over, now, KUBE_RETRY_MAX);
+        if is_over {
+            let told = if of_node { &mut self.told_of_node } else { &mut self.told };
+            *told = revision;
+            self.task.at = now;
+        }
+        if let Err(why) = result {
+            let then = if is_over { "left out" } else { "trying again" };
+            log::debug!("event not sent: {why}; {then}");
+        }
+    }
+}
+
+/// An event is not worth more than one answer of the server's: what is refused is left out, and the next one does not wait for it
+/// (client-go `recordEvent`). A server that has too much to do, or does not know the node now, is asked again.
+fn gives_up(why: &KubeError) -> bool {
+    match why {
+        KubeError::Refused { code, .. } => !matches!(code, 401 | 429 | 500..),
+        KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => false,
+    }
+}
+
+/// Of a static pod that is wanted, the hash of its manifest.
+fn hash_of<'a>(desired: &'a Desired, uid: &PodUid) -> Option<&'a str> {
+    static_hash(&desired.pod(uid)?.wanted.pod)
+}
+
+/// Tells it: the first time the whole of it, later what changed.
+async fn tell(client: &Client, of: &events::Event, uid: &str, node: &str, now: Now) -> Result<(), KubeError> {
+    let (namespace, name) = event::place(of);
+    if of.count > 1 {
+        let path = object_path(Resource::EVENTS, &namespace, &name);
+        let again = Content::strategic(&event::again(of, now));
+        match client.call(Method::PATCH, &path, Some(again)).await {
+            Err(error) if error.is_not_found() => {}
+            told => return told.map(drop),
+        }
+    }
+    let path = Resource::EVENTS.path(&namespace);
+    match client.call(Method::POST, &path, Some(Content::json(&event::object(of, uid, node, now)))).await {
+        // It came there, and the answer was lost.
+        Err(error) if error.is(409) => Ok(()),
+        told => told.map(drop),
+    }
+}

@@ -1,0 +1,94 @@
+//! Which failures of the cluster's are said, so that what fails again and again does not fill the journal. PURE.
+
+use crate::kube::KubeError;
+use crate::limits::{KUBE_REFUSALS_SAID_MAX, NODE_REPORT_PERIOD};
+use crate::model::Mono;
+use crate::model::SortedMap;
+
+/// What was said.
+#[derive(Default)]
+pub(super) struct FailureLog {
+    /// Of the link, which fails for all alike: once, until something goes well.
+    link: Option<KubeError>,
+    /// What was refused, and when it was said: once in `NODE_REPORT_PERIOD`, whatever else goes well.
+    refusals: SortedMap<Box<str>, (KubeError, Mono)>,
+}
+
+impl FailureLog {
+    /// Whether that failure is to be said. A refusal that there is no room for is not.
+    pub(super) fn is_news(&mut self, what: &str, why: &KubeError, now: Mono) -> bool {
+        if !matches!(why, KubeError::Refused { .. }) {
+            return self.link.replace(why.clone()).as_ref() != Some(why);
+        }
+        self.refusals.retain(|_, (_, at)| now.since(*at) < NODE_REPORT_PERIOD);
+        let known = self.refusals.get(what).is_some_and(|(said, _)| said == why);
+        let room = self.refusals.contains_key(what) || self.refusals.len() < KUBE_REFUSALS_SAID_MAX;
+        let is_news = !known && room;
+        if is_news {
+            self.refusals.insert(what.into(), (why.clone(), now));
+        }
+        is_news
+    }
+
+    /// What is kept of refusals: how many, and their bytes.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let bytes = self.refusals.iter().map(|(what, (why, _))| what.len() + why.to_string().len());
+        (self.refusals.len(), bytes.sum())
+    }
+
+    /// The server answers.
+    pub(super) fn went_well(&mut self) {
+        self.link = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn at(seconds: i64) -> Mono {
+        Mono(seconds * 1_000_000_000)
+    }
+
+    fn refused(message: &str) -> KubeError {
+        KubeError::Refused { code: 403, reason: "Forbidden".into(), message: message.into() }
+    }
+
+    #[test]
+    fn a_link_that_is_down_is_said_once_until_it_is_up() {
+        let mut said = FailureLog::default();
+        let down = KubeError::Unreachable("refused".into());
+        assert!(said.is_news("the lease", &down, at(0)));
+        assert!(!said.is_news("pod a", &down, at(1)), "it is the same");
+        assert!(!said.is_news("the lease", &down, at(1_000_000)));
+        said.went_well();
+        assert!(said.is_news("the lease", &down, at(1_000_001)));
+    }
+
+    #[test]
+    fn a_refusal_is_said_once_in_a_while_whatever_goes_well_beside_it() {
+        let mut said = FailureLog::default();
+        let period = NODE_REPORT_PERIOD.as_secs().try_into().unwrap();
+        for second in (0..period).step_by(10) {
+            assert_eq!(said.is_news("pod a", &refused("no"), at(second)), second == 0, "{second}");
+            assert_eq!(
+                said.is_news("pod b", &refused("no"), at(second)),
+                second == 0,
+                "another pod is another matter"
+            );
+            said.went_well();
+        }
+        assert!(said.is_news("pod a", &refused("never"), at(1)), "another answer is news");
+        assert!(said.is_news("pod b", &refused("no"), at(period)), "it lasts");
+    }
+
+    #[test]
+    fn full_it_says_no_further_refusals() {
+        let mut said = FailureLog::default();
+        for n in 0..2 * KUBE_REFUSALS_SAID_MAX {
+            let is_news = said.is_news(&format!("pod {n}"), &refused("no"), at(0));
+            assert_eq!(is_news, n < KUBE_REFUSALS_SAID_MAX, "{n}");
+        }
+        assert_eq!(said.refusals.len(), KUBE_REFUSALS_SAID_MAX);
+    }
+}

@@ -1,0 +1,56 @@
+//! The node's lease (kubelet `nodelease`, client-go `lease.controller`): renewed four times while it holds.
+
+use super::calls::renew;
+use super::{Membership, News, Task};
+use crate::kube::KubeError;
+use crate::model::{Mono, Now};
+use crate::node::effects::Effects;
+
+/// Its renewals.
+pub(super) struct NodeLease {
+    task: Task,
+    /// As the server has it; `None` = it is to be looked up.
+    version: Option<Box<str>>,
+}
+
+impl NodeLease {
+    pub(super) fn new(now: Mono, seed: u64) -> Self {
+        Self { task: Task::new(now, seed), version: None }
+    }
+
+    pub(super) fn due(&self, of: &Membership) -> Option<Mono> {
+        of.registered.as_ref().and_then(|_| self.task.due())
+    }
+
+    /// The next one begins then.
+    pub(super) fn renew_at(&mut self, at: Mono) {
+        self.task.at = at;
+    }
+
+    pub(super) fn turn(&mut self, of: &Membership, now: Now, out: &Effects) {
+        let Some(uid) = of.registered.clone() else { return };
+        if !self.task.begins(now.mono) {
+            return;
+        }
+        let (client, machine, version) =
+            (of.client.for_heartbeats(), of.machine.clone(), self.version.clone());
+        out.start("node lease", async move {
+            News::Leased(renew(&client, &machine, &uid, version, now.wall).await).event()
+        });
+    }
+
+    /// A renewal ended.
+    pub(super) fn take(&mut self, result: Result<Box<str>, KubeError>, of: &mut Membership, now: Mono) {
+        self.task.ended(result.is_ok(), now, of.machine.periods.renewal());
+        match result {
+            Ok(version) => {
+                self.version = Some(version);
+                of.failures.went_well();
+            }
+            Err(why) => {
+                self.version = None;
+                of.failed("the node's lease is not renewed", &why, now);
+            }
+        }
+    }
+}

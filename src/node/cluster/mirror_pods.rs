@@ -1,0 +1,242 @@
+//! The static pods' copies in the cluster: which are created and deleted, and through which the pods' statuses are told.
+//!
+//! Looked at when a source, a record's end or an answer may have changed something; what follows for each name is a task as
+//! the others of the cluster, of which `KUBE_TELLING_MAX` go on at once.
+use std::rc::Rc;
+
+use hyper::Method;
+use serde_json::Value;
+
+use super::status_manager::StatusManager;
+use super::{Membership, News, Task};
+use crate::cluster::mirror::{self, Step, Wish};
+use crate::cluster::pod_status;
+use crate::cri::Runtime;
+use crate::kube::{Client, Content, KubeError, Resource, object_path};
+use crate::limits::KUBE_RETRY_MAX;
+use crate::model::annotations::CONFIG_HASH;
+use crate::model::{DesiredPod, Mono, PodKey, PodUid};
+use crate::model::{SortedMap, SortedSet};
+use crate::node::effects::Effects;
+use crate::node::pods::Pods;
+use crate::source::MirrorPod;
+
+/// Namespace and name.
+pub(super) type Name = (Rc<str>, Rc<str>);
+
+fn name_of(key: &PodKey) -> Name {
+    (key.namespace.clone(), key.name.clone())
+}
+
+/// Of a static pod, the hash of its manifest.
+pub(super) fn static_hash(pod: &DesiredPod) -> Option<&str> {
+    if pod.pod.is_of_api_server() {
+        return None;
+    }
+    let annotations = pod.pod.metadata.annotations.as_ref()?;
+    annotations.get(CONFIG_HASH).map(String::as_str)
+}
+
+/// What is known of them.
+pub(super) struct MirrorPods {
+    /// As the server has them; nothing before it has told its pods. At most `KUBE_PODS_MAX`, as it tells no more.
+    there: Option<SortedMap<Name, MirrorPod>>,
+    /// What is to be done, one entry for each static pod and each copy at most.
+    doing: SortedMap<Name, Doing>,
+    /// The pods that cannot be told there; each is named once in the log.
+    refused: SortedSet<PodUid>,
+    /// Something of it all may be another than at the last look.
+    stale: bool,
+    /// Those that are created or deleted at the moment.
+    under_way: usize,
+}
+
+struct Doing {
+    step: Step,
+    task: Task,
+}
+
+impl Default for MirrorPods {
+    fn default() -> Self {
+        Self { there: None, doing: SortedMap::new(), refused: SortedSet::new(), stale: true, under_way: 0 }
+    }
+}
+
+impl MirrorPods {
+    /// The server has these.
+    pub(super) fn are_there(&mut self, mirrors: &[MirrorPod]) {
+        let named = mirrors.iter().map(|mirror| (name_of(&mirror.key), mirror.clone()));
+        self.there = Some(named.collect());
+    }
+
+    /// Looks again at the next turn.
+    pub(super) fn look_again(&mut self) {
+        self.stale = true;
+    }
+
+    pub(super) fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    pub(super) fn due(&self, of: &Membership) -> Option<Mono> {
+        of.registered.as_ref()?;
+        self.doing.values().filter_map(|doing| doing.task.due()).min()
+    }
+
+    /// From now on this is to be done for the name: at once when it is another thing than before.
+    fn wants(&mut self, name: Name, step: Step, seed: u64, now: Mono) {
+        match self.doing.get_mut(&name) {
+            // What goes on is waited for.
+            Some(doing) if doing.task.due().is_none() => {}
+            Some(doing) if doing.step == step => {}
+            Some(_) | None if step == Step::Keep => {
+                self.doing.remove(&name);
+            }
+            Some(_) | None => {
+                self.doing.insert(name, Doing { step, task: Task::new(now, seed) });
+            }
+        }
+    }
+    /// Looks what is to be done, and does of that as much as there is `room` for.
+    pub(super) fn turn<R: Runtime + 'static>(
+        &mut self,
+        of: &Membership,
+        statuses: &mut StatusManager,
+        pods: &Pods<R>,
+        room: usize,
+        now: Mono,
+        out: &Effects,
+    ) {
+        if std::mem::take(&mut self.stale) {
+            self.look(of.seed, statuses, pods, now);
+        }
+        let Some(node_uid) = of.registered.as_deref() else { return };
+        let due = self.doing.iter().filter(|(_, doing)| doing.task.due().is_some_and(|at| at <= now));
+        let due: Vec<Name> = due.map(|(name, _)| name.clone()).take(room).collect();
+        for name in due {
+            self.begin(name, node_uid, of, pods, now, out);
+        }
+    }
+
+    /// What is to be done about each name, and through which copies statuses are told.
+    fn look<R: Runtime + 'static>(
+        &mut self,
+        seed: u64,
+        statuses: &mut StatusManager,
+        pods: &Pods<R>,
+        now: Mono,
+    ) {
+        let Some(there) = self.there.take() else { return };
+        let mut wishes: SortedMap<Name, (Wish<'_>, Option<&PodUid>)> = SortedMap::new();
+        let mut refused = SortedSet::new();
+        let wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
+        for (pod, hash) in wanted.filter_map(|pod| Some((pod, static_hash(pod)?))) {
+            let uid = &pod.key.uid;
+            let wish = match mirror::refusal(&pod.pod) {
+                None => (Wish::Runs(hash), Some(uid)),
+                Some(why) => {
+                    if !self.refused.contains(uid) {
+                        log::warn!("pod {}: {why}", pod.key);
+                    }
+                    refused.insert(uid.clone());
+                    (Wish::Gone, None)
+                }
+            };
+            wishes.insert(name_of(&pod.key), wish);
+        }
+        self.refused = refused;
+        for (uid, record) in pods.iter() {
+            if !record.worker.pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
+                let name = name_of(record.worker.key());
+                wishes.entry(name).or_insert((Wish::Undecided, Some(uid)));
+            }
+        }
+        let otherwise = if pods.desired().may_terminate_orphans() { Wish::Gone } else { Wish::Undecided };
+        for name in there.keys().chain(self.doing.keys()) {
+            wishes.entry(name.clone()).or_insert((otherwise, None));
+        }
+        let mut told = SortedMap::new();
+        for (name, (wish, uid)) in wishes {
+            let mirror = there.get(&name);
+            let step = mirror::step(wish, mirror);
+            if let (Step::Keep, Some(uid), Some(mirror)) = (step, uid, mirror) {
+                told.insert(uid.clone(), mirror.clone());
+            }
+            self.wants(name, step, seed, now);
+        }
+        self.there = Some(there);
+        statuses.tell_through(&told, seed, now);
+    }
+
+    fn begin<R: Runtime + 'static>(
+        &mut self,
+        name: Name,
+        node_uid: &str,
+        of: &Membership,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &Effects,
+    ) {
+        let Some(doing) = self.doing.get_mut(&name) else { return };
+        let path = object_path(Resource::PODS, &name.0, &name.1);
+        let work = match doing.step {
+            Step::Keep => None,
+            Step::Create => {
+                let mut wanted = pods.desired().entries().map(|entry| &entry.wanted.pod);
+                wanted.find(|pod| name_of(&pod.key) == name).map(|pod| {
+                    let object = mirror::object(&pod.pod, &of.machine.name, node_uid);
+                    (Method::POST, Resource::PODS.path(&name.0), object)
+                })
+            }
+            Step::Delete => {
+                let mirror = self.there.as_ref().and_then(|there| there.get(&name));
+                mirror.map(|mirror| (Method::DELETE, path, pod_status::deletion(mirror.key.uid.as_str())))
+            }
+        };
+        let Some((method, path, object)) = work else {
+            self.stale = true;
+            self.doing.remove(&name);
+            return;
+        };
+        doing.task.begins(now);
+        self.under_way += 1;
+        let client = of.client.clone();
+        let task = async move {
+            let result = ask(&client, method, &path, object).await;
+            News::Mirrored { name, result }.event()
+        };
+        out.start("mirror pod", task);
+    }
+
+    /// The copy of the static pod of that name was created or deleted, or not.
+    pub(super) fn take(
+        &mut self,
+        name: &Name,
+        result: Result<(), KubeError>,
+        of: &mut Membership,
+        now: Mono,
+    ) {
+        self.under_way = self.under_way.saturating_sub(1);
+        self.stale = true;
+        let Some(doing) = self.doing.get_mut(name) else { return };
+        // The server's word of what was done ends it; it is done once more when that does not come.
+        doing.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        match result {
+            Ok(()) => {}
+            // One that the server has not told of yet, or somebody else's.
+            Err(why) if why.is(409) => log::debug!("pod {}/{}: its mirror pod: {why}", name.0, name.1),
+            Err(why) => {
+                of.failed(&format!("pod {}/{}: its mirror pod is not told", name.0, name.1), &why, now);
+            }
+        }
+    }
+}
+
+async fn ask(client: &Client, method: Method, path: &str, object: Value) -> Result<(), KubeError> {
+    let deletes = method == Method::DELETE;
+    match client.call(method, path, Some(Content::json(&object))).await {
+        // It is gone, or another one has its name by now.
+        Err(why) if deletes && (why.is_not_found() || why.is(409)) => Ok(()),
+        asked => asked.map(drop),
+    }
+}

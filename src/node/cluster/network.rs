@@ -1,0 +1,140 @@
+//! The pods' addresses, as the Node has them: the runtime is told, and with `--cni-bridge` a configuration is written for a
+//! node that has no network of pods.
+
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use super::{News, Task};
+use crate::cluster::bridge::{self, Step};
+use crate::cni::is_configuration;
+use crate::cri::Runtime;
+use crate::filesystem::open_regular;
+use crate::filesystem::replace;
+use crate::limits::{CNI_FILE_BYTES_MAX, CNI_FILES_MAX, KUBE_RETRY_MAX};
+use crate::model::{Mono, Now};
+use crate::node::effects::Effects;
+use crate::node::pods::Pods;
+
+/// What is known of them.
+pub(super) struct Network {
+    /// `None` = not known yet.
+    pod_cidrs: Option<Vec<Box<str>>>,
+    /// Where the bridge's configuration goes, if there is to be one.
+    bridge: Option<PathBuf>,
+    /// All is told as it is.
+    told: bool,
+    task: Task,
+    said: Option<String>,
+}
+
+impl Network {
+    pub(super) fn new(bridge: Option<PathBuf>, now: Mono, seed: u64) -> Self {
+        Self { pod_cidrs: None, bridge, told: true, task: Task::new(now, seed), said: None }
+    }
+
+    /// The Node has these.
+    pub(super) fn has(&mut self, pod_cidrs: &[Box<str>], now: Mono) {
+        if self.pod_cidrs.as_deref() != Some(pod_cidrs) {
+            self.pod_cidrs = Some(pod_cidrs.to_vec());
+            self.told = false;
+            self.task.at = now;
+        }
+    }
+
+    pub(super) fn due(&self) -> Option<Mono> {
+        self.task.due().filter(|_| !self.told)
+    }
+    /// Tells the runtime, and writes the configuration, when they are others.
+    pub(super) fn turn<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Now, out: &Effects) {
+        if self.due().is_none_or(|at| at > now.mono) {
+            return;
+        }
+        self.task.begins(now.mono);
+        self.told = true;
+        let (cidrs, directory) = (self.pod_cidrs.clone().unwrap_or_default(), self.bridge.clone());
+        let (runtime, blocking) = (pods.ctx().runtime.clone(), pods.ctx().blocking.clone());
+        let task = async move {
+            let told = if cidrs.is_empty() {
+                Ok(())
+            } else {
+                runtime.update_runtime_config(&cidrs.join(",")).await.map_err(|error| error.to_string())
+            };
+            let placed =
+                match directory.map(|directory| bridge::conflist(&cidrs).map(|text| (directory, text))) {
+                    None => Ok(()),
+                    Some(Err(why)) => Err(why),
+                    Some(Ok((directory, text))) => {
+                        let shown = directory.display().to_string();
+                        let placed = blocking.run(move || place(&directory, &text)).await;
+                        placed.map_err(|error| format!("the bridge's configuration in {shown}: {error}"))
+                    }
+                };
+            News::NetworkTold(told.and(placed)).event()
+        };
+        out.start("pod network", task);
+    }
+
+    /// The runtime knows them and the configuration is as it is to be, or not.
+    pub(super) fn take(&mut self, result: Result<(), String>, now: Mono) {
+        self.task.ended(result.is_ok(), now, KUBE_RETRY_MAX);
+        if !self.told {
+            // The Node has others meanwhile.
+            self.task.at = now;
+        }
+        match result {
+            Ok(()) => self.said = None,
+            Err(why) => {
+                self.told = false;
+                if self.said.as_ref() != Some(&why) {
+                    log::warn!("the pods' network: {why}; trying again");
+                    self.said = Some(why);
+                }
+            }
+        }
+    }
+}
+
+/// What is there in our configuration's place, as far as ours may go: what is longer or no file is not ours.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_regular(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => error,
+        _ => io::Error::other(format!("{} is no file that can be read ({error}); remove it", path.display())),
+    })?;
+    let mut bytes = Vec::new();
+    file.take(CNI_FILE_BYTES_MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Writes the configuration, or removes it, as the table has it. Blocks.
+fn place(directory: &Path, text: &str) -> io::Result<()> {
+    std::fs::create_dir_all(directory)?;
+    let (mut others, mut count) = (false, 0);
+    for entry in std::fs::read_dir(directory)? {
+        count += 1;
+        if count > CNI_FILES_MAX {
+            return Err(io::Error::other(format!(
+                "there are more than {CNI_FILES_MAX} files; nothing is written"
+            )));
+        }
+        let name = entry?.file_name();
+        others |= name.to_str().is_some_and(|name| name != bridge::FILE && is_configuration(name));
+    }
+    let path = directory.join(bridge::FILE);
+    let ours = match read(&path) {
+        Ok(bytes) => Some(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    match bridge::step(others, ours.as_deref(), text.as_bytes()) {
+        Step::Keep => Ok(()),
+        Step::Remove => {
+            log::info!("{}: removed, for the pods have another network", path.display());
+            std::fs::remove_file(&path)
+        }
+        Step::Write => {
+            log::info!("{}: written", path.display());
+            // Not an ending that is taken for a configuration.
+            replace(&path, &directory.join(".smolet-bridge.new"), text.as_bytes())
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! What this node's pods name in the cluster: which ConfigMaps, Secrets and tokens are followed, and what was found.
+//!
+//! A pod that came from the API server begins when each of them was looked for, whether it is there or not: else it would
+//! begin with a failure. One that is here already is not held back. What a pod names that is over is dropped (`UnregisterPod`).
+//!
+//! There is room for so many objects and so many bytes. What runs here has its room first, then what has it already, then the
+//! rest; a pod whose objects have none says so in its status and waits, whether it could do without them or not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::offline::OfflineCopy;
+use crate::admit::chooses;
+use crate::cri::Runtime;
+use crate::kube::{Client, Watches};
+use crate::limits::{KUBE_OBJECTS_BYTES_MAX, KUBE_OBJECTS_MAX};
+use crate::model::desired::{Claimed, ClaimedSource, ClassHandler, UNTOLD};
+use crate::model::object::{ClaimedVolume, TokenWish, claim_of, class_of, named_by, services_of, tokens_of};
+use crate::model::{Mono, Object, ObjectKey, ObjectKind, PodKey, PodUid};
+use crate::model::{SortedMap, SortedSet};
+use crate::node::effects::{Effect, Effects, Tasks};
+use crate::node::pods::Pods;
+use crate::render::admission;
+use crate::source::api_claims::keep_claim;
+use crate::source::api_objects::{Found, Sought, follow_object, keep_token};
+use crate::source::object::cost;
+use crate::source::{Origin, SourceUpdate, SourcedObject, SourcedPod, api};
+use crate::store::keep::content::name_of;
+use crate::store::keep::folder::Content;
+use crate::sync::worker::Life;
+
+/// What is followed.
+pub(super) struct ApiObjects {
+    found: Found,
+    /// One for each object; dropping it ends it.
+    tasks: SortedMap<ObjectKey, smol::Task<()>>,
+    /// What was found of them; `None` = it is not there.
+    known: SortedMap<ObjectKey, Option<SourcedObject>>,
+    /// What was known before the agent's start, while the server has not told its pods; bounded by the folder.
+    kept: SortedMap<ObjectKey, Option<Object>>,
+    /// Those of `known` that were kept, and of which the server has not said a word.
+    unconfirmed: SortedSet<ObjectKey>,
+    /// Those that are there and for which there was no room, with the bytes that each takes: nobody follows them.
+    too_large: SortedMap<ObjectKey, usize>,
+    watches: Watches,
+    /// What each pod names that waits for what is not known yet, and what all other pods name; of the last update.
+    waiting: Vec<SortedSet<ObjectKey>>,
+    others: SortedSet<ObjectKey>,
+    /// The server's last word on pods, or, not complete, what was kept of it.
+    last: Option<SourceUpdate>,
+    origin: Arc<str>,
+    said_full: bool,
+}
+
+impl ApiObjects {
+    pub(super) fn new(found: Found) -> Self {
+        Self {
+            found,
+            tasks: SortedMap::new(),
+            known: SortedMap::new(),
+            kept: SortedMap::new(),
+            unconfirmed: SortedSet::new(),
+            too_large: SortedMap::new(),
+            watches: Watches::default(),
+            waiting: Vec::new(),
+            others: SortedSet::new(),
+            last: None,
+            origin: Arc::from(api::ORIGIN),
+            said_full: false,
+        }
+    }
+
+    /// What is followed, and the bytes of what was found.
+    pub(super) fn held(&self) -> (usize, usize) {
+        (self.tasks.len(), self.bytes())
+    }
+
+    /// The object, if the server has told it.
+    pub(super) fn found_of(&self, key: &ObjectKey) -> Option<&Object> {
+        let known = self.known.get(key).filter(|_| !self.unconfirmed.contains(key))?;
+        known.as_ref().map(|sourced| &sourced.object)
+    }
+
+    fn sourced(&self, object: Object) -> SourcedObject {
+        SourcedObject { object, origin: Origin { file: self.origin.clone(), document: 1 } }
+    }
+
+    /// Takes over what was kept of it, if nothing is known.
+    fn recall(&mut self, key: &ObjectKey) {
+        if self.known.contains_key(key) {
+            return;
+        }
+        let Some(kept) = self.kept.remove(key) else { return };
+        let fits = self.bytes() + kept.as_ref().map_or(0, cost) <= KUBE_OBJECTS_BYTES_MAX;
+        if fits {
+            let sourced = kept.map(|object| self.sourced(object));
+            self.known.insert(key.clone(), sourced);
+            self.unconfirmed.insert(key.clone());
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        self.known.values().flatten().map(|sourced| cost(&sourced.object)).sum()
+    }
+
+    /// What the runtime class means.
+    fn handler(&self, class: &ObjectKey) -> ClassHandler {
+        match self.known.get(class).and_then(|known| known.as_ref()).map(|sourced| &sourced.object) {
+            Some(Object::RuntimeClass(class)) => ClassHandler::Of(class.handler.clone()),
+            Some(_) | None => ClassHandler::Missing,
+        }
+    }
+
+    /// What the pod's claims have for it.
+    ///
+    /// What it `had` it keeps: the node may have other labels by now, and the pod runs.
+    fn claims(
+        &self,
+        pod: &Pod,
+        labels: Option<&BTreeMap<String, String>>,
+        had: &[(Box<str>, Claimed)],
+    ) -> Vec<(Box<str>, Claimed)> {
+        let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+        let claimed = volumes.filter_map(|volume| {
+            let source = volume.persistent_volume_claim.as_ref()?;
+            if let Some(kept) = had.iter().find(|(name, path)| **name == *volume.name && path.is_ok()) {
+                return Some(kept.clone());
+            }
+            let key = ObjectKey::of(pod, ObjectKind::Claim, &claim_of(pod, &source.claim_name));
+            let known = self.known.get(&key).and_then(|known| known.as_ref()).map(|sourced| &sourced.object);
+            let found = match known {
+                Some(Object::Claim(claim)) => claim.volume.clone(),
+                Some(_) | None => Err(UNTOLD.into()),
+            };
+            let here = |of: &ClaimedVolume| match (&of.nodes, labels) {
+                (Some(nodes), Some(labels)) => chooses(nodes, labels),
+                (Some(_), None) | (None, _) => true,
+            };
+            let path = found.and_then(|of| {
+                if !here(&of) {
+                    let why = format!(
+                        "MountVolume.NodeAffinity check failed for volume {:?} : no matching NodeSelectorTerms",
+                        of.name
+                    );
+                    return Err(why.into());
+                }
+                let read_only = source.read_only == Some(true);
+                Ok(ClaimedSource { volume: of, read_only })
+            });
+            Some((volume.name.as_str().into(), path))
+        });
+        claimed.collect()
+    }
+
+    /// The bytes that the known object takes.
+    fn bytes_of(&self, key: &ObjectKey) -> usize {
+        self.known.get(key).and_then(|known| known.as_ref()).map_or(0, |sourced| cost(&sourced.object))
+    }
+
+    /// One of that many bytes has room in the place of the one that is known.
+    fn has_room(&self, key: &ObjectKey, bytes: usize) -> bool {
+        self.bytes() - self.bytes_of(key) + bytes <= KUBE_OBJECTS_BYTES_MAX
+    }
+
+    /// Nothing that the pod can do without is known of what it names, for want of room.
+    fn lacks_room(&self, keys: &SortedSet<ObjectKey>) -> bool {
+        keys.iter().any(|key| self.too_large.contains_key(key) && !self.known.contains_key(key))
+    }
+
+    /// Said once, until there is room again.
+    fn say_full(&mut self, pod: Option<&PodKey>) {
+        match pod {
+            None => self.said_full = false,
+            Some(_) if self.said_full => {}
+            Some(pod) => {
+                self.said_full = true;
+                log::warn!("pod {pod} and perhaps others: {}", admission::TOO_MANY_OBJECTS);
+            }
+        }
+    }
+    /// The server's last word on pods, or, not complete, what was kept of it.
+    pub(super) fn word(&self) -> Option<&SourceUpdate> {
+        self.last.as_ref()
+    }
+
+    /// The server has told its pods, or that is taken for its word which was kept.
+    pub(super) fn hear(&mut self, update: &SourceUpdate) {
+        self.last = Some(update.clone());
+    }
+
+    /// These were known before the agent's start.
+    pub(super) fn were_kept(&mut self, objects: SortedMap<ObjectKey, Option<Object>>) {
+        self.kept = objects;
+    }
+
+    /// Follows what the update's pods name, adds what is known of it, and leaves out pods that have to wait for it.
+    /// Returns the pods of which all is known that they name.
+    pub(super) fn follow<R: Runtime + 'static>(
+        &mut self,
+        update: &mut SourceUpdate,
+        client: &Client,
+        pods: &Pods<R>,
+        tasks: &Tasks,
+    ) -> SortedSet<PodUid> {
+        let mut named = named_in(update, self, pods);
+        let mut wishes: SortedMap<ObjectKey, (Box<str>, TokenWish)> = SortedMap::new();
+        let mut needed: SortedSet<ObjectKey> = SortedSet::new();
+        for Named { place, keys, is_left_out, .. } in &mut named {
+            let further = keys.iter().filter(|key| !needed.contains(*key)).count();
+            *is_left_out = needed.len() + further > KUBE_OBJECTS_MAX;
+            if !*is_left_out {
+                needed.extend(keys.iter().cloned());
+                let pod = &update.pods[*place].pod;
+                let opened = pod.pod.open();
+                let of = |(key, wish)| (key, (pod.key.name.as_ref().into(), wish));
+                wishes.extend(tokens_of(&opened).map(of));
+            }
+        }
+        self.tasks.retain(|key, _| needed.contains(key));
+        self.known.retain(|key, _| needed.contains(key));
+        self.unconfirmed.retain(|key| needed.contains(key));
+        self.too_large.retain(|key, _| needed.contains(key));
+        if update.complete {
+            self.kept = SortedMap::new();
+        }
+        for key in needed {
+            self.recall(&key);
+            if self.tasks.contains_key(&key) {
+                continue;
+            }
+            if let Some(bytes) = self.too_large.get(&key).copied() {
+                if !self.has_room(&key, bytes) {
+                    continue;
+                }
+                self.too_large.remove(&key);
+            }
+            let found = self.found.clone();
+            let task = match wishes.remove(&key) {
+                Some((pod, wish)) => tasks
+                    .run("service account token", keep_token(client.clone(), pod, key.clone(), wish, found)),
+                None if key.kind == ObjectKind::Claim => {
+                    tasks.run("volume claim", keep_claim(client.clone(), key.clone(), found))
+                }
+                None => {
+                    let watches = self.watches.clone();
+                    tasks.run("object watch", follow_object(client.clone(), key.clone(), watches, found))
+                }
+            };
+            self.tasks.insert(key, task);
+        }
+        update.objects = self.known.values().flatten().cloned().collect();
+        let labels = pods.room().labels();
+        for sourced in &mut update.pods {
+            let had = pods.desired().pod(&sourced.pod.key.uid).map(|entry| &*entry.wanted.pod.claims);
+            sourced.pod.claims = self.claims(&sourced.pod.pod, labels, had.unwrap_or_default());
+            if let Some(class) = class_of(&sourced.pod.pod) {
+                sourced.pod.handler = self.handler(&class);
+            }
+            sourced.pod.pod.pack();
+        }
+        let relist = pods.relist();
+        let (desired, complete) = (pods.desired(), update.complete);
+        // A pod that the server tells of begins with what the server says.
+        let is_known =
+            |key: &ObjectKey| self.known.contains_key(key) && !(complete && self.unconfirmed.contains(key));
+        let (mut waits, mut first_full) = (vec![false; update.pods.len()], None);
+        let (mut waiting, mut others) = (Vec::new(), SortedSet::new());
+        for Named { place, keys, is_left_out, .. } in named {
+            let pod = &mut update.pods[place].pod;
+            pod.too_many_objects = is_left_out || self.lacks_room(&keys);
+            if pod.too_many_objects {
+                first_full.get_or_insert_with(|| pod.key.clone());
+            }
+            let uid = &pod.key.uid;
+            waits[place] = !pod.too_many_objects
+                && desired.pod(uid).is_none()
+                && relist.is_some_and(|relist| !relist.pods.contains_key(uid))
+                && !keys.iter().all(is_known);
+            if waits[place] {
+                waiting.push(keys);
+            } else {
+                others.extend(keys);
+            }
+        }
+        self.say_full(first_full.as_ref());
+        (self.waiting, self.others) = (waiting, others);
+        let mut waits = waits.into_iter();
+        update.pods.retain(|_| waits.next() != Some(true));
+        let is_known =
+            |pod: &SourcedPod| named_by(&pod.pod.pod).iter().all(|key| self.known.contains_key(key));
+        let known = update.pods.iter().filter(|pod| is_known(pod));
+        known.map(|pod| pod.pod.key.uid.clone()).collect()
+    }
+
+    /// Something was found: the pods that it is of get it.
+    pub(super) fn take(&mut self, kept: &mut OfflineCopy, now: Mono, out: &mut Effects) {
+        // A pod that waits for hundreds of them begins with the last one: until then there is nothing to do for it.
+        let mut is_due = false;
+        for (key, sought) in self.found.take() {
+            is_due |= self.others.contains(&key);
+            if !self.tasks.contains_key(&key) {
+                continue;
+            }
+            let was_kept = self.unconfirmed.contains(&key);
+            let (object, is_word) = match sought {
+                Sought::There(object) => (Some(object), true),
+                Sought::Missing => (None, true),
+                // A server that is ill takes nothing away.
+                Sought::Refused if was_kept => {
+                    self.unconfirmed.remove(&key);
+                    continue;
+                }
+                Sought::Refused => (None, false),
+            };
+            let bytes = object.as_ref().map_or(0, cost);
+            if bytes > 0 && !self.has_room(&key, bytes) {
+                // Its follower would hold it on. What is known of it stays.
+                self.tasks.remove(&key);
+                self.too_large.insert(key, bytes);
+                is_due = true;
+                continue;
+            }
+            self.unconfirmed.remove(&key);
+            if is_word {
+                kept.put(name_of(&key), Content::Object(object.clone()), now);
+            }
+            let sourced = object.map(|object| self.sourced(object));
+            self.known.insert(key, sourced);
+        }
+        let known = &self.known;
+        let is_known = |key: &ObjectKey| known.contains_key(key);
+        if is_due || self.waiting.iter().any(|keys| keys.iter().all(is_known)) {
+            out.push(Effect::AdmitAgain);
+        }
+    }
+}
+
+/// What a pod of an update names.
+struct Named {
+    /// Its place in the update.
+    place: usize,
+    /// 0: it runs here; 1: its objects are followed; 2: neither.
+    rank: u8,
+    keys: SortedSet<ObjectKey>,
+    /// There is no room for them.
+    is_left_out: bool,
+}
+
+/// What a pod needs to know of before it begins.
+pub(super) fn wanted_by(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
+    named_by(pod).into_iter().chain(services_of(pod)).chain(class_of(pod))
+}
+
+/// What the pods of the update name, in the order in which they have room for it.
+fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, pods: &Pods<R>) -> Vec<Named> {
+    let relist = pods.relist();
+    let is_alive = |uid: &PodUid| {
+        let observed = pods.get(uid).and_then(|record| record.worker.observed());
+        observed.is_some_and(|observed| observed.is_alive())
+    };
+    let named = update.pods.iter().enumerate().map(|(place, sourced)| {
+        let uid = &sourced.pod.key.uid;
+        // One that is over needs none any more (`UnregisterPod`).
+        let has_ended = pods.get(uid).is_some_and(|record| record.worker.life() == Life::Ended);
+        let is_over = has_ended || update.server.over.contains(uid) && !is_alive(uid);
+        let keys: SortedSet<ObjectKey> =
+            if is_over { SortedSet::new() } else { wanted_by(&sourced.pod.pod.open()).collect() };
+        let entry = pods.desired().pod(uid).filter(|entry| !entry.wanted.pod.too_many_objects);
+        let runs = entry.is_some() || relist.is_some_and(|relist| relist.pods.contains_key(uid));
+        let is_followed = keys.iter().all(|key| objects.tasks.contains_key(key));
+        let rank = if runs { 0 } else { 2 - u8::from(is_followed) };
+        Named { place, rank, keys, is_left_out: false }
+    });
+    let mut named: Vec<Named> = named.collect();
+    // Stable.
+    named.sort_by_key(|named| named.rank);
+    named
+}

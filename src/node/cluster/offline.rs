@@ -1,0 +1,350 @@
+//! What is kept on disk for a start without the server: when it is written, and when it counts.
+//!
+//! ```text
+//!     the server's pods, objects and marks ─► KEPT_SETTLE to settle, KEPT_PERIOD since the last write ─► written
+//!     a pod is not wanted any more         ─► taken out at once: after a reboot it is not to begin
+//!     no word of the server's at the start ─► KEPT_PATIENCE after the first failure ─► read, and taken for its word,
+//!                                             as far as pods begin by it; nothing ends by it
+//! ```
+//!
+//! With a server that answers nothing is read: it costs no time, and what was deleted meanwhile does not begin.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash as _, Hasher as _};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use smol::channel::Receiver;
+
+use super::objects::{ApiObjects, wanted_by};
+use super::{Membership, News};
+use crate::blocking::Blocking;
+use crate::clock::SharedClock;
+use crate::cri::Runtime;
+use crate::kube::Client;
+use crate::limits::{
+    KEPT_END_PATIENCE, KEPT_PATIENCE, KEPT_PATIENCE_MAX, KEPT_PERIOD, KEPT_RETRY, KEPT_SETTLE,
+    KEPT_TREES_BYTES_MAX,
+};
+use crate::model::{Mono, PodUid};
+use crate::model::{SortedMap, SortedSet};
+use crate::node::agent::Event;
+use crate::node::effects::Effects;
+use crate::node::pods::Pods;
+use crate::source::api_kept::{self, Trees};
+use crate::source::api_node::NodeMarks;
+use crate::source::{NodeName, SourceUpdate};
+use crate::store::keep::content::{Marks, encode_marks, name_of};
+use crate::store::keep::folder::{Content, FileName, Folder, Owner, Put, Written};
+use crate::store::keep::record::{Kind, Name};
+
+/// Taints that the cluster sets and takes away by itself, as the node's state is: none of them says anything of the next start,
+/// and a link that comes and goes would write them each time.
+const OF_THE_MOMENT: [&str; 6] = [
+    "node.kubernetes.io/not-ready",
+    "node.kubernetes.io/unreachable",
+    "node.kubernetes.io/network-unavailable",
+    "node.kubernetes.io/memory-pressure",
+    "node.kubernetes.io/disk-pressure",
+    "node.kubernetes.io/pid-pressure",
+];
+
+/// How far the folder is behind what the server says.
+pub(super) struct OfflineCopy {
+    folder: Folder,
+    /// Whose it is, once that was needed.
+    owner: Option<Owner>,
+    trees: Trees,
+    /// What is not written yet. At most as much as is kept.
+    puts: SortedMap<FileName, Put>,
+    /// All that is to be kept; `None` = the server has not told its pods yet.
+    wanted: Option<Arc<SortedSet<FileName>>>,
+    /// Of which pods that is.
+    told: u64,
+    write: Option<smol::Task<()>>,
+    due: Option<Mono>,
+    not_before: Mono,
+    /// Why not all is kept.
+    said: Option<String>,
+}
+
+/// How a write ended.
+pub(super) struct Outcome {
+    owner: Option<Owner>,
+    /// What was not written.
+    left: SortedMap<FileName, Put>,
+    result: Result<Written, String>,
+}
+
+impl OfflineCopy {
+    pub(super) fn new(folder: Folder, trees: Trees, now: Mono) -> Self {
+        Self {
+            folder,
+            owner: None,
+            trees,
+            puts: SortedMap::new(),
+            wanted: None,
+            told: 0,
+            write: None,
+            due: None,
+            not_before: now,
+            said: None,
+        }
+    }
+
+    /// This is the object's content now.
+    pub(super) fn put(&mut self, name: Name, content: Content, now: Mono) {
+        self.puts.insert(FileName::of(&name), Put { name, content });
+        self.due.get_or_insert((now + KEPT_SETTLE).max(self.not_before));
+    }
+
+    /// These are the marks on the Node of that name now.
+    pub(super) fn put_marks(&mut self, node: &str, marks: &NodeMarks, now: Mono) {
+        let NodeMarks { labels, mut taints, pod_cidrs, .. } = marks.clone();
+        taints.retain(|taint| !OF_THE_MOMENT.contains(&&*taint.key));
+        let content = encode_marks(&Marks { labels, taints, pod_cidrs });
+        self.put(name_of_node(node), Content::Bytes(content), now);
+    }
+
+    /// A pod. On a disk that takes nothing for long they are as many as change.
+    fn put_tree(&mut self, name: Name, tree: Vec<u8>, now: Mono) {
+        if self.waiting() + tree.len() <= KEPT_TREES_BYTES_MAX {
+            self.put(name, Content::Bytes(tree), now);
+        } else {
+            self.puts.remove(&FileName::of(&name));
+            self.say("there is no room to keep all pods; those that are left out wait for the server after a restart".to_owned());
+        }
+    }
+
+    /// Bytes of pods that are to be written.
+    fn waiting(&self) -> usize {
+        let bytes = |put: &Put| if let Content::Bytes(bytes) = &put.content { bytes.len() } else { 0 };
+        self.puts.values().map(bytes).sum()
+    }
+
+    /// What is on its way to the disk, and its bytes.
+    pub(super) fn held(&self) -> (usize, usize) {
+        let (trees, bytes) = self.trees.held();
+        (self.puts.len() + trees, self.waiting() + bytes)
+    }
+
+    pub(super) fn due(&self) -> Option<Mono> {
+        self.due.filter(|_| self.write.is_none() && self.wanted.is_some())
+    }
+
+    /// The write of all there is to write; nothing when there is nothing.
+    fn work(&mut self, client: &Client, node: &str, blocking: &Rc<Blocking>) -> Option<Work> {
+        self.due.take()?;
+        let wanted = self.wanted.clone()?;
+        Some(Work {
+            folder: self.folder.clone(),
+            owner: self.owner,
+            wanted,
+            puts: std::mem::take(&mut self.puts),
+            client: client.clone(),
+            node: node.into(),
+            blocking: blocking.clone(),
+        })
+    }
+
+    fn say(&mut self, why: String) {
+        if self.said.as_ref() != Some(&why) {
+            log::warn!("{why}");
+            self.said = Some(why);
+        }
+    }
+
+    fn ended(&mut self, outcome: Outcome, now: Mono) {
+        let Outcome { owner, left, result } = outcome;
+        self.owner = owner;
+        match result {
+            Ok(Written { left_out: 0, no_key: None, .. }) => self.said = None,
+            Ok(Written { no_key: Some(why), .. }) => {
+                self.say(format!("{why}: Secrets and tokens are not kept; their pods wait for the server after a restart"));
+            }
+            Ok(Written { left_out, .. }) => self.say(format!(
+                "{left_out} objects of the cluster have no room on the disk; their pods wait for the server after a restart"
+            )),
+            Err(why) => {
+                self.say(format!("the cluster's pods are not kept for a start without the server: {why}; trying again"));
+                for (file, put) in left {
+                    self.puts.entry(file).or_insert(put);
+                }
+                self.due = Some(now + KEPT_RETRY);
+                return;
+            }
+        }
+        self.not_before = now + KEPT_PERIOD;
+    }
+    // ---- writing -------------------------------------------------------------------------------------------
+
+    /// The server has told its pods: these are kept, and what they name, and nothing else.
+    pub(super) fn keep_pods(&mut self, objects: &ApiObjects, node: &str, now: Mono) {
+        let Some(last) = objects.word().filter(|last| last.complete) else { return };
+        let kept = || last.pods.iter().filter(|pod| !last.server.over.contains(&pod.pod.key.uid));
+        let mut hasher = DefaultHasher::new();
+        kept().for_each(|pod| (&pod.pod.key.uid, &pod.config_hash).hash(&mut hasher));
+        let told = hasher.finish();
+        if self.wanted.is_some() && self.told == told {
+            return;
+        }
+        let before = self.wanted.take().unwrap_or_default();
+        let is_first = before.is_empty();
+        let mut wanted = SortedSet::from([FileName::of(&name_of_node(node))]);
+        for pod in kept() {
+            let name = name_of_pod(&pod.pod.key.uid);
+            wanted.insert(FileName::of(&name));
+            if let Some(tree) = self.trees.take(&pod.pod.key.uid) {
+                self.put_tree(name, tree, now);
+            }
+            for key in wanted_by(&pod.pod.pod.open()) {
+                let name = name_of(&key);
+                // What is followed for another pod already is not found anew.
+                if wanted.insert(FileName::of(&name))
+                    && !before.contains(&FileName::of(&name))
+                    && let Some(object) = objects.found_of(&key)
+                {
+                    self.put(name, Content::Object(Some(object.clone())), now);
+                }
+            }
+        }
+        let some_go = before.iter().any(|file| !wanted.contains(file));
+        self.puts.retain(|file, _| wanted.contains(file));
+        if some_go {
+            self.due = Some(now);
+        } else if is_first || wanted.len() > before.len() {
+            self.due.get_or_insert((now + KEPT_SETTLE).max(self.not_before));
+        }
+        self.told = told;
+        self.wanted = Some(Arc::new(wanted));
+    }
+
+    /// Begins a write that is due.
+    pub(super) fn turn<R: Runtime + 'static>(
+        &mut self,
+        of: &Membership,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &Effects,
+    ) {
+        if self.due().is_none_or(|at| at > now) {
+            return;
+        }
+        let Some(work) = self.work(&of.client, &of.machine.name, &pods.ctx().blocking) else { return };
+        let task = async move { News::KeptWritten(work.carry_out().await).event() };
+        self.write = Some(out.keep("offline copy", task));
+    }
+
+    /// A write ended.
+    pub(super) fn written(&mut self, outcome: Outcome, now: Mono, out: &Effects) {
+        self.write = None;
+        if outcome.result.as_ref().is_ok_and(|written| written.files > 0) {
+            out.metrics().state_writes.inc();
+        }
+        self.ended(outcome, now);
+    }
+
+    /// Before the agent ends by itself. Waits for the disk, but not for ever.
+    pub(super) async fn at_end<R: Runtime + 'static>(&mut self, of: &Membership, pods: &Pods<R>) {
+        let before = self.write.take();
+        let work = self.work(&of.client, &of.machine.name, &pods.ctx().blocking);
+        let write = async {
+            if let Some(before) = before {
+                before.await;
+            }
+            match work {
+                Some(work) => work.carry_out().await.result.map(drop),
+                None => Ok(()),
+            }
+        };
+        let patience = async {
+            pods.ctx().clock.sleep(KEPT_END_PATIENCE).await;
+            Err("the disk does not answer".to_owned())
+        };
+        if let Err(why) = smol::future::or(write, patience).await {
+            log::warn!("the cluster's newest pods are not kept for a start without the server: {why}");
+        }
+    }
+
+    // ---- the start -----------------------------------------------------------------------------------------
+
+    /// Patience with the server is over: what was kept is read.
+    pub(super) fn read<R: Runtime + 'static>(&self, of: &Membership, pods: &Pods<R>, out: &Effects) {
+        let (client, node) = (of.client.clone(), of.machine.name.clone());
+        let (folder, blocking) = (self.folder.clone(), pods.ctx().blocking.clone());
+        out.start("offline copy reading", async move {
+            let kept = match owner_of(&client, &node).await {
+                Ok(owner) => Ok(blocking.run(move || folder.read(owner)).await),
+                Err(why) => Err(why),
+            };
+            News::KeptRead(kept).event()
+        });
+    }
+}
+
+/// What was kept of pods, as the server's word; `None` = there are none.
+pub(super) fn update(of: &Membership, pods: Vec<Vec<u8>>, clock: &SharedClock) -> Option<SourceUpdate> {
+    let (node, here) = (NodeName::new(&of.machine.name), of.shared.here.clone());
+    let update = api_kept::update(&node, clock.clone(), here, pods);
+    if update.pods.is_empty() {
+        return None;
+    }
+    log::info!("the API server is away: {} pods are as they were when it was last heard", update.pods.len());
+    Some(update)
+}
+
+fn name_of_node(node: &str) -> Name {
+    Name { kind: Kind::Node, namespace: "".into(), name: node.into() }
+}
+
+fn name_of_pod(uid: &PodUid) -> Name {
+    Name { kind: Kind::Pod, namespace: "".into(), name: uid.as_str().into() }
+}
+
+/// Whose the folder is.
+async fn owner_of(client: &Client, node: &str) -> Result<Owner, String> {
+    let trust = client.trust().await.map_err(|error| error.to_string())?;
+    Ok(Owner::new(node, &trust))
+}
+
+/// One write.
+struct Work {
+    folder: Folder,
+    owner: Option<Owner>,
+    wanted: Arc<SortedSet<FileName>>,
+    puts: SortedMap<FileName, Put>,
+    client: Client,
+    node: Box<str>,
+    blocking: Rc<Blocking>,
+}
+
+impl Work {
+    async fn carry_out(self) -> Outcome {
+        let Self { folder, owner, wanted, puts, client, node, blocking } = self;
+        let owner = match owner {
+            Some(owner) => Ok(owner),
+            None => owner_of(&client, &node).await,
+        };
+        let owner = match owner {
+            Ok(owner) => owner,
+            Err(why) => return Outcome { owner: None, left: puts, result: Err(why) },
+        };
+        let write = move || {
+            let result = folder.write(owner, &wanted, &puts).map_err(|error| error.to_string());
+            let left = if result.is_ok() { SortedMap::new() } else { puts };
+            Outcome { owner: Some(owner), left, result }
+        };
+        blocking.run(write).await
+    }
+}
+
+/// When what was kept counts: a while after the first failure, or after the start.
+pub(super) async fn wait(failed: Receiver<()>, clock: SharedClock) -> Event {
+    let failure = async {
+        // Closed: there is nobody who tells.
+        let _ = failed.recv().await;
+        clock.sleep(KEPT_PATIENCE).await;
+    };
+    smol::future::or(failure, clock.sleep(KEPT_PATIENCE_MAX)).await;
+    News::KeptCounts.event()
+}

@@ -1,0 +1,411 @@
+//! The pods: what is wanted, what is kept of each, what was last seen of all, and their statuses.
+//!
+//! ```text
+//!     source update ─► desired ─► records (workers) ─► drive: read ─► status ─► plan ─► act ─► read …
+//!     relist, the runtime's events ─► what changed ─► touched records ─► drive
+//! ```
+//!
+//! Sources are in `sources`, pods of a former agent in `handover`, the work for one pod in `worker`, statuses in `status`, what
+//! ends a pod besides its manifest in `endings`, whether a static pod may begin in `admission`, in-place resizing in `allocation`.
+//! The parts only read them; what a plan goes by that a part has found out is in [`Facts`].
+
+mod admission;
+mod allocation;
+mod endings;
+mod events;
+mod find;
+mod handover;
+mod probes;
+mod relist;
+mod sources;
+mod status;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub(super) use admission::NodeRoom;
+pub(super) use allocation::{Granted, Resizing, hold, sizes_in};
+pub(super) use endings::EvictedFor;
+pub(super) use probes::AskedProbe;
+pub(super) use worker::{JobResult, Work};
+#[cfg(feature = "tls")]
+pub(super) use {
+    admission::{REJECTED, note_refusal},
+    allocation::as_it_counts,
+};
+
+use super::cgroups::NodeCgroups;
+use super::checkpoint::{Restored, Saved};
+use super::effects::{Effect, Effects};
+use super::record::Record;
+use crate::config::Config;
+use crate::cri::Runtime;
+use crate::desired::Desired;
+use crate::eviction::NodeCondition;
+use crate::gc::{self, GcPlan, GcPolicy, GcRemoval};
+use crate::logs::rotate::Told;
+use crate::metrics::Metrics;
+use crate::model::backoff::Backoff;
+use crate::model::object::named_by;
+use crate::model::{DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds, Wall};
+use crate::model::{SortedMap, SortedSet};
+use crate::pleg::Relist;
+use crate::poison::SetAside;
+use crate::render::NodeSettings;
+use crate::shutdown::ShutdownGroup;
+#[cfg(feature = "tls")]
+use crate::source::EndingPod;
+use crate::source::{self, Held, SourceUpdate};
+use crate::store::identity::Identity;
+use crate::store::statuses::StatusStore;
+use crate::sync::act::ActContext;
+
+/// All that belongs to the node's pods.
+pub(super) struct Pods<R> {
+    ctx: ActContext<R>,
+    cgroups: NodeCgroups,
+    metrics: Rc<Metrics>,
+    /// Who rotates logs is told here what runs.
+    logs: Told,
+    identity: Identity,
+    /// It is not the one in its file.
+    identity_changed: bool,
+    runtime_name: Box<str>,
+    started: Wall,
+    host_ips: Vec<IpAddr>,
+    desired: Desired,
+    records: BTreeMap<PodUid, Record>,
+    backoff: Backoff,
+    statuses: StatusStore,
+    relist: Option<Relist>,
+    /// What each source said first waits for the first relist: of two manifests that name one pod, the running one stays.
+    early_updates: SortedMap<&'static str, SourceUpdate>,
+    /// What the checkpoint says of pods that nobody has asked for yet. Bounded by its file.
+    restored: SortedMap<PodUid, Restored>,
+    /// Numbers the jobs.
+    jobs: u64,
+    /// Counts the reads of pods.
+    reads: u64,
+    /// The pods that no valid manifest names, of which that was logged. At most `HELD_PODS_TOLD_MAX`.
+    told_held: SortedSet<PodUid>,
+    set_aside: Arc<SetAside>,
+    /// What each source holds.
+    held: SortedMap<&'static str, Held>,
+    /// Pods of a former agent that nothing names are ended.
+    take_over: bool,
+    swept: bool,
+    /// While the sweep runs: whose directories it leaves alone. A pod that comes meanwhile waits for its end.
+    spared: Option<SortedSet<PodUid>>,
+    /// Pending resizes are looked at with the next turn.
+    retry_resizes: bool,
+    /// Numbers what of resizes has to be in the checkpoint.
+    resizes: u64,
+    facts: Facts,
+}
+
+/// Whether pods begin at all.
+enum MachineState {
+    Runs,
+    /// None begins; those that come end like those of this group, if there is one.
+    ShutsDown(Option<ShutdownGroup>),
+}
+
+/// What the parts have found out that pods are planned by; the loop puts it here.
+pub(super) struct Facts {
+    /// What the node is short of.
+    conditions: Vec<NodeCondition>,
+    machine: MachineState,
+    /// The pods that were deleted on the API server, and their grace periods.
+    deleted: SortedMap<PodUid, Seconds>,
+    /// The API server's pods of which all is known that they name.
+    known: SortedSet<PodUid>,
+    room: NodeRoom,
+    garbage: GcPolicy,
+    /// Dead containers beyond what is kept of all pods together. At most what was read of them.
+    surplus: SortedMap<PodUid, Vec<GcRemoval>>,
+    /// What is in the checkpoint.
+    saved: Saved,
+}
+
+impl<R: Runtime + 'static> Pods<R> {
+    #[expect(clippy::too_many_arguments, reason = "called once, by the wiring")]
+    pub(super) fn new(
+        ctx: ActContext<R>,
+        config: &Config,
+        cgroups: NodeCgroups,
+        (metrics, logs): (Rc<Metrics>, Told),
+        identity: Identity,
+        runtime_name: Box<str>,
+        set_aside: Arc<SetAside>,
+        room: NodeRoom,
+        now: Now,
+    ) -> Self {
+        let of_url = config.static_pods.is_some().then_some(source::http::NAME);
+        let of_server = room.is_of_cluster().then_some(source::API);
+        let sources: Vec<&'static str> =
+            [Some(source::file::NAME), of_url, of_server].into_iter().flatten().collect();
+        Self {
+            host_ips: ctx.node.node_ips.iter().filter_map(|ip| ip.parse().ok()).collect(),
+            ctx,
+            cgroups,
+            metrics,
+            logs,
+            identity,
+            identity_changed: false,
+            runtime_name,
+            started: now.wall,
+            desired: Desired::new(&sources),
+            records: BTreeMap::new(),
+            backoff: Backoff::new(now.mono, config.max_container_restart_period),
+            statuses: StatusStore::new(config.status_store_bytes),
+            relist: None,
+            early_updates: SortedMap::new(),
+            restored: SortedMap::new(),
+            jobs: 0,
+            reads: 0,
+            told_held: SortedSet::new(),
+            set_aside,
+            held: SortedMap::new(),
+            take_over: config.take_over,
+            swept: false,
+            spared: None,
+            retry_resizes: false,
+            resizes: 0,
+            facts: Facts {
+                conditions: Vec::new(),
+                machine: MachineState::Runs,
+                deleted: SortedMap::new(),
+                known: SortedSet::new(),
+                room,
+                garbage: config.dead_containers,
+                surplus: SortedMap::new(),
+                saved: Saved::default(),
+            },
+        }
+    }
+    // ---- what parts read -----------------------------------------------------------------------------------
+
+    pub(super) fn now(&self) -> Now {
+        self.ctx.clock.now()
+    }
+
+    pub(super) fn ctx(&self) -> &ActContext<R> {
+        &self.ctx
+    }
+
+    pub(super) fn cgroups(&self) -> &NodeCgroups {
+        &self.cgroups
+    }
+
+    pub(super) fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Since when this agent runs.
+    pub(super) fn started(&self) -> Wall {
+        self.started
+    }
+
+    pub(super) fn desired(&self) -> &Desired {
+        &self.desired
+    }
+
+    /// Those in hand.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&PodUid, &Record)> {
+        self.records.iter()
+    }
+
+    pub(super) fn records(&self) -> &BTreeMap<PodUid, Record> {
+        &self.records
+    }
+
+    pub(super) fn get(&self, uid: &PodUid) -> Option<&Record> {
+        self.records.get(uid)
+    }
+
+    pub(super) fn statuses(&self) -> &StatusStore {
+        &self.statuses
+    }
+
+    pub(super) fn backoff(&self) -> &Backoff {
+        &self.backoff
+    }
+
+    /// The last look at the runtime.
+    pub(super) fn relist(&self) -> Option<&Relist> {
+        self.relist.as_ref()
+    }
+
+    /// The source's first word, while it waits for the first look at the runtime.
+    #[cfg(feature = "tls")]
+    pub(super) fn early_update(&self, source: &str) -> Option<&SourceUpdate> {
+        self.early_updates.get(source)
+    }
+
+    /// What each source holds.
+    pub(super) fn held(&self) -> &SortedMap<&'static str, Held> {
+        &self.held
+    }
+
+    pub(super) fn restored(&self) -> &SortedMap<PodUid, Restored> {
+        &self.restored
+    }
+
+    /// What the rotation of logs was told, and its bytes.
+    pub(super) fn logs_held(&self) -> (usize, usize) {
+        self.logs.held()
+    }
+
+    /// Counts the reads of pods: another number is another state of them.
+    pub(super) fn reads(&self) -> u64 {
+        self.reads
+    }
+
+    /// Counts what of resizes has to be in the checkpoint.
+    pub(super) fn resizes(&self) -> u64 {
+        self.resizes
+    }
+
+    /// What the node is short of.
+    pub(super) fn conditions(&self) -> &[NodeCondition] {
+        &self.facts.conditions
+    }
+
+    #[cfg(feature = "tls")]
+    pub(super) fn room(&self) -> &NodeRoom {
+        &self.facts.room
+    }
+
+    /// The node shuts down.
+    #[cfg(feature = "tls")]
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.facts.machine, MachineState::ShutsDown(_))
+    }
+
+    /// It was deleted on the API server: it ends, whatever manifests cannot be read.
+    pub(super) fn is_deleted(&self, uid: &PodUid) -> bool {
+        self.facts.deleted.contains_key(uid)
+    }
+
+    /// What stands in the pod's volumes is not known yet: after a restart of the agent, for one that runs.
+    fn waits_for_objects(&self, uid: &PodUid) -> bool {
+        let Some(entry) = self.desired.pod(uid) else { return false };
+        let pod = &entry.wanted.pod.pod;
+        pod.is_of_api_server() && !self.facts.known.contains(uid) && !named_by(pod).is_empty()
+    }
+
+    /// What goes of this pod's dead containers, by its own limit and by that of all.
+    fn garbage_of(&self, pod: &DesiredPod, observed: &ObservedPod, now: Now) -> GcPlan {
+        let mut plan = gc::collect_pod(self.facts.garbage, &pod.key, observed, now);
+        for removal in self.facts.surplus.get(&pod.key.uid).into_iter().flatten() {
+            let is_there = observed.containers.iter().any(|container| container.id == removal.id);
+            if is_there && !plan.containers.iter().any(|other| other.id == removal.id) {
+                plan.containers.push(removal.clone());
+            }
+        }
+        plan
+    }
+
+    // ---- what the loop puts here ---------------------------------------------------------------------------
+
+    /// These dead containers are beyond what is kept of all pods together; theirs are planned again.
+    pub(super) fn set_surplus(&mut self, surplus: SortedMap<PodUid, Vec<GcRemoval>>, out: &mut Effects) {
+        surplus.keys().for_each(|uid| out.push(Effect::PlanAgain(uid.clone())));
+        self.facts.surplus = surplus;
+    }
+
+    /// This is in the checkpoint now.
+    pub(super) fn set_saved(&mut self, saved: Saved) {
+        self.facts.saved = saved;
+    }
+
+    /// The API server has deleted these pods, and of these all is known that they name.
+    #[cfg(feature = "tls")]
+    pub(super) fn set_server_word(&mut self, deleted: &[EndingPod], known: SortedSet<PodUid>) {
+        self.facts.deleted = deleted.iter().map(|of| (of.key.uid.clone(), of.grace)).collect();
+        self.facts.known = known;
+    }
+
+    /// The identity, if it is to be written; whoever takes it writes it.
+    pub(super) fn take_changed_identity(&mut self) -> Option<&Identity> {
+        std::mem::take(&mut self.identity_changed).then_some(&self.identity)
+    }
+
+    /// The identity's file was not written.
+    pub(super) fn identity_is_unwritten(&mut self) {
+        self.identity_changed = true;
+    }
+
+    pub(super) fn is_identity_changed(&self) -> bool {
+        self.identity_changed
+    }
+
+    pub(super) fn take_early_updates(&mut self) -> SortedMap<&'static str, SourceUpdate> {
+        std::mem::take(&mut self.early_updates)
+    }
+
+    /// The pod is planned once more, and goes on.
+    pub(super) fn plan_again(&mut self, uid: &PodUid, out: &mut Effects) {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.worker.plan_again();
+            self.drive(uid, out);
+        }
+    }
+
+    /// The pod is read once more.
+    pub(super) fn look_again(&mut self, uid: &PodUid, out: &mut Effects) {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.worker.touched();
+        }
+        self.drive(uid, out);
+    }
+
+    /// The pods for which something is due.
+    pub(super) fn drive_due(&mut self, now: Now, out: &mut Effects) {
+        let due =
+            self.records.iter().filter(|(_, record)| record.worker.due().is_some_and(|at| at <= now.mono));
+        due.for_each(|(uid, _)| out.drive(uid));
+    }
+
+    /// When something is due for a pod.
+    pub(super) fn due(&self) -> Option<Mono> {
+        let pods = self.records.values().filter(|record| !record.set_aside);
+        pods.filter_map(|record| record.worker.due()).min()
+    }
+
+    /// The node has these addresses now, the primary one first (`GetNodeHostIPs`): pods show them, and what waited for one is
+    /// tried again. False when it had them before.
+    pub(super) fn set_addresses(&mut self, addresses: &[Box<str>], out: &mut Effects) -> bool {
+        if *self.ctx.node.node_ips == *addresses {
+            return false;
+        }
+        let node = NodeSettings { node_ips: addresses.to_vec(), ..NodeSettings::clone(&self.ctx.node) };
+        self.ctx.node = Rc::new(node);
+        self.host_ips = addresses.iter().filter_map(|ip| ip.parse().ok()).collect();
+        for (uid, record) in &mut self.records {
+            out.push(Effect::RefreshStatus(uid.clone()));
+            if record.failures.len() > 0 {
+                // A variable of `status.hostIP` may be what it waits for (`CreateContainerConfigError`).
+                record.worker.runtime_is_back();
+                out.drive(uid);
+            }
+        }
+        true
+    }
+
+    /// The cluster's name servers are these: pods that start from now on have them.
+    #[cfg(feature = "tls")]
+    pub(super) fn set_dns(&mut self, servers: &[Box<str>], domain: &str) {
+        let node = &self.ctx.node;
+        if node.cluster_dns == servers && *node.cluster_domain == *domain {
+            return;
+        }
+        let mut node = NodeSettings::clone(node);
+        node.cluster_dns = servers.to_vec();
+        node.cluster_domain = domain.into();
+        self.ctx.node = Rc::new(node);
+    }
+}

@@ -1,0 +1,86 @@
+//! What the runtime's events told of the pods, and its status does not show yet.
+
+use super::Pods;
+use crate::cri::Runtime;
+use crate::limits::{CHANGES_AWAITED_MAX, RELIST_PERIOD};
+use crate::model::{ObservedPod, PodUid};
+use crate::node::agent::Event;
+use crate::node::effects::{Effect, Effects};
+use crate::node::record::Awaited;
+use crate::pleg;
+use crate::pleg::news::{self, Instance, Until};
+use crate::sync::worker::Job;
+use std::rc::Rc;
+
+impl<R: Runtime + 'static> Pods<R> {
+    /// Reads the pod once the runtime's status shows the change, which it does `at_once` where events come behind it. While a job
+    /// of ours runs, which may well have brought it about, the read after it comes first.
+    pub(in crate::node) fn await_change(
+        &mut self,
+        uid: &PodUid,
+        (id, instance, until): (Box<str>, Instance, Until),
+        at_once: bool,
+        out: &mut Effects,
+    ) {
+        let awaited_by_all: usize = self.records.values().map(|record| record.awaited.len()).sum();
+        let now = self.now().mono;
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if awaited_by_all >= CHANGES_AWAITED_MAX && !record.awaited.contains_key(&id) {
+            out.push(Effect::RelistBy(now + RELIST_PERIOD));
+            return self.look_again(uid, out);
+        }
+        let awaited = record.awaited.entry(id).or_insert(Awaited { instance, until, looked_at: false });
+        if until == Until::Gone && awaited.until != until {
+            // Who looks for its end is not to say that it is gone.
+            (awaited.until, awaited.looked_at) = (until, false);
+        }
+        if matches!(record.worker.in_flight(), None | Some(Job::Read)) {
+            self.look_at_awaited(uid, at_once, out);
+        }
+    }
+
+    fn look_at_awaited(&mut self, uid: &PodUid, at_once: bool, out: &Effects) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        for (id, awaited) in record.awaited.iter_mut().filter(|(_, awaited)| !awaited.looked_at) {
+            awaited.looked_at = true;
+            let (uid, id, instance, until) =
+                (uid.clone(), id.clone(), awaited.instance.clone(), awaited.until);
+            let (runtime, clock) = (self.ctx.runtime.clone(), self.ctx.clock.clone());
+            out.start("container status", async move {
+                pleg::await_change(&*runtime, &clock, &instance, until, at_once).await;
+                Event::Shown { uid, id, until }
+            });
+        }
+    }
+
+    /// The runtime's status shows what an event told, or does not in time.
+    pub(in crate::node) fn shown(&mut self, uid: &PodUid, id: &str, until: Until, out: &mut Effects) {
+        let Some(record) = self.records.get_mut(uid) else { return };
+        if record.awaited.get(id).is_some_and(|awaited| awaited.until == until) {
+            record.awaited.remove(id);
+            self.look_again(uid, out);
+        }
+    }
+
+    /// What the last read of the pod shows need not be awaited any more.
+    pub(in crate::node) fn forget_shown(&mut self, uid: &PodUid) -> Option<Rc<ObservedPod>> {
+        let record = self.records.get_mut(uid)?;
+        let observed = record.worker.observed().cloned()?;
+        record.awaited.retain(|id, awaited| !news::is_shown(&observed, id, awaited.until));
+        Some(observed)
+    }
+
+    /// What it does not show yet is awaited, and what events told of it before it was known.
+    pub(in crate::node) fn await_unshown(
+        &mut self,
+        uid: &PodUid,
+        met: Vec<(Box<str>, Instance, Until)>,
+        at_once: bool,
+        out: &mut Effects,
+    ) {
+        for change in met {
+            self.await_change(uid, change, at_once, out);
+        }
+        self.look_at_awaited(uid, at_once, out);
+    }
+}

@@ -1,0 +1,63 @@
+//! Finds pods by what people call them.
+
+use super::Pods;
+use crate::cri::Runtime;
+use crate::node::record::Record;
+use crate::printers::text::harmless;
+use crate::server::Place;
+use crate::sync::worker::Life;
+
+impl<R: Runtime + 'static> Pods<R> {
+    /// The records of a namespace or of all, in the order they are shown in.
+    pub(in crate::node) fn sorted(&self, namespace: Option<&str>) -> Vec<&Record> {
+        let of_namespace = |record: &&Record| namespace.is_none_or(|n| n == &*record.worker.key().namespace);
+        let mut records: Vec<&Record> = self.records.values().filter(of_namespace).collect();
+        records.sort_by_key(|record| Place::of(record.worker.key()));
+        records
+    }
+
+    /// The pod of that name, with or without the node's name behind it.
+    ///
+    /// # Errors
+    /// There is none, or several, in a sentence.
+    pub(in crate::node) fn find_record(
+        &self,
+        name: &str,
+        namespace: Option<&str>,
+    ) -> Result<&Record, String> {
+        let full_name = format!("{name}-{}", self.identity.node_name());
+        let named = |record: &&Record| {
+            let key = record.worker.key();
+            (*key.name == *name || *key.name == *full_name) && namespace.is_none_or(|n| n == &*key.namespace)
+        };
+        let mut found: Vec<&Record> = self.records.values().filter(named).collect();
+        // A pod that waits for its name shares it with the one that ends; the one that is here is shown first.
+        found.sort_by_key(|record| record.worker.life() == Life::Waiting);
+        let Some(record) = found.first() else { return Err(self.why_not_here(name, namespace)) };
+        if let Some(other) = found.iter().find(|r| r.worker.key().namespace != record.worker.key().namespace)
+        {
+            return Err(format!(
+                "{name} stands in several namespaces ({}, {}); say which with -n\n",
+                record.worker.key().namespace,
+                other.worker.key().namespace
+            ));
+        }
+        Ok(record)
+    }
+
+    /// A pod that is not here, with what the manifests have to do with it.
+    fn why_not_here(&self, name: &str, namespace: Option<&str>) -> String {
+        let mut out = match namespace {
+            Some(namespace) => format!("there is no pod {name} in namespace {namespace}"),
+            None => format!("there is no pod {name}"),
+        };
+        let named = |pod: &str| pod.rsplit('/').next() == Some(name);
+        let about = self.desired.problems().filter(|p| p.pod.as_deref().is_none_or(named));
+        for (index, problem) in about.enumerate() {
+            out.push_str(if index == 0 { "; the manifests have problems:\n" } else { "\n" });
+            out.push_str(&harmless(&problem.to_string()));
+        }
+        out.push('\n');
+        out
+    }
+}

@@ -1,0 +1,467 @@
+//! What sources want, and what follows from it for the pods: which are wanted, which have ended with their manifests, and which
+//! of the runtime nobody wants.
+
+use std::cmp::Reverse;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{EphemeralContainer, PodStatus};
+
+use super::allocation::hold;
+use super::{MachineState, Pods};
+use crate::cri::Runtime;
+use crate::desired::Change;
+use crate::events::EventKind;
+use crate::image::name::full_name;
+use crate::limits::{HELD_PODS_TOLD_MAX, PODS_IN_HAND_MAX, PODS_OPENED_BYTES_MAX};
+use crate::model::backoff::BackoffKey;
+use crate::model::{DesiredPod, Mono, Now, ObjectKey, ObjectKind, PodKey, PodUid, SortedSet, object};
+use crate::node::agent::Event;
+use crate::node::checkpoint::Restored;
+use crate::node::effects::{Effect, Effects};
+use crate::node::jobs;
+use crate::node::record::Record;
+use crate::pleg::{Relist, RelistPod};
+use crate::poison;
+use crate::render::ManifestObjects;
+use crate::source::{SourceUpdate, SourcedPod};
+use crate::status::merge;
+use crate::sync::worker::{Life, Worker};
+
+impl<R: Runtime + 'static> Pods<R> {
+    /// Memory of large pods' objects that are open, about.
+    pub(in crate::node) fn opened_bytes(&self) -> usize {
+        self.records.values().map(|record| record.worker.opened_bytes()).sum()
+    }
+
+    /// Packs the largest pods that nothing is done for, until what is open of large ones fits.
+    pub(in crate::node) fn pack(&mut self) {
+        self.desired.pack();
+        let mut sum = self.opened_bytes();
+        if sum <= PODS_OPENED_BYTES_MAX {
+            return;
+        }
+        let open = |record: &Record| record.worker.opened_bytes();
+        let mut large: Vec<&mut Record> =
+            self.records.values_mut().filter(|record| open(record) > 0).collect();
+        large.sort_by_key(|record| Reverse(open(record)));
+        for record in large {
+            let before = open(record);
+            record.worker.pack();
+            sum -= before - open(record);
+            if sum <= PODS_OPENED_BYTES_MAX {
+                return;
+            }
+        }
+    }
+
+    /// The update waits for the first look at the runtime; `None` when it does.
+    pub(in crate::node) fn await_relist(&mut self, update: SourceUpdate) -> Option<SourceUpdate> {
+        if self.relist.is_some() {
+            return Some(update);
+        }
+        self.early_updates.insert(update.source, update);
+        None
+    }
+
+    /// Takes a source's full set.
+    pub(in crate::node) fn apply(&mut self, mut update: SourceUpdate, out: &mut Effects) {
+        self.held.insert(update.source, update.held);
+        let over = update.server.over.clone();
+        // What has ended here is over, whether the server has heard of it yet or not (`filterOutInactivePods`).
+        let ended = update.pods.iter().map(|sourced| &sourced.pod.key.uid);
+        update.server.over.extend(ended.filter(|uid| self.statuses.has_ended(uid)).cloned());
+        let relist = self.relist.as_ref();
+        let changes = self.desired.apply(update, |uid| relist.is_some_and(|r| r.pods.contains_key(uid)));
+        for problem in self.desired.merge_problems().filter(|problem| problem.fresh) {
+            log::warn!("{problem}");
+        }
+        let now = self.now();
+        let mut touched = SortedSet::new();
+        let (mut wanted, mut objects) = (Vec::new(), SortedSet::new());
+        for change in changes {
+            match change {
+                Change::Removed(key) => {
+                    let pod = self.records.get(&key.uid).and_then(|record| record.worker.pod());
+                    let of_server = pod.is_some_and(|pod| pod.pod.is_of_api_server());
+                    let why = match (of_server, over.contains(&key.uid)) {
+                        (true, true) => "removing what a finished pod has left here",
+                        (true, false) => "deleted on the API server; terminating it",
+                        (false, _) => "its manifest is gone; terminating it",
+                    };
+                    log::info!("pod {key}: {why}");
+                    touched.insert(key.uid.clone());
+                    self.unwant(&key.uid, now);
+                }
+                Change::Changed(pod) | Change::Added(pod) => wanted.push(pod),
+                Change::Object(key) => drop(objects.insert(key)),
+            }
+        }
+        if !objects.is_empty() {
+            self.ctx.env = Rc::new(ManifestObjects(self.desired.objects()));
+            self.try_again_with(&objects, &mut touched);
+        }
+        self.try_again_elsewise(&mut touched);
+        // Before what is new begins: it may have to wait for one of them.
+        self.end_orphans(&mut touched, out);
+        for pod in wanted {
+            touched.insert(pod.key.uid.clone());
+            self.want(pod, out);
+        }
+        for uid in touched {
+            out.drive(&uid);
+        }
+        out.push(Effect::Applied(over));
+    }
+
+    /// Pods that name one of the objects have what they wait for, perhaps. One that runs gets other files in its volumes;
+    /// variables are read when a container is made.
+    fn try_again_with(&mut self, objects: &SortedSet<ObjectKey>, touched: &mut SortedSet<PodUid>) {
+        for (uid, record) in &mut self.records {
+            // As it is wanted now: one that ends is still what it was. One whose manifest is gone must not come back.
+            let Some(entry) = self.desired.pod(uid) else { continue };
+            let pod = &entry.wanted.pod;
+            if !object::named_by(&pod.pod).is_disjoint(objects) {
+                // Differs from the kubelet, whose pulls wait on although the login is another one now.
+                if object::pull_secrets(&pod.pod)
+                    .any(|name| objects.contains(&pod.names(ObjectKind::Secret, name)))
+                {
+                    for image in pod.images() {
+                        self.ctx.images.forget(uid, image);
+                    }
+                    // A pull that hangs with the old login must not hold up the new one.
+                    record.give_up = None;
+                }
+                record.want(pod.clone());
+                record.volumes_stale = true;
+                touched.insert(uid.clone());
+            }
+        }
+    }
+
+    /// Pods that have another handler or other volumes by now, by what the cluster says of their class, their claims or their
+    /// node, or room for what they name, have what they wait for, perhaps. What runs is not touched by that.
+    fn try_again_elsewise(&mut self, touched: &mut SortedSet<PodUid>) {
+        for entry in self.desired.entries() {
+            let pod = &entry.wanted.pod;
+            let Some(record) = self.records.get_mut(&pod.key.uid) else { continue };
+            let known = record.worker.pod();
+            let is_other = |known: &DesiredPod| {
+                known.claims != pod.claims
+                    || known.handler != pod.handler
+                    || known.too_many_objects != pod.too_many_objects
+            };
+            if known.is_some_and(|known| is_other(known)) {
+                record.want(pod.clone());
+                touched.insert(pod.key.uid.clone());
+            }
+        }
+    }
+
+    /// Pods that want one of these images may have waited for it, and need not any more.
+    pub(in crate::node) fn imported(&mut self, images: &[String], out: &mut Effects) {
+        let is_one = |image: &&str| full_name(image).is_ok_and(|name| images.contains(&name));
+        let mut touched = SortedSet::new();
+        for (uid, record) in &mut self.records {
+            let Some(entry) = self.desired.pod(uid) else { continue };
+            // Those of `smolet debug` are in the record alone.
+            let debuggers = record.worker.pod().map(|pod| pod.ephemeral_containers()).unwrap_or_default();
+            let debuggers = debuggers.iter().filter_map(|container| container.image.as_deref());
+            let images = entry.wanted.pod.images().chain(debuggers).filter(is_one);
+            let waited = images.inspect(|image| self.ctx.images.forget(uid, image)).count();
+            if waited > 0 {
+                record.want(entry.wanted.pod.clone());
+                touched.insert(uid.clone());
+            }
+        }
+        for uid in touched {
+            out.drive(&uid);
+        }
+    }
+
+    pub(in crate::node) fn want(&mut self, pod: DesiredPod, out: &mut Effects) {
+        let uid = pod.key.uid.clone();
+        let file = self.desired.pod(&uid).map(|entry| entry.wanted.origin.file.clone());
+        self.look_for_resize(&pod);
+        if let Some(record) = self.records.get_mut(&uid) {
+            record.want(pod);
+            self.statuses.set_wanted(&uid, true);
+            record.file = file;
+            // A pull that hangs on the old image must not hold up the new one.
+            record.give_up = None;
+            // Labels and annotations stand in files too.
+            record.volumes_stale = true;
+            record.changed();
+            self.judge(&uid);
+        } else if self.records.len() < PODS_IN_HAND_MAX {
+            self.insert(Rc::new(pod), file, out);
+        } else {
+            let message = format!("waits: {PODS_IN_HAND_MAX} pods are here, those that end included");
+            self.ctx.note(&pod.key, EventKind::Warning, "TooManyPods", &message);
+        }
+    }
+
+    /// A wanted pod that waits for room among the pods in hand.
+    pub(in crate::node) fn next_waiting(&self) -> Option<&SourcedPod> {
+        let mut wanted = self.desired.entries().map(|entry| &entry.wanted);
+        wanted.find(|wanted| !self.records.contains_key(&wanted.pod.key.uid))
+    }
+
+    /// There is room for one more.
+    pub(in crate::node) fn take_next_waiting(&mut self, out: &mut Effects) -> Option<PodUid> {
+        let next = self.next_waiting()?;
+        let (pod, file) = (next.pod.clone(), next.origin.file.clone());
+        let uid = pod.key.uid.clone();
+        self.insert(Rc::new(pod), Some(file), out);
+        Some(uid)
+    }
+
+    pub(in crate::node) fn insert(&mut self, pod: Rc<DesiredPod>, file: Option<Arc<str>>, out: &mut Effects) {
+        let uid = pod.key.uid.clone();
+        let waits = self.must_wait(&pod.key);
+        let now = self.now();
+        let restored = self.claim(&pod);
+        let is_restored = restored.is_some();
+        let mut restored = restored;
+        let resizing = restored.as_mut().and_then(|restored| restored.resizing.take());
+        let (resizing, granted) = resizing.unzip();
+        let of = |name: &str| {
+            let granted = granted.iter().flatten();
+            granted.into_iter().find(|(known, _)| **known == *name).map(|(_, sizes)| *sizes)
+        };
+        let pod = if granted.is_some() { Rc::new(hold((*pod).clone(), of)) } else { pod };
+        let (active_since, pod) = match restored {
+            Some(Restored { active_since, debuggers, .. })
+                if !debuggers.is_empty() && !pod.pod.is_of_api_server() =>
+            {
+                (active_since, Rc::new(pod.with_ephemeral_containers(debuggers)))
+            }
+            restored => (restored.and_then(|restored| restored.active_since), pod),
+        };
+        let mut record = Record::new(Worker::wanted(pod, waits), file);
+        record.restored = is_restored;
+        self.retry_resizes |= resizing.is_some();
+        record.resizing = resizing;
+        record.active_since = active_since;
+        record.wanted_since = Some(now.mono);
+        let _handling = poison::handling(Some(record.mark.clone()));
+        self.records.insert(uid.clone(), record);
+        out.push(Effect::PodsHere);
+        if !self.judge(&uid) {
+            self.refresh_status(&uid, now);
+        }
+        self.refuse_for_shutdown(&uid, out);
+    }
+
+    /// Sets a pod aside whose handling ended the process too often. True when it is.
+    fn judge(&mut self, uid: &PodUid) -> bool {
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        let Some(panics) = self.set_aside.panics(&record.mark) else { return false };
+        // What is known of its containers stays.
+        let mut status = self.statuses.status(uid).unwrap_or_default();
+        record.set_aside(panics, &mut status);
+        let message = status.message.as_deref().unwrap_or_default();
+        self.ctx.note(record.worker.key(), EventKind::Warning, "SetAside", message);
+        self.statuses.put(uid, status);
+        true
+    }
+
+    /// Another pod of this name is still here, or the sweep might take the pod's directory for a leftover.
+    fn must_wait(&self, key: &PodKey) -> bool {
+        self.name_taken(key) || self.spared.as_ref().is_some_and(|spared| !spared.contains(&key.uid))
+    }
+
+    /// Another pod of this name is still here, in hand or only in the runtime.
+    fn name_taken(&self, key: &PodKey) -> bool {
+        let other = |of: &PodKey| same_name(of, key) && of.uid != key.uid;
+        let in_hand = |record: &Record| record.worker.life() != Life::Waiting && other(record.worker.key());
+        let runs = |relist: &Relist| {
+            let ours = |uid: &PodUid, pod: &RelistPod| pod.made_here || self.identity.adopted().contains(uid);
+            relist.pods.iter().any(|(uid, pod)| other(&pod.key) && ours(uid, pod))
+        };
+        self.records.values().any(in_hand) || self.relist.as_ref().is_some_and(runs)
+    }
+
+    /// Pods that waited for their name to be free, and need not any more, begin.
+    pub(in crate::node) fn free_names(&mut self, touched: &mut SortedSet<PodUid>) {
+        if matches!(self.facts.machine, MachineState::ShutsDown(_)) {
+            return;
+        }
+        let waiting = |record: &&Record| record.worker.life() == Life::Waiting;
+        let keys: Vec<PodKey> =
+            self.records.values().filter(waiting).map(|record| record.worker.key().clone()).collect();
+        for key in keys {
+            if !self.must_wait(&key)
+                && let Some(record) = self.records.get_mut(&key.uid)
+            {
+                record.worker.name_is_free();
+                touched.insert(key.uid);
+            }
+        }
+    }
+
+    pub(in crate::node) fn unwant(&mut self, uid: &PodUid, now: Now) {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.worker.unwant();
+            self.statuses.set_wanted(uid, false);
+            record.unwanted();
+            record.unwanted_at.get_or_insert(now.wall);
+            record.cut_off_act();
+        }
+        self.judge(uid);
+    }
+
+    /// Pods of ours in the runtime that nothing wants any more.
+    pub(in crate::node) fn end_orphans(&mut self, touched: &mut SortedSet<PodUid>, out: &mut Effects) {
+        self.sweep(out);
+        self.take_over_orphans();
+        let Some(relist) = &self.relist else { return };
+        let ours = relist.pods.iter().filter(|(uid, pod)| {
+            (pod.made_here || self.identity.adopted().contains(*uid)) && !self.records.contains_key(*uid)
+        });
+        let ours: Vec<PodKey> = ours.map(|(_, pod)| pod.key.clone()).collect();
+        let now = self.now();
+        for key in ours {
+            if self.desired.may_terminate(&key) || self.is_deleted(&key.uid) {
+                log::info!("pod {key}: runs, and no manifest names it; it ends");
+                let mut record = Record::new(Worker::orphan(key.clone()), None);
+                record.unwanted_at = Some(now.wall);
+                // What its container has noted is the spec's.
+                record.hurried = self.facts.deleted.get(&key.uid).copied();
+                self.records.insert(key.uid.clone(), record);
+                self.judge(&key.uid);
+                touched.insert(key.uid);
+            } else if self.desired.reported()
+                && self.desired.pod(&key.uid).is_none()
+                && !self.told_held.contains(&key.uid)
+            {
+                if self.told_held.len() == HELD_PODS_TOLD_MAX {
+                    self.told_held.clear();
+                }
+                self.told_held.insert(key.uid.clone());
+                log::warn!(
+                    "pod {key}: no valid manifest names it; it runs on until all manifests can be read"
+                );
+            }
+        }
+    }
+
+    /// Once, when every source and the runtime have been read: what is on disk of pods that are nowhere goes.
+    pub(in crate::node) fn sweep(&mut self, out: &mut Effects) {
+        let Some(relist) =
+            self.relist.as_ref().filter(|_| !self.swept && self.desired.may_terminate_orphans())
+        else {
+            return;
+        };
+        self.swept = true;
+        let wanted = self.desired.entries().map(|entry| &entry.wanted.pod.key.uid);
+        let known: SortedSet<PodUid> =
+            relist.pods.keys().chain(self.records.keys()).chain(wanted).cloned().collect();
+        // What was adopted and went while no agent ran is nobody's any more.
+        self.identity_changed |= self.identity.release_all_but(|uid| known.contains(uid));
+        self.forget_restored_but(&known);
+        let spared = known.iter().map(ToString::to_string).collect();
+        self.spared = Some(known);
+        let (ctx, cgroups) = (self.ctx.clone(), self.cgroups.clone());
+        let set_aside = self.set_aside.clone();
+        let task = async move {
+            let (swept, slow) = jobs::sweep(&ctx, &cgroups, spared, &set_aside).await;
+            match swept {
+                Ok(0) => {}
+                Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
+                Err(error) => {
+                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
+                }
+            }
+            Event::Swept(slow)
+        };
+        out.start("orphaned pods", task);
+    }
+
+    /// The directories of pods that come now may be made. Of those pods that are gone something may be mounted still, of a server
+    /// that is away: they end as others do, each tried until nothing is left, with events of the node.
+    pub(in crate::node) fn sweep_ended(&mut self, slow: Vec<PodUid>, out: &mut Effects) {
+        self.spared = None;
+        let mut touched = SortedSet::new();
+        for uid in slow {
+            if !self.records.contains_key(&uid) {
+                let key = PodKey::new("", self.identity.node_name(), uid.as_str());
+                let mut record = Record::new(Worker::orphan(key), None);
+                record.unwanted_at = Some(self.now().wall);
+                self.records.insert(uid.clone(), record);
+                touched.insert(uid);
+            }
+        }
+        self.free_names(&mut touched);
+        for uid in touched {
+            out.drive(&uid);
+        }
+    }
+
+    /// The checkpoint has this pod, which nobody has asked for yet.
+    pub(in crate::node) fn restore(&mut self, restored: Restored, status: PodStatus) {
+        let uid = restored.key.uid.clone();
+        self.statuses.put(&uid, status);
+        self.statuses.set_wanted(&uid, false);
+        self.restored.insert(uid, restored);
+    }
+
+    /// The checkpoint has this back-off.
+    pub(in crate::node) fn restore_backoff(&mut self, key: BackoffKey, wait: Duration, since: Mono) {
+        self.backoff.restore(key, wait, since);
+    }
+
+    /// The pod has these ephemeral containers from now on; the last one is new, and has that number.
+    pub(in crate::node) fn debug(&mut self, uid: &PodUid, containers: Vec<EphemeralContainer>, number: u64) {
+        if let Some(record) = self.records.get_mut(uid) {
+            record.debug(containers, number);
+        }
+    }
+
+    /// There is room now for images that the pod did not find: it tries at once.
+    pub(in crate::node) fn pull_again(&mut self, uid: &PodUid, out: &mut Effects) {
+        let (Some(entry), Some(record)) = (self.desired.pod(uid), self.records.get_mut(uid)) else { return };
+        let pod = Rc::new(entry.wanted.pod.clone());
+        for image in pod.images() {
+            self.ctx.images.forget(uid, image);
+        }
+        record.worker.want(pod);
+        self.drive(uid, out);
+    }
+
+    /// What the checkpoint says of a pod that a source wants now, if it is the same pod.
+    pub(in crate::node) fn claim(&mut self, pod: &DesiredPod) -> Option<Restored> {
+        let uid = &pod.key.uid;
+        let restored = self.restored.remove(uid)?;
+        let fits = |status| restored.key == pod.key && merge::is_of(&pod.pod, &status);
+        if self.statuses.status(uid).is_some_and(fits) {
+            self.statuses.set_wanted(uid, true);
+            return Some(restored);
+        }
+        self.statuses.forget(uid);
+        None
+    }
+
+    /// Every source and the runtime have been read: pods of the checkpoint that are nowhere are forgotten.
+    pub(in crate::node) fn forget_restored_but(&mut self, known: &SortedSet<PodUid>) {
+        let (statuses, restored) = (&mut self.statuses, &mut self.restored);
+        restored.retain(|uid, _| {
+            let stays = known.contains(uid);
+            if !stays {
+                statuses.forget(uid);
+            }
+            stays
+        });
+    }
+
+    /// A pod is gone.
+    pub(in crate::node) fn forget_status(&mut self, uid: &PodUid) {
+        self.statuses.forget(uid);
+        self.restored.remove(uid);
+    }
+}
+
+fn same_name(a: &PodKey, b: &PodKey) -> bool {
+    a.namespace == b.namespace && a.name == b.name
+}

@@ -1,0 +1,639 @@
+//! One pod: what a change of it leads to, the job that works for it, its status.
+//!
+//! ```text
+//!     drive ─► read ─► status ─► plan ─► act ─► read … ─► settled
+//!                                  └─► collect garbage, or bring volumes up to date
+//! ```
+use std::rc::Rc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::PodStatus;
+
+use super::Pods;
+use crate::cri::{Runtime, RuntimeError, RuntimeResult};
+use crate::events::{About, EventKind};
+use crate::eviction::pods::refusal;
+use crate::gc::{self, GcPlan};
+use crate::limits::{
+    KILL_PATIENCE_MIN, NAME_RESERVED_RETRY, OBJECTS_PATIENCE, OVERRIDE_GRACE_SECONDS_MIN, PULL_ERROR_SHOWN,
+    RELIST_PERIOD, START_FAILURES_MAX, SYNC_RETRY,
+};
+use crate::model::SortedSet;
+use crate::model::backoff::BackoffKey;
+use crate::model::{ContainerKind, DesiredPod, Mono, Now, ObservedPod, PodUid, Seconds};
+use crate::node::agent::Event;
+use crate::node::debug::forgotten;
+use crate::node::effects::{Effect, Effects, Forgotten};
+use crate::node::jobs;
+use crate::node::record::Record;
+use crate::pleg;
+use crate::poison;
+use crate::render::cgroup_settings::burstable_milli_cpu;
+use crate::render::paths;
+use crate::status::eviction::EVICTED;
+use crate::status::restarts::next_restart_counts;
+use crate::status::{self, DEADLINE_EXCEEDED, DEADLINE_MESSAGE, time};
+use crate::sync::act::{GiveUp, LeastCounts};
+use crate::sync::kill::{kill_pod, remove_garbage};
+use crate::sync::outcome::{Failure, Outcome, SyncError};
+use crate::sync::plan::{Plan, PlanInput, PodAction, StartWhen, plan};
+use crate::sync::worker::{Job, Life, Step};
+use crate::text::quoted;
+use crate::volume::{self, VolumeStep};
+
+/// What is said where pods are to have the cluster's name servers, and there are none.
+const MISSING_DNS: &str = "kubelet does not have ClusterDNS IP configured and cannot create Pod using \"ClusterFirst\" policy. Falling back to \"Default\" policy.";
+
+/// How a pod's job ended.
+pub(in crate::node) enum JobResult {
+    Read(RuntimeResult<ObservedPod>),
+    /// Of an act or a kill.
+    Done(Outcome),
+    Removed(Result<(), String>),
+    /// The files that a running pod's volumes hold.
+    Refreshed(Result<(), String>),
+}
+
+/// Refusals that only the runtime's word tells, for which the kubelet does not admit a pod
+/// (`rejectPodAdmissionBasedOnSupplementalGroupsPolicy`). The others fail the sandbox there too, which is tried again.
+const NOT_ADMITTED: [&str; 1] = ["SupplementalGroupsPolicyNotSupported"];
+
+/// What a job carries out.
+pub(in crate::node) enum Work {
+    Act(Plan),
+    Collect(GcPlan),
+    /// Brings the files of the volumes made of ConfigMaps and Secrets up to date.
+    Refresh(Vec<VolumeStep>),
+}
+
+impl Work {
+    /// Nothing of the pod runs, and it is made anew.
+    pub(in crate::node) fn recreates(&self) -> bool {
+        matches!(self, Self::Act(Plan { action: PodAction::Recreate { .. }, .. }))
+    }
+
+    /// It removes the runtime's last record of some container's restart count, while the pod goes on.
+    pub(in crate::node) fn loses_counts(&self, observed: &ObservedPod) -> bool {
+        gc::loses_counts(observed, |container| match self {
+            Self::Act(plan) => {
+                let resets = match &plan.action {
+                    PodAction::RestartAll { resets, .. } => resets.as_slice(),
+                    PodAction::Keep { .. } | PodAction::Recreate { .. } | PodAction::End { .. } => &[],
+                };
+                plan.prunes.contains(&container.id) || resets.iter().any(|reset| reset.id == container.id)
+            }
+            Self::Refresh(_) => false,
+            Self::Collect(garbage) => {
+                garbage.sandboxes.contains(&container.sandbox_id)
+                    || garbage.containers.iter().any(|removal| removal.id == container.id)
+            }
+        })
+    }
+}
+
+impl<R: Runtime + 'static> Pods<R> {
+    /// Moves a pod on until it waits for a job, a time or an event.
+    pub(in crate::node) fn drive(&mut self, uid: &PodUid, out: &mut Effects) {
+        loop {
+            let now = self.ctx.clock.now();
+            let Some(record) = self.records.get_mut(uid).filter(|record| !record.set_aside) else {
+                return;
+            };
+            let _handling = poison::handling(Some(record.mark.clone()));
+            match record.worker.next(now.mono) {
+                None => {
+                    if record.worker.life() == Life::Ended {
+                        self.show_ended(uid, now);
+                    }
+                    return;
+                }
+                Some(Step::Start(job)) => {
+                    if job == Job::CleanUp {
+                        self.show_ended(uid, now);
+                    }
+                    return self.start(uid, job, None, out);
+                }
+                Some(Step::Forget) => return self.forget(uid, out),
+                Some(Step::Plan) => {
+                    if let Some(work) = self.plan(uid, now, out) {
+                        if self.must_save_first(uid, &work, out) {
+                            return;
+                        }
+                        let job = if matches!(work, Work::Act(_)) { Job::Act } else { Job::Collect };
+                        return self.start(uid, job, Some(work), out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What to carry out; `None` when the pod is settled or has ended.
+    fn plan(&mut self, uid: &PodUid, now: Now, out: &mut Effects) -> Option<Work> {
+        self.look_at_resize(uid, now);
+        let record = self.records.get(uid)?;
+        let deadline = active_deadline(record.worker.pod()?, record.active_since);
+        if deadline.is_some_and(|at| at <= now.mono) {
+            if !self.statuses.has_ended(uid) {
+                self.ctx.note(record.worker.key(), EventKind::Normal, DEADLINE_EXCEEDED, DEADLINE_MESSAGE);
+            }
+            // Time alone changed it: the status says now that the pod has failed.
+            self.refresh_status(uid, now);
+        }
+        let record = self.records.get_mut(uid)?;
+        let (pod, observed) = (record.worker.pod()?.clone(), record.worker.observed()?.clone());
+        if self.statuses.has_ended(uid) {
+            // As it was told to before the agent was started anew.
+            if self.statuses.status(uid).is_some_and(|status| status::eviction::was_for_the_node(&status)) {
+                record.worker.clear_when_ended();
+            }
+            record.worker.finished();
+            return None;
+        }
+        let input = PlanInput {
+            pod: &pod,
+            observed: &observed,
+            probes: &record.probers.for_plan(),
+            backoff: &self.backoff,
+            now,
+            restart_all: self.statuses.is_restarting(uid),
+        };
+        let plan = plan(&input);
+        let deadline = deadline.filter(|at| *at > now.mono);
+        // One of an API server was asked about when it came, and failed then.
+        if plan.makes_sandbox()
+            && !pod.pod.is_of_api_server()
+            && observed.sandboxes.is_empty()
+            && let Some(why) = refusal(&self.facts.conditions, &pod)
+        {
+            record.worker.settled(deadline);
+            self.hold_back(uid, &plan, "Evicted", &why);
+            return None;
+        }
+        if plan.makes_sandbox() && !self.may_begin(uid, &pod, &observed, &plan, out) {
+            return None;
+        }
+        if self.awaits_objects(uid, &plan, deadline, now) {
+            return None;
+        }
+        let record = self.records.get_mut(uid)?;
+        let ripe_at = gc::ripe_at(self.facts.garbage, &observed, now.mono);
+        let wake_at = [plan.wake_at, deadline, ripe_at].into_iter().flatten().min();
+        let waits = only_waits(&plan);
+        if !plan.is_idle() && !waits && !has_ended(&plan, &observed) {
+            // It is made again after the act, whatever comes of that; the act may have to wait for a write.
+            record.worker.settled(deadline);
+            if plan.makes_sandbox() {
+                self.note_missing_dns(&pod, out);
+            }
+            return Some(Work::Act(plan));
+        }
+        record.worker.settled(wake_at);
+        if waits {
+            self.show_waits(uid, &plan, now);
+        }
+        let mut garbage = self.garbage_of(&pod, &observed, now);
+        for removal in forgotten(&pod, &observed) {
+            if !garbage.containers.iter().any(|other| other.id == removal.id) {
+                garbage.containers.push(removal);
+            }
+        }
+        if !garbage.is_empty() {
+            return Some(Work::Collect(garbage));
+        }
+        self.stale_volumes(uid)
+    }
+
+    /// What the pod names is not known yet, and may come any moment: its start waits for it. Not for long, for a server that is
+    /// away says nothing, and the files of before are there; after a reboot they are not, and it begins as a new one does.
+    fn awaits_objects(&mut self, uid: &PodUid, plan: &Plan, deadline: Option<Mono>, now: Now) -> bool {
+        // What has no room does not come any moment: the status says so.
+        let is_left_out = self.desired.pod(uid).is_some_and(|entry| entry.wanted.pod.too_many_objects);
+        if plan.starts().is_empty() || is_left_out || !self.waits_for_objects(uid) {
+            return false;
+        }
+        let Some(record) = self.records.get_mut(uid) else { return false };
+        if plan.makes_sandbox() {
+            record.objects_until = None;
+        }
+        let until = *record.objects_until.get_or_insert(now.mono + OBJECTS_PATIENCE);
+        let waits = now.mono < until;
+        if waits {
+            record.worker.settled(Some(deadline.map_or(until, |deadline| deadline.min(until))));
+        }
+        waits
+    }
+
+    /// The work takes away the runtime's last word on a restart count, or starts what only the checkpoint will know, and its file
+    /// does not have it yet: it waits, and is planned anew when the file is written.
+    fn must_save_first(&self, uid: &PodUid, work: &Work, out: &mut Effects) -> bool {
+        let (Some(record), saved) = (self.records.get(uid), &self.facts.saved) else { return false };
+        // On a disk that takes nothing there is the more to debug.
+        let is_unknown = work.starts_debugger() && record.debugger > saved.debuggers;
+        let granted = record.resizing.as_ref().map_or(0, |resizing| resizing.number);
+        let is_ungranted = work.resizes() && granted > saved.resizes;
+        if !saved.failing && (is_unknown || is_ungranted) {
+            out.push(Effect::AwaitSave(uid.clone()));
+            return true;
+        }
+        let loses = record.worker.observed().is_some_and(|observed| work.loses_counts(observed));
+        if !loses || self.statuses.revision_of(uid) <= saved.statuses {
+            return false;
+        }
+        if saved.failing {
+            // Nothing of the pod runs: that counts for more than a count, which the logs may still tell.
+            if work.recreates() {
+                return false;
+            }
+            let message = "its containers' records are not removed until the checkpoint can be written";
+            self.ctx.note(record.worker.key(), EventKind::Warning, "CheckpointNotWritten", message);
+        }
+        out.push(Effect::AwaitSave(uid.clone()));
+        true
+    }
+
+    /// Says that the pod, whose sandbox is made, has the node's name servers instead of the cluster's (`GetPodDNS`).
+    fn note_missing_dns(&self, pod: &DesiredPod, out: &Effects) {
+        let spec = pod.spec();
+        let wants_cluster = match spec.dns_policy.as_deref() {
+            None | Some("ClusterFirst") => spec.host_network != Some(true),
+            Some(policy) => policy == "ClusterFirstWithHostNet",
+        };
+        let is_of_cluster = self.facts.room.is_of_cluster();
+        if !is_of_cluster || !self.ctx.node.cluster_dns.is_empty() || !wants_cluster {
+            return;
+        }
+        out.note_node(EventKind::Warning, "MissingClusterDNS", MISSING_DNS);
+        let message = format!("pod: {}. {MISSING_DNS}", quoted(&pod.key.kubelet_format()));
+        self.ctx.note(&pod.key, EventKind::Warning, "MissingClusterDNS", &message);
+    }
+
+    /// The files of a running pod's volumes, when they may be others than they were.
+    fn stale_volumes(&mut self, uid: &PodUid) -> Option<Work> {
+        if self.waits_for_objects(uid) {
+            return None;
+        }
+        let record = self.records.get_mut(uid)?;
+        if !record.volumes_stale || !record.worker.observed()?.is_alive() {
+            return None;
+        }
+        record.volumes_stale = false;
+        let pod = record.worker.pod()?;
+        let dir = paths::pod_dir(&self.ctx.node, &pod.key);
+        let objects = self.desired.objects();
+        let from = volume::files::Sources { pod, node: &self.ctx.node, objects: &objects };
+        let (steps, errors) = volume::object_volumes(from, &dir);
+        for error in errors {
+            // The files stay as they are.
+            self.ctx.note(&pod.key, EventKind::Warning, "FailedMount", &error.0);
+        }
+        (!steps.is_empty()).then_some(Work::Refresh(steps))
+    }
+
+    /// Every start of the plan is held in its back-off: the status says so, and nothing is called.
+    fn show_waits(&mut self, uid: &PodUid, plan: &Plan, now: Now) {
+        let mut room = self.start_failures_room();
+        let Some(record) = self.records.get_mut(uid) else { return };
+        let Some(pod) = record.worker.pod().cloned() else { return };
+        for start in plan.starts() {
+            if let StartWhen::Held { message, .. } = &start.when {
+                let name = pod.container(start.kind, start.index).name;
+                record.failures.set(
+                    &Rc::from(name),
+                    SyncError::CrashLoopBackOff.to_string(),
+                    message,
+                    &mut room,
+                );
+                let shown = format!(
+                    "Back-off restarting failed container {name} in pod {}",
+                    pod.key.kubelet_format()
+                );
+                let about = About::container(&pod.key, start.kind, name);
+                self.ctx.note(about, EventKind::Warning, "BackOff", &shown);
+            }
+        }
+        self.refresh_status(uid, now);
+    }
+
+    fn start(&mut self, uid: &PodUid, job: Job, work: Option<Work>, out: &mut Effects) {
+        self.tell_class_weight(uid, job, work.as_ref());
+        let cgroups = self.cgroups.clone();
+        let Some(record) = self.records.get_mut(uid) else { return };
+        self.jobs += 1;
+        let number = self.jobs;
+        let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
+        let observed = record.worker.observed().cloned().unwrap_or_default();
+        let objects = self.desired.objects();
+        // Taken from its record only where it is looked at.
+        let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
+        if job == Job::Kill {
+            // Liveness and startup are no longer asked for, from here on and not from its end.
+            record.look_at_probers(status.as_ref(), self.ctx.clock.now());
+        }
+        let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
+        let grace = status
+            .as_ref()
+            .is_some_and(is_evicted)
+            .then_some(record.eviction_grace)
+            .or(record.shutdown_grace);
+        let grace = [grace, record.hurried].into_iter().flatten().min();
+        // `calculateEffectiveGracePeriod`: a hook gets its moment always.
+        let grace = grace.map(|grace| Seconds(grace.0.max(OVERRIDE_GRACE_SECONDS_MIN)));
+        let mut ctx = self.ctx.clone();
+        if job == Job::Act
+            && let Some(status) = &status
+        {
+            ctx.least_counts = LeastCounts::new(next_restart_counts(status));
+        }
+        let (give_up, ends, asked) = GiveUp::new();
+        record.overtaken = asked.overtaken.clone();
+        if !record.awaited.is_empty() {
+            // The read that the act goes by does not show it yet.
+            record.overtaken.tell();
+        }
+        ctx.give_up = asked;
+        record.give_up = Some(give_up);
+        record.ends = Some(ends);
+        // Each on the heap: the task is as large as what it waits for, not as the largest of them.
+        let task = async move {
+            let result = match (job, pod, work) {
+                (Job::Read, ..) => JobResult::Read(Box::pin(pleg::read_pod(&*ctx.runtime, &key)).await),
+                (Job::Act, Some(pod), Some(Work::Act(plan))) => JobResult::Done(
+                    Box::pin(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan)).await,
+                ),
+                (Job::Collect, _, Some(Work::Refresh(steps))) => {
+                    let made = ctx.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
+                    JobResult::Refreshed(made.map_err(String::from).and_then(|made| made.map_err(|e| e.0)))
+                }
+                (Job::Collect, _, Some(Work::Collect(garbage))) => {
+                    JobResult::Removed(Box::pin(remove_garbage(&ctx, &key, &observed, &garbage)).await)
+                }
+                // Without its work there is nothing to carry out.
+                (Job::Act | Job::Collect, ..) => JobResult::Done(Outcome::default()),
+                (Job::Kill, pod, _) => {
+                    JobResult::Done(Box::pin(kill_pod(&ctx, &key, pod.as_deref(), &observed, grace)).await)
+                }
+                (Job::CleanUp, ..) => {
+                    JobResult::Removed(Box::pin(jobs::clean_up(&ctx, &cgroups, &key.uid)).await)
+                }
+                (Job::Remove, ..) => {
+                    JobResult::Removed(Box::pin(jobs::remove(&ctx, &cgroups, &key, &observed)).await)
+                }
+            };
+            Event::Job { uid: key.uid, job: number, result }
+        };
+        record.job = number;
+        record.job_began = self.ctx.clock.now().mono;
+        record.worker.started(job);
+        record.task = Some(out.keep("pod sync", poison::scoped(record.mark.clone(), task)));
+    }
+
+    /// Before a job that makes a pod's cgroup or removes one: what the burstable pods ask for with it, or without it.
+    fn tell_class_weight(&self, uid: &PodUid, job: Job, work: Option<&Work>) {
+        let changes = match (job, work) {
+            (Job::Act, Some(Work::Act(plan))) => plan.makes_sandbox() || !plan.resizes.is_empty(),
+            (Job::CleanUp | Job::Remove, _) => true,
+            (Job::Act | Job::Read | Job::Collect | Job::Kill, _) => false,
+        };
+        if !changes {
+            return;
+        }
+        let goes = |of: &PodUid, record: &Record| {
+            let job = if of == uid { Some(job) } else { record.worker.in_flight() };
+            job == Some(Job::Remove)
+        };
+        let counts = |(of, record): &(&PodUid, &Record)| !goes(of, record) && !self.statuses.has_ended(of);
+        let pods = self.records.iter().filter(counts);
+        let milli_cpu = pods.filter_map(|(_, record)| Some(burstable_milli_cpu(record.worker.pod()?)));
+        self.cgroups.tell(milli_cpu.fold(0, i64::saturating_add));
+    }
+
+    /// Containers whose failure to start can still be kept.
+    pub(in crate::node) fn start_failures_room(&self) -> usize {
+        let kept: usize = self.records.values().map(|record| record.failures.len()).sum();
+        START_FAILURES_MAX.saturating_sub(kept)
+    }
+
+    /// Counts the starts of a sync, but for those that wait out a back-off (`kubelet_started_containers_total`).
+    fn count_starts(&self, pod: &DesiredPod, outcome: &Outcome) {
+        for (name, failure) in outcome.starts() {
+            if failure.is_some_and(|failure| failure.error == SyncError::CrashLoopBackOff) {
+                continue;
+            }
+            let kind = if pod.init_containers().iter().any(|container| container.name == **name) {
+                ContainerKind::Init
+            } else if pod.containers().iter().any(|container| container.name == **name) {
+                ContainerKind::App
+            } else {
+                ContainerKind::Ephemeral
+            };
+            self.metrics.start(kind, failure.map(|failure| &failure.error));
+        }
+    }
+
+    pub(in crate::node) fn job_ended(
+        &mut self,
+        uid: &PodUid,
+        job: u64,
+        result: JobResult,
+        out: &mut Effects,
+    ) {
+        let now = self.ctx.clock.now();
+        let room = self.start_failures_room();
+        let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
+        let Some(kind) = record.worker.in_flight() else { return };
+        record.task = None;
+        (record.give_up, record.ends) = (None, None);
+        let _handling = poison::handling(Some(record.mark.clone()));
+        match result {
+            JobResult::Read(Ok(mut observed)) => {
+                out.push(Effect::RuntimeAnswered);
+                pleg::fix_times(&mut observed, record.worker.observed().map(|old| &**old), now);
+                if record.worker.observed().is_none()
+                    && let Some(oldest) = record.found_running(&observed, now)
+                    && let Some(mut status) = self.statuses.status(uid)
+                {
+                    status.start_time = time(oldest);
+                    self.statuses.put(uid, status);
+                }
+                if record.worker.observed().is_none() {
+                    record.probers.found(&observed);
+                }
+                record.agreement.at = record.job_began;
+                self.retry_resizes |= record.note_sizes(&self.ctx.node, &mut observed);
+                record.worker.read(Rc::new(observed), now.mono);
+                self.tell_logs(uid);
+                self.reads += 1;
+                out.push(Effect::WasRead(uid.clone()));
+                out.push(Effect::RefreshStatus(uid.clone()));
+            }
+            JobResult::Read(Err(error)) => {
+                let key = record.worker.key();
+                if !matches!(error, RuntimeError::Unavailable(_)) {
+                    self.ctx.note(key, EventKind::Warning, "FailedStatus", &error.to_string());
+                }
+                record.worker.read_failed(now.mono, RELIST_PERIOD);
+            }
+            JobResult::Done(outcome) => {
+                for attempt in &outcome.attempts {
+                    self.backoff.next(attempt.crash.key, attempt.crash.finished, attempt.at);
+                }
+                record.failures.learn(&outcome, room);
+                if outcome.found_no_space() {
+                    out.push(Effect::NoSpace(uid.clone()));
+                }
+                if outcome.sandbox.is_some() || outcome.starts().any(|(_, failure)| failure.is_none()) {
+                    out.push(Effect::StartedSomething);
+                }
+                let (key, pod) = (record.worker.key().clone(), record.worker.pod().cloned());
+                record.worker.ended(retry(&outcome, now));
+                if let Some(pod) = pod {
+                    self.count_starts(&pod, &outcome);
+                }
+                self.resized(uid, &outcome, now);
+                self.reject_not_admitted(uid, &outcome);
+                if kind == Job::Kill {
+                    self.note_late_kill(uid, now);
+                }
+                if let Some(error) = outcome.error().filter(|_| kind == Job::Kill) {
+                    self.ctx.note(&key, EventKind::Warning, "FailedKillPod", &error);
+                }
+                self.refresh_status(uid, now);
+            }
+            JobResult::Refreshed(result) => {
+                if let Err(error) = &result {
+                    record.volumes_stale = true;
+                    self.ctx.note(record.worker.key(), EventKind::Warning, "FailedMount", error);
+                }
+                record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
+            }
+            JobResult::Removed(result) => {
+                if let Err(error) = &result {
+                    self.ctx.note(record.worker.key(), EventKind::Warning, "FailedRemove", error);
+                }
+                record.worker.ended(result.map_err(|_| now.mono + SYNC_RETRY));
+            }
+        }
+        self.may_give_room();
+        out.drive(uid);
+    }
+
+    /// The kill of a pod that was evicted has ended later than its grace period allows (`killPodNow`).
+    fn note_late_kill(&self, uid: &PodUid, now: Now) {
+        let Some(record) = self.records.get(uid) else { return };
+        let is_evicted =
+            self.statuses.status(uid).is_some_and(|status| status.reason.as_deref() == Some(EVICTED));
+        let grace = u64::try_from(record.eviction_grace.0).unwrap_or_default();
+        let patience = Duration::from_secs(grace.saturating_add(grace / 2)).max(KILL_PATIENCE_MIN);
+        if is_evicted && now.mono.since(record.job_began) > patience {
+            let message = "Container runtime did not kill the pod within specified grace period.";
+            self.ctx.note(record.worker.key(), EventKind::Warning, "ExceededGracePeriod", message);
+        }
+    }
+
+    /// A pod of the API server that this node's runtime cannot run fails for good, as the kubelet does not admit it: whoever owns
+    /// it makes another one, perhaps elsewhere. Alone it waits.
+    fn reject_not_admitted(&mut self, uid: &PodUid, outcome: &Outcome) {
+        let refusal = outcome.starts().find_map(|(_, failure)| match failure {
+            Some(Failure { error: SyncError::Refused(reason), message, .. })
+                if NOT_ADMITTED.contains(reason) =>
+            {
+                Some((*reason, message))
+            }
+            Some(_) | None => None,
+        });
+        let Some((reason, message)) = refusal else { return };
+        let Some(record) = self.records.get(uid) else { return };
+        let is_api = record.worker.pod().is_some_and(|pod| pod.pod.is_of_api_server());
+        if !is_api || record.worker.life() != Life::Syncing {
+            return;
+        }
+        let message = format!("Pod was rejected: {message}");
+        self.reject_pod(uid, reason.to_owned(), message);
+    }
+
+    /// Drops a record of which nothing is left; who waited for its name, or for its end, begins.
+    fn forget(&mut self, uid: &PodUid, out: &mut Effects) {
+        let Some(mut record) = self.records.remove(uid) else { return };
+        let key = record.worker.key().clone();
+        log::info!("pod {key}: ended, nothing of it is left");
+        let (revision, status) = (self.statuses.revision_of(uid), self.statuses.status(uid));
+        out.push(Effect::Forgotten(Box::new(Forgotten { uid: uid.clone(), revision, status })));
+        self.may_give_room();
+        self.forget_status(uid);
+        self.tell_logs(uid);
+        if let Some(relist) = &mut self.relist {
+            relist.pods.remove(uid);
+        }
+        out.push(Effect::PodsHere);
+        self.identity_changed |= self.identity.release(uid);
+        self.told_held.remove(uid);
+        let mut touched = SortedSet::new();
+        if let Some(pod) = record.worker.take_afresh() {
+            // The history went with the record; the waits go too.
+            for container in pod.init_containers().iter().chain(pod.containers()) {
+                self.backoff.forget(BackoffKey::container(&pod, container));
+            }
+            for image in pod.images() {
+                self.ctx.images.forget(&pod.key.uid, image);
+            }
+            self.insert(pod, record.file, out);
+            touched.insert(key.uid);
+        } else {
+            touched.extend(self.take_next_waiting(out));
+        }
+        self.free_names(&mut touched);
+        self.fit_waiting_probers();
+        for uid in touched {
+            out.drive(&uid);
+        }
+    }
+}
+
+/// The instant `spec.activeDeadlineSeconds` ends.
+fn active_deadline(pod: &DesiredPod, since: Option<Mono>) -> Option<Mono> {
+    let seconds = u64::try_from(pod.spec().active_deadline_seconds?).ok()?;
+    Some(since? + Duration::from_secs(seconds))
+}
+
+/// The plan ends a pod in which nothing lives: that was done already.
+fn has_ended(plan: &Plan, observed: &ObservedPod) -> bool {
+    matches!(&plan.action, PodAction::End { debuggers, .. } if debuggers.is_empty()) && !observed.is_alive()
+}
+
+/// Nothing is to do but to wait for back-offs.
+fn only_waits(plan: &Plan) -> bool {
+    let PodAction::Keep { kills, starts, .. } = &plan.action else { return false };
+    kills.is_empty()
+        && plan.prunes.is_empty()
+        && plan.resizes.is_empty()
+        && !starts.is_empty()
+        && starts.iter().all(|start| matches!(start.when, StartWhen::Held { .. }))
+}
+
+/// When a sync that did not go well is tried again: at the end of its back-offs, else after the usual time.
+fn retry(outcome: &Outcome, now: Now) -> Result<(), Mono> {
+    if outcome.is_ok() {
+        return Ok(());
+    }
+    let failures = outcome.results.iter().filter_map(|result| result.failure.as_ref());
+    // containerd's words, after an agent or a connection was cut off in the middle of RunPodSandbox.
+    let usual = if failures.clone().any(|failure| failure.message.contains("is reserved for")) {
+        now.mono + NAME_RESERVED_RETRY
+    } else {
+        now.mono + SYNC_RETRY
+    };
+    let wake_at = outcome.wake_at();
+    let pulled = |failure: &Failure| match failure.error {
+        SyncError::Image(problem) => problem.is_of_a_pull(),
+        _ => false,
+    };
+    Err(if outcome.only_waits() && failures.clone().any(pulled) {
+        // A sync in between, to show ImagePullBackOff.
+        let shown = now.mono + PULL_ERROR_SHOWN;
+        wake_at.map_or(shown, |at| at.min(shown))
+    } else if outcome.only_waits() {
+        wake_at.unwrap_or(usual)
+    } else {
+        wake_at.map_or(usual, |at| at.min(usual))
+    })
+}

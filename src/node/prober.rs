@@ -1,0 +1,156 @@
+//! Probes: which are due, the tasks that run them, and what their answers lead to.
+//!
+//! ```text
+//!     due (all records) ─► the ones due first, of each pod its share ─► at most PROBES_AT_ONCE_MAX tasks ─► Event::Probed ─► status, plan
+//! ```
+use super::agent::Event;
+use super::effects::{Effect, Effects};
+use super::pods::{AskedProbe, Pods};
+use super::record::Record;
+use crate::cri::Runtime;
+use crate::events::{About, EventKind};
+use crate::limits::{PROBES, PROBES_AT_ONCE_MAX};
+use crate::model::{ContainerId, Mono, PodUid};
+use crate::model::{SortedMap, SortedSet};
+use crate::net::Lookups;
+use crate::poison;
+use crate::probe::Place;
+use crate::probe::run::{Answer, Tools, probe};
+use crate::sync::ProbeResult;
+use crate::sync::act::ActContext;
+
+/// The probes that run (prober).
+pub(super) struct Prober<R> {
+    tools: Tools<R>,
+    /// Numbers them.
+    asked: u64,
+    /// At most `PROBES_AT_ONCE_MAX`.
+    running: SortedMap<u64, Running>,
+}
+
+struct Running {
+    pod: PodUid,
+    place: Place,
+    /// What is probed, and the task, whose drop ends it; nothing until the loop has begun it.
+    task: Option<(ContainerId, smol::Task<()>)>,
+}
+
+impl<R: Runtime + 'static> Prober<R> {
+    pub(super) fn new(ctx: &ActContext<R>) -> Self {
+        let tools =
+            Tools { runtime: ctx.runtime.clone(), clock: ctx.clock.clone(), lookups: Lookups::default() };
+        Self { tools, asked: 0, running: SortedMap::new() }
+    }
+
+    /// How many run.
+    pub(super) fn len(&self) -> usize {
+        self.running.len()
+    }
+
+    fn may_begin(&self, pod: &PodUid) -> bool {
+        let of_pod = self.running.values().filter(|running| running.pod == *pod).count();
+        let pods: SortedSet<&PodUid> = self.running.values().map(|running| &running.pod).collect();
+        PROBES.may_begin(of_pod, pods.len(), self.running.len())
+    }
+
+    /// The pod is gone, and its probes with it.
+    pub(super) fn end(&mut self, pod: &PodUid) {
+        self.running.retain(|_, running| running.pod != *pod);
+    }
+
+    /// When the next probe is to run. While as many run as may, of all pods or of one, an answer brings the next turn.
+    pub(super) fn due(&self, pods: &Pods<R>) -> Option<Mono> {
+        if self.running.len() >= PROBES_AT_ONCE_MAX {
+            return None;
+        }
+        let may_begin = |(uid, _): &(&PodUid, &Record)| self.may_begin(uid);
+        probed(pods).filter(may_begin).filter_map(|(_, record)| record.probers.due()).min()
+    }
+
+    /// Asks for the probes that are due, as many as may run; those that are due first come first.
+    pub(super) fn turn(&mut self, pods: &Pods<R>, now: Mono, out: &mut Effects) {
+        if self.due(pods).is_none_or(|at| at > now) {
+            return;
+        }
+        let due = |(uid, record): (&PodUid, &Record)| {
+            let uid = uid.clone();
+            record.probers.all_due(now).map(move |(at, place)| (at, uid.clone(), place)).collect::<Vec<_>>()
+        };
+        let mut due: Vec<(Mono, PodUid, Place)> = probed(pods).flat_map(due).collect();
+        due.sort_by_key(|(at, ..)| *at);
+        for (_, pod, place) in due {
+            if self.may_begin(&pod) && pods.may_probe(&pod, place) {
+                self.asked += 1;
+                out.push(Effect::Probe(self.asked, pod.clone(), place));
+                self.running.insert(self.asked, Running { pod, place, task: None });
+            }
+        }
+    }
+
+    /// The probe of that number begins; `None` = there is nothing to probe any more.
+    pub(super) fn begin(&mut self, number: u64, asked: Option<AskedProbe>, out: &Effects) {
+        let Some(running) = self.running.get_mut(&number) else { return };
+        let Some(AskedProbe { container, handler, timeout, mark }) = asked else {
+            self.running.remove(&number);
+            return;
+        };
+        let (tools, id) = (self.tools.of_pod(&running.pod), container.clone());
+        let task = async move {
+            let answer = match handler {
+                Ok(handler) => probe(&tools, &id, &handler, timeout).await,
+                Err(error) => Err(error),
+            };
+            Event::Probed(number, answer)
+        };
+        running.task = Some((container, out.keep("probe", poison::scoped(mark, task))));
+    }
+
+    /// A probe has ended (prober `probe`).
+    pub(super) fn take(
+        &mut self,
+        number: u64,
+        answer: Result<Answer, String>,
+        pods: &Pods<R>,
+        out: &mut Effects,
+    ) {
+        let Some(Running { pod: uid, place, task: Some((container, _)) }) = self.running.remove(&number)
+        else {
+            return;
+        };
+        let Some(record) = pods.get(&uid) else { return };
+        let _handling = poison::handling(Some(record.mark.clone()));
+        let kind = place.kind();
+        let pod = record.worker.pod();
+        let probed =
+            pod.and_then(|pod| place.find(pod)).map(|(container, _)| (place.list(), &*container.name));
+        let about = About { pod: record.worker.key(), container: probed };
+        let note = |reason: &'static str, message: String| {
+            pods.ctx().note(about, EventKind::Warning, reason, &message);
+        };
+        let kind_name = kind.as_str();
+        let result = match answer {
+            Ok(Answer::Success) => Some(ProbeResult::Success),
+            Ok(Answer::Warning(words)) => {
+                note("ProbeWarning", format!("{kind_name} probe warning: {words}"));
+                Some(ProbeResult::Success)
+            }
+            Ok(Answer::Failure(words)) => {
+                note("Unhealthy", format!("{kind_name} probe failed: {words}"));
+                Some(ProbeResult::Failure)
+            }
+            Err(error) => {
+                note(
+                    "Unhealthy",
+                    format!("{kind_name} probe errored and resulted in unknown state: {error}"),
+                );
+                None
+            }
+        };
+        out.metrics().probe(kind, result);
+        out.push(Effect::Probed(uid, place, container, result));
+    }
+}
+
+fn probed<R: Runtime + 'static>(pods: &Pods<R>) -> impl Iterator<Item = (&PodUid, &Record)> {
+    pods.iter().filter(|(_, record)| !record.set_aside)
+}

@@ -1,0 +1,232 @@
+//! What the runtime tells by itself: the stream, and what its events lead to.
+//!
+//! ```text
+//!     event ─► known already: nothing
+//!           ─► something began, or is not as it was read ─► the pod is read
+//!           ─► something ended ─► its status is looked at until it shows that ─► the pod is read
+//!           ─► of nobody we know ─► remembered; a relist, when something began and stays unknown
+//! ```
+//!
+//! An event decides nothing: what it tells is read. While a job of the pod runs, its end brings the read, so that any
+//! number of events leads to one. A plan that something else brings about while a status does not show a told end yet is
+//! made on the read before; its act looks once more before it makes anything (`sync::overtaken`).
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::agent::Event;
+use super::effects::{Effect, Effects};
+use super::pods::Pods;
+use super::record::Record;
+use super::relist::Relisting;
+use crate::cri::{EventService, Runtime, RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
+use crate::limits::RELIST_PERIOD;
+use crate::model::{Mono, ObservedPod, PodUid};
+use crate::pleg::news::{self, Instance, News, Strangers, Until};
+use crate::pleg::watch::{Said, Watch};
+use crate::sync::worker::Job;
+
+/// The stream of the runtime's events, and what is kept of them.
+pub(super) struct RuntimeEvents {
+    watch: Watch,
+    strangers: Strangers,
+    /// Dropping it ends the stream.
+    stream: Option<smol::Task<()>>,
+    /// Which stream is open; what comes of another one is late.
+    number: u64,
+    /// The loop's queue was full: an event was dropped.
+    dropped: Rc<Cell<bool>>,
+}
+
+impl RuntimeEvents {
+    pub(super) fn new(now: Mono) -> Self {
+        Self {
+            watch: Watch::new(now),
+            strangers: Strangers::default(),
+            stream: None,
+            number: 0,
+            dropped: Rc::default(),
+        }
+    }
+
+    /// While the runtime does not answer, relists find out when it does.
+    pub(super) fn due(&self, relisting: &Relisting) -> Option<Mono> {
+        let of_watch = self.watch.due().filter(|_| !relisting.is_failing());
+        of_watch.into_iter().chain(self.strangers.due()).min()
+    }
+
+    /// Does what is due.
+    pub(super) fn turn<R: Runtime + 'static>(
+        &mut self,
+        pods: &Pods<R>,
+        relisting: &Relisting,
+        now: Mono,
+        out: &mut Effects,
+    ) {
+        if let Some(said) = self.watch.judge(now) {
+            say(said, None);
+            self.stream = None;
+            out.push(Effect::RelistBy(now + RELIST_PERIOD));
+        }
+        if !relisting.is_failing()
+            && let Some(service) = self.watch.open(now)
+        {
+            self.open_stream(service, pods, out);
+            // By then the runtime has begun to tell; what changed before is seen so.
+            out.push(Effect::RelistBy(now + RELIST_PERIOD));
+        }
+        if self.dropped.take() {
+            out.push(Effect::RelistBy(now));
+        }
+        if self.strangers.due().is_some_and(|at| at <= now) {
+            self.strangers.looked(now);
+            // Whatever else goes on in the runtime: at most as often as without events.
+            out.push(Effect::RelistBy((relisting.begun() + RELIST_PERIOD).max(now)));
+        }
+    }
+
+    fn open_stream<R: Runtime + 'static>(&mut self, service: EventService, pods: &Pods<R>, out: &Effects) {
+        self.number += 1;
+        let number = self.number;
+        let (runtime, events, dropped) =
+            (pods.ctx().runtime.clone(), out.tasks().sender(), self.dropped.clone());
+        self.stream = Some(out.keep("runtime events", async move {
+            let mut each = |event| {
+                // Waiting here would hold up the runtime.
+                if events.try_send(Event::Runtime(event)).is_err() {
+                    dropped.set(true);
+                }
+            };
+            Event::StreamEnded(number, runtime.follow_events(service, &mut each).await)
+        }));
+    }
+
+    /// The stream of that number ended.
+    pub(super) fn take_end(
+        &mut self,
+        number: u64,
+        result: RuntimeResult<()>,
+        relisting: &Relisting,
+        now: Mono,
+        out: &mut Effects,
+    ) {
+        if number != self.number || self.stream.take().is_none() {
+            return;
+        }
+        let unsupported = matches!(result, Err(RuntimeError::Unimplemented(_)));
+        if let Some(said) = self.watch.ended(unsupported, now) {
+            say(said, result.err());
+        }
+        if !unsupported {
+            // The runtime may be gone: the relist finds out.
+            out.push(Effect::RelistBy(now.max(relisting.begun() + RELIST_PERIOD)));
+        }
+    }
+
+    /// Takes one event.
+    pub(super) fn take<R: Runtime + 'static>(
+        &mut self,
+        event: RuntimeEvent,
+        pods: &Pods<R>,
+        now: Mono,
+        out: &mut Effects,
+    ) {
+        out.metrics().runtime_events.inc();
+        if let Some(said) = self.watch.delivered() {
+            say(said, None);
+        }
+        let named = event.pod.clone().filter(|uid| pods.get(uid).is_some());
+        let Some(uid) = named.or_else(|| pod_of(&event, pods)) else {
+            self.strangers.note(event, now);
+            return;
+        };
+        self.watch.told(&uid);
+        let Some(record) = pods.get(&uid) else { return };
+        let news = news::judge(&event, record.worker.observed().map(|observed| &**observed));
+        if news != News::Known && record.worker.in_flight() == Some(Job::Act) {
+            record.overtaken.tell();
+        }
+        match news {
+            News::Known => {}
+            News::Changed => out.push(Effect::LookAgain(uid)),
+            News::Await(instance, until) => out.push(Effect::AwaitChange(uid, event.id, instance, until)),
+            News::Stranger => {
+                let is_end = matches!(event.kind, RuntimeEventKind::Exited | RuntimeEventKind::Deleted);
+                if is_end {
+                    self.strangers.note(event, now);
+                }
+                out.push(Effect::LookAgain(uid));
+            }
+        }
+    }
+
+    /// What events told of these containers and sandboxes before their pod was known.
+    pub(super) fn met(&mut self, observed: &ObservedPod) -> Vec<(Box<str>, Instance, Until)> {
+        self.strangers.met(observed)
+    }
+
+    /// The runtime's events come after its status shows what they tell of.
+    pub(super) fn come_after_the_status(&self) -> bool {
+        self.watch.tells_after_the_status()
+    }
+
+    /// An act has started something of which events are to come.
+    pub(super) fn started_something(&mut self, now: Mono) {
+        self.watch.started_something(now);
+    }
+
+    /// A look at everything that began then has ended well; with `is_back`, the runtime had not answered before. How long until
+    /// the next one.
+    pub(super) fn relisted(&mut self, begun: Mono, is_back: bool, now: Mono) -> Duration {
+        let wait = self.watch.relist_wait();
+        self.strangers.looked(begun);
+        if is_back {
+            self.watch.runtime_is_back(now);
+        }
+        wait
+    }
+
+    /// The pod has changed since then, and no event told of it.
+    pub(super) fn suspect(&mut self, uid: &PodUid, agreed: Mono, now: Mono) {
+        self.watch.suspect(uid, agreed, now);
+    }
+
+    /// How many changes no event told of.
+    pub(super) fn missed(&self) -> u64 {
+        self.watch.missed()
+    }
+
+    /// Events of nobody known, and their bytes.
+    pub(super) fn held(&self) -> (usize, usize) {
+        self.strangers.held()
+    }
+}
+
+/// The pod whose last read shows the event's id.
+fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<PodUid> {
+    let shows = |record: &Record| {
+        let observed = record.worker.observed().map(|observed| &**observed);
+        news::judge(event, observed) != News::Stranger || record.awaited.contains_key(&event.id)
+    };
+    pods.iter().find(|(_, record)| shows(record)).map(|(uid, _)| uid.clone())
+}
+
+/// One line per change of trust.
+fn say(said: Said, error: Option<RuntimeError>) {
+    let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
+    match said {
+        Said::Trusted(service) => {
+            log::info!("events: {service} come; everything is looked at every minute only");
+        }
+        Said::Absent => log::info!("events: the runtime has none; everything is looked at every second"),
+        Said::Ended(service) => log::warn!("events: the stream of {service} is lost: {why}; opened again"),
+        Said::MissedAgain(service, total) => {
+            log::debug!("events: none of {service} came ({total} missed so far)");
+        }
+        Said::Missed(service, pods, total) => log::warn!(
+            "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at \
+             every second for now"
+        ),
+    }
+}
