@@ -189,12 +189,12 @@ fn cases() -> Vec<Case> {
         text(
             "no-name.yaml",
             "metadata.name: is required",
-            "apiVersion: v1\nkind: Pod\nspec: {containers: []}\n",
+            "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, image: x}]}\n",
         ),
         text(
             "metadata-list.yaml",
             "metadata: a list of 1: must be an object",
-            "apiVersion: v1\nkind: Pod\nmetadata: [a]\n",
+            "apiVersion: v1\nkind: Pod\nmetadata: [a]\nspec: {containers: [{name: a, image: x}]}\n",
         ),
         made("long-name.yaml", "(10000 characters): must be", || {
             let name = "a".repeat(10_000);
@@ -203,7 +203,10 @@ fn cases() -> Vec<Case> {
             )
         }),
         made("long-field.yaml", "unknown field", || {
-            format!("apiVersion: v1\nkind: Pod\n{}: 1\nmetadata: {{name: a}}\n", "k".repeat(1_000))
+            format!(
+                "apiVersion: v1\nkind: Pod\n{}: 1\nmetadata: {{name: a}}\nspec: {{containers: [{{name: a, image: x}}]}}\n",
+                "k".repeat(1_000)
+            )
         }),
         made("many-errors.yaml", "items[0].kind: is required", || {
             String::from("apiVersion: v1\nkind: List\nitems: [{}]\n")

@@ -515,6 +515,44 @@ fn check_reads_what_it_is_given() {
 }
 
 #[test]
+fn check_lists_all_errors_of_a_document() {
+    let dir = Dir::new();
+    let text = "apiVersion: v1\nkind: Pod\nmetadata: {name: Bad, namespace: B, labels: {a: 1}}\nspec:\n  hostNetwork: \
+                \"true\"\n  restartPolicy: Sometimes\n  volumes: {}\n  containers:\n  - {name: a, imagee: x, ports: \
+                [{containerPort: \"80\"}, {containerPort: 99999}], volumeMounts: [{name: v, mountPath: /v}]}\n  \
+                - {name: b, image: x, resources: {limits: {cpu: [1]}, requests: {cpu: 2}}}\n";
+    dir.write("bad.yaml", text);
+    let report = smolet::source::check(&[dir.0.join("bad.yaml")], &NodeName::new("gw"), Wall(0)).to_string();
+    let prefix = format!("{}/bad.yaml: document 1: pod B/Bad: ", dir.0.display());
+    let lines: Vec<&str> =
+        report.lines().map(|line| line.strip_prefix(&prefix).expect("an error of the pod")).collect();
+    assert_eq!(
+        lines,
+        [
+            "metadata.labels.a: 1: must be a string; put it in quotes",
+            "spec.hostNetwork: \"true\": must be true or false without quotes",
+            "spec.volumes: {}: must be a list",
+            "spec.containers[0].imagee: unknown field; did you mean image?",
+            "spec.containers[0].ports[0].containerPort: \"80\": must be an integer without quotes",
+            "spec.containers[1].resources.limits.cpu: a list of 1: must be Quantity",
+            "metadata.name: \"Bad\": must be lower case letters, digits, '-' and '.', at most 253, with a letter or \
+             digit around each '.'",
+            "metadata.namespace: \"B\": must be at most 63 lower case letters, digits or '-', with a letter or digit \
+             at both ends",
+            "spec.containers[0].ports[1].containerPort: 99999: must be between 1 and 65535",
+            "spec.restartPolicy: \"Sometimes\": must be one of Always, OnFailure, Never",
+        ]
+    );
+    // Beyond the bound they are counted.
+    let unknown: String = (0..100).map(|n| format!("  zz{n}: 1\n")).collect();
+    dir.write("bad.yaml", &format!("{}{unknown}", pod("a", "x:1")));
+    let report = smolet::source::check(&[dir.0.join("bad.yaml")], &NodeName::new("gw"), Wall(0)).to_string();
+    assert_eq!(report.lines().count(), limits::FIELD_ERRORS_MAX + 1);
+    let more = 100 - limits::FIELD_ERRORS_MAX;
+    assert!(report.ends_with(&format!(": pod default/a: and {more} more errors\n")), "{report}");
+}
+
+#[test]
 fn nothing_spins_while_files_and_directory_go() {
     for broken in [false, true] {
         let dir = Dir::new();

@@ -124,6 +124,87 @@ impl FieldError {
     }
 }
 
+/// The errors of one document, as apimachinery's `field.ErrorList`: all of them, up to a bound.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FieldErrors {
+    /// At most `FIELD_ERRORS_MAX`. Full: further ones are counted.
+    listed: Vec<FieldError>,
+    more: usize,
+}
+
+impl FieldErrors {
+    /// Adds one.
+    pub fn push(&mut self, error: FieldError) {
+        if self.has_room() {
+            self.listed.push(error);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    /// Another one is listed, not only counted.
+    pub fn has_room(&self) -> bool {
+        self.listed.len() < limits::FIELD_ERRORS_MAX
+    }
+
+    /// Adds all of another list's.
+    pub fn append(&mut self, other: Self) {
+        self.more += other.more;
+        self.extend(other.listed);
+    }
+
+    /// There is none.
+    pub fn is_empty(&self) -> bool {
+        self.listed.is_empty()
+    }
+
+    /// Those that are listed.
+    pub fn iter(&self) -> std::slice::Iter<'_, FieldError> {
+        self.listed.iter()
+    }
+
+    /// Says what must be, not what is: the values are secret.
+    pub fn hide_values(&mut self) {
+        for error in &mut self.listed {
+            error.value = None;
+        }
+    }
+}
+
+impl Extend<FieldError> for FieldErrors {
+    fn extend<I: IntoIterator<Item = FieldError>>(&mut self, errors: I) {
+        for error in errors {
+            self.push(error);
+        }
+    }
+}
+
+impl From<FieldError> for FieldErrors {
+    fn from(error: FieldError) -> Self {
+        Self { listed: vec![error], more: 0 }
+    }
+}
+
+impl<'a> IntoIterator for &'a FieldErrors {
+    type Item = &'a FieldError;
+    type IntoIter = std::slice::Iter<'a, FieldError>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// All of them; where some were counted only, the last says how many.
+impl IntoIterator for FieldErrors {
+    type Item = FieldError;
+    type IntoIter = std::iter::Chain<std::vec::IntoIter<FieldError>, std::option::IntoIter<FieldError>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        let more = (self.more > 0).then(|| FieldError::new("", format!("and {} more errors", self.more)));
+        self.listed.into_iter().chain(more)
+    }
+}
+
 /// A field path that grows and shrinks while a document is walked: `spec.containers[0].ports[1].hostPort`.
 #[derive(Clone, Debug, Default)]
 pub struct Path(String);
@@ -176,6 +257,12 @@ impl Path {
     pub fn shown(&self) -> String {
         middle_cut(&self.0, limits::PROBLEM_PATH_CHARS_MAX)
     }
+}
+
+/// A path below another, either of which may be empty.
+pub fn join(above: &str, path: &str) -> String {
+    let parts = [above, path].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
+    middle_cut(&parts.join("."), limits::PROBLEM_PATH_CHARS_MAX)
 }
 
 /// `text` with `…` in its middle when it has more than `chars_max` characters.

@@ -1,53 +1,90 @@
 //! A document's tree → a typed Kubernetes object, strictly: whatever does not fit is an error that names the field
-//! and shows the value; unknown and misspelt fields are collected, as `kubectl --validate=strict` does. PURE.
+//! and shows the value; unknown and misspelt fields are errors, as `kubectl --validate=strict` has it. PURE.
+//!
+//! All errors are found at once: a value that does not fit is read as its type's zero value, and the reading goes on.
 //!
 //! The one deserialiser of the big generated types in this binary: a second would cost a copy of all of them.
 
 use std::cell::RefCell;
 use std::fmt;
 
+use k8s_openapi::jiff::Timestamp;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{FieldError, Node, Path};
+use super::{FieldError, FieldErrors, Node, Path, join};
 use crate::limits;
 
+/// What was read, as far as it could be, and all that does not fit.
+#[derive(Debug)]
+pub struct Decoded<T> {
+    /// Fields with an error have the zero values of their types. Nothing when one could not even be passed over (a timestamp
+    /// that is none).
+    pub value: Option<T>,
+    /// Every error found.
+    pub errors: FieldErrors,
+    /// The paths of what does not hold what was meant: of values that did not fit, and of fields that an unknown one was
+    /// probably meant to be. As many as errors are listed.
+    pub unread: Vec<String>,
+}
+
+impl<T> Decoded<T> {
+    fn good(self) -> Result<T, FieldErrors> {
+        match self.value {
+            Some(value) if self.errors.is_empty() => Ok(value),
+            Some(_) | None => Err(self.errors),
+        }
+    }
+}
+
 /// Reads `node` as a `T`. `at` is the path of the node itself (`items[2]`, or empty).
-///
-/// Every error found: at most one type error, and all unknown fields before it (at most `PROBLEMS_PER_FILE_MAX`).
-pub fn read<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, Vec<FieldError>> {
-    read_with(node, at, true)
+pub fn read<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, FieldErrors> {
+    read_all(node, at).good()
 }
 
 /// As [`read`], but fields that `T` does not have are passed over: what an API server newer than this version sends.
-pub fn read_known<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, Vec<FieldError>> {
-    read_with(node, at, false)
+pub fn read_known<T: de::DeserializeOwned>(node: &Node, at: Path) -> Result<T, FieldErrors> {
+    read_with(node, at, false).good()
 }
 
-fn read_with<T: de::DeserializeOwned>(node: &Node, at: Path, strict: bool) -> Result<T, Vec<FieldError>> {
-    let context = Context { path: RefCell::new(at), unknown: RefCell::new(Vec::new()) };
-    let outcome = T::deserialize(Reader { node, context: &context, fields: &[] });
-    let mut errors = context.unknown.into_inner();
-    if !strict {
-        errors.clear();
-    }
-    match outcome {
-        Ok(value) if errors.is_empty() => return Ok(value),
-        Ok(_) => {}
-        Err(error) => errors.push(FieldError {
-            path: error.path.unwrap_or_default(),
-            value: error.value,
-            message: error.message,
-        }),
-    }
-    Err(errors)
+/// As [`read`], with what could be read beside the errors.
+pub fn read_all<T: de::DeserializeOwned>(node: &Node, at: Path) -> Decoded<T> {
+    read_with(node, at, true)
+}
+
+fn read_with<T: de::DeserializeOwned>(node: &Node, at: Path, strict: bool) -> Decoded<T> {
+    let context =
+        Context { strict, path: RefCell::new(at), errors: RefCell::default(), unread: RefCell::default() };
+    let reader = Reader { node, context: &context, fields: &[] };
+    let outcome = reader.place(T::deserialize(reader));
+    let mut errors = context.errors.into_inner();
+    let value = match outcome {
+        Ok(value) => Some(value),
+        Err(TypeError { path, value, message }) => {
+            errors.push(FieldError { path: path.unwrap_or_default(), value, message });
+            None
+        }
+    };
+    Decoded { value, errors, unread: context.unread.into_inner() }
 }
 
 struct Context {
+    /// Unknown fields are errors.
+    strict: bool,
     path: RefCell<Path>,
-    unknown: RefCell<Vec<FieldError>>,
+    errors: RefCell<FieldErrors>,
+    unread: RefCell<Vec<String>>,
 }
 
-/// A type error; the reader where it first passes adds the field and the value.
+impl Context {
+    /// Tells an error, for which the field `unread` does not hold what was meant.
+    fn push(&self, error: FieldError, unread: Option<String>) {
+        let mut errors = self.errors.borrow_mut();
+        self.unread.borrow_mut().extend(unread.filter(|_| errors.has_room()));
+        errors.push(error);
+    }
+}
+
+/// A type error of a type's own visitor, which ends the reading; the reader where it first passes adds the field and the value.
 #[derive(Debug)]
 struct TypeError {
     path: Option<String>,
@@ -86,49 +123,72 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn refuse(self, message: impl Into<String>) -> TypeError {
-        TypeError {
-            path: Some(self.context.path.borrow().shown()),
-            value: Some(self.node.to_string()),
-            message: message.into(),
-        }
+    /// The value does not fit: told, and its zero value is read instead.
+    fn refuse(self, message: impl Into<String>) {
+        let path = self.context.path.borrow().shown();
+        self.context.push(FieldError::with_value(&*path, self.node.to_string(), message), Some(path));
     }
 
     /// Completes an error that comes from a type's own visitor.
     fn place<T>(self, outcome: Result<T, TypeError>) -> Result<T, TypeError> {
-        outcome.map_err(|error| if error.path.is_some() { error } else { self.refuse(error.message) })
+        outcome.map_err(|error| match error.path {
+            Some(_) => error,
+            None => TypeError {
+                path: Some(self.context.path.borrow().shown()),
+                value: Some(self.node.to_string()),
+                message: error.message,
+            },
+        })
     }
 
-    fn integer(self, min: i64, max: i64) -> Result<i64, TypeError> {
+    fn integer(self, min: i64, max: i64) -> i64 {
         let value = match *self.node {
             Node::Int(value) => value,
             // 8080.0 and 1e3 are integers in JSON too.
             #[allow(clippy::cast_possible_truncation, reason = "the value is whole and within 2^53")]
             Node::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => value as i64,
-            Node::Text(_) => return Err(self.refuse("must be an integer without quotes")),
+            Node::Text(_) => {
+                self.refuse("must be an integer without quotes");
+                return 0;
+            }
             Node::Null | Node::Bool(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => {
-                return Err(self.refuse("must be an integer"));
+                self.refuse("must be an integer");
+                return 0;
             }
         };
         if (min..=max).contains(&value) {
-            Ok(value)
-        } else {
-            Err(self.refuse(format!("must be an integer between {min} and {max}")))
+            return value;
         }
+        self.refuse(format!("must be an integer between {min} and {max}"));
+        0
     }
 
-    fn string(self) -> Result<&'static str, TypeError> {
-        Err(self.refuse(match self.node {
-            Node::Bool(_) | Node::Int(_) | Node::Float(_) => "must be a string; put it in quotes",
-            Node::Null | Node::Text(_) | Node::List(_) | Node::Map(_) => "must be a string",
-        }))
+    /// The entries of an object or map; none of another value, which is refused.
+    fn entries(&self, wanted: impl FnOnce() -> String) -> &[(Box<str>, Node)] {
+        if let Node::Map(entries) = self.node {
+            return entries;
+        }
+        self.refuse(wanted());
+        &[]
     }
 }
 
 impl<'de> Deserializer<'de> for Reader<'_> {
     type Error = TypeError;
 
+    /// Kubernetes' scalars that take several types: each of them takes a 0.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
+        let wanted = Wanted(&visitor).to_string();
+        let fits = match (wanted.as_str(), self.node) {
+            ("IntOrString", Node::Int(value)) => i32::try_from(*value).is_ok(),
+            ("IntOrString", node) => matches!(node, Node::Text(_)),
+            ("Quantity", node) => matches!(node, Node::Int(_) | Node::Float(_) | Node::Text(_)),
+            (_, _) => true,
+        };
+        if !fits {
+            self.refuse(format!("must be {wanted}"));
+            return visitor.visit_i64(0);
+        }
         self.place(match self.node {
             Node::Null => visitor.visit_unit(),
             Node::Bool(value) => visitor.visit_bool(*value),
@@ -141,32 +201,37 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     }
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        match self.node {
-            Node::Bool(value) => visitor.visit_bool(*value),
-            Node::Text(_) => Err(self.refuse("must be true or false without quotes")),
-            Node::Null | Node::Int(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => {
-                Err(self.refuse("must be true or false"))
+        visitor.visit_bool(match self.node {
+            Node::Bool(value) => *value,
+            Node::Text(_) => {
+                self.refuse("must be true or false without quotes");
+                false
             }
-        }
+            Node::Null | Node::Int(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => {
+                self.refuse("must be true or false");
+                false
+            }
+        })
     }
 
     fn deserialize_i32<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        visitor.visit_i64(self.integer(i64::from(i32::MIN), i64::from(i32::MAX))?)
+        visitor.visit_i64(self.integer(i64::from(i32::MIN), i64::from(i32::MAX)))
     }
 
     fn deserialize_i64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        visitor.visit_i64(self.integer(i64::MIN, i64::MAX)?)
+        visitor.visit_i64(self.integer(i64::MIN, i64::MAX))
     }
 
     fn deserialize_f64<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        match self.node {
+        visitor.visit_f64(match self.node {
             #[allow(clippy::cast_precision_loss, reason = "as JSON's numbers are read")]
-            Node::Int(value) => visitor.visit_f64(*value as f64),
-            Node::Float(value) => visitor.visit_f64(*value),
+            Node::Int(value) => *value as f64,
+            Node::Float(value) => *value,
             Node::Null | Node::Bool(_) | Node::Text(_) | Node::List(_) | Node::Map(_) => {
-                Err(self.refuse("must be a number"))
+                self.refuse("must be a number");
+                0.0
             }
-        }
+        })
     }
 
     fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
@@ -174,7 +239,14 @@ impl<'de> Deserializer<'de> for Reader<'_> {
             Node::Text(text) => text,
             // Go leaves the zero value: `labels: {a: }` is an empty label.
             Node::Null => "",
-            Node::Bool(_) | Node::Int(_) | Node::Float(_) | Node::List(_) | Node::Map(_) => self.string()?,
+            Node::Bool(_) | Node::Int(_) | Node::Float(_) => {
+                self.refuse("must be a string; put it in quotes");
+                ""
+            }
+            Node::List(_) | Node::Map(_) => {
+                self.refuse("must be a string");
+                ""
+            }
         };
         self.place(visitor.visit_str(text))
     }
@@ -193,28 +265,34 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
-        _: &'static str,
+        name: &'static str,
         visitor: V,
     ) -> Result<V::Value, TypeError> {
+        if name == "Time"
+            && let Node::Text(text) = self.node
+            && let Err(error) = text.parse::<Timestamp>()
+        {
+            self.refuse(error.to_string());
+            let epoch = Node::Text("1970-01-01T00:00:00Z".into());
+            return visitor.visit_newtype_struct(Reader { node: &epoch, ..self });
+        }
         self.place(visitor.visit_newtype_struct(self))
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let Node::List(items) = self.node else { return Err(self.refuse("must be a list")) };
-        if items.len() > limits::LIST_ITEMS_MAX {
-            return Err(self.refuse(format!("must have at most {} items", limits::LIST_ITEMS_MAX)));
+        let mut items = self.node.items();
+        if !matches!(self.node, Node::List(_)) {
+            self.refuse("must be a list");
+        } else if items.len() > limits::LIST_ITEMS_MAX {
+            self.refuse(format!("must have at most {} items", limits::LIST_ITEMS_MAX));
+            items = &[];
         }
         self.place(visitor.visit_seq(Items { items: items.iter().enumerate(), context: self.context }))
     }
 
     fn deserialize_map<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let Node::Map(entries) = self.node else { return Err(self.refuse("must be a map")) };
-        self.place(visitor.visit_map(Fields {
-            entries: entries.iter(),
-            value: None,
-            context: self.context,
-            known: &[],
-        }))
+        let entries = self.entries(|| "must be a map".to_owned()).iter();
+        self.place(visitor.visit_map(Fields { entries, value: None, context: self.context, known: &[] }))
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -223,15 +301,8 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         fields: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, TypeError> {
-        let Node::Map(entries) = self.node else {
-            return Err(self.refuse(format!("must be an object ({name})")));
-        };
-        self.place(visitor.visit_map(Fields {
-            entries: entries.iter(),
-            value: None,
-            context: self.context,
-            known: fields,
-        }))
+        let entries = self.entries(|| format!("must be an object ({name})")).iter();
+        self.place(visitor.visit_map(Fields { entries, value: None, context: self.context, known: fields }))
     }
 
     fn deserialize_identifier<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
@@ -240,21 +311,29 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
     /// What the generated types call for a field they do not have.
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
-        let mut unknown = self.context.unknown.borrow_mut();
-        if unknown.len() < limits::PROBLEMS_PER_FILE_MAX {
+        if self.context.strict {
             let path = self.context.path.borrow().shown();
-            let key = path.rsplit('.').next().unwrap_or_default();
-            let message = match nearest(key, self.fields) {
-                Some(meant) => format!("unknown field; did you mean {meant}?"),
-                None => "unknown field; remove it or correct its name".to_owned(),
+            let (above, key) = path.rsplit_once('.').unwrap_or(("", &path));
+            let (message, unread) = match nearest(key, self.fields) {
+                Some(meant) => (format!("unknown field; did you mean {meant}?"), Some(join(above, meant))),
+                None => ("unknown field; remove it or correct its name".to_owned(), None),
             };
-            unknown.push(FieldError::new(path, message));
+            self.context.push(FieldError::new(&*path, message), unread);
         }
         visitor.visit_unit()
     }
 
     serde::forward_to_deserialize_any! {
         i8 i16 i128 u8 u16 u32 u64 u128 f32 char bytes byte_buf unit unit_struct tuple tuple_struct enum
+    }
+}
+
+/// What a visitor says it expects.
+struct Wanted<'a, V>(&'a V);
+
+impl<'de, V: Visitor<'de>> fmt::Display for Wanted<'_, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.expecting(f)
     }
 }
 
@@ -351,7 +430,7 @@ mod tests {
         got.expect(text)
     }
 
-    fn shown(errors: &[FieldError]) -> Vec<String> {
+    fn shown(errors: &FieldErrors) -> Vec<String> {
         errors
             .iter()
             .map(|e| match &e.value {
@@ -448,10 +527,47 @@ mod tests {
     }
 
     #[test]
-    fn all_unknown_fields_come_at_once_up_to_the_bound() {
+    fn all_errors_come_at_once() {
+        let text = "metadata: {name: [a], labels: {a: 1, b: 2}, creationTimestamp: soon}\nspec:\n  hostNetwork: \"true\"\n  \
+                    contaners: []\n  containers:\n  - {name: a, ports: [{containerPort: \"80\"}, {containerPort: x}]}\n  - b\n  \
+                    - {name: c, resources: {limits: {cpu: true, memory: [1]}}, livenessProbe: {tcpSocket: {port: 1.5}}}\n  \
+                    volumes: {}\n  initContainers: 5\n  terminationGracePeriodSeconds: {}\n";
+        let Decoded { value, errors, unread } = read_all::<Pod>(&tree(text), Path::default());
+        let paths: Vec<&str> = errors.iter().map(|error| error.path.as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "metadata.name",
+                "metadata.labels.a",
+                "metadata.labels.b",
+                "metadata.creationTimestamp",
+                "spec.hostNetwork",
+                "spec.contaners",
+                "spec.containers[0].ports[0].containerPort",
+                "spec.containers[0].ports[1].containerPort",
+                "spec.containers[1]",
+                "spec.containers[2].resources.limits.cpu",
+                "spec.containers[2].resources.limits.memory",
+                "spec.containers[2].livenessProbe.tcpSocket.port",
+                "spec.volumes",
+                "spec.initContainers",
+                "spec.terminationGracePeriodSeconds",
+            ]
+        );
+        let meant = paths.iter().map(|path| path.replace("contaners", "containers"));
+        assert_eq!(unread, meant.collect::<Vec<_>>());
+        let spec = value.and_then(|pod| pod.spec).expect("what could be read");
+        let names: Vec<&str> = spec.containers.iter().map(|container| container.name.as_str()).collect();
+        assert_eq!(names, ["a", "", "c"], "each where it stands");
+    }
+
+    #[test]
+    fn errors_beyond_the_bound_are_counted() {
         let text =
             format!("spec: {{{}}}", (0..100).map(|n| format!("zz{n}: 1")).collect::<Vec<_>>().join(", "));
         let errors = read::<Pod>(&tree(&text), Path::default()).expect_err("unknown fields");
-        assert_eq!(errors.len(), limits::PROBLEMS_PER_FILE_MAX);
+        assert_eq!(errors.iter().count(), limits::FIELD_ERRORS_MAX);
+        let last = errors.into_iter().last().expect("the last");
+        assert_eq!(last.message, format!("and {} more errors", 100 - limits::FIELD_ERRORS_MAX));
     }
 }

@@ -109,14 +109,14 @@ pub const VOLUMES_PER_POD_MAX: usize = 256;
 pub const LIST_ITEMS_MAX: usize = 1024;
 
 /// Problems kept of one file. Full: the last one says how many more there are.
-pub const PROBLEMS_PER_FILE_MAX: usize = 16;
+pub const PROBLEMS_PER_FILE_MAX: usize = 64;
 
 /// Problems kept of all manifests. Full: the last one says how many more there are. Of merging them: further ones are
 /// dropped.
 pub const PROBLEMS_MAX: usize = 256;
 
-/// Errors found in one pod. Full: further ones are dropped, there is enough to repair.
-pub const FIELD_ERRORS_MAX: usize = 64;
+/// Errors listed of one document's object. Full: the last one says how many more there are.
+pub const FIELD_ERRORS_MAX: usize = 32;
 
 /// Problems kept file by file. Full: of each further file only the first is kept, the others are counted.
 pub const PROBLEMS_OF_FILES_MAX: usize = PROBLEMS_MAX + MANIFEST_FILES_MAX;

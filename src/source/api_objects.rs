@@ -13,7 +13,7 @@ use serde_json::json;
 use smol::channel::Sender;
 
 use super::object;
-use crate::decode::{Node, Path};
+use crate::decode::Node;
 use crate::kube::{
     AuthorizerLag, Client, Collection, Content, Follower, KubeError, Resource, RetryWait, Watches,
     follow_or_list, subresource_path,
@@ -109,7 +109,7 @@ impl Follower for One {
     }
 
     fn is_there(&mut self, tree: Node) {
-        match object::read(self.key.kind, &tree, Path::default()) {
+        match object::read(self.key.kind, &tree) {
             Ok(object) if object.key(self.key.side) == self.key => self.now = Some(object),
             Ok(_) => {}
             Err(errors) => {

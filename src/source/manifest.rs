@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::identity::{self, ManifestKind, NodeName};
 use super::{Problem, defaults, object, validate};
-use crate::decode::{FieldError, Node, Path, middle_cut, quoted, typed, yaml};
+use crate::decode::{FieldError, FieldErrors, Node, Path, join, middle_cut, quoted, typed, yaml};
 use crate::limits;
 use crate::model::annotations::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::model::packed::{self, PodManifest, leave_out};
@@ -148,14 +148,15 @@ pub fn parse_as(
 ///
 /// # Errors
 /// What this version does not do, by field.
-pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod, Vec<FieldError>> {
+pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod, FieldErrors> {
     if let Node::Map(entries) = tree {
         entries.retain(|(key, _)| &**key != "status");
     }
     leave_out(tree, "metadata", "resourceVersion");
     let tree = &*tree;
-    if let Some(error) = too_many(tree) {
-        return Err(vec![error]);
+    let too_many = too_many(tree);
+    if !too_many.is_empty() {
+        return Err(too_many);
     }
     let read = typed::read_known::<PodManifest>(tree, Path::default())?;
     let mut pod = Pod { metadata: read.metadata, spec: read.spec, status: None };
@@ -233,10 +234,10 @@ impl FileReader<'_> {
         }
         let kind: Box<str> = tree.field("kind").and_then(Node::text).unwrap_or_default().into();
         match &*kind {
-            "Pod" => self.pod(document, tree, Path::default()),
+            "Pod" => self.pod(document, tree, &Path::default()),
             "List" | "PodList" => self.list(document, tree, &kind),
             kind => match object::kind(kind) {
-                Some(kind) => self.object(document, kind, &tree, Path::default()),
+                Some(kind) => self.object(document, kind, &tree, &Path::default()),
                 None => self.report(Some(document), Of::Document, kind_error("", &tree)),
             },
         }
@@ -271,23 +272,23 @@ impl FileReader<'_> {
             // The items of a PodList may leave out what they are, as the API server's do.
             let bare = kind == "PodList" && item.field("kind").is_none();
             if bare || item.field("kind").and_then(Node::text) == Some("Pod") {
-                self.pod(document, item, at);
+                self.pod(document, item, &at);
             } else if let Some(kind) = item.field("kind").and_then(Node::text).and_then(object::kind) {
-                self.object(document, kind, &item, at);
+                self.object(document, kind, &item, &at);
             } else {
                 self.report(Some(document), Of::Document, kind_error(&at.shown(), &item));
             }
         }
     }
 
-    fn object(&mut self, document: u32, kind: ObjectKind, tree: &Node, at: Path) {
+    fn object(&mut self, document: u32, kind: ObjectKind, tree: &Node, at: &Path) {
         let shown_at = at.shown();
         let name = tree.field("metadata").and_then(|m| m.field("name")).and_then(Node::text);
         let called = format!("{kind} {}/{}", identity::namespace(tree), name.unwrap_or_default());
         let called = middle_cut(&called, limits::PROBLEM_POD_CHARS_MAX).replace(char::is_control, "\u{fffd}");
-        let read = match version_error(&shown_at, tree) {
-            Some(error) => Err(vec![error]),
-            None => object::read(kind, tree, at),
+        let read = match version_error("", tree) {
+            Some(error) => Err(error.into()),
+            None => object::read(kind, tree),
         };
         let errors = match read {
             Ok(object) => {
@@ -296,70 +297,72 @@ impl FileReader<'_> {
                     self.parsed.bytes += bytes;
                     return self.parsed.objects.push(ManifestObject { object, document });
                 }
-                vec![FieldError::new(shown_at, does_not_fit(bytes))]
+                FieldError::new("", does_not_fit(bytes)).into()
             }
             Err(errors) => errors,
         };
-        for error in errors {
+        for mut error in errors {
+            error.path = join(&shown_at, &error.path);
             self.report(Some(document), Of::Object(&called), error);
         }
     }
 
-    fn pod(&mut self, document: u32, mut tree: Node, at: Path) {
+    fn pod(&mut self, document: u32, mut tree: Node, at: &Path) {
         // What a manifest says of a status is not looked at (`applyDefaults` sets it anew), however much it is.
         if let Node::Map(entries) = &mut tree {
             entries.retain(|(key, _)| &**key != "status");
         }
         let tree = &tree;
-        let shown_at = at.shown();
-        let prefix = |path: &str| match (shown_at.is_empty(), path.is_empty()) {
-            (true, _) => path.to_owned(),
-            (false, true) => shown_at.clone(),
-            (false, false) => format!("{shown_at}.{path}"),
-        };
         let name = tree.field("metadata").and_then(|m| m.field("name")).and_then(Node::text);
         let called = name.map(|name| {
             middle_cut(&format!("{}/{name}", identity::namespace(tree)), limits::PROBLEM_POD_CHARS_MAX)
                 .replace(char::is_control, "\u{fffd}")
         });
         let called = called.as_deref().map_or(Of::Document, Of::Pod);
-        if (tree.field("kind").is_some() || tree.field("apiVersion").is_some())
-            && let Some(error) = version_error(&shown_at, tree)
-        {
-            return self.report(Some(document), called, error);
-        }
-        if let Some(mut error) = too_many(tree) {
-            error.path = prefix(&error.path);
-            return self.report(Some(document), called, error);
-        }
-        let mut pod = match typed::read::<PodManifest>(tree, at) {
-            Ok(read) => Pod { metadata: read.metadata, spec: read.spec, status: None },
-            Err(errors) => {
-                for error in errors {
-                    self.report(Some(document), called, error);
-                }
-                return;
+        let errors = match self.valid_pod(document, tree) {
+            Ok(pod) if self.parsed.bytes + pod.bytes <= self.room => {
+                self.parsed.bytes += pod.bytes;
+                return self.parsed.pods.push(pod);
             }
+            Ok(pod) => FieldError::new("", does_not_fit(pod.bytes)).into(),
+            Err(errors) => errors,
         };
-        let identity = identity::identity(self.kind, self.node, tree);
-        let mut errors = validate::as_written(&pod, self.node);
-        if errors.is_empty() {
-            identity::apply(self.kind, &mut pod, &identity, self.node, self.seen);
-            defaults::set(&mut pod);
-            errors = validate::pod(&pod);
-        }
-        if errors.is_empty() {
-            let bytes = cost(tree);
-            if self.parsed.bytes + bytes > self.room {
-                return self.report(Some(document), called, FieldError::new(shown_at, does_not_fit(bytes)));
-            }
-            self.parsed.bytes += bytes;
-            let config_hash = identity.config_hash.into();
-            self.parsed.pods.push(ManifestPod { pod, document, config_hash, bytes });
-        }
+        let shown_at = at.shown();
         for mut error in errors {
-            error.path = prefix(&error.path);
+            error.path = join(&shown_at, &error.path);
             self.report(Some(document), called, error);
+        }
+    }
+
+    /// The pod in `tree`, or all that is wrong with it; paths begin at the pod.
+    fn valid_pod(&self, document: u32, tree: &Node) -> Result<ManifestPod, FieldErrors> {
+        // Of another version its fields are not known.
+        if (tree.field("kind").is_some() || tree.field("apiVersion").is_some())
+            && let Some(error) = version_error("", tree)
+        {
+            return Err(error.into());
+        }
+        let too_many = too_many(tree);
+        if !too_many.is_empty() {
+            return Err(too_many);
+        }
+        let typed::Decoded { value, mut errors, unread } =
+            typed::read_all::<PodManifest>(tree, Path::default());
+        let Some(read) = value else { return Err(errors) };
+        let mut pod = Pod { metadata: read.metadata, spec: read.spec, status: None };
+        let identity = identity::identity(self.kind, self.node, tree);
+        errors.append(validate::as_written(&pod, self.node, &unread));
+        let has_spec = pod.spec.is_some();
+        identity::apply(self.kind, &mut pod, &identity, self.node, self.seen);
+        defaults::set(&mut pod);
+        // What it lacks is told once, not by each field below.
+        pod.spec = pod.spec.filter(|_| has_spec);
+        errors.append(validate::pod(&pod, &unread));
+        if errors.is_empty() {
+            let config_hash = identity.config_hash.into();
+            Ok(ManifestPod { pod, document, config_hash, bytes: cost(tree) })
+        } else {
+            Err(errors)
         }
     }
 }
@@ -372,31 +375,28 @@ fn does_not_fit(bytes: usize) -> String {
 }
 
 /// Values, and lists whose items are large once typed, are counted before they are.
-fn too_many(tree: &Node) -> Option<FieldError> {
+fn too_many(tree: &Node) -> FieldErrors {
+    let mut errors = FieldErrors::default();
     let (nodes, _) = tree.weigh();
     if nodes > limits::POD_NODES_MAX {
         let message = format!("has {nodes} values; a pod may have {}", limits::POD_NODES_MAX);
-        return Some(FieldError::new("", message));
+        errors.push(FieldError::new("", message));
     }
-    let spec = tree.field("spec")?;
     let containers = limits::CONTAINERS_PER_LIST_MAX;
-    [
+    for (field, max) in [
         ("containers", containers),
         ("initContainers", containers),
         ("ephemeralContainers", containers),
         ("volumes", limits::VOLUMES_PER_POD_MAX),
-    ]
-    .into_iter()
-    .find_map(|(field, max)| {
-        let items = spec.field(field)?.items().len();
-        (items > max).then(|| {
-            FieldError::with_value(
-                format!("spec.{field}"),
-                items.to_string(),
-                format!("must have at most {max} items"),
-            )
-        })
-    })
+    ] {
+        let list = tree.field("spec").and_then(|spec| spec.field(field));
+        let items = list.map_or(0, |list| list.items().len());
+        if items > max {
+            let message = format!("must have at most {max} items");
+            errors.push(FieldError::with_value(format!("spec.{field}"), items.to_string(), message));
+        }
+    }
+    errors
 }
 
 fn kind_error(at: &str, tree: &Node) -> FieldError {

@@ -12,7 +12,8 @@ use serde::Deserialize;
 
 use super::identity;
 use super::validate;
-use crate::decode::{FieldError, Node, Path, typed};
+use crate::decode::typed::{self, Decoded};
+use crate::decode::{FieldError, FieldErrors, Node, Path};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::names;
@@ -52,60 +53,61 @@ pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
     }
 }
 
-/// Reads the object; paths in its errors begin below `at`.
-pub fn read(kind: ObjectKind, tree: &Node, at: Path) -> Result<Object, Vec<FieldError>> {
-    let prefix = at.shown();
-    let below = |mut error: FieldError| {
-        error.path = [prefix.as_str(), &error.path]
-            .into_iter()
-            .filter(|part| !part.is_empty())
-            .collect::<Vec<_>>()
-            .join(".");
-        error
-    };
-    let mut errors = Vec::new();
-    let object = match kind {
+/// Reads the object; paths in its errors begin at it.
+pub fn read(kind: ObjectKind, tree: &Node) -> Result<Object, FieldErrors> {
+    match kind {
         ObjectKind::RuntimeClass => {
             let name = tree.field("metadata").and_then(|metadata| metadata.field("name"));
             let name = name.and_then(Node::text).unwrap_or_default().into();
             let handler = tree.field("handler").and_then(Node::text).unwrap_or_default().into();
-            Object::RuntimeClass(Arc::new(RuntimeClass { name, handler }))
+            Ok(Object::RuntimeClass(Arc::new(RuntimeClass { name, handler })))
         }
         ObjectKind::Token | ObjectKind::Services | ObjectKind::Claim => {
-            return Err(vec![FieldError::new(prefix, "is nothing that a document may hold")]);
+            Err(FieldError::new("", "is nothing that a document may hold").into())
         }
-        ObjectKind::ConfigMap => {
-            let read = typed::read::<ConfigMapManifest>(tree, at)?;
-            let binary = decoded("binaryData", read.binary_data, "", &mut errors);
-            config_map_errors(read.data.as_ref(), binary.as_ref(), &mut errors);
-            let metadata = checked(read.metadata, tree, &mut errors);
-            let map = ConfigMap { metadata, data: read.data, binary_data: binary, immutable: read.immutable };
-            Object::ConfigMap(Arc::new(map))
-        }
-        ObjectKind::Secret => {
-            let read = typed::read::<SecretManifest>(tree, at).map_err(without_values)?;
-            let mut data = decoded("data", read.data, "; plain text belongs into stringData", &mut errors);
-            for (key, value) in read.string_data.into_iter().flatten() {
-                data.get_or_insert_default().insert(key, ByteString(value.into_bytes()));
-            }
-            keys(
-                "data",
-                data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.len())),
-                &mut errors,
-            );
-            secret_type_errors(read.type_.as_deref().unwrap_or_default(), data.as_ref(), &mut errors);
-            let metadata = checked(read.metadata, tree, &mut errors);
-            let type_ = read.type_.filter(|type_| !type_.is_empty()).or_else(|| Some("Opaque".into()));
-            Object::Secret(Arc::new(Secret {
-                metadata,
-                data,
-                string_data: None,
-                type_,
-                immutable: read.immutable,
-            }))
-        }
-    };
-    if errors.is_empty() { Ok(object) } else { Err(errors.into_iter().map(below).collect()) }
+        ObjectKind::ConfigMap => config_map(tree),
+        ObjectKind::Secret => secret(tree),
+    }
+}
+
+fn config_map(tree: &Node) -> Result<Object, FieldErrors> {
+    let Decoded { value, mut errors, unread } = typed::read_all::<ConfigMapManifest>(tree, Path::default());
+    let Some(read) = value else { return Err(errors) };
+    let binary = decoded("binaryData", read.binary_data, "", &mut errors);
+    config_map_errors(read.data.as_ref(), binary.as_ref(), &mut errors);
+    let metadata = checked(read.metadata, tree, &unread, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let map = ConfigMap { metadata, data: read.data, binary_data: binary, immutable: read.immutable };
+    Ok(Object::ConfigMap(Arc::new(map)))
+}
+
+fn secret(tree: &Node) -> Result<Object, FieldErrors> {
+    let Decoded { value, mut errors, unread } = typed::read_all::<SecretManifest>(tree, Path::default());
+    errors.hide_values();
+    let Some(read) = value else { return Err(errors) };
+    let mut data = decoded("data", read.data, "; plain text belongs into stringData", &mut errors);
+    for (key, value) in read.string_data.into_iter().flatten() {
+        data.get_or_insert_default().insert(key, ByteString(value.into_bytes()));
+    }
+    keys("data", data.iter().flatten().map(|(key, value)| (key.as_str(), value.0.len())), &mut errors);
+    // What a type needs may stand in what could not be read.
+    if unread.is_empty() {
+        secret_type_errors(read.type_.as_deref().unwrap_or_default(), data.as_ref(), &mut errors);
+    }
+    let metadata = checked(read.metadata, tree, &unread, &mut errors);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let type_ = read.type_.filter(|type_| !type_.is_empty()).or_else(|| Some("Opaque".into()));
+    Ok(Object::Secret(Arc::new(Secret {
+        metadata,
+        data,
+        string_data: None,
+        type_,
+        immutable: read.immutable,
+    })))
 }
 
 /// Memory an object takes: in bytes, rather too many than too few.
@@ -155,9 +157,9 @@ fn selector_cost(selector: &NodeSelector) -> usize {
 }
 
 /// What is kept of the metadata: the name and the namespace, by default `default`.
-fn checked(metadata: ObjectMeta, tree: &Node, errors: &mut Vec<FieldError>) -> ObjectMeta {
+fn checked(metadata: ObjectMeta, tree: &Node, unread: &[String], errors: &mut FieldErrors) -> ObjectMeta {
     let namespace = identity::namespace(tree).to_owned();
-    errors.extend(validate::object_names(metadata.name.as_deref(), &namespace));
+    errors.append(validate::object_names(metadata.name.as_deref(), &namespace, unread));
     ObjectMeta { name: metadata.name, namespace: Some(namespace), ..ObjectMeta::default() }
 }
 
@@ -166,7 +168,7 @@ fn decoded(
     field: &str,
     data: Option<Texts>,
     mend: &str,
-    errors: &mut Vec<FieldError>,
+    errors: &mut FieldErrors,
 ) -> Option<BTreeMap<String, ByteString>> {
     let mut decoded = BTreeMap::new();
     for (key, text) in data? {
@@ -185,11 +187,7 @@ fn shown(key: &str) -> String {
 }
 
 /// The rules for keys, and the size of all values.
-fn keys<'a>(
-    field: &str,
-    entries: impl Iterator<Item = (&'a str, usize)>,
-    errors: &mut Vec<FieldError>,
-) -> usize {
+fn keys<'a>(field: &str, entries: impl Iterator<Item = (&'a str, usize)>, errors: &mut FieldErrors) -> usize {
     let mut bytes = 0;
     for (key, length) in entries {
         bytes += length;
@@ -207,7 +205,7 @@ fn keys<'a>(
 fn config_map_errors(
     data: Option<&Texts>,
     binary: Option<&BTreeMap<String, ByteString>>,
-    errors: &mut Vec<FieldError>,
+    errors: &mut FieldErrors,
 ) {
     let text = keys("data", data.into_iter().flatten().map(|(k, v)| (k.as_str(), v.len())), errors);
     let bytes =
@@ -227,11 +225,7 @@ fn config_map_errors(
 }
 
 /// What a Secret of that type must hold.
-fn secret_type_errors(
-    type_: &str,
-    data: Option<&BTreeMap<String, ByteString>>,
-    errors: &mut Vec<FieldError>,
-) {
+fn secret_type_errors(type_: &str, data: Option<&BTreeMap<String, ByteString>>, errors: &mut FieldErrors) {
     let value = |key: &str| data.and_then(|data| data.get(key)).map(|value| value.0.as_slice());
     let mut required = |keys: &[&str]| {
         for key in keys {
@@ -269,14 +263,6 @@ fn secret_type_errors(
             }
         }
     }
-}
-
-/// A type error names the field and what it must be, not what it is.
-fn without_values(mut errors: Vec<FieldError>) -> Vec<FieldError> {
-    for error in &mut errors {
-        error.value = None;
-    }
-    errors
 }
 
 #[cfg(test)]

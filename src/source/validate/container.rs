@@ -8,7 +8,7 @@ use crate::model::names;
 use crate::render::{as_container, stop_signal};
 
 /// Both lists of containers, and the host ports they share.
-pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
+pub(super) fn containers(check: &mut Check<'_>, spec: &PodSpec) {
     let volumes: SortedSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
     let mut seen = SortedSet::new();
     if spec.containers.is_empty() {
@@ -41,7 +41,7 @@ pub(super) fn containers(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `validateEphemeralContainers`, of one that is added to a running pod: it has nothing that such a container may not have.
-pub(super) fn ephemeral(check: &mut Check, added: &EphemeralContainer, spec: &PodSpec) {
+pub(super) fn ephemeral(check: &mut Check<'_>, added: &EphemeralContainer, spec: &PodSpec) {
     let volumes: SortedSet<&str> = spec.volumes.iter().flatten().map(|volume| volume.name.as_str()).collect();
     let init = spec.init_containers.iter().flatten();
     let others: SortedSet<&str> = init.chain(&spec.containers).map(|of| of.name.as_str()).collect();
@@ -57,7 +57,7 @@ pub(super) fn ephemeral(check: &mut Check, added: &EphemeralContainer, spec: &Po
 }
 
 /// What an init container may not have unless it is a sidecar.
-fn init_only(check: &mut Check, container: &Container, spec: &PodSpec) {
+fn init_only(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     if container.restart_policy.as_deref() == Some("Always") {
         probe::probes(check, container);
         return probe::hooks(check, container, spec);
@@ -83,7 +83,7 @@ fn init_only(check: &mut Check, container: &Container, spec: &PodSpec) {
 
 /// `validateContainerCommon`.
 fn common<'a>(
-    check: &mut Check,
+    check: &mut Check<'_>,
     container: &'a Container,
     spec: &PodSpec,
     volumes: &SortedSet<&str>,
@@ -128,12 +128,12 @@ fn common<'a>(
 }
 
 /// `validatePullPolicy`, of a field that has its default.
-pub(super) fn pull_policy(check: &mut Check, policy: Option<&str>) {
+pub(super) fn pull_policy(check: &mut Check<'_>, policy: Option<&str>) {
     check.one_of(policy.unwrap_or_default(), &["Always", "IfNotPresent", "Never"]);
 }
 
 /// `validateStopSignal`.
-fn stop_signal_of(check: &mut Check, container: &Container, spec: &PodSpec) {
+fn stop_signal_of(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     let Some(signal) = container.lifecycle.as_ref().and_then(|own| own.stop_signal.as_deref()) else {
         return;
     };
@@ -148,7 +148,7 @@ fn stop_signal_of(check: &mut Check, container: &Container, spec: &PodSpec) {
 }
 
 /// `validateContainerPorts`.
-fn ports(check: &mut Check, ports: &[ContainerPort]) {
+fn ports(check: &mut Check<'_>, ports: &[ContainerPort]) {
     let mut seen = SortedSet::new();
     check.each("ports", ports, |check, port| {
         if let Some(name) = port.name.as_deref().filter(|name| !name.is_empty()) {
@@ -180,7 +180,7 @@ fn ports(check: &mut Check, ports: &[ContainerPort]) {
 type HostPort<'a> = (&'a str, &'a str, i32);
 
 /// `AccumulateUniqueHostPorts`.
-fn host_ports<'a>(check: &mut Check, container: &'a Container, seen: &mut SortedSet<HostPort<'a>>) {
+fn host_ports<'a>(check: &mut Check<'_>, container: &'a Container, seen: &mut SortedSet<HostPort<'a>>) {
     check.each("ports", container.ports.as_deref().unwrap_or_default(), |check, port| {
         let Some(number) = port.host_port.filter(|number| *number != 0) else { return };
         let protocol = port.protocol.as_deref().unwrap_or_default();
@@ -193,7 +193,12 @@ fn host_ports<'a>(check: &mut Check, container: &'a Container, seen: &mut Sorted
 }
 
 /// `ValidateVolumeMounts`.
-fn volume_mount(check: &mut Check, mount: &VolumeMount, container: &Container, volumes: &SortedSet<&str>) {
+fn volume_mount(
+    check: &mut Check<'_>,
+    mount: &VolumeMount,
+    container: &Container,
+    volumes: &SortedSet<&str>,
+) {
     check.at("name", |check| {
         if mount.name.is_empty() {
             check.required("the volume's name");
@@ -239,7 +244,7 @@ fn volume_mount(check: &mut Check, mount: &VolumeMount, container: &Container, v
 }
 
 /// `validateContainerRestartPolicy` and `validateInitContainerRestartPolicy`.
-fn restart_policy(check: &mut Check, container: &Container) {
+fn restart_policy(check: &mut Check<'_>, container: &Container) {
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();
     check.at("restartPolicy", |check| match container.restart_policy.as_deref() {
         None if !rules.is_empty() => check.required("restartPolicyRules are given"),
@@ -267,7 +272,7 @@ fn restart_policy(check: &mut Check, container: &Container) {
 }
 
 /// `validateResizePolicy`.
-fn resize_policy(check: &mut Check, container: &Container, spec: &PodSpec) {
+fn resize_policy(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     let mut seen = SortedSet::new();
     check.each("resizePolicy", container.resize_policy.as_deref().unwrap_or_default(), |check, policy| {
         check.at("resourceName", |check| {

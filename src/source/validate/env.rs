@@ -9,7 +9,7 @@ use crate::model::names;
 use crate::model::quantity::Quantity;
 
 /// `env` and `envFrom` of a container.
-pub(super) fn env(check: &mut Check, container: &Container, volumes: &[Volume]) {
+pub(super) fn env(check: &mut Check<'_>, container: &Container, volumes: &[Volume]) {
     check.each("env", container.env.as_deref().unwrap_or_default(), |check, variable| {
         check.at("name", |check| {
             if variable.name.is_empty() {
@@ -33,7 +33,7 @@ pub(super) fn env(check: &mut Check, container: &Container, volumes: &[Volume]) 
     });
 }
 
-pub(super) fn object_name(check: &mut Check, field: &str, name: &str) {
+pub(super) fn object_name(check: &mut Check<'_>, field: &str, name: &str) {
     check.at(field, |check| {
         check.at("name", |check| {
             if name.is_empty() {
@@ -46,7 +46,7 @@ pub(super) fn object_name(check: &mut Check, field: &str, name: &str) {
 }
 
 /// `validateEnvVarValueFrom`.
-fn value_from(check: &mut Check, variable: &EnvVar, volumes: &[Volume]) {
+fn value_from(check: &mut Check<'_>, variable: &EnvVar, volumes: &[Volume]) {
     let Some(from) = &variable.value_from else { return };
     check.at("valueFrom", |check| {
         let sources = [
@@ -91,7 +91,7 @@ fn value_from(check: &mut Check, variable: &EnvVar, volumes: &[Volume]) {
 }
 
 /// `validateFileKeySelector` and `validateFileKeyRefVolumes`.
-fn file_key_ref(check: &mut Check, selector: &FileKeySelector, volumes: &[Volume]) {
+fn file_key_ref(check: &mut Check<'_>, selector: &FileKeySelector, volumes: &[Volume]) {
     check.at("volumeName", |check| {
         let name = selector.volume_name.as_str();
         match volumes.iter().find(|volume| volume.name == name) {
@@ -130,7 +130,7 @@ pub(super) const FILE_FIELDS: [&str; 5] =
     ["metadata.name", "metadata.namespace", "metadata.labels", "metadata.annotations", "metadata.uid"];
 
 /// `validateObjectFieldSelector`; `fields` are those without a subscript.
-pub(super) fn field_ref(check: &mut Check, selector: &ObjectFieldSelector, fields: &[&str]) {
+pub(super) fn field_ref(check: &mut Check<'_>, selector: &ObjectFieldSelector, fields: &[&str]) {
     check
         .at("apiVersion", |check| check.one_of(selector.api_version.as_deref().unwrap_or_default(), &["v1"]));
     check.at("fieldPath", |check| {
@@ -166,7 +166,7 @@ const RESOURCES: [&str; 6] = [
 ];
 
 /// `validateContainerResourceFieldSelector` and its divisor.
-pub(super) fn resource_field_ref(check: &mut Check, selector: &ResourceFieldSelector) {
+pub(super) fn resource_field_ref(check: &mut Check<'_>, selector: &ResourceFieldSelector) {
     let resource = selector.resource.as_str();
     check.at("resource", |check| {
         let hugepages =

@@ -11,7 +11,7 @@ use crate::source::identity::NodeName;
 const ANNOTATIONS_BYTES_MAX: usize = 256 * 1024;
 
 /// Name, UID and node name, before the name gets the node's behind it.
-pub(super) fn as_written(check: &mut Check, meta: &ObjectMeta, node: &NodeName) {
+pub(super) fn as_written(check: &mut Check<'_>, meta: &ObjectMeta, node: &NodeName) {
     check.at("name", |check| {
         let name = meta.name.as_deref().unwrap_or_default();
         if name.is_empty() {
@@ -43,7 +43,7 @@ pub(super) fn as_written(check: &mut Check, meta: &ObjectMeta, node: &NodeName) 
 }
 
 /// Labels and annotations.
-pub(super) fn metadata(check: &mut Check, meta: &ObjectMeta) {
+pub(super) fn metadata(check: &mut Check<'_>, meta: &ObjectMeta) {
     check.at("labels", |check| {
         for (key, value) in meta.labels.iter().flatten() {
             label(check, key, value);
@@ -78,7 +78,7 @@ fn is_cdi_device(name: &str) -> bool {
 }
 
 /// One entry of a map of labels.
-pub(super) fn label(check: &mut Check, key: &str, value: &str) {
+pub(super) fn label(check: &mut Check<'_>, key: &str, value: &str) {
     check.text(key, names::qualified);
     if let Some(message) = names::label_value(value) {
         check.at(key, |check| check.invalid_text(value, message));

@@ -21,13 +21,13 @@ use std::fmt::Display;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSpec};
 
 use super::identity::NodeName;
-use crate::decode::{FieldError, Path, quoted};
+use crate::decode::{FieldError, FieldErrors, Path, quoted};
 use crate::limits;
 use crate::model::names;
 
 /// Checks what the identity is made of, before the pod gets it: the name, the UID and the node's name.
-pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {
-    let mut check = Check::default();
+pub fn as_written(pod: &Pod, node: &NodeName, unread: &[String]) -> FieldErrors {
+    let mut check = Check::beside(unread);
     check.at("metadata", |check| metadata::as_written(check, &pod.metadata, node));
     if pod.spec.is_none() {
         check.at("spec", |check| check.required("the pod's containers"));
@@ -36,8 +36,8 @@ pub fn as_written(pod: &Pod, node: &NodeName) -> Vec<FieldError> {
 }
 
 /// Checks the name and the namespace of a ConfigMap or Secret.
-pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
-    let mut check = Check::default();
+pub fn object_names(name: Option<&str>, namespace: &str, unread: &[String]) -> FieldErrors {
+    let mut check = Check::beside(unread);
     check.at("metadata", |check| {
         check.at("name", |check| match name.unwrap_or_default() {
             "" => check.required("the object's name"),
@@ -49,8 +49,8 @@ pub fn object_names(name: Option<&str>, namespace: &str) -> Vec<FieldError> {
 }
 
 /// Checks a defaulted pod that has its identity: first what this version does not do, then what no version takes.
-pub fn pod(pod: &Pod) -> Vec<FieldError> {
-    let mut check = Check::default();
+pub fn pod(pod: &Pod, unread: &[String]) -> FieldErrors {
+    let mut check = Check::beside(unread);
     unsupported::pod(&mut check, pod);
     check.at("metadata", |check| {
         metadata::metadata(check, &pod.metadata);
@@ -65,7 +65,7 @@ pub fn pod(pod: &Pod) -> Vec<FieldError> {
 /// Checks a pod that an API server has bound to this node, and has checked itself: only what memory bounds. What this version does
 /// not do lets the pod wait, as with a kubelet that lacks a plugin or a driver: a pod that is Failed is made anew by its controller,
 /// again and again.
-pub fn bound(pod: &Pod) -> Vec<FieldError> {
+pub fn bound(pod: &Pod) -> FieldErrors {
     let mut check = Check::default();
     let gates = pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref());
     if gates.is_some_and(|gates| gates.len() > limits::READINESS_GATES_MAX) {
@@ -79,7 +79,7 @@ pub fn bound(pod: &Pod) -> Vec<FieldError> {
 ///
 /// Differs from Kubernetes, where a static pod gets none: what the API server has of it is a copy, and the kubelet goes by
 /// the manifest.
-pub fn ephemeral_container(spec: &PodSpec, added: &EphemeralContainer) -> Vec<FieldError> {
+pub fn ephemeral_container(spec: &PodSpec, added: &EphemeralContainer) -> FieldErrors {
     let mut check = Check::default();
     let place = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
     check.at_path(&format!("spec.ephemeralContainers[{place}]"), |check| {
@@ -88,15 +88,37 @@ pub fn ephemeral_container(spec: &PodSpec, added: &EphemeralContainer) -> Vec<Fi
     check.errors
 }
 
-/// The errors found so far, and where the check is.
+/// The paths of fields that do not hold what was meant (`typed::Decoded`).
 #[derive(Default)]
-struct Check {
-    path: Path,
-    /// At most `FIELD_ERRORS_MAX`. Full: further ones are dropped; there is enough to repair.
-    errors: Vec<FieldError>,
+struct Unread<'a>(&'a [String]);
+
+impl Unread<'_> {
+    /// An error of `path` says nothing new: it is of a field that could not be read, or compares one with such a field.
+    fn explains(&self, path: &str) -> bool {
+        let names_volume = path.contains(".volumeMounts[") || path.ends_with(".fileKeyRef.volumeName");
+        let compares_amounts = path.contains(".resources.");
+        self.0.iter().any(|unread| {
+            fields::covers(unread, path)
+                || names_volume && fields::covers("spec.volumes", unread)
+                || compares_amounts && unread.contains(".resources")
+        })
+    }
 }
 
-impl Check {
+/// The errors found so far, and where the check is.
+#[derive(Default)]
+struct Check<'a> {
+    path: Path,
+    unread: Unread<'a>,
+    errors: FieldErrors,
+}
+
+impl<'a> Check<'a> {
+    /// `unread` are the paths of fields that do not hold what was meant. What follows from these alone is not told.
+    fn beside(unread: &'a [String]) -> Self {
+        Self { unread: Unread(unread), ..Self::default() }
+    }
+
     /// Checks the field `key` of what is being checked.
     fn at<R>(&mut self, key: &str, check: impl FnOnce(&mut Self) -> R) -> R {
         let mark = self.path.push(key);
@@ -113,7 +135,7 @@ impl Check {
     }
 
     /// Checks each item of the list in field `key`.
-    fn each<'a, T>(&mut self, key: &str, items: &'a [T], mut check: impl FnMut(&mut Self, &'a T)) {
+    fn each<'i, T>(&mut self, key: &str, items: &'i [T], mut check: impl FnMut(&mut Self, &'i T)) {
         let mark = self.path.push(key);
         for (index, item) in items.iter().enumerate() {
             let mark = self.path.push_index(index);
@@ -124,8 +146,9 @@ impl Check {
     }
 
     fn push(&mut self, value: Option<String>, message: &str) {
-        if self.errors.len() < limits::FIELD_ERRORS_MAX {
-            self.errors.push(FieldError { path: self.path.shown(), value, message: message.to_owned() });
+        let path = self.path.shown();
+        if !self.unread.explains(&path) {
+            self.errors.push(FieldError { path, value, message: message.to_owned() });
         }
     }
 

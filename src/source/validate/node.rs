@@ -27,7 +27,7 @@ fn label<'a>(spec: &'a PodSpec, key: &str) -> Option<&'a str> {
 }
 
 /// Both; all that a message needs to say is what the node has.
-pub(super) fn node(check: &mut Check, spec: &PodSpec) {
+pub(super) fn node(check: &mut Check<'_>, spec: &PodSpec) {
     let name = spec.node_name.as_deref().unwrap_or_default();
     let has = || format!("kubernetes.io/arch={ARCH}, kubernetes.io/hostname={name}, kubernetes.io/os=linux");
     check.at("nodeSelector", |check| {
@@ -63,7 +63,7 @@ pub(super) fn node(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `ValidateNodeSelectorRequirement`.
-fn expression(check: &mut Check, asks: &NodeSelectorRequirement) {
+fn expression(check: &mut Check<'_>, asks: &NodeSelectorRequirement) {
     check.at("key", |check| check.text(&asks.key, names::qualified));
     check.at("operator", |check| {
         check.one_of(&asks.operator, &["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"]);
@@ -81,7 +81,7 @@ fn expression(check: &mut Check, asks: &NodeSelectorRequirement) {
 }
 
 /// `ValidateNodeFieldSelectorRequirement`.
-fn field(check: &mut Check, asks: &NodeSelectorRequirement) {
+fn field(check: &mut Check<'_>, asks: &NodeSelectorRequirement) {
     check.at("key", |check| check.one_of(&asks.key, &["metadata.name"]));
     check.at("operator", |check| check.one_of(&asks.operator, &["In", "NotIn"]));
     if asks.values.as_ref().map_or(0, Vec::len) != 1 {

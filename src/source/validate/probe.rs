@@ -7,7 +7,7 @@ use super::Check;
 use crate::model::names;
 
 /// The probes of a container that may have some.
-pub(super) fn probes(check: &mut Check, container: &Container) {
+pub(super) fn probes(check: &mut Check<'_>, container: &Container) {
     for (field, probe) in [
         ("livenessProbe", &container.liveness_probe),
         ("readinessProbe", &container.readiness_probe),
@@ -29,7 +29,7 @@ pub(super) fn probes(check: &mut Check, container: &Container) {
 }
 
 /// `validateProbe`.
-fn probe(check: &mut Check, probe: &Probe) {
+fn probe(check: &mut Check<'_>, probe: &Probe) {
     handler(check, probe);
     for (field, number) in [
         ("initialDelaySeconds", probe.initial_delay_seconds),
@@ -45,7 +45,7 @@ fn probe(check: &mut Check, probe: &Probe) {
     }
 }
 
-fn handler(check: &mut Check, probe: &Probe) {
+fn handler(check: &mut Check<'_>, probe: &Probe) {
     let actions = Actions {
         exec: probe.exec.as_ref(),
         http_get: probe.http_get.as_ref(),
@@ -53,13 +53,13 @@ fn handler(check: &mut Check, probe: &Probe) {
         other: ("grpc", probe.grpc.is_some()),
     };
     if self::actions(check, &actions) == Some("grpc") {
-        let port = |check: &mut Check, number| self::port(check, &IntOrString::Int(number));
+        let port = |check: &mut Check<'_>, number| self::port(check, &IntOrString::Int(number));
         check.at("grpc", |check| probe.grpc.iter().for_each(|action| port(check, action.port)));
     }
 }
 
 /// The hooks of a container that may have some (`validateLifecycle`).
-pub(super) fn hooks(check: &mut Check, container: &Container, spec: &PodSpec) {
+pub(super) fn hooks(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     let Some(lifecycle) = &container.lifecycle else { return };
     for (field, hook) in
         [("lifecycle.postStart", &lifecycle.post_start), ("lifecycle.preStop", &lifecycle.pre_stop)]
@@ -91,7 +91,7 @@ struct Actions<'a> {
 }
 
 /// `validateHandler`: the action that is given, checked unless it is the one that only this kind has.
-fn actions(check: &mut Check, actions: &Actions<'_>) -> Option<&'static str> {
+fn actions(check: &mut Check<'_>, actions: &Actions<'_>) -> Option<&'static str> {
     let given = [
         ("exec", actions.exec.is_some()),
         ("httpGet", actions.http_get.is_some()),
@@ -121,7 +121,7 @@ fn actions(check: &mut Check, actions: &Actions<'_>) -> Option<&'static str> {
 }
 
 /// `validateHTTPGetAction`; every path has its default.
-fn http_get(check: &mut Check, action: &HTTPGetAction) {
+fn http_get(check: &mut Check<'_>, action: &HTTPGetAction) {
     port(check, &action.port);
     check.at("scheme", |check| match action.scheme.as_deref().unwrap_or_default() {
         "HTTPS" if cfg!(not(feature = "tls")) => {
@@ -138,7 +138,7 @@ fn http_get(check: &mut Check, action: &HTTPGetAction) {
 }
 
 /// `ValidatePortNumOrName`.
-fn port(check: &mut Check, port: &IntOrString) {
+fn port(check: &mut Check<'_>, port: &IntOrString) {
     check.at("port", |check| match port {
         IntOrString::Int(number) => check.range(i64::from(*number), 1, 65535),
         IntOrString::String(name) => check.text(name, names::port_name),

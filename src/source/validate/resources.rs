@@ -8,14 +8,14 @@ use crate::model::quantity::Quantity;
 use crate::source::resources::{self, List, aggregate, amounts, is_hugepages, is_pod_level};
 
 /// `spec.containers[*].resources`.
-pub(super) fn container(check: &mut Check, requirements: Option<&ResourceRequirements>) {
+pub(super) fn container(check: &mut Check<'_>, requirements: Option<&ResourceRequirements>) {
     if let Some(requirements) = requirements {
         check.at("resources", |check| self::requirements(check, requirements, container_resource));
     }
 }
 
 /// `spec.resources`: valid, no less than the containers ask for, no container's limit above the pod's.
-pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
+pub(super) fn pod(check: &mut Check<'_>, spec: &PodSpec) {
     let Some(own) = &spec.resources else { return };
     check.at("resources", |check| {
         requirements(check, own, pod_resource);
@@ -66,7 +66,7 @@ fn given<'a>(list: Option<&'a List>, name: &str) -> &'a str {
 }
 
 fn requirements(
-    check: &mut Check,
+    check: &mut Check<'_>,
     given: &ResourceRequirements,
     name_rule: fn(&str) -> Option<&'static str>,
 ) {
@@ -117,7 +117,7 @@ fn requirements(
 }
 
 /// `ValidateResourceQuantityValue` and `validateResourceQuantityHugePageValue`.
-fn amount(check: &mut Check, name: &str, text: &str) {
+fn amount(check: &mut Check<'_>, name: &str, text: &str) {
     let Ok(quantity) = Quantity::parse(text) else {
         return check.invalid_text(text, "must be a quantity, such as 500m or 64Mi");
     };

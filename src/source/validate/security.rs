@@ -12,21 +12,21 @@ use crate::render::admission::APPARMOR_ANNOTATION;
 /// Largest user and group id.
 const ID_MAX: i64 = i32::MAX as i64;
 
-fn id(check: &mut Check, field: &str, value: Option<i64>) {
+fn id(check: &mut Check<'_>, field: &str, value: Option<i64>) {
     if let Some(value) = value {
         check.at(field, |check| check.range(value, 0, ID_MAX));
     }
 }
 
 /// Options for Windows are ignored here, unless the pod says that it is one for Linux (`validateLinux`).
-fn windows(check: &mut Check, options: Option<&WindowsSecurityContextOptions>, spec: &PodSpec) {
+fn windows(check: &mut Check<'_>, options: Option<&WindowsSecurityContextOptions>, spec: &PodSpec) {
     if options.is_some() && spec.os.as_ref().is_some_and(|os| os.name == "linux") {
         check.at("windowsOptions", |check| check.wrong("may not be given when os.name is linux"));
     }
 }
 
 /// `spec.securityContext`, and the namespaces beside it.
-pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
+pub(super) fn pod(check: &mut Check<'_>, spec: &PodSpec) {
     if spec.host_users == Some(false) {
         // `validateHostUsers`.
         let hosts =
@@ -88,7 +88,7 @@ pub(super) fn pod(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `securityContext` of a container.
-pub(super) fn container(check: &mut Check, container: &Container, spec: &PodSpec) {
+pub(super) fn container(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     let Some(context) = &container.security_context else { return };
     check.at("securityContext", |check| {
         windows(check, context.windows_options.as_ref(), spec);
@@ -120,7 +120,7 @@ pub(super) fn container(check: &mut Check, container: &Container, spec: &PodSpec
 }
 
 /// `validateSeccompProfileField`.
-fn seccomp(check: &mut Check, profile: Option<&SeccompProfile>) {
+fn seccomp(check: &mut Check<'_>, profile: Option<&SeccompProfile>) {
     let Some(profile) = profile else { return };
     check.at("seccompProfile", |check| {
         let localhost = profile.type_ == "Localhost";
@@ -141,7 +141,7 @@ fn seccomp(check: &mut Check, profile: Option<&SeccompProfile>) {
 }
 
 /// `ValidateAppArmorProfileField`.
-fn app_armor(check: &mut Check, profile: Option<&AppArmorProfile>) {
+fn app_armor(check: &mut Check<'_>, profile: Option<&AppArmorProfile>) {
     const NAME_BYTES_MAX: usize = 4095;
     let Some(profile) = profile else { return };
     check.at("appArmorProfile", |check| {
@@ -163,12 +163,11 @@ fn app_armor(check: &mut Check, profile: Option<&AppArmorProfile>) {
 }
 
 /// Profiles in annotations (`ValidateAppArmorPodAnnotations`, `validateAppArmorAnnotationsAndFieldsMatchOnCreate`).
-pub(super) fn app_armor_annotations(check: &mut Check, pod: &Pod) {
-    let spec = pod.spec.as_ref();
+pub(super) fn app_armor_annotations(check: &mut Check<'_>, pod: &Pod) {
+    let Some(spec) = &pod.spec else { return };
     let find = |name: &str| {
-        let init = spec.and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
-        let all = spec.map_or(&[][..], |spec| &spec.containers).iter().chain(init);
-        all.into_iter().find(|container| container.name == name)
+        let mut all = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+        all.find(|container| container.name == name)
     };
     for (key, value) in pod.metadata.annotations.iter().flatten() {
         let Some(name) = key.strip_prefix(APPARMOR_ANNOTATION) else { continue };

@@ -6,7 +6,7 @@ use super::{Check, container, node, resources, security, volumes};
 use crate::model::names;
 
 /// The whole spec.
-pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
+pub(super) fn spec(check: &mut Check<'_>, spec: &PodSpec) {
     if let Some(seconds) = spec.termination_grace_period_seconds {
         // The API server turns a negative period into 1; here it is an error, like any other wrong number.
         check.at("terminationGracePeriodSeconds", |check| check.not_negative(seconds));
@@ -51,7 +51,7 @@ pub(super) fn spec(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `validatePodDNSConfig`.
-fn dns_config(check: &mut Check, spec: &PodSpec) {
+fn dns_config(check: &mut Check<'_>, spec: &PodSpec) {
     let none = spec.dns_policy.as_deref() == Some("None");
     check.at("dnsConfig", |check| {
         let Some(config) = &spec.dns_config else {
@@ -97,7 +97,7 @@ fn dns_config(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `spec.hostname`, `spec.subdomain`, and `validatePodHostName`.
-fn hostnames(check: &mut Check, spec: &PodSpec) {
+fn hostnames(check: &mut Check<'_>, spec: &PodSpec) {
     for (field, value) in [("hostname", &spec.hostname), ("subdomain", &spec.subdomain)] {
         if let Some(value) = value.as_deref().filter(|value| !value.is_empty()) {
             check.at(field, |check| check.text(value, names::label));
@@ -120,7 +120,7 @@ fn hostnames(check: &mut Check, spec: &PodSpec) {
 }
 
 /// `ValidateTolerations`.
-fn toleration(check: &mut Check, toleration: &Toleration) {
+fn toleration(check: &mut Check<'_>, toleration: &Toleration) {
     let key = toleration.key.as_deref().unwrap_or_default();
     let operator = toleration.operator.as_deref().unwrap_or_default();
     let value = toleration.value.as_deref().unwrap_or_default();

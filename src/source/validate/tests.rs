@@ -61,13 +61,13 @@ fn good() -> Value {
 fn errors(value: Value) -> Vec<String> {
     let node = NodeName::new("gw");
     let mut pod: Pod = serde_json::from_value(value).expect("a pod by type");
-    let mut errors = as_written(&pod, &node);
-    if errors.is_empty() {
-        let own = identity::Identity { uid: "u".to_owned(), config_hash: "h".to_owned() };
-        identity::apply(ManifestKind::File, &mut pod, &own, &node, Wall(0));
-        defaults::set(&mut pod);
-        errors = super::pod(&pod);
-    }
+    let own = identity::Identity { uid: "u".to_owned(), config_hash: "h".to_owned() };
+    let mut errors = as_written(&pod, &node, &[]);
+    let has_spec = pod.spec.is_some();
+    identity::apply(ManifestKind::File, &mut pod, &own, &node, Wall(0));
+    defaults::set(&mut pod);
+    pod.spec = pod.spec.filter(|_| has_spec);
+    errors.append(super::pod(&pod, &[]));
     let line = |error: FieldError| match error.value {
         Some(value) => format!("{}: {value}: {}", error.path, error.message),
         None => format!("{}: {}", error.path, error.message),
@@ -192,5 +192,9 @@ fn rules_between_fields() {
 fn errors_are_bounded() {
     let mut pod = good();
     pod["spec"]["containers"] = json!(vec![json!({"name": "a"}); 100]);
-    assert_eq!(errors(pod).len(), limits::FIELD_ERRORS_MAX);
+    let errors = errors(pod);
+    assert_eq!(errors.len(), limits::FIELD_ERRORS_MAX + 1, "the last says how many more");
+    // The name of each but the first, and the image of each.
+    let more = 99 + 100 - limits::FIELD_ERRORS_MAX;
+    assert_eq!(errors.last().map(String::as_str), Some(&*format!(": and {more} more errors")));
 }

@@ -142,12 +142,12 @@ pub(super) fn table() -> Vec<(String, &'static str)> {
 const KIND: &str = "use emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs or image";
 
 /// Refuses what the tables name in a pod of a manifest.
-pub(super) fn pod(check: &mut Check, pod: &Pod) {
+pub(super) fn pod(check: &mut Check<'_>, pod: &Pod) {
     check.at("metadata", |check| rows(check, METADATA, pod));
     let Some(spec) = &pod.spec else { return };
     check.at("spec", |check| {
         rows(check, SPEC, spec);
-        let own = |check: &mut Check, container: &Container| rows(check, CONTAINER, container);
+        let own = |check: &mut Check<'_>, container: &Container| rows(check, CONTAINER, container);
         check.each("containers", &spec.containers, own);
         check.each("initContainers", spec.init_containers.as_deref().unwrap_or_default(), own);
         check.each("volumes", spec.volumes.as_deref().unwrap_or_default(), |check, volume| {
@@ -163,7 +163,7 @@ pub(super) fn pod(check: &mut Check, pod: &Pod) {
     });
 }
 
-fn rows<T>(check: &mut Check, rows: &[Row<T>], part: &T) {
+fn rows<T>(check: &mut Check<'_>, rows: &[Row<T>], part: &T) {
     for Row(field, why, has) in rows {
         if has(part) {
             refuse(check, field, why);
@@ -171,7 +171,7 @@ fn rows<T>(check: &mut Check, rows: &[Row<T>], part: &T) {
     }
 }
 
-fn refuse(check: &mut Check, field: &str, why: &str) {
+fn refuse(check: &mut Check<'_>, field: &str, why: &str) {
     check.at_path(field, |check| check.wrong(&format!("is not supported by this version: {why}")));
 }
 

@@ -12,7 +12,7 @@ use crate::model::nfs;
 use crate::model::quantity::Quantity;
 
 /// All volumes.
-pub(super) fn volumes(check: &mut Check, volumes: &[Volume]) {
+pub(super) fn volumes(check: &mut Check<'_>, volumes: &[Volume]) {
     let mut seen = SortedSet::new();
     check.each("volumes", volumes, |check, volume| {
         check.at("name", |check| {
@@ -29,7 +29,7 @@ pub(super) fn volumes(check: &mut Check, volumes: &[Volume]) {
 }
 
 /// The sources that are supported; the others are refused by `unsupported`.
-fn source(check: &mut Check, volume: &Volume) {
+fn source(check: &mut Check<'_>, volume: &Volume) {
     let kinds: Vec<&str> = super::unsupported::volume_kinds(volume).collect();
     if kinds.len() > 1 {
         check.wrong(&format!("must be of one kind, not of {} ({})", kinds.len(), kinds.join(", ")));
@@ -123,7 +123,7 @@ fn source(check: &mut Check, volume: &Volume) {
 }
 
 /// `validateImageVolumeSource`.
-fn image(check: &mut Check, of: &ImageVolumeSource) {
+fn image(check: &mut Check<'_>, of: &ImageVolumeSource) {
     if of.reference.as_deref().unwrap_or_default().is_empty() {
         check.at("reference", |check| check.required("the image's name"));
     }
@@ -131,7 +131,7 @@ fn image(check: &mut Check, of: &ImageVolumeSource) {
 }
 
 /// The name of the object and the items of its volume.
-fn object(check: &mut Check, field: &str, name: Option<&str>, items: Option<&[KeyToPath]>) {
+fn object(check: &mut Check<'_>, field: &str, name: Option<&str>, items: Option<&[KeyToPath]>) {
     check.at(field, |check| match name.unwrap_or_default() {
         "" => check.required("the object's name"),
         name => check.text(name, names::subdomain),
@@ -140,7 +140,7 @@ fn object(check: &mut Check, field: &str, name: Option<&str>, items: Option<&[Ke
 }
 
 /// `validateProjectedVolumeSource`.
-fn projected(check: &mut Check, of: &ProjectedVolumeSource) {
+fn projected(check: &mut Check<'_>, of: &ProjectedVolumeSource) {
     check.at("defaultMode", |check| file_mode(check, of.default_mode));
     check.each("sources", of.sources.as_deref().unwrap_or_default(), |check, source| {
         if let Some(of) = &source.secret {
@@ -166,7 +166,7 @@ fn projected(check: &mut Check, of: &ProjectedVolumeSource) {
 }
 
 /// `validateDownwardAPIVolumeFile`.
-fn downward_file(check: &mut Check, file: &DownwardAPIVolumeFile) {
+fn downward_file(check: &mut Check<'_>, file: &DownwardAPIVolumeFile) {
     file_path(check, &file.path);
     check.at("mode", |check| file_mode(check, file.mode));
     match (&file.field_ref, &file.resource_field_ref) {
@@ -184,7 +184,7 @@ fn downward_file(check: &mut Check, file: &DownwardAPIVolumeFile) {
 
 /// No file stands at the place of another, or where another needs a directory. The kubelet finds the second only when it
 /// writes the volume.
-fn paths(check: &mut Check, volume: &Volume) {
+fn paths(check: &mut Check<'_>, volume: &Volume) {
     fn items(items: Option<&Vec<KeyToPath>>) -> impl Iterator<Item = &str> {
         items.into_iter().flatten().map(|item| item.path.as_str())
     }
@@ -218,7 +218,7 @@ fn paths(check: &mut Check, volume: &Volume) {
 }
 
 /// `validateKeyToPath`.
-fn key_to_path(check: &mut Check, item: &KeyToPath) {
+fn key_to_path(check: &mut Check<'_>, item: &KeyToPath) {
     if item.key.is_empty() {
         check.at("key", |check| check.required(""));
     }
@@ -227,7 +227,7 @@ fn key_to_path(check: &mut Check, item: &KeyToPath) {
 }
 
 /// `ValidateLocalNonReservedPath`.
-fn file_path(check: &mut Check, path: &str) {
+fn file_path(check: &mut Check<'_>, path: &str) {
     check.at("path", |check| {
         if path.is_empty() {
             return check.required("");
@@ -243,7 +243,7 @@ fn file_path(check: &mut Check, path: &str) {
     });
 }
 
-fn file_mode(check: &mut Check, mode: Option<i32>) {
+fn file_mode(check: &mut Check<'_>, mode: Option<i32>) {
     if let Some(mode) = mode
         && !(0..=0o777).contains(&mode)
     {
