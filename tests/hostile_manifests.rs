@@ -153,7 +153,7 @@ fn cases() -> Vec<Case> {
             let container = format!("{{env: [{}]}},", "{},".repeat(400));
             pod(&format!("{{containers: [{}]}}", container.repeat(60)))
         }),
-        made("status-bomb.yaml", "spec: is required", || {
+        made("status-bomb.yaml", "spec: Required value", || {
             let statuses = "{},".repeat(7_000);
             format!(
                 "apiVersion: v1\nkind: Pod\nmetadata: {{name: bad}}\nstatus: {{containerStatuses: [{statuses}]}}\n"
@@ -171,29 +171,41 @@ fn cases() -> Vec<Case> {
         // What the file says.
         text(
             "deployment.yaml",
-            "kind: \"Deployment\": must be Pod, ConfigMap, Secret or List",
+            "kind: Invalid value: \"Deployment\": must be Pod, ConfigMap, Secret or List",
             "apiVersion: apps/v1\nkind: Deployment\n",
         ),
-        text("no-kind.yaml", "kind: is required", "apiVersion: v1\nmetadata: {name: a}\n"),
-        text("kind-list.yaml", "kind: a list of 1: must be Pod, ConfigMap", "apiVersion: v1\nkind: [Pod]\n"),
-        text("no-version.yaml", "apiVersion: is required", "kind: Pod\nmetadata: {name: a}\n"),
-        text("v1beta3.yaml", "apiVersion: \"v1beta3\": must be v1", "apiVersion: v1beta3\nkind: Pod\n"),
+        text("no-kind.yaml", "kind: Required value", "apiVersion: v1\nmetadata: {name: a}\n"),
+        text(
+            "kind-list.yaml",
+            "kind: Invalid value: a list of 1: must be Pod, ConfigMap",
+            "apiVersion: v1\nkind: [Pod]\n",
+        ),
+        text("no-version.yaml", "apiVersion: Required value", "kind: Pod\nmetadata: {name: a}\n"),
+        text(
+            "v1beta3.yaml",
+            "apiVersion: Invalid value: \"v1beta3\": must be v1",
+            "apiVersion: v1beta3\nkind: Pod\n",
+        ),
         text(
             "list-in-list.yaml",
-            "items[0].kind: \"List\": a list in a list",
+            "items[0].kind: Invalid value: \"List\": a list in a list",
             "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: List, items: []}]\n",
         ),
-        text("list-of-text.yaml", "items[0].kind: is required", "apiVersion: v1\nkind: List\nitems: [a]\n"),
-        text("list-no-items.yaml", "items: is required", "apiVersion: v1\nkind: List\n"),
-        text("no-spec.yaml", "spec: is required", "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\n"),
+        text(
+            "list-of-text.yaml",
+            "items[0].kind: Required value",
+            "apiVersion: v1\nkind: List\nitems: [a]\n",
+        ),
+        text("list-no-items.yaml", "items: Required value", "apiVersion: v1\nkind: List\n"),
+        text("no-spec.yaml", "spec: Required value", "apiVersion: v1\nkind: Pod\nmetadata: {name: bad}\n"),
         text(
             "no-name.yaml",
-            "metadata.name: is required",
+            "metadata.name: Required value",
             "apiVersion: v1\nkind: Pod\nspec: {containers: [{name: a, image: x}]}\n",
         ),
         text(
             "metadata-list.yaml",
-            "metadata: a list of 1: must be an object",
+            "metadata: Invalid value: a list of 1: must be an object",
             "apiVersion: v1\nkind: Pod\nmetadata: [a]\nspec: {containers: [{name: a, image: x}]}\n",
         ),
         made("long-name.yaml", "(10000 characters): must be", || {
@@ -208,12 +220,12 @@ fn cases() -> Vec<Case> {
                 "k".repeat(1_000)
             )
         }),
-        made("many-errors.yaml", "items[0].kind: is required", || {
+        made("many-errors.yaml", "items[0].kind: Required value", || {
             String::from("apiVersion: v1\nkind: List\nitems: [{}]\n")
         }),
         text(
             "escape-uid.yaml",
-            "metadata.uid: \"../../etc\"",
+            "metadata.uid: Invalid value: \"../../etc\"",
             good.replace("name: bad", "name: bad, uid: ../../etc"),
         ),
         text(
@@ -223,30 +235,34 @@ fn cases() -> Vec<Case> {
         ),
         text(
             "string-port.yaml",
-            "containerPort: \"80\": must be an integer",
+            "containerPort: Invalid value: \"80\": must be an integer",
             container("ports: [{containerPort: \"80\"}]"),
         ),
         text(
             "negative-port.yaml",
-            "containerPort: -1: must be between 1",
+            "containerPort: Invalid value: -1: must be between 1",
             container("ports: [{containerPort: -1}]"),
         ),
         text(
             "huge-port.yaml",
-            "containerPort: 1e30: must be an integer",
+            "containerPort: Invalid value: 1e30: must be an integer",
             container("ports: [{containerPort: 1000000000000000000000000000000}]"),
         ),
         text(
             "float-port.yaml",
-            "containerPort: 80.5: must be an integer",
+            "containerPort: Invalid value: 80.5: must be an integer",
             container("ports: [{containerPort: 80.5}]"),
         ),
         text(
             "bool-env.yaml",
-            "env[0].value: true: must be a string",
+            "env[0].value: Invalid value: true: must be a string",
             container("env: [{name: A, value: yes}]"),
         ),
-        text("number-image.yaml", "image: 5: must be a string", pod("{containers: [{name: a, image: 5}]}")),
+        text(
+            "number-image.yaml",
+            "image: Invalid value: 5: must be a string",
+            pod("{containers: [{name: a, image: 5}]}"),
+        ),
         text(
             "huge-quantity.yaml",
             "is too large for a number",
@@ -254,7 +270,7 @@ fn cases() -> Vec<Case> {
         ),
         text(
             "bad-quantity.yaml",
-            "limits.cpu: \"lots\": must be a quantity",
+            "limits.cpu: Invalid value: \"lots\": must be a quantity",
             container("resources: {limits: {cpu: lots}}"),
         ),
         text("typo.yaml", "did you mean containers?", pod("{contaners: [{name: a, image: x}]}")),

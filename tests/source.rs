@@ -483,7 +483,7 @@ fn check_reads_what_it_is_given() {
     };
     assert_eq!(
         check(&["bad.yaml"]),
-        "DIR/bad.yaml: document 1: pod default/bad: spec.containers[0].ports[0].containerPort: 99999: must be between \
+        "DIR/bad.yaml: document 1: pod default/bad: spec.containers[0].ports[0].containerPort: Invalid value: 99999: must be between \
          1 and 65535\n"
     );
     // A directory is read as the agent reads it; a file named by hand whatever its name.
@@ -529,18 +529,18 @@ fn check_lists_all_errors_of_a_document() {
     assert_eq!(
         lines,
         [
-            "metadata.labels.a: 1: must be a string; put it in quotes",
-            "spec.hostNetwork: \"true\": must be true or false without quotes",
-            "spec.volumes: {}: must be a list",
+            "metadata.labels.a: Invalid value: 1: must be a string; put it in quotes",
+            "spec.hostNetwork: Invalid value: \"true\": must be true or false without quotes",
+            "spec.volumes: Invalid value: {}: must be a list",
             "spec.containers[0].imagee: unknown field; did you mean image?",
-            "spec.containers[0].ports[0].containerPort: \"80\": must be an integer without quotes",
-            "spec.containers[1].resources.limits.cpu: a list of 1: must be Quantity",
-            "metadata.name: \"Bad\": must be lower case letters, digits, '-' and '.', at most 253, with a letter or \
-             digit around each '.'",
-            "metadata.namespace: \"B\": must be at most 63 lower case letters, digits or '-', with a letter or digit \
+            "spec.containers[0].ports[0].containerPort: Invalid value: \"80\": must be an integer without quotes",
+            "spec.containers[1].resources.limits.cpu: Invalid value: a list of 1: must be Quantity",
+            "metadata.name: Invalid value: \"Bad\": must be at most 253 lower case letters and digits, with '-' or \
+             single '.' between them",
+            "metadata.namespace: Invalid value: \"B\": must be at most 63 lower case letters, digits or '-', with a letter or digit \
              at both ends",
-            "spec.containers[0].ports[1].containerPort: 99999: must be between 1 and 65535",
-            "spec.restartPolicy: \"Sometimes\": must be one of Always, OnFailure, Never",
+            "spec.containers[0].ports[1].containerPort: Invalid value: 99999: must be between 1 and 65535",
+            "spec.restartPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\", \"OnFailure\", \"Never\"",
         ]
     );
     // Beyond the bound they are counted.

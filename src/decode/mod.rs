@@ -101,26 +101,77 @@ pub fn quoted(text: &str) -> String {
     shown
 }
 
+/// What sort of error it is, in the words of apimachinery's `field.ErrorType`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// None of these: the message says it all.
+    Other,
+    /// The field is missing or empty.
+    Required,
+    /// The value breaks a rule of its own, or one between fields.
+    Invalid,
+    /// The value is none of those that the field takes.
+    NotSupported,
+    /// Another item has the value.
+    Duplicate,
+    /// The field may not be given here.
+    Forbidden,
+}
+
+impl ErrorKind {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Other => "",
+            Self::Required => "Required value",
+            Self::Invalid => "Invalid value",
+            Self::NotSupported => "Unsupported value",
+            Self::Duplicate => "Duplicate value",
+            Self::Forbidden => "Forbidden",
+        }
+    }
+}
+
 /// An invalid field of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldError {
     /// `spec.containers[0].image`; empty for the document as a whole.
     pub path: String,
+    /// What sort of error it is.
+    pub kind: ErrorKind,
     /// The offending value as a message shows it; nothing when there is none (a missing field).
     pub value: Option<String>,
-    /// The error, and the allowed values.
+    /// The error, and the allowed values; may be empty where the kind says it.
     pub message: String,
 }
 
 impl FieldError {
     /// An error without a value.
     pub fn new(path: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), value: None, message: message.into() }
+        Self::of(ErrorKind::Other, path, message)
     }
 
-    /// An error with the value as it is to be shown.
+    /// An error of that kind without a value.
+    pub fn of(kind: ErrorKind, path: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { path: path.into(), kind, value: None, message: message.into() }
+    }
+
+    /// An invalid value, given as it is to be shown.
     pub fn with_value(path: impl Into<String>, value: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { path: path.into(), value: Some(value.into()), message: message.into() }
+        Self { value: Some(value.into()), ..Self::of(ErrorKind::Invalid, path, message) }
+    }
+
+    /// What follows the path, as `field.Error.ErrorBody` has it: `Invalid value: 99999: must be between 1 and 65535`.
+    pub fn body(&self) -> String {
+        let parts = [self.kind.as_str(), self.value.as_deref().unwrap_or_default(), &self.message];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(": ")
+    }
+}
+
+/// `spec.containers[0].image: Required value: the image's name`.
+impl fmt::Display for FieldError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if self.path.is_empty() { "" } else { ": " };
+        write!(f, "{}{separator}{}", self.path, self.body())
     }
 }
 

@@ -11,7 +11,7 @@ use std::fmt;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::{FieldError, FieldErrors, Node, Path, join};
+use super::{ErrorKind, FieldError, FieldErrors, Node, Path, join};
 use crate::limits;
 
 /// What was read, as far as it could be, and all that does not fit.
@@ -60,7 +60,12 @@ fn read_with<T: de::DeserializeOwned>(node: &Node, at: Path, strict: bool) -> De
     let value = match outcome {
         Ok(value) => Some(value),
         Err(TypeError { path, value, message }) => {
-            errors.push(FieldError { path: path.unwrap_or_default(), value, message });
+            errors.push(FieldError {
+                path: path.unwrap_or_default(),
+                kind: ErrorKind::Invalid,
+                value,
+                message,
+            });
             None
         }
     };
@@ -431,13 +436,7 @@ mod tests {
     }
 
     fn shown(errors: &FieldErrors) -> Vec<String> {
-        errors
-            .iter()
-            .map(|e| match &e.value {
-                Some(value) => format!("{}: {value}: {}", e.path, e.message),
-                None => format!("{}: {}", e.path, e.message),
-            })
-            .collect()
+        errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -478,43 +477,52 @@ mod tests {
         for (text, says) in [
             (
                 "spec: {containers: [{name: a, ports: [{containerPort: 1}, {containerPort: \"80\"}]}]}",
-                "spec.containers[0].ports[1].containerPort: \"80\": must be an integer without quotes",
+                "spec.containers[0].ports[1].containerPort: Invalid value: \"80\": must be an integer without quotes",
             ),
             (
                 "spec: {containers: [{name: a, env: [{name: P, value: 8080}]}]}",
-                "spec.containers[0].env[0].value: 8080: must be a string; put it in quotes",
+                "spec.containers[0].env[0].value: Invalid value: 8080: must be a string; put it in quotes",
             ),
             (
                 "spec: {hostNetwork: \"true\"}",
-                "spec.hostNetwork: \"true\": must be true or false without quotes",
+                "spec.hostNetwork: Invalid value: \"true\": must be true or false without quotes",
             ),
-            ("spec: {containers: {name: a}}", "spec.containers: a map with \"name\": must be a list"),
-            ("spec: {containers: [a]}", "spec.containers[0]: \"a\": must be an object (Container)"),
-            ("spec: {containers: [null]}", "spec.containers[0]: null: must be an object (Container)"),
-            ("spec: [1]", "spec: a list of 1: must be an object (PodSpec)"),
+            (
+                "spec: {containers: {name: a}}",
+                "spec.containers: Invalid value: a map with \"name\": must be a list",
+            ),
+            (
+                "spec: {containers: [a]}",
+                "spec.containers[0]: Invalid value: \"a\": must be an object (Container)",
+            ),
+            (
+                "spec: {containers: [null]}",
+                "spec.containers[0]: Invalid value: null: must be an object (Container)",
+            ),
+            ("spec: [1]", "spec: Invalid value: a list of 1: must be an object (PodSpec)"),
             (
                 "metadata: {labels: {a.b/c: 1}}",
-                "metadata.labels[a.b/c]: 1: must be a string; put it in quotes",
+                "metadata.labels[a.b/c]: Invalid value: 1: must be a string; put it in quotes",
             ),
-            ("metadata: {labels: [a]}", "metadata.labels: a list of 1: must be a map"),
+            ("metadata: {labels: [a]}", "metadata.labels: Invalid value: a list of 1: must be a map"),
             (
                 "spec: {terminationGracePeriodSeconds: 1.5}",
-                "spec.terminationGracePeriodSeconds: 1.5: must be an integer",
+                "spec.terminationGracePeriodSeconds: Invalid value: 1.5: must be an integer",
             ),
             (
                 "spec: {containers: [{name: a, ports: [{containerPort: 99999999999}]}]}",
-                "spec.containers[0].ports[0].containerPort: 99999999999: must be an integer between -2147483648 \
+                "spec.containers[0].ports[0].containerPort: Invalid value: 99999999999: must be an integer between -2147483648 \
                  and 2147483647",
             ),
             (
                 "spec: {containers: [{name: a, resources: {limits: {cpu: true}}}]}",
-                "spec.containers[0].resources.limits.cpu: true: must be Quantity",
+                "spec.containers[0].resources.limits.cpu: Invalid value: true: must be Quantity",
             ),
             (
                 "spec: {containers: [{name: a, livenessProbe: {tcpSocket: {port: 1.5}}}]}",
-                "spec.containers[0].livenessProbe.tcpSocket.port: 1.5: must be IntOrString",
+                "spec.containers[0].livenessProbe.tcpSocket.port: Invalid value: 1.5: must be IntOrString",
             ),
-            ("metadata: {creationTimestamp: soon}", "metadata.creationTimestamp: \"soon\": "),
+            ("metadata: {creationTimestamp: soon}", "metadata.creationTimestamp: Invalid value: \"soon\": "),
             ("spec: {contaners: []}", "spec.contaners: unknown field; did you mean containers?"),
             ("spec: {HostNetwork: true}", "spec.HostNetwork: unknown field; did you mean hostNetwork?"),
             ("spec: {zzz: {a: [1]}}", "spec.zzz: unknown field; remove it or correct its name"),

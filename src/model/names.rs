@@ -31,7 +31,7 @@ pub fn label(text: &str) -> Broken {
 pub fn subdomain(text: &str) -> Broken {
     broken(
         is_subdomain(text, b"-"),
-        "must be lower case letters, digits, '-' and '.', at most 253, with a letter or digit around each '.'",
+        "must be at most 253 lower case letters and digits, with '-' or single '.' between them",
     )
 }
 

@@ -17,7 +17,6 @@ use super::effects::Effects;
 use super::pods::Pods;
 use super::pods::Work;
 use crate::cri::Runtime;
-use crate::decode::FieldError;
 use crate::gc::GcRemoval;
 use crate::image::name::{default_pull_policy, full_name};
 use crate::limits::{DEBUGGED_PODS_BYTES_MAX, DEBUGGER_MEMORY_BYTES, DEBUGGERS_MAX, DEBUGGERS_PER_POD_MAX};
@@ -93,7 +92,7 @@ fn add_debugger<R: Runtime + 'static>(
     let added = added.container();
     let errors = validate::ephemeral_container(pod.spec(), &added);
     if !errors.is_empty() {
-        return Err(errors.iter().map(sentence).collect::<Vec<_>>().join("\n"));
+        return Err(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"));
     }
     containers.push(added);
     let number = checkpointing.next_debugger();
@@ -187,13 +186,6 @@ fn free_name(pod: &DesiredPod, seed: u64) -> String {
         }
     }
     name
-}
-
-fn sentence(error: &FieldError) -> String {
-    match &error.value {
-        Some(value) => format!("{}: {value}: {}", error.path, error.message),
-        None => format!("{}: {}", error.path, error.message),
-    }
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ impl ApiPods {
         let mut read = match manifest::bound(&mut object, &self.node, self.clock.now().wall) {
             Ok(read) => read,
             Err(errors) => {
-                let shown = errors.iter().map(|error| format!("{}: {}", error.path, error.message));
+                let shown = errors.iter().map(ToString::to_string);
                 return Some(refused(key, &shown.collect::<Vec<_>>().join("; "), generation));
             }
         };

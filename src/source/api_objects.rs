@@ -114,7 +114,7 @@ impl Follower for One {
             Ok(_) => {}
             Err(errors) => {
                 for error in errors {
-                    log::warn!("{}: {}: {}; it is left out", self.key, error.path, error.message);
+                    log::warn!("{}: {error}; it is left out", self.key);
                 }
             }
         }

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::identity::{self, ManifestKind, NodeName};
 use super::{Problem, defaults, object, validate};
-use crate::decode::{FieldError, FieldErrors, Node, Path, join, middle_cut, quoted, typed, yaml};
+use crate::decode::{ErrorKind, FieldError, FieldErrors, Node, Path, join, middle_cut, quoted, typed, yaml};
 use crate::limits;
 use crate::model::annotations::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::model::packed::{self, PodManifest, leave_out};
@@ -199,10 +199,7 @@ impl FileReader<'_> {
             self.left_off += 1;
             return;
         }
-        let message = match error.value {
-            Some(value) => format!("{value}: {}", error.message),
-            None => error.message,
-        };
+        let message = error.body();
         self.parsed.problems.push(Problem {
             file: self.file.clone(),
             document,
@@ -262,7 +259,7 @@ impl FileReader<'_> {
             }
         }
         let Some(items) = items else {
-            let error = FieldError::new("items", "is required: the list's objects");
+            let error = FieldError::of(ErrorKind::Required, "items", "the list's objects");
             return self.report(Some(document), Of::Document, error);
         };
         for (index, item) in items.into_iter().enumerate() {
@@ -402,7 +399,7 @@ fn too_many(tree: &Node) -> FieldErrors {
 fn kind_error(at: &str, tree: &Node) -> FieldError {
     let path = if at.is_empty() { "kind".to_owned() } else { format!("{at}.kind") };
     match tree.field("kind") {
-        None => FieldError::new(path, "is required: Pod, ConfigMap, Secret or List"),
+        None => FieldError::of(ErrorKind::Required, path, "Pod, ConfigMap, Secret or List"),
         Some(Node::Text(kind)) if matches!(&**kind, "List" | "PodList") => FieldError::with_value(
             path,
             quoted(kind),
@@ -422,7 +419,7 @@ fn kind_error(at: &str, tree: &Node) -> FieldError {
 fn version_error(at: &str, tree: &Node) -> Option<FieldError> {
     let path = if at.is_empty() { "apiVersion".to_owned() } else { format!("{at}.apiVersion") };
     match tree.field("apiVersion") {
-        None => Some(FieldError::new(path, "is required: v1")),
+        None => Some(FieldError::of(ErrorKind::Required, path, "v1")),
         Some(Node::Text(version)) if &**version == "v1" => None,
         Some(other) => Some(FieldError::with_value(path, other.to_string(), "must be v1")),
     }

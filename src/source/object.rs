@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::identity;
 use super::validate;
 use crate::decode::typed::{self, Decoded};
-use crate::decode::{FieldError, FieldErrors, Node, Path};
+use crate::decode::{ErrorKind, FieldError, FieldErrors, Node, Path};
 use crate::image::keyring::pull_secret;
 use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::names;
@@ -173,11 +173,12 @@ fn decoded(
     let mut decoded = BTreeMap::new();
     for (key, text) in data? {
         let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
-        match base64(&text) {
-            Some(bytes) => drop(decoded.insert(key, ByteString(bytes))),
-            None => errors
-                .push(FieldError::new(format!("{field}.{}", shown(&key)), format!("must be base64{mend}"))),
-        }
+        let Some(bytes) = base64(&text) else {
+            let message = format!("must be base64{mend}");
+            errors.push(FieldError::of(ErrorKind::Invalid, format!("{field}.{}", shown(&key)), message));
+            continue;
+        };
+        decoded.insert(key, ByteString(bytes));
     }
     Some(decoded)
 }
@@ -192,7 +193,7 @@ fn keys<'a>(field: &str, entries: impl Iterator<Item = (&'a str, usize)>, errors
     for (key, length) in entries {
         bytes += length;
         if let Some(message) = names::config_key(key) {
-            errors.push(FieldError::new(format!("{field}.{}", shown(key)), message));
+            errors.push(FieldError::of(ErrorKind::Invalid, format!("{field}.{}", shown(key)), message));
         }
     }
     if bytes > OBJECT_BYTES_MAX {
@@ -229,18 +230,14 @@ fn secret_type_errors(type_: &str, data: Option<&BTreeMap<String, ByteString>>, 
     let value = |key: &str| data.and_then(|data| data.get(key)).map(|value| value.0.as_slice());
     let mut required = |keys: &[&str]| {
         for key in keys {
-            errors.push(FieldError::new(
-                format!("data.{key}"),
-                format!("is required in a Secret of type {type_}"),
-            ));
+            let message = format!("of a Secret of type {type_}");
+            errors.push(FieldError::of(ErrorKind::Required, format!("data.{key}"), message));
         }
     };
     match type_ {
         "kubernetes.io/service-account-token" => {
-            errors.push(FieldError::new(
-                "type",
-                "is not supported by this version: service accounts need an API server",
-            ));
+            let message = "is not supported by this version: service accounts need an API server";
+            errors.push(FieldError::of(ErrorKind::Forbidden, "type", message));
         }
         "kubernetes.io/basic-auth" if value("username").is_none() && value("password").is_none() => {
             required(&["username", "password"]);
@@ -337,41 +334,59 @@ mod tests {
         let rows = [
             (
                 "kind: ConfigMap, metadata: {name: m}, data: {port: 80}",
-                "ConfigMap default/m: data.port: 80: must be a string",
+                "ConfigMap default/m: data.port: Invalid value: 80: must be a string",
             ),
             ("kind: ConfigMap, metadata: {name: m}, dat: {}", "dat: unknown field"),
-            ("kind: ConfigMap, metadata: {name: M_}", "metadata.name: \"M_\": must be lower case"),
-            ("kind: ConfigMap, metadata: {}", "metadata.name: is required"),
-            ("kind: ConfigMap, metadata: {name: m, namespace: A}", "metadata.namespace: \"A\""),
-            ("kind: ConfigMap, metadata: {name: m}, data: {a/b: x}", "data.a/b: must be at most 253 letters"),
-            ("kind: ConfigMap, metadata: {name: m}, data: {..a: x}", "data...a: must be"),
+            (
+                "kind: ConfigMap, metadata: {name: M_}",
+                "metadata.name: Invalid value: \"M_\": must be at most 253 lower case",
+            ),
+            ("kind: ConfigMap, metadata: {}", "metadata.name: Required value"),
+            (
+                "kind: ConfigMap, metadata: {name: m, namespace: A}",
+                "metadata.namespace: Invalid value: \"A\"",
+            ),
+            (
+                "kind: ConfigMap, metadata: {name: m}, data: {a/b: x}",
+                "data.a/b: Invalid value: must be at most 253 letters",
+            ),
+            ("kind: ConfigMap, metadata: {name: m}, data: {..a: x}", "data...a: Invalid value: must be"),
             (
                 "kind: ConfigMap, metadata: {name: m}, data: {a: x}, binaryData: {a: eA==}",
                 "data.a: is in binaryData too",
             ),
-            ("kind: ConfigMap, metadata: {name: m}, binaryData: {a: '?'}", "binaryData.a: must be base64"),
+            (
+                "kind: ConfigMap, metadata: {name: m}, binaryData: {a: '?'}",
+                "binaryData.a: Invalid value: must be base64",
+            ),
             (
                 "kind: ConfigMap, metadata: {name: m}, immutable: perhaps",
-                "immutable: \"perhaps\": must be true or false",
+                "immutable: Invalid value: \"perhaps\": must be true or false",
             ),
             (
                 "kind: Secret, metadata: {name: s}, data: {a: hunter2!}",
-                "Secret default/s: data.a: must be base64; plain text belongs into stringData",
+                "Secret default/s: data.a: Invalid value: must be base64; plain text belongs into stringData",
             ),
-            ("kind: Secret, metadata: {name: s}, data: {a: [hunter2]}", "data.a: must be a string"),
-            ("kind: Secret, metadata: {name: s}, stringData: hunter2", "stringData: must be a map"),
+            (
+                "kind: Secret, metadata: {name: s}, data: {a: [hunter2]}",
+                "data.a: Invalid value: must be a string",
+            ),
+            (
+                "kind: Secret, metadata: {name: s}, stringData: hunter2",
+                "stringData: Invalid value: must be a map",
+            ),
             ("kind: Secret, metadata: {name: s}, password: hunter2", "password: unknown field"),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/tls, stringData: {tls.crt: hunter2}",
-                "data.tls.key: is required in a Secret of type kubernetes.io/tls",
+                "data.tls.key: Required value: of a Secret of type kubernetes.io/tls",
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/basic-auth",
-                "data.username: is required",
+                "data.username: Required value",
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/ssh-auth, stringData: {ssh-privatekey: ''}",
-                "data.ssh-privatekey: is required",
+                "data.ssh-privatekey: Required value",
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockerconfigjson, stringData: {.dockerconfigjson: hunter2}",
@@ -384,11 +399,11 @@ mod tests {
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/dockercfg",
-                "data..dockercfg: is required",
+                "data..dockercfg: Required value",
             ),
             (
                 "kind: Secret, metadata: {name: s}, type: kubernetes.io/service-account-token",
-                "type: is not supported by this version",
+                "type: Forbidden: is not supported by this version",
             ),
             (
                 "kind: Secrets, metadata: {name: s}, stringData: {a: hunter2}",
@@ -406,7 +421,11 @@ mod tests {
             assert!(parsed.objects.is_empty() && !problems.concat().contains("hunter2"), "{problems:?}");
         }
         let old = parsed("{apiVersion: v2, kind: Secret, metadata: {name: s}}");
-        assert!(old.problems[0].to_string().contains("Secret default/s: apiVersion: \"v2\": must be v1"));
+        assert!(
+            old.problems[0]
+                .to_string()
+                .contains("Secret default/s: apiVersion: Invalid value: \"v2\": must be v1")
+        );
     }
 
     #[test]

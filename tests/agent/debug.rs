@@ -257,7 +257,7 @@ fn the_command_waits_for_what_it_added_and_shows_the_log_where_nothing_can_be_jo
         ("quick", "-i", 0, ""),
         // It runs, and nobody is at the address that the runtime gives.
         ("stays", "-i", 0, "warning: couldn't attach to pod/web-gw, falling back to its logs: "),
-        ("quick", "-i", 1, "smolet: spec.ephemeralContainers[3].name: \"quick\": must be unique"),
+        ("quick", "-i", 1, "smolet: spec.ephemeralContainers[3].name: Duplicate value: \"quick\""),
     ] {
         let mut command = runner::smolet();
         command.args(["debug", "web", "--image", "busybox:1", "-c", name, input, "--socket"]);
@@ -302,19 +302,34 @@ fn what_cannot_be_added_is_refused_with_the_reason() {
             "pod=web&container=app",
             "busybox:1",
             404,
-            "spec.ephemeralContainers[1].name: \"app\": must be unique",
+            "spec.ephemeralContainers[1].name: Duplicate value: \"app\"",
         ),
-        ("pod=web&container=side", "busybox:1", 404, "name: \"side\": must be unique"),
-        ("pod=web&container=shell", "busybox:1", 404, "name: \"shell\": must be unique"),
-        ("pod=web&container=A", "busybox:1", 404, "name: \"A\": must be at most 63 lower case letters"),
+        ("pod=web&container=side", "busybox:1", 404, "name: Duplicate value: \"side\""),
+        ("pod=web&container=shell", "busybox:1", 404, "name: Duplicate value: \"shell\""),
+        (
+            "pod=web&container=A",
+            "busybox:1",
+            404,
+            "name: Invalid value: \"A\": must be at most 63 lower case letters",
+        ),
         (
             "pod=web&target=nope",
             "busybox:1",
             404,
-            "spec.ephemeralContainers[1].targetContainerName: \"nope\": names no container or init container",
+            "spec.ephemeralContainers[1].targetContainerName: Invalid value: \"nope\": names no container or init container",
         ),
-        ("pod=web&target=shell", "busybox:1", 404, "targetContainerName: \"shell\": names no container"),
-        ("pod=web&pull=Sometimes", "busybox:1", 404, "imagePullPolicy: \"Sometimes\": must be one of Always"),
+        (
+            "pod=web&target=shell",
+            "busybox:1",
+            404,
+            "targetContainerName: Invalid value: \"shell\": names no container",
+        ),
+        (
+            "pod=web&pull=Sometimes",
+            "busybox:1",
+            404,
+            "imagePullPolicy: Unsupported value: \"Sometimes\": supported values: \"Always\"",
+        ),
         ("pod=web", "Bad Image", 404, "invalid image name \"Bad Image\""),
         ("pod=large", "busybox:1", 404, "pods that are debugged may take 262144 bytes together; "),
     ] {

@@ -84,7 +84,7 @@ fn what_the_table_calls_refused_is_refused_where_it_stands() {
             assert!(set(&mut pod, &path, &value), "{path}");
             let at = here(&line.path).replace("[*]", "[0]");
             let found = problems(&pod);
-            let says = format!("is not supported by this version: {}", line.words);
+            let says = format!("Forbidden: is not supported by this version: {}", line.words);
             if !found.contains(&(at, says)) {
                 wrong.push(format!("{} = {value}: {found:?}", line.path));
             }

@@ -90,8 +90,11 @@ pub fn a_container_looks_into_a_pod_that_runs(runtime: &Runtime) {
 
     // A container that is there, and what no node without an API server has.
     for (more, why) in [
-        (&["-c", "app"][..], "spec.ephemeralContainers[3].name: \"app\": must be unique"),
-        (&["--target", "head"], "targetContainerName: \"head\": names no container or init container"),
+        (&["-c", "app"][..], "spec.ephemeralContainers[3].name: Duplicate value: \"app\""),
+        (
+            &["--target", "head"],
+            "targetContainerName: Invalid value: \"head\": names no container or init container",
+        ),
         (&["--copy-to", "other"], "--copy-to is not supported: pods come from manifests here"),
     ] {
         let (code, _, said) = run(&agent, &words(more));

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::{Container, ContainerPort, EphemeralContainer, PodSpec, VolumeMount};
 
 use super::{Check, env, probe, resources, security};
+use crate::decode::ErrorKind;
 use crate::model::SortedSet;
 use crate::model::names;
 use crate::render::{as_container, stop_signal};
@@ -70,7 +71,7 @@ fn init_only(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
     ] {
         if given {
             let message = "may not be given for an init container without restartPolicy: Always";
-            check.at(field, |check| check.wrong(message));
+            check.at(field, |check| check.forbidden(message));
         }
     }
     check.each("resizePolicy", container.resize_policy.as_deref().unwrap_or_default(), |check, policy| {
@@ -95,7 +96,7 @@ fn common<'a>(
         }
         check.text(&container.name, names::label);
         if !seen.insert(container.name.as_str()) {
-            check.invalid_text(&container.name, "must be unique: another container of the pod has this name");
+            check.duplicate(&container.name, "another container of the pod has this name");
         }
     });
     check.at("image", |check| match container.image.as_deref().unwrap_or_default() {
@@ -117,7 +118,7 @@ fn common<'a>(
         volume_mount(check, mount, container, volumes);
         if !places.insert(mount.mount_path.as_str()) {
             check.at("mountPath", |check| {
-                check.invalid_text(&mount.mount_path, "must be unique: something else is mounted there");
+                check.duplicate(&mount.mount_path, "something else is mounted there");
             });
         }
     });
@@ -139,7 +140,7 @@ fn stop_signal_of(check: &mut Check<'_>, container: &Container, spec: &PodSpec) 
     };
     check.at_path("lifecycle.stopSignal", |check| {
         if spec.os.is_none() {
-            check.wrong("may only be given when spec.os.name is");
+            check.forbidden("may only be given when spec.os.name is");
         }
         if stop_signal(signal).is_none() {
             check.invalid_text(signal, "must be a signal's name, such as SIGQUIT or SIGRTMIN+3");
@@ -156,7 +157,7 @@ fn ports(check: &mut Check<'_>, ports: &[ContainerPort]) {
                 if let Some(message) = names::port_name(name) {
                     check.invalid_text(name, message);
                 } else if !seen.insert(name) {
-                    check.invalid_text(name, "must be unique: another port of the container has this name");
+                    check.duplicate(name, "another port of the container has this name");
                 }
             });
         }
@@ -186,8 +187,9 @@ fn host_ports<'a>(check: &mut Check<'_>, container: &'a Container, seen: &mut So
         let protocol = port.protocol.as_deref().unwrap_or_default();
         let address = port.host_ip.as_deref().unwrap_or_default();
         if !seen.insert((protocol, address, number)) {
-            let message = format!("must be unique: the pod has this host port for {protocol} already");
-            check.at("hostPort", |check| check.invalid(number, &message));
+            let message = format!("the pod has this host port for {protocol} already");
+            check
+                .at("hostPort", |check| check.push(ErrorKind::Duplicate, Some(number.to_string()), &message));
         }
     });
 }
@@ -278,7 +280,7 @@ fn resize_policy(check: &mut Check<'_>, container: &Container, spec: &PodSpec) {
         check.at("resourceName", |check| {
             check.one_of(&policy.resource_name, &["cpu", "memory"]);
             if !seen.insert(policy.resource_name.as_str()) {
-                check.invalid_text(&policy.resource_name, "must be unique");
+                check.duplicate(&policy.resource_name, "");
             }
         });
         check.at("restartPolicy", |check| {

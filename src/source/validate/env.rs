@@ -62,7 +62,7 @@ fn value_from(check: &mut Check<'_>, variable: &EnvVar, volumes: &[Volume]) {
                 "must name a source: fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef or fileKeyRef",
             );
         } else if !variable.value.as_deref().unwrap_or_default().is_empty() {
-            check.wrong("may not be given beside value");
+            check.forbidden("may not be given beside value");
         } else if count > 1 {
             check.wrong("must name one source only");
         }
@@ -190,7 +190,7 @@ pub(super) fn resource_field_ref(check: &mut Check<'_>, selector: &ResourceField
         };
         let fits = |text: &&str| Quantity::parse(text).is_ok_and(|one| one == quantity);
         if !quantity.is_zero() && !allowed.iter().any(fits) {
-            check.invalid_text(&divisor.0, &format!("must be one of {}", allowed.join(", ")));
+            check.one_of(&divisor.0, allowed);
         }
     });
 }

@@ -66,7 +66,7 @@ pub(super) fn metadata(check: &mut Check<'_>, meta: &ObjectMeta) {
             }
         }
         if bytes > ANNOTATIONS_BYTES_MAX {
-            check.wrong(&format!("hold {bytes} bytes; all together may have {ANNOTATIONS_BYTES_MAX}"));
+            check.invalid(bytes, &format!("must be at most {ANNOTATIONS_BYTES_MAX} bytes together"));
         }
     });
 }

@@ -21,7 +21,7 @@ use std::fmt::Display;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodSpec};
 
 use super::identity::NodeName;
-use crate::decode::{FieldError, FieldErrors, Path, quoted};
+use crate::decode::{ErrorKind, FieldError, FieldErrors, Path, quoted};
 use crate::limits;
 use crate::model::names;
 
@@ -145,32 +145,41 @@ impl<'a> Check<'a> {
         self.path.cut(mark);
     }
 
-    fn push(&mut self, value: Option<String>, message: &str) {
+    fn push(&mut self, kind: ErrorKind, value: Option<String>, message: &str) {
         let path = self.path.shown();
         if !self.unread.explains(&path) {
-            self.errors.push(FieldError { path, value, message: message.to_owned() });
+            self.errors.push(FieldError { path, kind, value, message: message.to_owned() });
         }
     }
 
     /// The field is missing.
     fn required(&mut self, what: &str) {
-        let message = if what.is_empty() { "is required".to_owned() } else { format!("is required: {what}") };
-        self.push(None, &message);
+        self.push(ErrorKind::Required, None, what);
     }
 
-    /// The field may not be there, or the object as a whole is wrong.
+    /// The field may not be there.
+    fn forbidden(&mut self, message: &str) {
+        self.push(ErrorKind::Forbidden, None, message);
+    }
+
+    /// The object as a whole is wrong.
     fn wrong(&mut self, message: &str) {
-        self.push(None, message);
+        self.push(ErrorKind::Invalid, None, message);
     }
 
     /// The field's number or the like is wrong.
     fn invalid(&mut self, value: impl Display, message: &str) {
-        self.push(Some(value.to_string()), message);
+        self.push(ErrorKind::Invalid, Some(value.to_string()), message);
     }
 
     /// The field's text is wrong.
     fn invalid_text(&mut self, value: &str, message: &str) {
-        self.push(Some(quoted(value)), message);
+        self.push(ErrorKind::Invalid, Some(quoted(value)), message);
+    }
+
+    /// Another item has this text.
+    fn duplicate(&mut self, value: &str, message: &str) {
+        self.push(ErrorKind::Duplicate, Some(quoted(value)), message);
     }
 
     /// The text breaks `rule`, when it does.
@@ -183,8 +192,10 @@ impl<'a> Check<'a> {
     /// The text is one of `allowed`.
     fn one_of(&mut self, value: &str, allowed: &[&str]) {
         if !allowed.contains(&value) {
-            let shown: Vec<&str> = allowed.iter().copied().filter(|word| !word.is_empty()).collect();
-            self.invalid_text(value, &format!("must be one of {}", shown.join(", ")));
+            let shown: Vec<String> =
+                allowed.iter().filter(|word| !word.is_empty()).map(|word| quoted(word)).collect();
+            let message = format!("supported values: {}", shown.join(", "));
+            self.push(ErrorKind::NotSupported, Some(quoted(value)), &message);
         }
     }
 

@@ -73,7 +73,7 @@ fn expression(check: &mut Check<'_>, asks: &NodeSelectorRequirement) {
         "In" | "NotIn" if values.is_empty() => check.required("operator is In or NotIn"),
         "Gt" | "Lt" if values.len() != 1 => check.wrong("must be one number when operator is Gt or Lt"),
         "Exists" | "DoesNotExist" if !values.is_empty() => {
-            check.wrong("may not be given when operator is Exists or DoesNotExist");
+            check.forbidden("may not be given when operator is Exists or DoesNotExist");
         }
         _ => {}
     });

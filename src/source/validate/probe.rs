@@ -104,7 +104,7 @@ fn actions(check: &mut Check<'_>, actions: &Actions<'_>) -> Option<&'static str>
         return None;
     };
     for field in given {
-        check.at(field, |check| check.wrong(&format!("may not be given beside {first}")));
+        check.at(field, |check| check.forbidden(&format!("may not be given beside {first}")));
     }
     check.at(first, |check| match first {
         "exec" => {

@@ -21,7 +21,7 @@ fn id(check: &mut Check<'_>, field: &str, value: Option<i64>) {
 /// Options for Windows are ignored here, unless the pod says that it is one for Linux (`validateLinux`).
 fn windows(check: &mut Check<'_>, options: Option<&WindowsSecurityContextOptions>, spec: &PodSpec) {
     if options.is_some() && spec.os.as_ref().is_some_and(|os| os.name == "linux") {
-        check.at("windowsOptions", |check| check.wrong("may not be given when os.name is linux"));
+        check.at("windowsOptions", |check| check.forbidden("may not be given when os.name is linux"));
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) fn pod(check: &mut Check<'_>, spec: &PodSpec) {
                 check.text(&sysctl.name, names::sysctl);
                 let dotted = sysctl.name.replace('/', ".");
                 if !seen.insert(sysctl.name.as_str()) {
-                    check.invalid_text(&sysctl.name, "must be unique");
+                    check.duplicate(&sysctl.name, "");
                 }
                 if spec.host_network == Some(true) && dotted.starts_with("net.") {
                     check.invalid_text(&sysctl.name, "may not be set when hostNetwork is true");

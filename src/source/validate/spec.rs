@@ -106,10 +106,10 @@ fn hostnames(check: &mut Check<'_>, spec: &PodSpec) {
     let Some(name) = spec.hostname_override.as_deref() else { return };
     check.at("hostnameOverride", |check| {
         if spec.set_hostname_as_fqdn == Some(true) {
-            check.wrong("may not be given when setHostnameAsFQDN is true");
+            check.forbidden("may not be given when setHostnameAsFQDN is true");
         }
         if spec.host_network == Some(true) {
-            check.wrong("may not be given when hostNetwork is true");
+            check.forbidden("may not be given when hostNetwork is true");
         }
         if name.len() > 64 {
             check.invalid_text(name, "must be at most 64 characters");

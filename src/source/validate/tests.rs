@@ -68,11 +68,7 @@ fn errors(value: Value) -> Vec<String> {
     defaults::set(&mut pod);
     pod.spec = pod.spec.filter(|_| has_spec);
     errors.append(super::pod(&pod, &[]));
-    let line = |error: FieldError| match error.value {
-        Some(value) => format!("{}: {value}: {}", error.path, error.message),
-        None => format!("{}: {}", error.path, error.message),
-    };
-    errors.into_iter().map(line).collect()
+    errors.into_iter().map(|error| error.to_string()).collect()
 }
 
 /// Sets (or with null removes) what `pointer` points to; `/-` at its end appends.
@@ -119,27 +115,27 @@ fn rules_between_fields() {
     for (changes, says) in [
         (
             vec![("/spec/dnsPolicy", json!("None")), ("/spec/dnsConfig", Value::Null)],
-            vec!["spec.dnsConfig: is required: dnsPolicy is None"],
+            vec!["spec.dnsConfig: Required value: dnsPolicy is None"],
         ),
         (
             vec![("/spec/dnsPolicy", json!("None")), ("/spec/dnsConfig/nameservers", json!([]))],
-            vec!["spec.dnsConfig.nameservers: is required: at least one"],
+            vec!["spec.dnsConfig.nameservers: Required value: at least one"],
         ),
         (
             vec![("/spec/shareProcessNamespace", json!(true)), ("/spec/hostPID", json!(true))],
-            vec!["spec.shareProcessNamespace: true: may not be true beside hostPID"],
+            vec!["spec.shareProcessNamespace: Invalid value: true: may not be true beside hostPID"],
         ),
         (
             vec![("/spec/containers/0/securityContext/procMount", json!("Unmasked"))],
-            vec!["spec.containers[0].securityContext.procMount: \"Unmasked\": needs"],
+            vec!["spec.containers[0].securityContext.procMount: Invalid value: \"Unmasked\": needs"],
         ),
         (
             vec![("/spec/hostnameOverride", json!("a")), ("/spec/setHostnameAsFQDN", json!(true))],
-            vec!["spec.hostnameOverride: may not be given when setHostnameAsFQDN"],
+            vec!["spec.hostnameOverride: Forbidden: may not be given when setHostnameAsFQDN"],
         ),
         (
             vec![("/spec/hostUsers", json!(false)), ("/spec/hostIPC", json!(true))],
-            vec!["spec.hostIPC: true: may not be true beside hostUsers: false"],
+            vec!["spec.hostIPC: Invalid value: true: may not be true beside hostUsers: false"],
         ),
         (
             vec![
@@ -153,16 +149,18 @@ fn rules_between_fields() {
                 ("/spec/containers/0/lifecycle", json!({"stopSignal": "SIGINT"})),
                 ("/spec/os", Value::Null),
             ],
-            vec!["spec.containers[0].lifecycle.stopSignal: may only be given when spec.os.name is"],
+            vec![
+                "spec.containers[0].lifecycle.stopSignal: Forbidden: may only be given when spec.os.name is",
+            ],
         ),
         (
             vec![("/spec/hostNetwork", json!(true)), ("/spec/securityContext/sysctls", json!([]))],
-            vec!["spec.containers[0].ports[0].hostPort: 8080: must be the same"],
+            vec!["spec.containers[0].ports[0].hostPort: Invalid value: 8080: must be the same"],
         ),
         (
             vec![("/spec/hostNetwork", json!(true)), ("/spec/containers/0/ports", json!([]))],
             vec![
-                "spec.securityContext.sysctls[0].name: \"net.ipv4.tcp_syncookies\": may not be set when hostNetwork",
+                "spec.securityContext.sysctls[0].name: Invalid value: \"net.ipv4.tcp_syncookies\": may not be set when hostNetwork",
             ],
         ),
         (
@@ -171,8 +169,8 @@ fn rules_between_fields() {
                 ("/spec/containers/0/image", json!("")),
             ],
             vec![
-                "spec.containers[0].image: is required",
-                "spec.containers[0].ports[0].containerPort: is required",
+                "spec.containers[0].image: Required value",
+                "spec.containers[0].ports[0].containerPort: Required value",
             ],
         ),
     ] {
@@ -196,5 +194,5 @@ fn errors_are_bounded() {
     assert_eq!(errors.len(), limits::FIELD_ERRORS_MAX + 1, "the last says how many more");
     // The name of each but the first, and the image of each.
     let more = 99 + 100 - limits::FIELD_ERRORS_MAX;
-    assert_eq!(errors.last().map(String::as_str), Some(&*format!(": and {more} more errors")));
+    assert_eq!(errors.last().map(String::as_str), Some(&*format!("and {more} more errors")));
 }

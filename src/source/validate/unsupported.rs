@@ -172,7 +172,7 @@ fn rows<T>(check: &mut Check<'_>, rows: &[Row<T>], part: &T) {
 }
 
 fn refuse(check: &mut Check<'_>, field: &str, why: &str) {
-    check.at_path(field, |check| check.wrong(&format!("is not supported by this version: {why}")));
+    check.at_path(field, |check| check.forbidden(&format!("is not supported by this version: {why}")));
 }
 
 fn annotation(pod: &Pod, is: impl Fn(&str, &str) -> bool) -> bool {

@@ -21,7 +21,7 @@ pub(super) fn volumes(check: &mut Check<'_>, volumes: &[Volume]) {
             }
             check.text(&volume.name, names::label);
             if !seen.insert(volume.name.as_str()) {
-                check.invalid_text(&volume.name, "must be unique: another volume has this name");
+                check.duplicate(&volume.name, "another volume has this name");
             }
         });
         source(check, volume);
@@ -254,20 +254,13 @@ fn file_mode(check: &mut Check<'_>, mode: Option<i32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decode::FieldError;
     use serde_json::{Value, json};
 
     fn errors(kind: &str, source: &Value) -> Vec<String> {
         let volume = json!([{"name": "v", kind: source}]);
         let mut check = Check::default();
         volumes(&mut check, &serde_json::from_value::<Vec<Volume>>(volume).unwrap());
-        let value =
-            |error: &FieldError| error.value.as_ref().map(|value| format!("{value}: ")).unwrap_or_default();
-        check
-            .errors
-            .iter()
-            .map(|error| format!("{}: {}{}", error.path, value(error), error.message))
-            .collect()
+        check.errors.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -281,96 +274,96 @@ mod tests {
             (
                 "emptyDir",
                 json!({"medium": "HugePages-much"}),
-                "volumes[0].emptyDir.medium: \"HugePages-much\": must be empty, M",
+                "volumes[0].emptyDir.medium: Invalid value: \"HugePages-much\": must be empty, M",
             ),
             (
                 "emptyDir",
                 json!({"medium": "Flash"}),
-                "volumes[0].emptyDir.medium: \"Flash\": must be empty, Memory",
+                "volumes[0].emptyDir.medium: Invalid value: \"Flash\": must be empty, Memory",
             ),
-            ("secret", json!({}), "volumes[0].secret.secretName: is required"),
+            ("secret", json!({}), "volumes[0].secret.secretName: Required value"),
             (
                 "secret",
                 json!({"secretName": "s", "defaultMode": 512}),
-                "volumes[0].secret.defaultMode: 512: must be between",
+                "volumes[0].secret.defaultMode: Invalid value: 512: must be between",
             ),
-            ("configMap", json!({"name": "M"}), "volumes[0].configMap.name: \"M\": must be"),
+            ("configMap", json!({"name": "M"}), "volumes[0].configMap.name: Invalid value: \"M\": must be"),
             ("configMap", json!({"name": "m", "items": [item("a"), item("b/c")]}), ""),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("../a")]}),
-                "volumes[0].configMap.items[0].path: \"../a\": must",
+                "volumes[0].configMap.items[0].path: Invalid value: \"../a\": must",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("..a")]}),
-                "volumes[0].configMap.items[0].path: \"..a\": must not start",
+                "volumes[0].configMap.items[0].path: Invalid value: \"..a\": must not start",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("a"), item("./a")]}),
-                "volumes[0]: \"a\": must be the path of one file",
+                "volumes[0]: Invalid value: \"a\": must be the path of one file",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("a"), item("a/b")]}),
-                "volumes[0]: \"a/b\": stands below a, which",
+                "volumes[0]: Invalid value: \"a/b\": stands below a, which",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("a"), item("a.conf"), item("a/b")]}),
-                "volumes[0]: \"a/b\": stands below a, which",
+                "volumes[0]: Invalid value: \"a/b\": stands below a, which",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("./..data")]}),
-                "volumes[0].configMap.items[0].path: \"./..data\": must not start",
+                "volumes[0].configMap.items[0].path: Invalid value: \"./..data\": must not start",
             ),
             (
                 "configMap",
                 json!({"name": "m", "items": [item("./")]}),
-                "volumes[0].configMap.items[0].path: \"./\": must name a file",
+                "volumes[0].configMap.items[0].path: Invalid value: \"./\": must name a file",
             ),
             ("downwardAPI", json!({"items": [field("n", "metadata.labels['a']"), memory("c")]}), ""),
             (
                 "downwardAPI",
                 json!({"items": [field("n", "status.podIP")]}),
-                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: \"status.podIP\": must be one of metadata.name",
+                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: Unsupported value: \"status.podIP\": supported values: \"metadata.name\"",
             ),
             (
                 "downwardAPI",
                 json!({"items": [field("n", "spec.host")]}),
-                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: \"spec.h",
+                "volumes[0].downwardAPI.items[0].fieldRef.fieldPath: Unsupported value: \"spec.h",
             ),
             (
                 "downwardAPI",
                 json!({"items": [memory("")]}),
-                "volumes[0].downwardAPI.items[0].resourceFieldRef.containerName: is required",
+                "volumes[0].downwardAPI.items[0].resourceFieldRef.containerName: Required value",
             ),
             (
                 "downwardAPI",
                 json!({"items": [{"path": "x"}]}),
-                "volumes[0].downwardAPI.items[0]: is required: one of fieldRef",
+                "volumes[0].downwardAPI.items[0]: Required value: one of fieldRef",
             ),
             (
                 "projected",
                 json!({"sources": [{}]}),
-                "volumes[0].projected.sources[0]: is required: secret, configMap",
+                "volumes[0].projected.sources[0]: Required value: secret, configMap",
             ),
             (
                 "projected",
                 json!({"sources": [{"secret": {"name": "s"}, "configMap": {"name": "m"}}]}),
-                "volumes[0].projected.sources[0]: must be of one kind",
+                "volumes[0].projected.sources[0]: Invalid value: must be of one kind",
             ),
             (
                 "projected",
                 json!({"sources": [{"secret": {"name": "s", "items": [item("a")]}}, {"downwardAPI": {"items": [field("a", "metadata.name")]}}]}),
-                "volumes[0]: \"a\": must be the path of one file",
+                "volumes[0]: Invalid value: \"a\": must be the path of one file",
             ),
             (
                 "projected",
                 json!({"defaultMode": -1, "sources": []}),
-                "volumes[0].projected.defaultMode: -1: must be",
+                "volumes[0].projected.defaultMode: Invalid value: -1: must be",
             ),
         ] {
             let got = errors(kind, &source);

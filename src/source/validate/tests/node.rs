@@ -26,12 +26,18 @@ fn a_pod_for_another_node_is_refused() {
         (json!([name("In", "gw")]), ""),
         (json!([name("NotIn", "gw")]), ": has no term"),
         (json!([{}]), ": has no term"),
-        (json!([]), ".nodeSelectorTerms: is required"),
-        (json!([os(), term("disk", "In", json!([]))]), "matchExpressions[0].values: is required"),
-        (json!([os(), term("disk", "Exists", json!(["x"]))]), "matchExpressions[0].values: may"),
-        (json!([os(), term("disk", "Lt", json!(["1", "2"]))]), "matchExpressions[0].values: must"),
-        (json!([os(), term("disk", "Is", json!(["1"]))]), "matchExpressions[0].operator: \"Is\""),
-        (json!([os(), name("Exists", "gw")]), "matchFields[0].operator: \"Exists\""),
+        (json!([]), ".nodeSelectorTerms: Required value"),
+        (json!([os(), term("disk", "In", json!([]))]), "matchExpressions[0].values: Required value"),
+        (json!([os(), term("disk", "Exists", json!(["x"]))]), "matchExpressions[0].values: Forbidden: may"),
+        (
+            json!([os(), term("disk", "Lt", json!(["1", "2"]))]),
+            "matchExpressions[0].values: Invalid value: must",
+        ),
+        (
+            json!([os(), term("disk", "Is", json!(["1"]))]),
+            "matchExpressions[0].operator: Unsupported value: \"Is\"",
+        ),
+        (json!([os(), name("Exists", "gw")]), "matchFields[0].operator: Unsupported value: \"Exists\""),
     ] {
         let mut pod = good();
         let required = json!({"nodeSelectorTerms": terms});

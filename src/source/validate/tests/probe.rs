@@ -5,54 +5,62 @@ use super::*;
 #[test]
 fn probes() {
     for (field, probe, says) in [
-        ("livenessProbe", json!({}), ": is required: one of exec, httpGet, tcpSocket and grpc"),
-        ("livenessProbe", json!({"exec": {}}), ".exec.command: is required"),
+        ("livenessProbe", json!({}), ": Required value: one of exec, httpGet, tcpSocket and grpc"),
+        ("livenessProbe", json!({"exec": {}}), ".exec.command: Required value"),
         (
             "livenessProbe",
             json!({"exec": {"command": ["x"]}, "grpc": {"port": 1}}),
-            ".grpc: may not be given beside exec",
+            ".grpc: Forbidden: may not be given beside exec",
         ),
-        ("livenessProbe", json!({"httpGet": {"port": 0}}), ".httpGet.port: 0: must be between 1 and 65535"),
+        (
+            "livenessProbe",
+            json!({"httpGet": {"port": 0}}),
+            ".httpGet.port: Invalid value: 0: must be between 1 and 65535",
+        ),
         (
             "livenessProbe",
             json!({"tcpSocket": {"port": "Web"}}),
-            ".tcpSocket.port: \"Web\": must be at most 15",
+            ".tcpSocket.port: Invalid value: \"Web\": must be at most 15",
         ),
-        ("livenessProbe", json!({"grpc": {"port": 65536}}), ".grpc.port: 65536: must be between 1 and 65535"),
+        (
+            "livenessProbe",
+            json!({"grpc": {"port": 65536}}),
+            ".grpc.port: Invalid value: 65536: must be between 1 and 65535",
+        ),
         (
             "livenessProbe",
             json!({"httpGet": {"port": 1, "scheme": "http"}}),
-            ".httpGet.scheme: \"http\": must be one of HTTP",
+            ".httpGet.scheme: Unsupported value: \"http\": supported values: \"HTTP\"",
         ),
         (
             "startupProbe",
             json!({"httpGet": {"port": "http", "httpHeaders": [{"name": "A B", "value": "x"}]}}),
-            ".httpGet.httpHeaders[0].name: \"A B\": must be letters, digits and '-'",
+            ".httpGet.httpHeaders[0].name: Invalid value: \"A B\": must be letters, digits and '-'",
         ),
         (
             "livenessProbe",
             json!({"tcpSocket": {"port": 1}, "periodSeconds": -1}),
-            ".periodSeconds: -1: must be 0 or more",
+            ".periodSeconds: Invalid value: -1: must be 0 or more",
         ),
         (
             "livenessProbe",
             json!({"tcpSocket": {"port": 1}, "successThreshold": 2}),
-            ".successThreshold: 2: must be 1",
+            ".successThreshold: Invalid value: 2: must be 1",
         ),
         (
             "startupProbe",
             json!({"tcpSocket": {"port": 1}, "successThreshold": 2}),
-            ".successThreshold: 2: must be 1",
+            ".successThreshold: Invalid value: 2: must be 1",
         ),
         (
             "startupProbe",
             json!({"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": 0}),
-            ".terminationGracePeriodSeconds: 0: must be greater than 0",
+            ".terminationGracePeriodSeconds: Invalid value: 0: must be greater than 0",
         ),
         (
             "readinessProbe",
             json!({"tcpSocket": {"port": 1}, "terminationGracePeriodSeconds": 7}),
-            ".terminationGracePeriodSeconds: 7: may not be given for a readiness probe",
+            ".terminationGracePeriodSeconds: Invalid value: 7: may not be given for a readiness probe",
         ),
     ] {
         for place in ["containers/0", "initContainers/1"] {
@@ -76,20 +84,20 @@ fn probes() {
 #[test]
 fn a_hook_does_one_thing_within_the_grace_period() {
     for (hook, says) in [
-        (json!({}), ": is required: one of exec, httpGet, tcpSocket and sleep"),
-        (json!({"exec": {"command": []}}), ".exec.command: is required"),
+        (json!({}), ": Required value: one of exec, httpGet, tcpSocket and sleep"),
+        (json!({"exec": {"command": []}}), ".exec.command: Required value"),
         (
             json!({"exec": {"command": ["x"]}, "sleep": {"seconds": 1}}),
-            ".sleep: may not be given beside exec",
+            ".sleep: Forbidden: may not be given beside exec",
         ),
-        (json!({"httpGet": {"port": 0}}), ".httpGet.port: 0: must be between 1 and 65535"),
+        (json!({"httpGet": {"port": 0}}), ".httpGet.port: Invalid value: 0: must be between 1 and 65535"),
         (
             json!({"httpGet": {"port": 1, "scheme": "https"}}),
-            ".httpGet.scheme: \"https\": must be one of HTTP",
+            ".httpGet.scheme: Unsupported value: \"https\": supported values: \"HTTP\"",
         ),
-        (json!({"tcpSocket": {"port": "A"}}), ".tcpSocket.port: \"A\""),
-        (json!({"sleep": {"seconds": -1}}), ".sleep.seconds: -1: must be between 0 and 30"),
-        (json!({"sleep": {"seconds": 31}}), ".sleep.seconds: 31: must be between 0 and 30"),
+        (json!({"tcpSocket": {"port": "A"}}), ".tcpSocket.port: Invalid value: \"A\""),
+        (json!({"sleep": {"seconds": -1}}), ".sleep.seconds: Invalid value: -1: must be between 0 and 30"),
+        (json!({"sleep": {"seconds": 31}}), ".sleep.seconds: Invalid value: 31: must be between 0 and 30"),
     ] {
         for field in ["postStart", "preStop"] {
             let mut pod = good();

@@ -47,7 +47,7 @@ fn what_this_version_does_not_do_is_refused() {
         change(&mut pod, pointer, to);
         let got = errors(pod);
         assert_eq!(got.len(), 1, "{pointer}: {got:?}");
-        let wanted = format!("{field}: is not supported by this version: ");
+        let wanted = format!("{field}: Forbidden: is not supported by this version: ");
         assert!(got[0].starts_with(&wanted), "{pointer}: {got:?}");
     }
 }
