@@ -2,19 +2,8 @@
 
 use std::fmt::Write as _;
 
-use k8s_openapi::ByteString;
-use serde::Deserialize as _;
-use serde::de::IntoDeserializer as _;
-
 const LABEL_BYTES_MAX: usize = 63;
 const SUBDOMAIN_BYTES_MAX: usize = 253;
-
-/// What the text is the base64 of, with its padding; nothing when it is none.
-pub fn base64(text: &str) -> Option<Vec<u8>> {
-    let bytes: Result<ByteString, serde::de::value::Error> =
-        ByteString::deserialize(text.into_deserializer());
-    Some(bytes.ok()?.0)
-}
 
 /// The bytes in lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {

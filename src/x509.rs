@@ -3,8 +3,7 @@
 //!
 //! A reader of as much DER as that takes. Nothing is taken from what is of another form.
 
-use k8s_openapi::ByteString;
-use serde_json::Value;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use crate::model::Wall;
 
@@ -60,19 +59,10 @@ pub fn validity(certificate: &[u8]) -> Option<Validity> {
     Some(Validity { from: times.time()?, until: times.time()? })
 }
 
-/// Bytes as text (RFC 4648, with its padding).
-pub fn base64(bytes: &[u8]) -> String {
-    match serde_json::to_value(ByteString(bytes.to_vec())) {
-        Ok(Value::String(text)) => text,
-        // Bytes are a text in JSON.
-        Ok(_) | Err(_) => String::new(),
-    }
-}
-
 /// A block of PEM.
 pub fn pem(label: &str, der: &[u8]) -> String {
     let mut text = format!("-----BEGIN {label}-----\n");
-    for line in base64(der).as_bytes().chunks(64) {
+    for line in BASE64_STANDARD.encode(der).as_bytes().chunks(64) {
         text.push_str(&String::from_utf8_lossy(line));
         text.push('\n');
     }

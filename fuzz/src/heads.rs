@@ -8,10 +8,10 @@ use std::task::{Context, Poll};
 
 use smol::io::{AsyncRead, AsyncWrite};
 use smolet::limits::{FORWARDED_PORTS_MAX, STREAM_HEAD_BYTES_MAX};
+use smolet::node_api::handshake;
 use smolet::node_api::request::{Route, attributes, route};
-use smolet::node_api::{handshake, upgrade_answer};
 use smolet::server::NodeQuestion;
-use smolet::streaming::upgrade::{Target, answer};
+use smolet::streaming::upgrade::{Head, Target, answer, head};
 
 /// What a request asks is told with as much of it as there is, each byte as `\u{…}` at most.
 fn answer_bytes_max(request: usize) -> usize {
@@ -33,19 +33,19 @@ pub fn run(data: &[u8]) {
 }
 
 fn answers(said: &[u8]) {
-    let read = upgrade_answer(said);
+    let read = head(said);
     let upgraded = answer(said);
-    if let Ok(Some((status, headers, end))) = &read {
+    if let Ok(Some(Head { status, headers, end, .. })) = &read {
         assert!(said[..*end].ends_with(b"\r\n\r\n"));
         assert!((100..1000).contains(&status.as_u16()));
         let bytes = headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum::<usize>();
         assert!(bytes <= *end);
         // One byte less, and it is not all there.
         let cut = &said[..end - 1];
-        assert_eq!(upgrade_answer(cut).is_ok(), cut.len() < STREAM_HEAD_BYTES_MAX);
+        assert_eq!(head(cut).is_ok(), cut.len() < STREAM_HEAD_BYTES_MAX);
     }
     match (read, upgraded) {
-        (Ok(Some((_, _, end))), Ok(Some(other))) => assert_eq!(end, other),
+        (Ok(Some(read)), Ok(Some(other))) => assert_eq!(read.end, other),
         (Ok(None), other) => assert_eq!(other, Ok(None)),
         (_, other) => assert_ne!(other, Ok(None)),
     }

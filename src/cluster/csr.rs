@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use crate::decode::Node;
@@ -10,7 +11,6 @@ use crate::events::cut;
 use crate::kube::{Resource, object_path};
 use crate::limits::{CERTIFICATE_LOOK, KUBE_MESSAGE_BYTES_MAX};
 use crate::model::Wall;
-use crate::text::base64 as bytes_of;
 use crate::x509::{self, Validity};
 
 /// What a certificate is for.
@@ -75,7 +75,7 @@ pub(crate) fn request(purpose: Purpose, name: &str, pkcs10: &[u8]) -> Value {
         "kind": "CertificateSigningRequest",
         "metadata": {"name": name},
         "spec": {
-            "request": x509::base64(pem.as_bytes()),
+            "request": BASE64_STANDARD.encode(pem),
             "signerName": purpose.signer(),
             "usages": ["digital signature", purpose.usage()],
         },
@@ -116,9 +116,9 @@ pub(crate) fn answer(name: &str, object: &Node) -> Answer {
     if certificate.is_empty() {
         return Answer::Pending;
     }
-    match bytes_of(&certificate) {
-        Some(pem) => Answer::Issued(pem),
-        None => Answer::Refused(format!(
+    match BASE64_STANDARD.decode(&certificate) {
+        Ok(pem) => Answer::Issued(pem),
+        Err(_) => Answer::Refused(format!(
             "the certificate signing request {name} has a status.certificate that is no base64; see to the cluster's signer"
         )),
     }
@@ -264,7 +264,7 @@ mod tests {
         let of_server = request(Purpose::Server, "node-csr-1", b"bytes");
         assert_eq!(of_server["spec"]["signerName"], "kubernetes.io/kubelet-serving");
         assert_eq!(of_server["spec"]["usages"], json!(["digital signature", "server auth"]));
-        let pem = bytes_of(object["spec"]["request"].as_str().unwrap()).unwrap();
+        let pem = BASE64_STANDARD.decode(object["spec"]["request"].as_str().unwrap()).unwrap();
         assert!(pem.starts_with(b"-----BEGIN CERTIFICATE REQUEST-----\n"));
         assert_eq!(path("x"), "/apis/certificates.k8s.io/v1/certificatesigningrequests/x");
     }

@@ -5,11 +5,11 @@
 
 use std::fmt;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Map, Value};
 
 use super::pulled::record::{PullSecret, credential_hash};
 use crate::proto::runtime::v1::AuthConfig;
-use crate::text::base64;
 
 /// The host under which docker keeps the login of its own registry.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
@@ -134,7 +134,7 @@ fn decoded(auth: &str) -> Option<String> {
     if !auth.ends_with('=') {
         auth.push_str(["", "", "==", "="][auth.len() % 4]);
     }
-    String::from_utf8(base64(&auth)?).ok()
+    String::from_utf8(BASE64_STANDARD.decode(auth).ok()?).ok()
 }
 
 /// Logins by registry.

@@ -1,6 +1,6 @@
 //! The token of a cluster, as k3s writes it (`clientaccess.parseToken`). PURE.
 
-use crate::x509::base64;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 /// Hexadecimal digits of a SHA-256.
 const HASH_DIGITS: usize = 64;
@@ -61,7 +61,7 @@ impl Token {
                             /var/lib/rancher/k3s/server/node-token"
                     .to_owned());
             }
-            format!("Basic {}", base64(format!("{USER}:{secret}").as_bytes()))
+            format!("Basic {}", BASE64_STANDARD.encode(format!("{USER}:{secret}")))
         };
         let authority = (!authority.is_empty()).then(|| authority.to_ascii_lowercase());
         Ok(Self { authority, authorization })
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn each_kind_of_token_is_read() {
         let hash = Some(HASH.to_ascii_lowercase());
-        let secret = format!("Basic {}", base64(b"node:hunter2"));
+        let secret = format!("Basic {}", BASE64_STANDARD.encode(b"node:hunter2"));
         for (text, authority, authorization) in [
             (format!("K10{HASH}::node:hunter2\n"), hash.clone(), secret.clone()),
             (format!("K10{HASH}::server:hunter2"), hash.clone(), secret.clone()),
@@ -97,7 +97,7 @@ mod tests {
                 "Bearer abcdef.0123456789abcdef".to_owned(),
             ),
             ("abcdef.0123456789abcdef".to_owned(), None, "Bearer abcdef.0123456789abcdef".to_owned()),
-            ("a:b:c".to_owned(), None, format!("Basic {}", base64(b"node:b:c"))),
+            ("a:b:c".to_owned(), None, format!("Basic {}", BASE64_STANDARD.encode(b"node:b:c"))),
         ] {
             assert_eq!(Token::parse(&text), Ok(Token { authority, authorization }), "{text}");
         }

@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use ring::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _, ReadHalf, WriteHalf};
@@ -33,10 +34,10 @@ use crate::limits::{
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
-use crate::node_api::{TunnelSockets, upgrade_answer};
+use crate::node_api::TunnelSockets;
 use crate::server::Asker;
 use crate::stream::Duplex;
-use crate::x509::base64;
+use crate::streaming::upgrade::{self, Head};
 
 mod session;
 
@@ -160,11 +161,11 @@ impl Tunnel {
 
     /// The WebSocket's handshake.
     async fn upgrade(&self, with: &Loaded) -> Result<(Incoming, WriteHalf<Box<dyn Duplex>>), String> {
-        // Without a ration: it lasts. The answer's head is bounded where it is read (`upgrade_answer`).
+        // Without a ration: it lasts. The answer's head is bounded where it is read (`upgrade::head`).
         let stream = self.common.supervisor.connect(with, None).await?.into_inner();
         let (incoming, mut outgoing) = smol::io::split(stream);
         let mut incoming = Incoming { stream: incoming, bytes: Vec::new(), taken: 0 };
-        let key = base64(&random::<16>()?);
+        let key = BASE64_STANDARD.encode(random::<16>()?);
         let host = self.server.authority();
         let head = format!(
             "GET {PATH} HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
@@ -173,8 +174,8 @@ impl Tunnel {
         let broken = |error: std::io::Error| error.to_string();
         outgoing.write_all(head.as_bytes()).await.map_err(broken)?;
         outgoing.flush().await.map_err(broken)?;
-        let (status, headers, end) = loop {
-            if let Some(answer) = upgrade_answer(&incoming.bytes)? {
+        let Head { status, headers, end, .. } = loop {
+            if let Some(answer) = upgrade::head(&incoming.bytes)? {
                 break answer;
             }
             incoming.more().await.map_err(broken)?;
@@ -187,7 +188,8 @@ impl Tunnel {
             }
             _ => return Err(format!("it has no tunnel at {PATH} ({status})")),
         }
-        let wanted = base64(digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{ACCEPT}").as_bytes()).as_ref());
+        let accept = digest(&SHA1_FOR_LEGACY_USE_ONLY, format!("{key}{ACCEPT}").as_bytes());
+        let wanted = BASE64_STANDARD.encode(accept.as_ref());
         if headers.get("sec-websocket-accept").is_none_or(|accept| accept.as_bytes() != wanted.as_bytes()) {
             return Err(format!("its answer at {PATH} is no WebSocket's"));
         }

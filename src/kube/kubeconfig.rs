@@ -5,11 +5,10 @@
 
 use std::path::{Path, PathBuf};
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use hyper::Uri;
 
 use crate::decode::{Node, quoted, yaml};
-use crate::text::base64;
-use crate::x509;
 
 /// Where the server is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +148,7 @@ impl Kubeconfig {
         let (at, prefix) = (self.server.authority(), &self.server.prefix);
         let trust = match &self.trust {
             Trust::Authorities(Material::Inline(pem)) => {
-                format!("certificate-authority-data: {}", quote(&x509::base64(pem)))
+                format!("certificate-authority-data: {}", quote(&BASE64_STANDARD.encode(pem)))
             }
             Trust::Authorities(Material::File(path)) => {
                 format!("certificate-authority: {}", quote(&folder.join(path).to_string_lossy()))
@@ -214,7 +213,8 @@ fn certificate(user: &Node) -> Result<Option<(Material, Material)>, String> {
 fn material(node: &Node, of: &str, field: &str) -> Result<Option<Material>, String> {
     if let Some(data) = text(node, &format!("{field}-data")) {
         let data: String = data.chars().filter(|c| !c.is_whitespace()).collect();
-        let bytes = base64(&data).ok_or_else(|| format!("{of}: {field}-data: must be base64"))?;
+        let bytes =
+            BASE64_STANDARD.decode(&data).map_err(|_| format!("{of}: {field}-data: must be base64"))?;
         return Ok(Some(Material::Inline(bytes)));
     }
     Ok(text(node, field).map(|path| Material::File(path.into())))

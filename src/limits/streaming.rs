@@ -15,6 +15,8 @@ pub const FORWARDED_CONNECTIONS_MAX: usize = 64;
 
 /// Bytes of the head of the streaming server's answer. Longer: it is no streaming server.
 pub const STREAM_HEAD_BYTES_MAX: usize = 4 * KIB;
+/// Headers in it. More: it is no streaming server.
+pub const STREAM_HEADERS_MAX: usize = 64;
 /// How long the streaming server may take to accept a connection, and then its streams (the kubelet's
 /// `DefaultStreamCreationTimeout`). Longer: the command fails.
 pub const STREAM_OPEN_TIME: Duration = Duration::from_secs(30);

@@ -75,7 +75,6 @@ pub use tls::Issued;
 use tls::{Files, Loaded, Serving};
 pub(crate) use tunnel_sockets::{Registration, TunnelSockets};
 use upgrade::Backend;
-pub use upgrade::answer as upgrade_answer;
 
 impl Duplex for TlsStream<Socket<TcpStream>> {}
 
@@ -171,7 +170,7 @@ pub struct Needs {
     pub node: Box<str>,
     /// The settings as `/configz` shows them.
     pub configz: String,
-    /// Client for TokenReviews and SubjectAccessReviews.
+    /// Client for `TokenReviews` and `SubjectAccessReviews`.
     pub client: Client,
     /// Where the loop takes its questions.
     pub queries: Sender<Query>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_io::Timer;
 
-use hyper::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue, UPGRADE};
+use hyper::header::{CONNECTION, HeaderMap, HeaderName, UPGRADE};
 use hyper::http::request::Parts;
 use hyper::{Response, StatusCode};
 use smol::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -20,7 +20,7 @@ use crate::limits::{
 };
 use crate::server::{Body, text};
 use crate::stream::{Duplex, Socket};
-use crate::streaming::upgrade::Target;
+use crate::streaming::upgrade::{self, Head, Target};
 
 /// What of the client's head is passed on. Nothing else: no token of his is the runtime's business.
 const PASSED: [HeaderName; 9] = [
@@ -69,10 +69,10 @@ async fn ask(target: &Target<'_>, request: &Parts) -> Result<(Response<Body>, Op
     socket.write_all(&head(target, request)).await.map_err(words)?;
     let mut bytes = vec![0; STREAM_HEAD_BYTES_MAX];
     let mut filled = 0;
-    let (status, headers, end) = loop {
+    let Head { status, headers, end, .. } = loop {
         let read = socket.read(&mut bytes[filled..]).await.map_err(words)?;
         filled += read;
-        if let Some(answer) = answer(&bytes[..filled])? {
+        if let Some(answer) = upgrade::head(&bytes[..filled])? {
             break answer;
         }
         if read == 0 {
@@ -113,32 +113,6 @@ fn head(target: &Target<'_>, request: &Parts) -> Vec<u8> {
     }
     head.extend_from_slice(b"Content-Length: 0\r\n\r\n");
     head
-}
-
-/// Status and headers of an answer, and where its head ends; nothing as long as it is not all there. PURE.
-///
-/// # Errors
-/// A sentence: it is no HTTP, or too long.
-pub fn answer(bytes: &[u8]) -> Result<Option<(StatusCode, HeaderMap, usize)>, String> {
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
-        let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
-        return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };
-    };
-    let no_http = || "it does not speak HTTP".to_owned();
-    let head = std::str::from_utf8(&bytes[..end]).map_err(|_| no_http())?;
-    let mut lines = head.split("\r\n");
-    let first = lines.next().unwrap_or_default();
-    let status = first.strip_prefix("HTTP/1.").and_then(|rest| rest.get(2..5));
-    let status =
-        status.and_then(|status| StatusCode::from_bytes(status.as_bytes()).ok()).ok_or_else(no_http)?;
-    let mut headers = HeaderMap::new();
-    for line in lines {
-        let (name, value) = line.split_once(':').ok_or_else(no_http)?;
-        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| no_http())?;
-        let value = HeaderValue::from_str(value.trim()).map_err(|_| no_http())?;
-        headers.append(name, value);
-    }
-    Ok(Some((status, headers, end + 4)))
 }
 
 /// Moves bytes both ways until one side has no more, as the kubelet's does, or nothing has moved for `idle_max`. `already`: what
@@ -251,22 +225,5 @@ mod tests {
         ] {
             assert_eq!(is_wanted(&parts(headers).headers), wanted, "{headers:?}");
         }
-    }
-
-    #[test]
-    fn an_answer_is_read_once_it_is_all_there() {
-        let whole = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\nX-A: b\r\nX-A:c\r\n\r\nrest";
-        for cut in 0..whole.len() - 4 {
-            assert_eq!(answer(&whole[..cut]), Ok(None), "cut at {cut}");
-        }
-        let (status, headers, end) = answer(whole).unwrap().unwrap();
-        assert_eq!((status.as_u16(), &whole[end..]), (101, &b"rest"[..]));
-        assert_eq!(headers.get_all("x-a").iter().collect::<Vec<_>>(), ["b", "c"]);
-        for wrong in
-            ["SSH-2.0\r\n\r\n", "HTTP/1.1\r\n\r\n", "HTTP/1.1 abc\r\n\r\n", "HTTP/1.1 200 OK\r\nx\r\n\r\n"]
-        {
-            assert!(answer(wrong.as_bytes()).is_err(), "{wrong:?}");
-        }
-        assert!(answer(&vec![b'x'; STREAM_HEAD_BYTES_MAX]).is_err());
     }
 }

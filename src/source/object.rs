@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{ConfigMap, NodeSelector, NodeSelectorRequirement, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -19,7 +20,6 @@ use crate::limits::OBJECT_BYTES_MAX;
 use crate::model::names;
 use crate::model::object::{RuntimeClass, VolumeSource};
 use crate::model::{NfsExport, Object, ObjectKind};
-use crate::text::base64;
 
 type Texts = BTreeMap<String, String>;
 
@@ -173,7 +173,7 @@ fn decoded(
     let mut decoded = BTreeMap::new();
     for (key, text) in data? {
         let text: String = text.chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
-        let Some(bytes) = base64(&text) else {
+        let Ok(bytes) = BASE64_STANDARD.decode(text) else {
             let message = format!("must be base64{mend}");
             errors.push(FieldError::of(ErrorKind::Invalid, format!("{field}.{}", shown(&key)), message));
             continue;

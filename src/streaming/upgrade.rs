@@ -3,10 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
 use async_io::Timer;
+use hyper::StatusCode;
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::Connection;
-use crate::limits::{STREAM_HEAD_BYTES_MAX, STREAM_OPEN_TIME};
+use crate::limits::{STREAM_HEAD_BYTES_MAX, STREAM_HEADERS_MAX, STREAM_OPEN_TIME};
 use crate::stream::Socket;
 
 /// The protocols of `exec` and `attach`: the fourth version is the first that tells the exit code. containerd and CRI-O know no
@@ -113,21 +115,63 @@ async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String>
 /// # Errors
 /// A sentence: it is no HTTP, too long, or refuses.
 pub fn answer(bytes: &[u8]) -> Result<Option<usize>, String> {
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+    let Some(head) = head(bytes)? else { return Ok(None) };
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        return Ok(Some(head.end));
+    }
+    let body = String::from_utf8_lossy(&bytes[head.end..]);
+    Err(match body.trim() {
+        "" => format!("it refuses: {} {}", head.status.as_str(), head.reason),
+        said => format!("it refuses: {said}"),
+    })
+}
+
+/// The head of an answer by HTTP/1.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The words behind it; may be empty.
+    pub reason: String,
+    /// The headers, in their order.
+    pub headers: HeaderMap,
+    /// Where the head ends.
+    pub end: usize,
+}
+
+/// The head at the beginning of `bytes`; nothing as long as it is not all there. PURE.
+///
+/// Stricter than httparse: each line ends with CRLF, and values are UTF-8.
+///
+/// # Errors
+/// A sentence: it is no HTTP, or too long.
+pub fn head(bytes: &[u8]) -> Result<Option<Head>, String> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4) else {
         let full = bytes.len() >= STREAM_HEAD_BYTES_MAX;
         return if full { Err("its answer has no end".to_owned()) } else { Ok(None) };
     };
-    let (head, body) = (String::from_utf8_lossy(&bytes[..end]), String::from_utf8_lossy(&bytes[end + 4..]));
-    let status = head.lines().next().unwrap_or_default();
-    let (version, status) = status.split_once(' ').unwrap_or((status, ""));
-    if !version.starts_with("HTTP/1.") {
-        return Err("it does not speak HTTP".to_owned());
+    parsed(&bytes[..end]).map(Some).ok_or_else(|| "it does not speak HTTP".to_owned())
+}
+
+fn parsed(bytes: &[u8]) -> Option<Head> {
+    let mut headers = [httparse::EMPTY_HEADER; STREAM_HEADERS_MAX];
+    let mut response = httparse::Response::new(&mut headers);
+    let end = bytes.len();
+    if response.parse(bytes) != Ok(httparse::Status::Complete(end)) || has_bare_line_end(bytes) {
+        return None;
     }
-    if status.split(' ').next() != Some("101") {
-        let said = if body.trim().is_empty() { status } else { body.trim() };
-        return Err(format!("it refuses: {said}"));
+    let mut headers = HeaderMap::new();
+    for header in &*response.headers {
+        let value = std::str::from_utf8(header.value).ok()?;
+        headers
+            .append(HeaderName::from_bytes(header.name.as_bytes()).ok()?, HeaderValue::from_str(value).ok()?);
     }
-    Ok(Some(end + 4))
+    let status = StatusCode::from_u16(response.code?).ok()?;
+    Some(Head { status, reason: response.reason.unwrap_or_default().to_owned(), headers, end })
+}
+
+fn has_bare_line_end(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\n") || bytes.windows(2).any(|two| two[1] == b'\n' && two[0] != b'\r')
 }
 
 #[cfg(test)]
@@ -183,11 +227,44 @@ mod tests {
         for (bytes, said) in [
             (&b"HTTP/1.1 404 Not Found\r\n\r\n404 page not found\n"[..], "it refuses: 404 page not found"),
             (b"HTTP/1.1 403 Forbidden\r\n\r\n", "it refuses: 403 Forbidden"),
-            (b"HTTP/1.1 1010 Odd\r\n\r\n", "it refuses: 1010 Odd"),
+            (b"HTTP/1.1 1010 Odd\r\n\r\n", "it does not speak HTTP"),
+            (b"HTTP/1.10 101 Odd\r\n\r\n", "it does not speak HTTP"),
+            (b"HTTP/1.1 101 Odd\r\nno header\r\n\r\n", "it does not speak HTTP"),
             (b"SSH-2.0-x\r\n\r\n", "it does not speak HTTP"),
             (&[b'x'; STREAM_HEAD_BYTES_MAX], "its answer has no end"),
         ] {
             assert_eq!(answer(bytes), Err(said.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_head_is_read_once_it_is_all_there() {
+        let whole = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: SPDY/3.1\r\nX-A: b\r\nX-A:c \r\n\r\nrest";
+        for cut in 0..whole.len() - 4 {
+            assert_eq!(head(&whole[..cut]), Ok(None), "cut at {cut}");
+        }
+        let Head { status, reason, headers, end } = head(whole).unwrap().unwrap();
+        assert_eq!((status.as_u16(), reason.as_str()), (101, "Switching Protocols"));
+        assert_eq!(&whole[end..], b"rest");
+        assert_eq!(headers.get_all("x-a").iter().collect::<Vec<_>>(), ["b", "c"]);
+        let many = "a: b\r\n".repeat(STREAM_HEADERS_MAX);
+        let with = |headers: &str| format!("HTTP/1.1 200 OK\r\n{headers}\r\n");
+        assert_eq!(head(with(&many).as_bytes()).unwrap().unwrap().headers.len(), STREAM_HEADERS_MAX);
+        for wrong in [
+            "SSH-2.0\r\n\r\n",
+            "HTTP/1.1\r\n\r\n",
+            "HTTP/1.1 abc\r\n\r\n",
+            "HTTP/1.1 099 Low\r\n\r\n",
+            "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n",
+            &with("x\r\n"),
+            &with("a: b\nc: d\r\n"),
+            &with("a : b\r\n"),
+            &with("a: b\r\n c\r\n"),
+            &with(&format!("{many}a: b\r\n")),
+        ] {
+            assert_eq!(head(wrong.as_bytes()), Err("it does not speak HTTP".to_owned()), "{wrong:?}");
+        }
+        assert!(head(b"HTTP/1.1 200 OK\r\na: \xe9\r\n\r\n").is_err());
+        assert!(head(&vec![b'x'; STREAM_HEAD_BYTES_MAX]).is_err());
     }
 }

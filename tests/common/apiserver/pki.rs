@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use futures_rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime, alg_id};
 use futures_rustls::rustls::client::danger::HandshakeSignatureValid;
 use futures_rustls::rustls::crypto::ring;
@@ -17,13 +18,13 @@ use futures_rustls::rustls::time_provider::TimeProvider;
 use futures_rustls::rustls::{
     DigitallySignedStruct, DistinguishedName as RawName, Error, RootCertStore, SignatureScheme,
 };
-use k8s_openapi::ByteString;
+
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, CustomExtension, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, PublicKeyData, SanType,
     SignatureAlgorithm,
 };
-use serde_json::Value;
+
 use smolet::model::Wall;
 
 use super::User;
@@ -429,24 +430,20 @@ fn unix(wall: Wall) -> UnixTime {
 // ---- text ------------------------------------------------------------------------------------------------
 
 pub fn base64(bytes: &[u8]) -> String {
-    match serde_json::to_value(ByteString(bytes.to_vec())) {
-        Ok(Value::String(text)) => text,
-        other => panic!("bytes are a text in JSON: {other:?}"),
-    }
+    BASE64_STANDARD.encode(bytes)
 }
 
 /// As in tokens: for URLs, without an end.
 pub fn base64_url(bytes: &[u8]) -> String {
-    base64(bytes).trim_end_matches('=').replace('+', "-").replace('/', "_")
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
 pub fn unbase64(text: &str) -> Option<Vec<u8>> {
-    serde_json::from_value::<ByteString>(text.into()).ok().map(|bytes| bytes.0)
+    BASE64_STANDARD.decode(text).ok()
 }
 
 pub fn unbase64_url(text: &str) -> Option<Vec<u8>> {
-    let end = "=".repeat((4 - text.len() % 4) % 4);
-    unbase64(&(text.replace('-', "+").replace('_', "/") + &end))
+    BASE64_URL_SAFE_NO_PAD.decode(text).ok()
 }
 
 pub fn pem(label: &str, bytes: &[u8]) -> String {
