@@ -122,7 +122,6 @@ const NEVER: &[&str] = &[
     "_ZN6smolet7systemd7Systemd*",
     "_ZN6smolet7systemd4wire*",
     "_ZN6smolet6render6labels16pre_stop*",
-    "_ZN6smolet4text6base64*",
     "_ZN12clap_builder5error*",
     "*help_template*",
     "*minicbor..decode..Decode*",
