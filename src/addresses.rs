@@ -1,13 +1,13 @@
-//! The node's addresses, followed while the agent runs (kubelet `nodestatus.NodeAddress`, which looks at them with each node
+//! The node's addresses, followed while the agent runs (kubelet `nodestatus.NodeAddress`, which reads them with each node
 //! status): a gateway may boot before DHCP answers, and its lease may change.
 //!
 //! ```text
-//!     the kernel tells of an address, a route (rtnetlink) ─► ADDRESSES_SETTLE, or ADDRESSES_PERIOD since the
-//!                                                            last look that found nothing new ─► look at the default routes
-//!                                                            ─► others than before: every subscriber is told
+//!      rtnetlink message about an address or a route ─► ADDRESSES_SETTLE, or ADDRESSES_PERIOD since the last read
+//!                                                       without a change ─► read the default routes' addresses
+//!                                                       ─► changed: every subscriber is notified
 //! ```
 //!
-//! What the kernel says is not parsed: any message means that it is worth a look. Nothing is done while nothing changes.
+//! The kernel's messages are not parsed: any of them triggers a read. The task is idle while nothing changes.
 
 use std::cell::RefCell;
 use std::io;
@@ -27,22 +27,22 @@ use crate::limits::{ADDRESSES_PERIOD, ADDRESSES_SETTLE};
 
 /// `RTMGRP_IPV4_IFADDR`, `RTMGRP_IPV4_ROUTE`, `RTMGRP_IPV6_IFADDR` and `RTMGRP_IPV6_ROUTE` of `linux/rtnetlink.h`.
 const GROUPS: u32 = 0x10 | 0x40 | 0x100 | 0x400;
-/// A message that is longer is cut: its text is not read.
+/// A longer message is truncated: its content is not used.
 const MESSAGE_BYTES: usize = 64;
 
-/// The node's addresses as they are now, the primary one first; shared by all that need them.
+/// The node's current addresses, the primary one first; shared by all their users.
 #[derive(Clone, Debug, Default)]
 pub struct NodeAddresses(Rc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
     now: RefCell<Vec<Box<str>>>,
-    /// One for each part of the agent that keeps something made of them.
+    /// One for each part of the agent that keeps state derived from them.
     subscribers: RefCell<Vec<Sender<()>>>,
 }
 
 impl NodeAddresses {
-    /// These, until others are found.
+    /// With these addresses until the first read.
     pub fn new(addresses: &[Box<str>]) -> Self {
         let this = Self::default();
         this.0.now.replace(addresses.to_vec());
@@ -60,14 +60,14 @@ impl NodeAddresses {
         self.0.now.borrow().clone()
     }
 
-    /// Brings a message when they change; several changes may be one message.
+    /// Receives a message when they change; several changes may be one message.
     pub fn changes(&self) -> Receiver<()> {
         let (sender, receiver) = smol::channel::bounded(1);
         self.0.subscribers.borrow_mut().push(sender);
         receiver
     }
 
-    /// Whether they are others than before.
+    /// Replaces the addresses. True when they have changed.
     fn set(&self, addresses: Vec<Box<str>>) -> bool {
         if *self.0.now.borrow() == addresses {
             return false;
@@ -75,13 +75,13 @@ impl NodeAddresses {
         log::info!("node addresses: [{}], before: [{}]", addresses.join(" "), self.now().join(" "));
         self.0.now.replace(addresses);
         for subscriber in &*self.0.subscribers.borrow() {
-            // Full: it has not seen the last change yet, and finds this one with it.
+            // Full: the subscriber has not handled the last change yet, and will read the current addresses.
             let _ = subscriber.try_send(());
         }
         true
     }
 
-    /// Follows the default routes' addresses for ever, where `given` (`--node-ip`) leaves any of them open.
+    /// Follows the default routes' addresses until dropped, if `given` (`--node-ip`) leaves any of them open.
     pub async fn follow(self, given: Vec<IpAddr>, clock: SharedClock) {
         if !given.is_empty() && !given.iter().any(IpAddr::is_unspecified) {
             return;
@@ -96,7 +96,7 @@ impl NodeAddresses {
             }
         };
         loop {
-            // After the subscription: what changed before it is found, too.
+            // After the subscription, so that earlier changes are found, too.
             let is_news = self.set(facts::node_ips(&given));
             let looked = clock.now().mono;
             if let Err(error) = kernel.readable().await {
@@ -105,9 +105,9 @@ impl NodeAddresses {
                 );
                 return;
             }
-            // An address comes with its routes, and many a one with others.
+            // An address arrives with its routes, and often with other addresses.
             let settled = clock.now().mono + ADDRESSES_SETTLE;
-            // Each pod that comes or goes changes addresses of the machine, and none of the node's own.
+            // Pods that come and go change addresses of the machine, but none of the node's own.
             let quiet = looked
                 + if is_news || self.0.now.borrow().is_empty() { ADDRESSES_SETTLE } else { ADDRESSES_PERIOD };
             clock.sleep_until(settled.max(quiet)).await;
@@ -118,13 +118,13 @@ impl NodeAddresses {
 
 fn subscribe() -> io::Result<Async<OwnedFd>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    // No protocol: NETLINK_ROUTE is 0.
+    // Protocol 0 is NETLINK_ROUTE.
     let socket = net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
     net::bind(&socket, &SocketAddrNetlink::new(0, GROUPS))?;
     Async::new_nonblocking(socket)
 }
 
-/// Takes what is there. An overrun (`ENOBUFS`) has lost messages, which would have said no more.
+/// Discards the pending messages. An overrun (`ENOBUFS`) has lost messages, which do not matter.
 fn drain(socket: &OwnedFd) {
     let mut message = [0; MESSAGE_BYTES];
     while matches!(

@@ -1,27 +1,27 @@
-//! PURE: what a runtime says of its own settings, and what a CNI configuration names.
+//! PURE: parses a runtime's own configuration, and a CNI configuration.
 
 use serde_json::Value;
 
 use crate::render::CgroupDriver;
 
-/// Where CNI configurations and plugins are when a runtime does not tell.
+/// Default directories of CNI configurations and plugins.
 const CONF_DIR: &str = "/etc/cni/net.d";
 const BIN_DIRS: [&str; 2] = ["/opt/cni/bin", "/usr/lib/cni"];
 
-/// The part of a runtime's settings that matters here.
+/// The relevant part of a runtime's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSettings {
-    /// Where it reads CNI configurations.
+    /// Directory of CNI configurations.
     pub cni_conf_dir: String,
-    /// Where it looks for CNI plugins; one of them is enough.
+    /// Directories of CNI plugins; a plugin in one of them is enough.
     pub cni_bin_dirs: Vec<String>,
     /// The cgroup driver of its default OCI runtime.
     pub cgroup_driver: Option<CgroupDriver>,
 }
 
 impl RuntimeSettings {
-    /// From `StatusResponse.info["config"]`, which is a runtime's own JSON: containerd 1 (`cni.binDir`), containerd 2
-    /// (`cni.binDirs`). What it does not tell, as CRI-O, is as usual.
+    /// Parses `StatusResponse.info["config"]`, which is a runtime's own JSON: containerd 1 (`cni.binDir`), containerd 2
+    /// (`cni.binDirs`). Absent values, as with CRI-O, get their defaults.
     pub fn parse(config: Option<&str>) -> Self {
         let config: Value = config.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -32,7 +32,7 @@ impl RuntimeSettings {
         if cni_bin_dirs.is_empty() {
             cni_bin_dirs = BIN_DIRS.map(str::to_owned).into();
         }
-        // containerd: `SystemdCgroup` of the options of runc, or of the runtime that is named as the default one.
+        // containerd: `SystemdCgroup` in the options of runc, or of the default runtime.
         let containerd = &config["containerd"];
         let default = containerd["defaultRuntimeName"].as_str().unwrap_or("runc");
         let systemd = containerd["runtimes"][default]["options"]["SystemdCgroup"].as_bool();
@@ -42,15 +42,15 @@ impl RuntimeSettings {
     }
 }
 
-/// libcni takes these files for configurations.
+/// Whether libcni reads the file as a configuration.
 pub fn is_configuration(file: &str) -> bool {
     [".conf", ".conflist", ".json"].iter().any(|ending| file.ends_with(ending))
 }
 
-/// The programs that a configuration needs: the plugins' and their address managers'.
+/// The plugins of a configuration, IPAM plugins included.
 ///
 /// # Errors
-/// A sentence: it is none.
+/// It is not a CNI configuration.
 pub fn plugins(configuration: &str) -> Result<Vec<String>, String> {
     let read: Value = serde_json::from_str(configuration).map_err(|error| format!("is no JSON: {error}"))?;
     let one = std::slice::from_ref(&read);

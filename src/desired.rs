@@ -1,21 +1,21 @@
-//! What should run here: the sources' wishes merged into one set of pods, and the changes of that set. PURE.
+//! The desired state: merges the sources' pods into one set, and computes the changes of that set. PURE.
 //!
 //! Rules, in this order:
 //!
-//! | situation | what happens |
+//! | situation | result |
 //! |---|---|
-//! | two manifests name one pod (or give one UID) | the one already running stays, the other is a problem naming both |
-//! | more than `PODS_MAX` pods, besides those that an API server has as over | those already here stay, a new one is a problem |
-//! | not every source was read without error yet | nothing is removed or replaced |
-//! | a source is incomplete (invalid or unreadable manifest) | a pod that no valid manifest names stays as it was |
-//! | a pod is gone from all complete sources | `Removed` |
+//! | two manifests have the same pod (or the same UID) | the one already running stays, the other is a problem naming both |
+//! | more than `PODS_MAX` pods, besides those that are terminated in an API server | existing ones stay, a new one is a problem |
+//! | a source was never read without error | nothing is removed or replaced |
+//! | a source is incomplete (invalid or unreadable manifest) | a pod without a valid manifest is held unchanged |
+//! | a pod is missing from all sources, which are complete | `Removed` |
 //! | a pod's UID changed | `Removed` of the old one, then `Added` of the new one |
 //! | the same UID, another manifest | `Changed` |
 //!
 //! ConfigMaps and Secrets: see `objects`.
 //!
-//! The kubelet has the first rule for UIDs only (`podStorage.merge`) and trusts a directory it cannot read in part
-//! (`listConfig`): there a typing error takes the pod down.
+//! The kubelet has the first rule for UIDs only (`podStorage.merge`) and uses a directory that it could read only in part
+//! (`listConfig`): there a syntax error terminates the pod.
 
 mod objects;
 pub mod update;
@@ -32,22 +32,22 @@ use update::{API, Problem, SourceUpdate, SourcedObject, SourcedPod};
 /// One change of the desired set.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// No longer wanted: terminate it. A later `Added` of the same UID starts it afresh afterwards.
+    /// No longer desired: terminate it. A later `Added` of the same UID starts it again afterwards.
     Removed(PodKey),
     /// The same pod with another manifest (an image of an app container or sidecar, metadata).
     Changed(DesiredPod),
     /// A new pod.
     Added(DesiredPod),
-    /// A ConfigMap or Secret came, went, or has another content.
+    /// A ConfigMap or Secret was added, removed or changed.
     Object(ObjectKey),
 }
 
-/// A pod that is wanted now.
+/// A desired pod.
 #[derive(Clone, Debug)]
 pub struct Entry {
-    /// The pod, from which manifest.
+    /// The pod and its origin.
     pub wanted: SourcedPod,
-    /// No valid manifest names it: it stays because some manifest cannot be read.
+    /// No valid manifest has it: it stays because some manifest cannot be read.
     pub held: bool,
 }
 
@@ -60,20 +60,20 @@ struct Source {
     /// Its last update was read without error.
     complete: bool,
     pods: Vec<SourcedPod>,
-    /// Those of them that are over.
+    /// Its terminated pods.
     over: SortedSet<PodUid>,
     objects: Vec<SourcedObject>,
     problems: Vec<Problem>,
 }
 
 impl Source {
-    /// Where what it has comes from.
+    /// The side of its objects.
     fn side(&self) -> Side {
         if self.name == API { Side::ApiServer } else { Side::Manifests }
     }
 }
 
-/// The merged wishes of all sources.
+/// The merged pods and objects of all sources.
 pub struct Desired {
     sources: Vec<Source>,
     entries: BTreeMap<PodUid, Entry>,
@@ -89,7 +89,7 @@ fn name_of(key: &PodKey) -> Name {
 }
 
 impl Desired {
-    /// Nothing is wanted yet. `sources` are the names of all that will report; until each has, nothing is removed.
+    /// An empty set. `sources` are the names of all that will report; until each has, nothing is removed.
     pub fn new(sources: &[&'static str]) -> Self {
         let source = |&name| Source {
             name,
@@ -110,8 +110,8 @@ impl Desired {
         }
     }
 
-    /// Takes one source's full set and returns what changes, removals first. `running` says whether the runtime has
-    /// something of this pod: of two manifests that name one pod, the running one stays, across a restart too.
+    /// Applies one source's full set and returns the changes, removals first. `running` says whether the runtime has anything of
+    /// this pod: of two manifests with the same pod the running one stays, across a restart too.
     pub fn apply(&mut self, update: SourceUpdate, running: impl Fn(&PodUid) -> bool) -> Vec<Change> {
         let Some(source) = self.sources.iter_mut().find(|source| source.name == update.source) else {
             return Vec::new();
@@ -150,12 +150,12 @@ impl Desired {
         changes
     }
 
-    /// Packs every pod: what is read of one is not read again and again.
+    /// Packs every pod, so that its decoded form is not kept.
     pub fn pack(&mut self) {
         self.entries.values_mut().for_each(|entry| entry.wanted.pod.pod.pack());
     }
 
-    /// Every pod that is wanted now, by UID.
+    /// All desired pods, by UID.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
@@ -165,18 +165,18 @@ impl Desired {
         self.shared.clone()
     }
 
-    /// The same, with where they stand.
+    /// The same, with their origins.
     pub fn sourced_objects(&self) -> impl Iterator<Item = &SourcedObject> {
         self.objects.values()
     }
 
-    /// The pod of this UID when it is wanted.
+    /// The desired pod of this UID.
     pub fn pod(&self, uid: &PodUid) -> Option<&Entry> {
         self.entries.get(uid)
     }
 
-    /// What is wrong now: the sources' problems, then those of merging them. `fresh` of a source's problem is as
-    /// that source's last update had it.
+    /// Current problems: the sources', then those of merging them. `fresh` of a source's problem is that of the source's last
+    /// update.
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.sources.iter().flat_map(|source| &source.problems).chain(&self.problems)
     }
@@ -196,25 +196,25 @@ impl Desired {
         self.sources.iter().all(|source| source.settled)
     }
 
-    /// The sources that a pod like this may come from: an API server's pods stand in no manifest, and the other way round.
+    /// The sources that a pod like this may come from: an API server's pods are not in manifests, and the other way round.
     fn sources_of(&self, pod: &SourcedPod) -> impl Iterator<Item = &Source> {
         let side = pod.pod.pod.side();
         self.sources.iter().filter(move |source| source.side() == side)
     }
 
-    /// They were read without error at least once since the start.
+    /// These sources were read without error at least once since the start.
     fn settled_for(&self, pod: &SourcedPod) -> bool {
         self.sources_of(pod).all(|source| source.settled)
     }
 
-    /// Pods that run and are not wanted may be terminated: every source has been read without error, and none has
-    /// a manifest now that is invalid or unreadable and could name them.
+    /// Running pods that are not desired may be terminated: every source has been read without error, and none has an invalid or
+    /// unreadable manifest now that could contain them.
     pub fn may_terminate_orphans(&self) -> bool {
         self.sources.iter().all(|source| source.settled && source.complete)
     }
 
-    /// This running pod may be terminated: it is not wanted, and either orphans may go or a valid manifest names
-    /// the pod that takes its place.
+    /// This running pod may be terminated: it is not desired, and either orphans may be terminated or a valid manifest has the
+    /// pod that replaces it.
     pub fn may_terminate(&self, key: &PodKey) -> bool {
         let replaced = || self.entries.values().any(|entry| name_of(&entry.wanted.pod.key) == name_of(key));
         !self.entries.contains_key(&key.uid)
@@ -245,7 +245,7 @@ impl<'a> Merge<'a> {
             .flat_map(|source| &source.pods)
             .map(|pod| (self.rank(pod, old_names.get(&name_of(&pod.pod.key)).copied()), pod))
             .collect();
-        // Stable: equals stay in the order of sources, files and documents.
+        // Stable: equal ones stay in the order of sources, files and documents.
         candidates.sort_by_key(|(rank, _)| *rank);
         let (known, new): (Vec<_>, Vec<_>) = candidates.into_iter().partition(|(rank, _)| *rank < NEW);
         for (rank, pod) in known {
@@ -262,7 +262,7 @@ impl<'a> Merge<'a> {
         self
     }
 
-    /// Who comes first when two want the same name.
+    /// Precedence when two pods have the same name: the lowest first.
     fn rank(&self, pod: &SourcedPod, old: Option<&Entry>) -> u8 {
         match old {
             Some(old) if old.wanted.pod.key.uid == pod.pod.key.uid => {
@@ -295,12 +295,12 @@ impl<'a> Merge<'a> {
                 .refuse(pod, "is not replaced before every manifest could be read once without error");
         }
         if taken.is_some() {
-            // Held under this name, and now named by a valid manifest again: that manifest decides.
+            // Held under this name, and now in a valid manifest again: that manifest decides.
             let uid = taken.cloned();
             uid.map(|uid| self.entries.remove(&uid));
         }
         let is_over = |uid: &PodUid| self.before.sources.iter().any(|source| source.over.contains(uid));
-        // Only when it matters.
+        // Computed only when needed.
         let takes_place = || self.entries.keys().filter(|uid| !is_over(uid)).count();
         if self.entries.len() >= limits::PODS_MAX && !is_over(&key.uid) && takes_place() >= limits::PODS_MAX {
             let message = format!("is one too many: this node runs at most {} pods", limits::PODS_MAX);
@@ -310,7 +310,7 @@ impl<'a> Merge<'a> {
         self.entries.insert(key.uid.clone(), Entry { wanted: pod.clone(), held: false });
     }
 
-    /// Keeps pods that no valid manifest names while some manifest cannot be read.
+    /// Holds pods without a valid manifest while some manifest cannot be read.
     fn hold(&mut self, old: &BTreeMap<Name, &Entry>) {
         let new_names: SortedSet<Name> = self
             .before
@@ -329,17 +329,17 @@ impl<'a> Merge<'a> {
                 continue;
             }
             let why = "is in no valid manifest now; it stays as it is until every manifest can be read";
-            // Its own file's problem says why already, when that is where it stood.
-            let told = self
+            // The problem of its own file already explains it, if the pod was in that file.
+            let is_explained = self
                 .before
                 .sources
                 .iter()
                 .flat_map(|source| &source.problems)
                 .any(|problem| problem.file == entry.wanted.origin.file);
-            // That it waits for its replacement is said beside the replacement.
-            let said =
+            // The problem of its replacement already says that it waits.
+            let is_waiting =
                 self.problems.iter().any(|p| p.pod.as_deref() == Some(&*entry.wanted.pod.key.to_string()));
-            if !told && !said {
+            if !is_explained && !is_waiting {
                 self.refuse(&entry.wanted, why);
             }
             self.names.insert(name.clone(), uid.clone());
@@ -359,9 +359,9 @@ impl<'a> Merge<'a> {
     }
 }
 
-/// The pod as it is wanted already.
+/// The pod as it is desired already.
 const SAME: u8 = 0;
-/// The same pod, now in another place.
+/// The same pod, from another origin.
 const SAME_UID: u8 = 1;
 /// Another pod of the same name in the same file: an edit.
 const SAME_FILE: u8 = 2;
@@ -439,7 +439,7 @@ mod tests {
         changes.iter().map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// (pods, complete, changes, problems of the merge)
+    /// (pods, complete, changes, problems of merging)
     type Row<'a> = (&'a [&'a str], bool, &'a str, &'a [&'a str]);
 
     #[test]
@@ -536,12 +536,12 @@ mod tests {
             for (pods, complete, expected, problems) in *rows {
                 let changes = desired.apply(update("file", pods, *complete), |_| false);
                 assert_eq!(shown(&changes), *expected, "{what}: {pods:?}");
-                let said: Vec<String> = desired.problems.iter().map(ToString::to_string).collect();
-                let mut sorted = said.clone();
+                let lines: Vec<String> = desired.problems.iter().map(ToString::to_string).collect();
+                let mut sorted = lines.clone();
                 sorted.sort();
-                assert_eq!(sorted.len(), problems.len(), "{what}: {pods:?}: {said:?}");
-                for (said, wanted) in sorted.iter().zip(*problems) {
-                    assert!(said.starts_with(wanted), "{what}: {pods:?}:\n got  {said}\n want {wanted}");
+                assert_eq!(sorted.len(), problems.len(), "{what}: {pods:?}: {lines:?}");
+                for (line, wanted) in sorted.iter().zip(*problems) {
+                    assert!(line.starts_with(wanted), "{what}: {pods:?}:\n got  {line}\n want {wanted}");
                 }
             }
         }
@@ -611,10 +611,10 @@ mod tests {
         let mut texts = texts;
         texts.insert(0, &extra);
         assert_eq!(shown(&desired.apply(update("file", &texts, true), |_| false)), "");
-        let said: Vec<String> = desired.problems().map(ToString::to_string).collect();
-        assert_eq!(said.len(), 1);
-        assert!(said[0].starts_with("f000: document 1: pod default/p000: is one too many"), "{said:?}");
-        // Those that an API server has as over take no place.
+        let lines: Vec<String> = desired.problems().map(ToString::to_string).collect();
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].starts_with("f000: document 1: pod default/p000: is one too many"), "{lines:?}");
+        // Pods that are terminated in the API server do not count.
         let mut with_over = update("file", &texts, true);
         with_over.server.over = [PodUid::from("u110")].into();
         assert_eq!(shown(&desired.apply(with_over, |_| false)), "+u000");

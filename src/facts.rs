@@ -1,6 +1,5 @@
-//! Facts of the machine, gathered once at start: memory, CPUs, cgroups, addresses (followed by `addresses`), resolver (again
-//! for each sandbox).
-//! Blocks; I/O only.
+//! Facts of the machine, read once at start: memory, CPUs, cgroups, addresses (followed by `addresses`), resolver configuration
+//! (again for each sandbox). I/O; blocks.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -16,7 +15,7 @@ use crate::filesystem::Filesystem;
 use crate::render::{CgroupVersion, NodeSettings, admission};
 use crate::resolv_conf;
 
-/// What rendering needs to know of this node, under the given name. What cannot be read counts as not there.
+/// The node's settings for rendering, with the given name. What cannot be read counts as absent.
 pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     let mut node = NodeSettings::new(node_name, &config.root_dir.to_string_lossy());
     let (memory, swap) = memory_bytes(&read("/proc/meminfo"));
@@ -55,14 +54,14 @@ pub fn node_settings(config: &Config, node_name: &str) -> NodeSettings {
     node
 }
 
-/// How many pods it may have (`MachineInfo`).
+/// Greatest number of pods (`MachineInfo`).
 pub fn pods_max(config: &Config, node: &NodeSettings) -> usize {
     let cpus = usize::try_from(node.cpu_capacity_millis / 1000).unwrap_or(1).max(1);
     let of_cpus = config.pods_per_core.map(|pods| pods.saturating_mul(cpus));
     of_cpus.map_or(config.max_pods, |pods| pods.min(config.max_pods))
 }
 
-/// What an API server is told of this machine; `node` are the settings made of it.
+/// The machine's properties for its Node object; `node` are its settings.
 #[cfg(feature = "tls")]
 pub fn machine(
     config: &Config,
@@ -109,12 +108,12 @@ pub fn machine(
     }
 }
 
-/// What the file system has that pods write to.
+/// Capacity of the file system of the pods' directories.
 fn disk_bytes(config: &Config) -> u64 {
     Filesystem::of(&config.root_dir).map_or(0, |disk| disk.bytes)
 }
 
-/// What pods do not get of so much memory and disk: what is reserved, and what eviction keeps free
+/// Resources of a machine with that memory and disk that pods do not get: reserved ones, and those that eviction keeps free
 /// (`GetNodeAllocatableReservation`).
 fn reserved(config: &Config, memory: u64, disk: u64) -> Reserved {
     let kept_free = |signal: Signal, of: u64| {
@@ -130,7 +129,7 @@ fn reserved(config: &Config, memory: u64, disk: u64) -> Reserved {
     }
 }
 
-/// The node's addresses: those it was given, where an unspecified one stands for the default route's.
+/// The node's addresses: the given ones, where an unspecified one is replaced by the default route's.
 pub fn node_ips(given: &[IpAddr]) -> Vec<Box<str>> {
     let (found, is_given) = (host_ips(), !given.is_empty());
     let of_route = |family: &IpAddr| found.iter().find(|ip| ip.is_ipv4() == family.is_ipv4()).copied();
@@ -140,7 +139,7 @@ pub fn node_ips(given: &[IpAddr]) -> Vec<Box<str>> {
     ips.iter().map(|ip| ip.to_string().into()).collect()
 }
 
-/// The architecture as Go calls it.
+/// Go's name of the architecture.
 #[cfg(feature = "tls")]
 fn go_architecture() -> &'static str {
     match std::env::consts::ARCH {
@@ -150,15 +149,15 @@ fn go_architecture() -> &'static str {
     }
 }
 
-/// The machine's name, as `uname -n` has it.
+/// The machine's host name, as `uname -n`.
 pub fn hostname() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The node's own addresses, IPv4 first: those the default routes would use. A UDP socket that is only connected
-/// sends nothing; the kernel picks the source address.
+/// The node's own addresses, IPv4 first: the source addresses of the default routes. Connecting a UDP socket sends nothing; the
+/// kernel selects the source address.
 pub fn host_ips() -> Vec<IpAddr> {
-    // Documentation addresses: never on a link, so always through the default route.
+    // Documentation addresses: never on a link, so always routed by the default route.
     [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")]
         .into_iter()
         .filter_map(|(from, to)| {
@@ -188,7 +187,7 @@ fn memory_bytes(meminfo: &str) -> (i64, i64) {
 
 fn cgroup_version() -> CgroupVersion {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
-        // The root has no swap file; the agent's own cgroup shows whether the kernel accounts swap.
+        // The root cgroup has no swap file; the agent's own cgroup shows whether the kernel accounts swap.
         let own = read("/proc/self/cgroup");
         let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
         let swap_controller = Path::new(&format!("/sys/fs/cgroup{own}/memory.swap.max")).exists();
@@ -198,13 +197,13 @@ fn cgroup_version() -> CgroupVersion {
     CgroupVersion::V1 { swap_controller }
 }
 
-/// As runtimes find out (libcontainer's `apparmor.IsEnabled`).
+/// As runtimes detect it (libcontainer's `apparmor.IsEnabled`).
 fn apparmor_is_on() -> bool {
     Path::new("/sys/kernel/security/apparmor").exists()
         && read("/sys/module/apparmor/parameters/enabled").starts_with('Y')
 }
 
-/// `hugepages-2048kB` → `2MB`, as the cgroup files spell the sizes.
+/// `hugepages-2048kB` → `2MB`, as in the names of cgroup files.
 fn hugepage_sizes() -> Vec<Box<str>> {
     huge_pages().into_iter().map(|(kib, _)| hugepage_name(kib).into()).collect()
 }
@@ -226,7 +225,7 @@ fn huge_pages() -> Vec<(u64, u64)> {
     all
 }
 
-/// The size as the resource's name has it.
+/// The size in the form of the resource's name.
 #[cfg(feature = "tls")]
 fn huge_pages_name(kib: u64) -> Box<str> {
     let text = match kib {
@@ -237,14 +236,14 @@ fn huge_pages_name(kib: u64) -> Box<str> {
     text.into()
 }
 
-/// The machine's CPUs, whichever of them the agent's service may use (cAdvisor `GetTopology`).
+/// The machine's CPUs, regardless of the agent's own CPU affinity (cAdvisor `GetTopology`).
 fn cpus() -> i64 {
     let here =
         || std::thread::available_parallelism().map_or(1, |cpus| i64::try_from(cpus.get()).unwrap_or(1));
     cpus_of(&read("/sys/devices/system/cpu/online")).unwrap_or_else(here)
 }
 
-/// How many CPUs a list names (`0-3,6`); `None` when it is none.
+/// Number of CPUs in a list (`0-3,6`); `None` when it is invalid.
 fn cpus_of(list: &str) -> Option<i64> {
     let mut all: i64 = 0;
     for range in list.trim().split(',') {
@@ -263,7 +262,7 @@ fn hugepage_name(kib: u64) -> String {
     }
 }
 
-/// Intel machines show these; containers do not need them (runtime-spec default masks, added by the kubelet).
+/// Intel machines have these; containers do not need them (runtime-spec default masks, added by the kubelet).
 fn thermal_throttle_paths() -> Vec<Box<str>> {
     let Ok(cpus) = fs::read_dir("/sys/devices/system/cpu") else { return Vec::new() };
     let mut paths: Vec<Box<str>> = cpus

@@ -19,24 +19,24 @@ use crate::sync::act::{HookCall, HookFuture, Hooks};
 use crate::text::quoted;
 use crate::turns::Turns;
 
-/// What a hook does.
+/// The action of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// This command is run in the container, as it stands: nothing in it is expanded.
+    /// Runs this command in the container, without expansion.
     Exec(Vec<String>),
-    /// This is asked for.
+    /// Sends this request.
     HttpGet(HttpGet),
-    /// This is connected to.
+    /// Connects to this address.
     TcpSocket(Address),
-    /// It waits.
+    /// Sleeps.
     Sleep(Duration),
 }
 
 impl Hook {
-    /// PURE: what that handler does; `pod_ip` is where the pod is reached, `ports` are the container's.
+    /// PURE: the action of that handler; `pod_ip` is the pod's address, `ports` are the container's.
     ///
     /// # Errors
-    /// A sentence, when an address or a header cannot be made.
+    /// An invalid address or header.
     pub fn of(
         handler: &LifecycleHandler,
         ports: &[ContainerPort],
@@ -67,21 +67,21 @@ impl fmt::Display for Hook {
     }
 }
 
-/// Runs hooks with the probes' tools.
+/// Runs hooks, with the probes' tools.
 pub struct HookRunner<R> {
     tools: Tools<R>,
-    /// Commands have no time limit, and must leave room for the runtime's other calls.
+    /// Turns of commands, which have no timeout and must leave slots for the runtime's other calls.
     execs: Turns,
     addresses: NodeAddresses,
 }
 
 impl<R: Runtime> HookRunner<R> {
-    /// A runner of a node with these addresses.
+    /// A runner for a node with these addresses.
     pub fn new(tools: Tools<R>, addresses: NodeAddresses) -> Self {
         Self { tools, execs: Turns::new(HOOKS_EXEC), addresses }
     }
 
-    /// Where pods on the node's network are reached: a node without an address reaches itself.
+    /// The address of pods in the node's network: a node without an address uses loopback.
     fn node_ip(&self) -> IpAddr {
         let first = self.addresses.now().first().and_then(|ip| ip.parse().ok());
         first.unwrap_or(Ipv4Addr::LOCALHOST.into())
@@ -89,12 +89,12 @@ impl<R: Runtime> HookRunner<R> {
 
     async fn run(&self, call: HookCall<'_>) -> Result<Option<String>, String> {
         let of_pod = call.pod_ips.first().and_then(|ip| ip.parse().ok());
-        // Differs from the kubelet, which finds no address for the hooks of pods on the node's network.
+        // Differs from the kubelet, which has no address for the hooks of pods in the node's network.
         let hook = Hook::of(call.handler, call.ports, of_pod.or_else(|| Some(self.node_ip())))
             .map_err(|why| format!("Cannot run handler: {why}"))?;
         let Tools { runtime, clock, lookups } = &self.tools.of_pod(&call.key.uid);
         let done = match &hook {
-            // Without a time limit: whoever waits drops the call.
+            // Without a timeout: the caller drops the call at its own.
             Hook::Exec(command) => match self.execs.take((&call.key.uid).into()).await {
                 Ok(_turn) => exit_of(command, runtime.exec_sync(call.id, command, Duration::ZERO).await),
                 Err(why) => Err(why.to_string()),
@@ -113,7 +113,7 @@ impl<R: Runtime> HookRunner<R> {
     }
 }
 
-/// `runHTTPHandler`: any answer will do; a server that does not speak TLS is asked without.
+/// `runHTTPHandler`: any response is a success; a server that does not speak TLS is retried without.
 async fn http_get(lookups: &Lookups, get: &HttpGet) -> Result<Option<String>, String> {
     match http::get(lookups, get).await {
         Err(why) if get.tls && why.ends_with(NOT_TLS) => {

@@ -1,5 +1,5 @@
-//! What the clients of HTTP/2 share, gRPC's and the API server's: one executor, one type of body and, from `stream`, one of
-//! socket, so that hyper's client is compiled once.
+//! Shared by the HTTP/2 clients of gRPC and of the API server: one executor, one body type and, from `stream`, one socket type,
+//! so that hyper's client is compiled once.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -36,9 +36,9 @@ where
 
 /// The body of a request: one message, or messages from a bounded queue.
 pub(crate) enum RequestBody {
-    /// One message, of gRPC's framed; `None` when it has been sent, or there is none.
+    /// One message, framed for gRPC; `None` when it has been sent, or there is none.
     One(Option<Bytes>),
-    /// Framed messages; the body ends when the senders are gone.
+    /// Framed messages; the body ends when the senders are dropped.
     Queue(Pin<Box<Receiver<Bytes>>>),
 }
 

@@ -1,13 +1,13 @@
-//! What the kubelet keeps in a node's iptables (`syncIPTablesRules`). I/O, blocking.
+//! The kubelet's iptables chains and rules on a node (`syncIPTablesRules`). I/O, blocking.
 //!
-//! - The empty chains by which others find out which iptables a node uses, the legacy one or that of `nf_tables`: images of CNI
+//! - The empty chains by which other programs detect which iptables variant a node uses, legacy or `nf_tables`: images of CNI
 //!   plugins and of kube-proxy look for them (`iptables-wrapper`).
-//! - The rule that keeps others out of the node's 127.0.0.0/8 (CVE-2020-8558): kube-proxy sets `route_localnet`, so that ports of
-//!   services are there on 127.0.0.1 too, and with it the kernel takes such packets from pods and from the network.
+//! - The rule that drops outside packets to the node's 127.0.0.0/8 (CVE-2020-8558): kube-proxy sets `route_localnet`, so that
+//!   node ports are available on 127.0.0.1 too, and with it the kernel accepts such packets from pods and from the network.
 //!
-//! Other than the kubelet, which looks for its canary every minute, they are made at the agent's start and at each join: what flushes
-//! a node's tables takes the rules that matter with it, and whoever has made those makes the hint anew. kube-proxy makes the same
-//! rule wherever it sets `route_localnet`.
+//! Unlike in the kubelet, which checks its canary chain every minute, they are created at the agent's start and at each join: a
+//! flush of a node's tables removes the service rules as well, and the program that recreates those recreates the hint.
+//! kube-proxy creates the same rule wherever it sets `route_localnet`.
 
 use std::io;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use std::sync::atomic::AtomicBool;
 use crate::limits::IPTABLES_TIME;
 use crate::volume::program::{self, Ended};
 
-/// A program for each family of addresses.
+/// The program of each address family.
 const PROGRAMS: [&str; 2] = [IPV4, "ip6tables"];
 const IPV4: &str = "iptables";
 
@@ -29,7 +29,7 @@ const CHAINS: [(&str, &str); 4] = [
     ("KUBE-KUBELET-CANARY", "filter"),
 ];
 
-/// Of the table `filter` of IPv4, as no address of IPv6 has such a network: the chain, the place in it, the rule.
+/// Rules of IPv4's table `filter` (IPv6 has no such network): the chain, the position in it, the rule.
 const RULES: [(&str, RulePosition, &[&str]); 3] = [
     ("OUTPUT", RulePosition::First, &["-j", FIREWALL]),
     ("INPUT", RulePosition::First, &["-j", FIREWALL]),
@@ -63,11 +63,11 @@ enum RulePosition {
     Last,
 }
 
-/// `iptables` says so when a chain is there already (`EnsureChain`), and when a rule is not (`checkRuleUsingCheck`).
+/// Exit code of `iptables` when a chain exists already (`EnsureChain`), and when a rule does not (`checkRuleUsingCheck`).
 const NO: i32 = 1;
 
-/// Makes the chains and the rules that are not there. A machine without the program has none; what fails is told, and nothing else
-/// suffers from it.
+/// Creates missing chains and rules. On a machine without the program there are none; a failure is logged and has no other
+/// effect.
 pub(crate) fn ensure_rules() {
     let run = |program: &str, arguments: &[String]| {
         program::run(program, arguments, IPTABLES_TIME, &AtomicBool::new(false))
@@ -87,7 +87,7 @@ pub(crate) fn ensure_rules() {
     }
 }
 
-/// The tables of one family of addresses.
+/// The tables of one address family.
 struct Tables<'a> {
     program: &'a str,
     run: &'a dyn Fn(&str, &[String]) -> io::Result<Ended>,
@@ -120,7 +120,7 @@ impl Tables<'_> {
         self.refusal(&[place, chain, "-t", "filter"], rule)?.map_or(Ok(()), Err)
     }
 
-    /// What it prints when it answers [`NO`]; `None`: it is done, or there is no such program.
+    /// Its output when it exits with [`NO`]; `None`: it succeeded, or there is no such program.
     fn refusal(&self, command: &[&str], rule: &[&str]) -> Result<Option<String>, String> {
         let words = ["-w", "5"].iter().chain(command).chain(rule);
         let arguments: Vec<String> = words.map(|&word| word.to_owned()).collect();
@@ -145,13 +145,13 @@ mod tests {
 
     use super::*;
 
-    /// A network namespace of its own, which goes with a process in it.
+    /// A network namespace, which lasts as long as the process in it.
     struct Namespace(Child);
 
     impl Namespace {
         fn new() -> Self {
             let mut process = Command::new("unshare");
-            // It says that it is there.
+            // It reports that the namespace exists.
             process.args(["-n", "sh", "-c", "echo; exec sleep 600"]).stdout(Stdio::piped());
             let mut process = process.spawn().expect("unshare runs");
             let mut out = process.stdout.take().expect("a pipe");
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn chains_and_rules_are_made_once_and_stay() {
         let space = Namespace::new();
-        // What is there before stays behind what is put first.
+        // An existing rule stays after one that is inserted first.
         let before = ["-A", "INPUT", "-p", "tcp", "-j", "ACCEPT"].map(str::to_owned);
         assert!(space.run(IPV4, &before).unwrap().status.is_some_and(|status| status.success()));
         let run = |program: &str, arguments: &[String]| space.run(program, arguments);

@@ -1,11 +1,11 @@
-//! The kernel settings that a node has (kubelet `setupKernelTunables`): memory may be overcommitted, running out of it is no panic,
-//! a panic or an oops reboots the machine, and there are keys for many containers. I/O, small; blocking.
+//! The kernel settings of a node (kubelet `setupKernelTunables`): memory overcommit, no panic on OOM, reboot on a panic or an
+//! oops, and enough keys for many containers. I/O, small; blocking.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// A setting, below `/proc/sys`, and what it is to be.
+/// A setting below `/proc/sys`, and its required value.
 const TUNABLES: [(&str, u64); 6] = [
     ("kernel/keys/root_maxbytes", 25_000_000),
     ("kernel/keys/root_maxkeys", 1_000_000),
@@ -15,18 +15,18 @@ const TUNABLES: [(&str, u64); 6] = [
     ("vm/panic_on_oom", 0),
 ];
 
-/// A setting that is another one.
+/// A setting with another value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Differing {
-    /// As `sysctl` calls it, `vm.overcommit_memory`.
+    /// Its `sysctl` name, `vm.overcommit_memory`.
     pub name: String,
     /// The present value.
     pub actual: u64,
-    /// What the kubelet makes of it.
+    /// The kubelet's value.
     pub wanted: u64,
 }
 
-/// The settings below `root`, `/proc/sys`, that are not as the kubelet has them. One that this kernel does not have is left out.
+/// Settings below `root`, `/proc/sys`, that differ from the kubelet's. One that this kernel does not have is left out.
 pub fn differing(root: &Path) -> Vec<Differing> {
     let differs = |(path, wanted): (&str, u64)| {
         let actual = fs::read_to_string(root.join(path)).ok()?.trim().parse().ok()?;
@@ -35,10 +35,10 @@ pub fn differing(root: &Path) -> Vec<Differing> {
     TUNABLES.into_iter().filter_map(differs).collect()
 }
 
-/// Sets them, or with `protect` (`protectKernelDefaults`) only looks.
+/// Sets them, or with `protect` (`protectKernelDefaults`) only checks them.
 ///
 /// # Errors
-/// With `protect`: one sentence that names the settings that differ, and the mend.
+/// With `protect`: one message that names the settings that differ, and the remedy.
 pub fn set_up(root: &Path, protect: bool) -> Result<(), String> {
     let differing = differing(root);
     if protect && !differing.is_empty() {
@@ -51,7 +51,7 @@ pub fn set_up(root: &Path, protect: bool) -> Result<(), String> {
     for Differing { name, actual, wanted } in &differing {
         match set(&root.join(name.replace('.', "/")), *wanted) {
             Ok(()) => log::info!("kernel setting {name}: was {actual}, set to {wanted}"),
-            // The kubelet does not start then: here pods run all the same, as on a node without it.
+            // The kubelet does not start then: here pods run all the same, as on a node without the setting.
             Err(error) => {
                 log::warn!("kernel setting {name}: is {actual}, setting it to {wanted} failed: {error}");
             }
@@ -60,7 +60,7 @@ pub fn set_up(root: &Path, protect: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// What sets them.
+/// The command that sets them.
 pub fn command(differing: &[Differing]) -> String {
     let settings = differing.iter().map(|of| format!(" {}={}", of.name, of.wanted));
     format!("sysctl -w{}", settings.collect::<String>())

@@ -1,4 +1,4 @@
-//! Every bound in one place. Each says what happens when it is reached; const assertions hold the relations.
+//! Every bound of the crate. Each doc comment says what happens at the bound; const assertions hold the relations between them.
 
 use std::time::Duration;
 
@@ -59,18 +59,18 @@ pub const MIB: usize = 1024 * KIB;
 
 // ---- pods ------------------------------------------------------------------------------------------------
 
-/// Pods one node runs (kubelet `maxPods`). Full: a further manifest's pod is refused with a message, what runs stays.
+/// Pods one node runs (kubelet `maxPods`). Full: the pod of a further manifest is refused with a message; running pods stay.
 pub const PODS_MAX: usize = 110;
 
-/// Pods in hand at once, those that end included: manifests may be replaced faster than pods end. Full: a new pod waits,
-/// with a message, until one has ended.
+/// Pods that the agent manages at once, terminating ones included: manifests may be replaced faster than pods terminate. Full: a
+/// new pod waits, with a message, until one has terminated.
 pub const PODS_IN_HAND_MAX: usize = 2 * PODS_MAX;
 
-/// Pods of an API server that are over and have something here: dead containers with their logs. Full: what the one has left that
-/// ended first goes; its status stays with the server. They take no place of [`PODS_MAX`].
+/// Terminated pods of an API server that still have dead containers with logs on this node. Full: the containers and logs of the
+/// pod that terminated first are removed; its status stays in the API server. They do not count for [`PODS_MAX`].
 pub const ENDED_PODS_MAX: usize = 64;
 
-/// Memory of these, as [`PODS_BYTES_MAX`] counts it. Full: as above.
+/// Memory of the pods of [`ENDED_PODS_MAX`], as [`PODS_BYTES_MAX`] counts it. Full: as for [`ENDED_PODS_MAX`].
 pub const ENDED_PODS_BYTES_MAX: usize = MIB;
 const _: () = assert!(PODS_MAX + ENDED_PODS_MAX < PODS_IN_HAND_MAX);
 
@@ -78,17 +78,18 @@ const _: () = assert!(PODS_MAX + ENDED_PODS_MAX < PODS_IN_HAND_MAX);
 
 /// Longest crash-loop back-off (kubelet `MaxContainerBackOff`).
 pub const CRASH_BACKOFF_MAX: Duration = Duration::from_mins(5);
-/// How long a failed job of a pod waits before it is tried again (kubelet `backOffPeriod`).
+/// Wait before a failed sync of a pod is retried (kubelet `backOffPeriod`).
 pub const SYNC_RETRY: Duration = Duration::from_secs(10);
-/// How long a start after the agent's own waits for the cluster's word on what the pod names.
+/// How long the first pod start after the agent's own start waits for the ConfigMaps, Secrets and other objects that the pod
+/// references.
 pub const OBJECTS_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the next job of a pod waits after one that went well and changed nothing the runtime shows.
+/// Wait before a pod's next sync after one that succeeded and changed nothing that the runtime reports.
 pub const UNCHANGED_RETRY: Duration = Duration::from_secs(1);
-/// Containers of one pod whose probe results a plan looks at: all that it may have.
-/// Full: the oldest result goes and counts as "no result yet".
+/// Containers of one pod whose probe results a plan reads: all that a pod may have. Full: the oldest result is dropped and counts
+/// as "no result yet".
 pub const PROBED_CONTAINERS_MAX: usize = 2 * CONTAINERS_PER_LIST_MAX;
-/// Entries of a back-off table: nine crashing containers in each of [`PODS_MAX`] pods.
-/// Full: the entry updated longest ago goes; its container restarts once without a wait.
+/// Entries of a back-off table: nine crashing containers in each of [`PODS_MAX`] pods. Full: the least recently updated entry is
+/// dropped; its container restarts once without a wait.
 pub const BACKOFF_ENTRIES_MAX: usize = 1024;
 /// Bytes of one back-off entry: key, last update and current back-off.
 pub const BACKOFF_ENTRY_BYTES: usize = 16;
@@ -96,51 +97,52 @@ pub const BACKOFF_ENTRY_BYTES: usize = 16;
 pub const BACKOFF_INITIAL: Duration = Duration::from_secs(10);
 /// Longest wait between two pulls of an image (kubelet `MaxImageBackOff`).
 pub const IMAGE_BACKOFF_MAX: Duration = Duration::from_mins(5);
-/// A container that ran for longer than this starts its back-off anew, whatever the longest wait is.
+/// A container that ran for longer than this resets its back-off, whatever the longest wait is.
 pub const BACKOFF_RESET: Duration = Duration::from_mins(10);
 
-/// Containers of one pod that are stopped at the same time. Full: the next waits until one has stopped; those
-/// that others wait for come first.
+/// Containers of one pod that are stopped at the same time. Full: the next waits until one has stopped; containers that others
+/// depend on in the stop order come first.
 pub const STOPS_AT_ONCE_MAX: usize = 64;
 /// Least time between the stop signal and SIGKILL, in seconds (kubelet `minimumGracePeriodInSeconds`).
 pub const GRACE_SECONDS_MIN: i64 = 2;
-/// Least grace period that a pod is given that is to end sooner than it asks for, in seconds (`calculateEffectiveGracePeriod`).
+/// Least grace period of a pod that is killed with an override of its own, in seconds (`calculateEffectiveGracePeriod`).
 pub const OVERRIDE_GRACE_SECONDS_MIN: i64 = 1;
-/// How late the kill of an evicted pod may be before an event tells it (`killPodNow`).
+/// How late the kill of an evicted pod may be before an event reports it (`killPodNow`).
 pub const KILL_PATIENCE_MIN: Duration = Duration::from_secs(10);
-/// Names read in a container's log directory to find its restart count. More: the rest is not looked at.
+/// Names read in a container's log directory to find its restart count. More: the rest is not read.
 pub const LOG_NAMES_READ_MAX: usize = 4096;
-/// Links to container logs looked at when a pod's logs are removed. More: the rest may stay as links to nothing.
+/// Links to container logs read when a pod's logs are removed. More: the rest may stay as dangling links.
 pub const LOG_LINKS_READ_MAX: usize = 16 * KIB;
-/// Bytes read of the node's own hosts file for pods on its network. More: the rest is left out.
+/// Bytes read of the node's hosts file for pods with `hostNetwork`. More: the rest is left out.
 pub const HOSTS_FILE_BYTES_MAX: usize = 64 * KIB;
-/// Results one sync keeps: every container and sandbox of a pod fits. Full: a further one is logged only.
+/// Results of one sync: every container and sandbox of a pod fits. Full: a further one is only logged.
 pub const SYNC_RESULTS_MAX: usize = 1024;
 
 const _: () = assert!(BACKOFF_ENTRIES_MAX >= 9 * PODS_MAX);
 
-/// Containers of all pods of which it is kept why they did not start (kubelet `maxReasonCacheEntries`).
-/// Full: a further one's reason is not kept; its container is shown as being created.
+/// Containers of all pods whose start failure is kept (kubelet `maxReasonCacheEntries`). Full: the reason of a further one is not
+/// kept; its container is shown as `ContainerCreating`.
 pub const START_FAILURES_MAX: usize = 1000;
-/// Bytes of such a reason's sentence. Longer: cut.
+/// Bytes of the message of a start failure. Longer: cut.
 pub const START_FAILURE_BYTES_MAX: usize = KIB;
 
 // ---- grpc and cri ----------------------------------------------------------------------------------------
 
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
 pub const GRPC_CALLS_MAX: usize = 1280;
-/// Of these, stops, which take a grace period, or minutes where the runtime hangs. Each pod may have one whatever the others'
-/// containers do, and a share of the common ones. Full: a further one waits for its turn.
+/// `StopContainer` and `StopPodSandbox` calls among [`GRPC_CALLS_MAX`]; they take a grace period, or minutes when the runtime
+/// hangs. Each pod has one of its own, and a share of the common ones. Full: a further call waits for its turn.
 pub const CRI_STOPS: Share = Share { own: PODS_IN_HAND_MAX, common: 80 };
-/// Of these, pulls, which have no deadline (`PULL_TURN`), divided as the stops are. Full: a further one waits for its turn.
+/// Image pulls among [`GRPC_CALLS_MAX`], which have no deadline (`PULL_TURN`), divided as the stops are. Full: a further pull
+/// waits for its turn.
 pub const CRI_PULLS: Share = Share { own: PODS_IN_HAND_MAX, common: CRI_PULLS_AT_ONCE_MAX };
 /// The most pulls at once that may be configured (`maxParallelImagePulls`).
 pub const CRI_PULLS_AT_ONCE_MAX: usize = 16;
-/// What waits for turns of one kind (`turns`): all containers that there may be, those that end included. Full: a further one
-/// fails, as if the runtime were away, and is tried again as it would be then.
+/// Waiters for turns of one kind (`turns`): all containers that there may be, terminating ones included. Full: a further waiter
+/// fails as if the runtime were not available, and is retried in the same way.
 pub const TURNS_WAITING_MAX: usize = 4096;
 const _: () = assert!(TURNS_WAITING_MAX > 2 * (PODS_BYTES_MAX / CONTAINER_BYTES) + 2 * PODS_IN_HAND_MAX);
-// Looks and short calls always find room beside what makes sandboxes, starts containers and runs commands in them.
+// Lists, statuses and other short calls always have slots beside the calls that create sandboxes, start containers and exec.
 const _: () = assert!(
     CRI_STOPS.most()
         + CRI_PULLS.most()
@@ -152,29 +154,29 @@ const _: () = assert!(
 );
 /// Bytes of one encoded request. Over: the call fails before anything is sent.
 pub const GRPC_REQUEST_BYTES_MAX: usize = 4 * MIB;
-/// Bytes of one answer that is kept whole (lists and `ExecSync` are not). Over: the call fails and is reset.
-/// The kubelet takes 16 MiB; decoded messages may need ten times their bytes, so that is too much here.
+/// Bytes of one response that is buffered whole (lists and `ExecSync` are not). Over: the call fails and is reset. The kubelet
+/// takes 16 MiB; a decoded message may need ten times its bytes, which is too much here.
 pub const GRPC_ANSWER_BYTES_MAX: usize = MIB;
-/// Bytes of one item of a list. Over: skipped and counted in a list of everything, an error in a pod's own list.
-/// The API allows 256 KiB of annotations.
+/// Bytes of one item of a list. Over: skipped and counted in a list of everything; an error in the list of one pod. The API
+/// allows 256 KiB of annotations.
 pub const CRI_ITEM_BYTES_MAX: usize = 512 * KIB;
 /// Bytes of an error status' message. Over: cut.
 pub const GRPC_STATUS_MESSAGE_BYTES_MAX: usize = 4 * KIB;
-/// Bytes of one answer's headers or trailers (error messages stand there); announced to the server, and grpc-go resets a
-/// call whose headers are larger. Over, by a server that ignores it: the fields that do not fit are dropped; far over:
-/// the connection ends, and the next call makes another one.
+/// Bytes of one response's headers or trailers, which hold error messages. Announced to the server: grpc-go resets a call whose
+/// headers are larger. Over, from a server that ignores it: the fields that do not fit are dropped; far over: the connection is
+/// closed, and the next call opens another one.
 pub const GRPC_HEADER_BYTES_MAX: u32 = 64 * 1024;
 /// Bytes of one HTTP/2 frame (the protocol's minimum).
 pub const GRPC_FRAME_BYTES_MAX: u32 = 16 * 1024;
-/// Unread bytes of one call. Full: the server waits with this call.
+/// Flow-control window of one call. Full: the server pauses this call.
 pub const GRPC_WINDOW_STREAM_BYTES: u32 = 64 * 1024;
-/// Unread bytes of all calls. Full: the server waits with all calls.
+/// Flow-control window of the connection. Full: the server pauses all calls.
 pub const GRPC_WINDOW_CONNECTION_BYTES: u32 = 1024 * 1024;
-/// Messages that wait to be sent in one bidirectional call. Full: sending waits.
+/// Messages queued for sending in one bidirectional call. Full: sending waits.
 pub const GRPC_QUEUE_MAX: usize = 4;
 /// A status message of the kept length fits into the trailers, even with every byte escaped.
 const _: () = assert!(3 * GRPC_STATUS_MESSAGE_BYTES_MAX < GRPC_HEADER_BYTES_MAX as usize);
-/// Streams that nobody reads may fill their windows and still leave the other calls room.
+/// Streams that are not read may fill their windows and still leave a window for the other calls.
 const _: () = assert!(GRPC_WINDOW_CONNECTION_BYTES >= 8 * GRPC_WINDOW_STREAM_BYTES);
 
 /// Bytes of an id in the runtime. Over: the item is skipped, a status is refused.
@@ -183,7 +185,7 @@ pub const CRI_ID_BYTES_MAX: usize = KIB;
 pub const CRI_TEXT_BYTES_MAX: usize = KIB;
 /// Bytes of a message the runtime reports (the kubelet's `MaxContainerTerminationMessageLength`). Over: cut.
 pub const CRI_MESSAGE_BYTES_MAX: usize = 4 * KIB;
-/// Bytes of a JSON annotation (preStop handler, ports). Over: counts as absent, because half of it is no JSON.
+/// Bytes of a JSON annotation (preStop handler, ports). Over: counts as absent, because a truncated one cannot be parsed.
 pub const CRI_JSON_BYTES_MAX: usize = 64 * KIB;
 /// Entries of a list within one reported object (tags, addresses, groups, conditions). Over: the rest is dropped.
 pub const CRI_ENTRIES_MAX: usize = 256;
@@ -192,11 +194,11 @@ pub const CRI_ENTRIES_MAX: usize = 256;
 pub const TERMINATION_LOG_BYTES_MAX: usize = 2 * KIB;
 /// Lines of a log's end that become a termination message (kubelet `MaxContainerTerminationMessageLogLines`).
 pub const TERMINATION_LOG_LINES_MAX: usize = 80;
-/// Bytes read of a log's end to find them. Longer lines: fewer of them are shown.
+/// Bytes read of a log's end for a termination message. Longer lines: fewer of them are shown.
 pub const TERMINATION_LOG_BYTES_READ: u64 = 64 * 1024;
-/// Bytes of a Unix socket's path (`sun_path` less its end mark). Over: refused with a message.
+/// Bytes of a Unix socket's path (`sun_path` without its NUL). Over: refused with a message.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Bytes read of crictl's settings. Over: the rest is not looked at.
+/// Bytes read of crictl's configuration. Over: the rest is not read.
 pub const CRICTL_CONFIG_BYTES_MAX: usize = 64 * KIB;
 
 /// Kept bytes of each output of an `ExecSync`. Full: the rest is cut.
@@ -206,44 +208,43 @@ pub const EXEC_OUTPUT_BYTES_MAX: usize = 16 * KIB;
 
 /// Bytes of the mount table that are read before a pod's directory is removed. Longer: nothing is removed.
 pub const MOUNTINFO_BYTES_MAX: usize = 4 * MIB;
-/// Links that are followed to find what a path lies on, or where one of `/logs/` leads (the kernel's `MAXSYMLINKS`). More: it is
-/// taken to lie where the last one lies; it cannot be shown.
+/// Symbolic links followed to find the file system of a path, or the target of a link below `/logs/` (the kernel's
+/// `MAXSYMLINKS`). More: the path counts as on the file system of the last link; under `/logs/` it is not served.
 pub const LINKS_FOLLOWED_MAX: usize = 40;
 
 // ---- user namespaces -------------------------------------------------------------------------------------
 
-/// Pods with users of their own (`hostUsers: false`). Full: a further one waits, with a message, until one is gone.
+/// Pods with a user namespace (`hostUsers: false`). Full: a further one waits, with a message, until one is gone.
 pub const USER_NAMESPACES_MAX: u32 = 2 * 110;
 const _: () = assert!(USER_NAMESPACES_MAX as usize == PODS_IN_HAND_MAX);
 // Ids are 32 bits wide.
 const _: () = assert!(((USER_NAMESPACES_MAX + 1) as u64) << 16 <= u32::MAX as u64);
-/// Directories of pods that are looked at for the users they have. More: a pod with users of its own waits, with a message.
+/// Pod directories read for their user namespace at a start. More: a pod with a user namespace waits, with a message.
 pub const POD_DIRS_READ_MAX: usize = 4 * KIB;
-/// Bytes read of such a file; the kubelet's have some 150. Longer: it counts as damaged.
+/// Bytes read of a pod's user namespace file; the kubelet's have some 150. Longer: it counts as damaged.
 pub const USERNS_FILE_BYTES_MAX: usize = 4096;
 
 // ---- images ----------------------------------------------------------------------------------------------
 
-/// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; an image that is there is
-/// not held up.
+/// Pulls at the same time (kubelet `serializeImagePulls`). Full: a further pull waits; a pod whose image is present does not.
 pub const PULLS_AT_ONCE: usize = 1;
-/// How long one pull keeps the others waiting. Longer: it goes on, and the next one begins beside it, so that one
-/// registry that hangs does not hold up every pod.
+/// How long one pull keeps the others waiting. Longer: it continues and the next one starts beside it, so that one registry that
+/// hangs does not hold up every pod.
 pub const PULL_TURN: Duration = Duration::from_mins(1);
 /// Image pulls at once with `serializeImagePulls: false` and no `maxParallelImagePulls` (the kubelet: any number). Full:
 /// further ones wait for their turn.
 pub const PULLS_AT_ONCE_MAX: usize = 4;
-/// Failed pulls whose message is kept for the back-off's. Full: the oldest goes; its back-off shows no cause.
+/// Failed pulls whose message is kept for `ImagePullBackOff`. Full: the oldest is dropped; its back-off shows no cause.
 pub const PULL_MESSAGES_MAX: usize = 128;
-/// Bytes of such a message. Longer: cut.
+/// Bytes of the message of a failed pull. Longer: cut.
 pub const PULL_MESSAGE_BYTES_MAX: usize = 1024;
 
-/// Bytes of the node's own logins (`config.json` in the state directory). Larger: none of them is used, and it is said.
+/// Bytes of the node's registry credentials (`config.json` in the state directory). Larger: none of them is used, with a message.
 pub const NODE_LOGINS_BYTES_MAX: usize = 256 * KIB;
-/// Logins that are tried for one pull, those of the pod's pull secrets first. More: the rest is not tried.
+/// Credentials tried for one pull, those of the pod's pull secrets first. More: the rest is not tried.
 pub const PULL_LOGINS_MAX: usize = 8;
 
-/// Image archives looked at in one directory. Full: those behind them in name order are named in one message and left.
+/// Image archives read in one directory. Full: those after them in name order are named in one message and not imported.
 pub const IMAGE_ARCHIVES_MAX: usize = 256;
 /// Entries of one image archive. More: it is refused.
 pub const IMAGE_ARCHIVE_ENTRIES_MAX: usize = 4096;
@@ -255,95 +256,93 @@ pub const IMAGES_PER_ARCHIVE_MAX: usize = 64;
 pub const LAYERS_PER_IMAGE_MAX: usize = 512;
 /// Bytes of an index, a manifest or a configuration in an archive. Longer: it is refused.
 pub const IMAGE_JSON_BYTES_MAX: usize = 512 * KIB;
-/// Bytes of a blob that are on their way to the runtime at once.
+/// Bytes of a blob in flight to the runtime.
 pub const IMAGE_CHUNK_BYTES: usize = 128 * KIB;
-/// Quiet time after a change in the directory of image archives before it is looked at: copies take a while.
+/// Quiet time after a change in the directory of image archives before it is read, because copies take a while.
 pub const IMAGE_ARCHIVE_QUIET: Duration = Duration::from_secs(2);
-/// Wait before a look after one that could not be carried out: the directory cannot be read, the runtime is away.
+/// Wait before the directory of image archives is read again when it could not be read or the runtime was not available.
 pub const IMAGE_ARCHIVE_RETRY: Duration = Duration::from_secs(30);
-/// How long the runtime may take to know an image by its name that was put into its store. Longer: it is left to find it.
+/// How long the runtime may take to list, by its name, an image that was put into its store. Longer: the import ends without it.
 pub const IMAGE_KNOWN_TIME: Duration = Duration::from_secs(10);
-/// Records of imported images that are looked through. More: the rest of them counts as not imported, and is again.
+/// Records of imported images that are read. More: the rest counts as not imported, and is imported again.
 pub const IMAGE_RECORDS_MAX: usize = 4096;
-/// Bytes of one image record in the runtime's list. Longer: passed over.
+/// Bytes of one image record in the runtime's list. Longer: skipped.
 pub const IMAGE_RECORD_BYTES_MAX: usize = 16 * KIB;
 const _: () = assert!(IMAGE_CHUNK_BYTES < GRPC_REQUEST_BYTES_MAX);
 
-/// Images whose first sight and last use is remembered. Full: a further one is not, and stays, until another is gone.
+/// Images whose first detection and last use are remembered. Full: a further one is not, and is not collected, until another is
+/// gone.
 pub const IMAGES_SEEN_MAX: usize = 512;
 
 // ---- render ----------------------------------------------------------------------------------------------
 
-/// A container's annotation that holds a path or a word, read back. Longer: it counts as absent; no file has such
-/// a path.
+/// Bytes of a container annotation that holds a path or an enum value, read back. Longer: it counts as absent; no file has such a path.
 pub const ANNOTATION_PATH_BYTES_MAX: usize = 4 * KIB;
 
 // ---- cgroups -----------------------------------------------------------------------------------------------
 
-/// Directories below a pod's cgroup, one in another. Deeper: the pod's cgroup is left alone and an error told.
+/// Depth of directories below a pod's cgroup. Deeper: the pod's cgroup is not removed, and an error is reported.
 pub const CGROUP_DEPTH_MAX: usize = 16;
-/// Directories of one pod in one hierarchy. More: the rest goes with the next try.
+/// Directories of one pod in one hierarchy. More: the rest is removed by the next attempt.
 pub const CGROUPS_PER_POD_MAX: usize = 4096;
-/// Entries read of one cgroup directory, its files included. More: the rest is found the next time.
+/// Entries read of one cgroup directory, its files included. More: the rest is read by the next attempt.
 pub const CGROUP_ENTRIES_MAX: usize = 16 * 1024;
-/// Bytes read of one `cgroup.procs`, some 8,000 PIDs. More: the rest is killed with the next try.
+/// Bytes read of one `cgroup.procs`, some 8,000 PIDs. More: the rest is killed by the next attempt.
 pub const CGROUP_PROCS_BYTES_MAX: u64 = 64 * 1024;
-/// Bytes read of a cgroup's setting. Longer: it is written again.
+/// Bytes read of a cgroup's interface file. Longer: it is written again.
 pub const CGROUP_FILE_BYTES_MAX: u64 = 4096;
-/// Tries to remove a pod's cgroups when processes in them were killed; then with the pod's next sync.
+/// Attempts to remove a pod's cgroups after processes in them were killed; further ones with the pod's next sync.
 pub const CGROUP_REMOVE_TRIES: u32 = 10;
-/// The wait after the first of them; the second is twice as long, the third three times: 0.45 s in all.
+/// The wait after the first attempt; the second is twice as long, the third three times: 0.45 s in all.
 pub const CGROUP_REMOVE_PAUSE: Duration = Duration::from_millis(10);
 
 /// How long systemd may take to answer a call, and then for the call's job, as the kubelet's library waits (30 s). Longer: the
-/// pod waits, and is tried with its next sync. Without an answer whoever waited behind it is told so too, and keeps nobody
-/// waiting again; a job that is late is its unit's own.
+/// pod waits, and is retried with its next sync. Without an answer the calls queued behind it fail too, and no later call waits
+/// for it; a late job belongs to its unit alone.
 pub const SYSTEMD_CALL_TIME: Duration = Duration::from_secs(30);
-/// Bytes of one message of systemd's: signals about units that are none of ours have a few thousand. Longer: the connection
-/// is given up, and the call tried with the pod's next sync.
+/// Bytes of one D-Bus message of systemd; signals about other units have a few thousand. Longer: the connection is closed, and
+/// the call is retried with the pod's next sync.
 pub const SYSTEMD_MESSAGE_BYTES_MAX: usize = 256 * KIB;
-/// Bytes of the line with which it accepts a connection. Longer: it is no D-Bus.
+/// Bytes of the line with which the server accepts D-Bus authentication. Longer: it is not D-Bus.
 pub const SYSTEMD_LINE_BYTES_MAX: u64 = 128;
 
 // ---- status and store ------------------------------------------------------------------------------------
 
-/// Pods taken over from another agent that are remembered. Full: a further one is not remembered, and is ours only
+/// Adopted pods, taken over from another agent, that are remembered. Full: a further one is not remembered, and is managed only
 /// as long as a manifest names it.
 pub const ADOPTED_MAX: usize = 4 * PODS_MAX;
 /// Bytes of the identity file. Larger: damaged.
 pub const IDENTITY_FILE_BYTES_MAX: usize = 64 * KIB;
-/// How often the state directory's lock is tried at start. More: another agent runs.
+/// Attempts to lock the state directory at start. More: another agent runs.
 pub const LOCK_TRIES: u32 = 11;
-/// How long to wait between two of these tries.
+/// Wait between two attempts to lock the state directory.
 pub const LOCK_RETRY: Duration = Duration::from_millis(100);
-// A UID is 36 bytes or less where anyone makes them; the longest list fits with room for the name.
+// A Kubernetes UID is 36 bytes; the longest list fits with space for the node's name.
 const _: () = assert!(ADOPTED_MAX * 64 + 512 <= IDENTITY_FILE_BYTES_MAX);
 
-/// Memory for the pods' statuses unless configured (`--status-store-bytes`): an ordinary pod's record has a kilobyte.
-/// Full: messages are cut, then records bared to what is necessary, those of ended pods first
-/// (`store::statuses`).
+/// Memory for the pods' statuses unless configured (`--status-store-bytes`); the record of an ordinary pod has one KiB. Full:
+/// messages are cut, then records are reduced to the necessary fields, those of terminated pods first (`store::statuses`).
 pub const STATUS_STORE_BYTES: usize = 2 * MIB;
-/// The least that may be configured: the statuses of all pods fit when they are cut to what is necessary.
+/// Least value of `--status-store-bytes`: the statuses of all pods fit when they are reduced to the necessary fields.
 pub const STATUS_STORE_BYTES_MIN: usize = MIB;
-/// The most that may be configured.
+/// Greatest value of `--status-store-bytes`.
 pub const STATUS_STORE_BYTES_MAX: usize = 16 * MIB;
-/// What a record counts beside its bytes, for its place in the table.
+/// Overhead of a record in the table, counted beside its bytes.
 pub const STATUS_ENTRY_BYTES: usize = 128;
-/// Bytes of a record that is cut to what is necessary, with [`STATUS_ENTRY_BYTES`] and without its containers.
+/// Bytes of a record reduced to the necessary fields, with [`STATUS_ENTRY_BYTES`] and without its containers.
 pub const STATUS_BARE_POD_BYTES: usize = 768;
-/// Bytes of one container in it.
+/// Bytes of one container in a reduced record.
 pub const STATUS_BARE_CONTAINER_BYTES: usize = 352;
-/// Bytes of a message in a status that is cut. Longer: cut.
+/// Bytes of a message in a reduced status. Longer: cut.
 pub const STATUS_MESSAGE_BYTES_CUT: usize = 128;
-/// Bytes of a reason in a status that is cut to what is necessary. Longer: cut.
+/// Bytes of a reason in a reduced status. Longer: cut.
 pub const STATUS_REASON_BYTES_CUT: usize = 48;
-/// Bytes of a container's id, with the runtime's name before it, in a status that is cut to what is necessary. Longer:
-/// left out. (Runtimes' ids have 64 digits.)
+/// Bytes of a container's id, with the runtime's prefix, in a reduced status. Longer: left out. (Runtimes' ids have 64 digits.)
 pub const STATUS_ID_BYTES_CUT: usize = 96;
-/// Pods that are gone and remembered as gone, for readers who ask what changed. Full: the oldest goes; who asks for
-/// longer ago reads everything.
+/// Removed pods that are remembered for clients that ask for changes. Full: the oldest is dropped; a client that asks for an
+/// earlier revision gets everything.
 pub const STATUS_GONE_MAX: usize = 128;
-// Every container of a manifest was paid for in its cost, so there are only so many, and those of `smolet debug`.
+// Every container of a manifest counts in its cost, which bounds their number; debug containers are counted beside them.
 const _: () = assert!(
     (PODS_MAX + ENDED_PODS_MAX) * STATUS_BARE_POD_BYTES
         + ((PODS_BYTES_MAX + ENDED_PODS_BYTES_MAX) / CONTAINER_BYTES + DEBUGGERS_MAX)
@@ -353,17 +352,17 @@ const _: () = assert!(
 const _: () =
     assert!(STATUS_STORE_BYTES_MIN <= STATUS_STORE_BYTES && STATUS_STORE_BYTES <= STATUS_STORE_BYTES_MAX);
 
-/// Panics while one pod or manifest file was handled, after which it is set aside.
+/// Panics while one pod or manifest file was processed, after which it is set aside.
 pub const PANICS_TO_SET_ASIDE: u32 = 2;
-/// Lives of the agent on end that ended in the work on the disk for one pod without a panic, none of which did work for it to its end.
+/// Consecutive runs of the agent that ended without a panic during disk work for one pod, none of which completed work for it.
 pub const CUT_OFF_TO_SET_ASIDE: u32 = 3;
-/// Such works remembered. More: others are forgotten at the next start.
+/// Records of interrupted disk work. More: the others are dropped at the next start.
 pub const CUT_OFF_KEPT_MAX: usize = 64;
-/// Bytes of one. Longer: it counts for nothing, and goes.
+/// Bytes of one record of interrupted disk work. Longer: it does not count, and is removed.
 pub const CUT_OFF_BYTES_MAX: usize = 8 * 1024;
-/// Panics remembered. More: the oldest are forgotten at the next start.
+/// Panics remembered. More: the oldest are dropped at the next start.
 pub const PANICS_KEPT_MAX: usize = 64;
-/// Bytes of their list. Full: a further panic is not written down until the next start cuts the list.
+/// Bytes of the list of panics. Full: a further panic is not recorded until the next start cuts the list.
 pub const PANICS_FILE_BYTES_MAX: u64 = 512 * 1024;
 // A path has at most 4096 bytes.
 const _: () = assert!(PANICS_KEPT_MAX as u64 * (5 * 1024) < PANICS_FILE_BYTES_MAX);
@@ -372,21 +371,21 @@ const _: () = assert!(PANICS_KEPT_MAX as u64 * (5 * 1024) < PANICS_FILE_BYTES_MA
 pub const CHECKPOINT_SETTLE: Duration = Duration::from_secs(1);
 /// Least time between two writes of the checkpoint, because flash wears out; a removal that needs one does not wait.
 pub const CHECKPOINT_PERIOD: Duration = Duration::from_secs(10);
-/// While an active deadline runs, its age is written each such part of the shortest one, though nothing changes.
+/// While an active deadline runs, its age is written each time this fraction of the shortest deadline has passed, though nothing
+/// changes.
 pub const CHECKPOINT_AGES_SHARE: u32 = 16;
-/// But at most so often.
+/// Least time between two writes of ages alone.
 pub const CHECKPOINT_AGES_PERIOD_MIN: Duration = Duration::from_mins(1);
-/// How long the agent's end waits for the last write. Longer: it ends without, and the next start goes by the one
-/// before.
+/// How long the agent's end waits for the last write of the checkpoint. Longer: it ends without, and the next start uses the
+/// previous one.
 pub const CHECKPOINT_END_PATIENCE: Duration = Duration::from_secs(5);
-/// Pods in the checkpoint: those that are wanted, those that end, and those that nobody knows any more. Full: the
-/// rest is left out; the runtime still knows them.
+/// Pods in the checkpoint: desired, terminating and orphaned ones. Full: the rest is left out; the runtime still lists them.
 pub const CHECKPOINT_PODS_MAX: usize = 4 * PODS_MAX;
 /// Bytes of an id, a name or an image in the checkpoint. Longer: left out.
 pub const CHECKPOINT_TEXT_BYTES_MAX: usize = KIB;
 /// Bytes of the checkpoint. Larger: damaged.
 pub const CHECKPOINT_BYTES_MAX: usize = STATUS_STORE_BYTES_MAX + 4 * MIB;
-/// The highest restart count that is believed of a checkpoint: one restart a second for 34 years. Higher: cut down.
+/// The highest restart count accepted from a checkpoint: one restart a second for 34 years. Higher: reduced to this.
 pub const RESTORED_RESTART_COUNT_MAX: i32 = 1 << 30;
 const _: () = assert!(
     STATUS_STORE_BYTES_MAX
@@ -399,7 +398,7 @@ const _: () = assert!(
         <= CHECKPOINT_BYTES_MAX
 );
 
-/// Bytes of termination messages one pod's status shows, shared evenly by its containers (kubelet
+/// Bytes of termination messages in one pod's status, shared evenly by its containers (kubelet
 /// `MaxPodTerminationMessageLogLength`). Full: each message is cut to its share.
 pub const TERMINATION_MESSAGES_BYTES_MAX: usize = 12 * KIB;
 
@@ -416,114 +415,111 @@ pub const DNS_SERVERS_MAX: usize = 16;
 
 // ---- node loop -------------------------------------------------------------------------------------------
 
-/// Events waiting for the loop. Full: the tasks that bring more wait; one of the runtime's own is dropped and a relist
+/// Events queued for the loop. Full: the tasks that send them wait; an event of the runtime's stream is dropped and a relist
 /// requested.
 pub const EVENTS_QUEUED_MAX: usize = 128;
-/// Bytes of a waiting event, without what it points to.
+/// Bytes of a queued event, without what it points to.
 pub const EVENT_QUEUED_BYTES_MAX: usize = 512;
-/// Pods whose sandbox is made and whose containers are started at once, the most: how many they are is chosen by how long
-/// the runtime's calls take (`sync::turns`). Full: further pods wait their turn; pulls, stops and paths that may not answer
-/// take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9.
-/// What starts at once is in memory at once, and 110 pods that start so have to leave the promised resident size behind.
+/// Greatest number of pods whose sandbox is created and whose containers are started at once; `sync::turns` chooses the actual
+/// number by the latency of the runtime's calls. Full: further pods wait for their turn; pulls, stops and paths that may hang
+/// take none. 30 pods by the raw calls on two cores (`make bench`): 1 at once 5.7 s, 2 3.3, 4 2.9, 8 3.1, 30 2.9. Pods that start
+/// at once are in memory at once, and after a start of 110 pods the promised resident size must hold.
 pub const STARTS_AT_ONCE_MAX: usize = 12;
-/// The same, the least.
+/// Least number of pods that start at once.
 pub const STARTS_AT_ONCE_MIN: usize = 2;
-/// A call of a start that takes so many times as long as usual gives its turn back, and is waited for without one.
+/// A call of a start that takes this many times as long as usual gives its turn back; its end is awaited without one.
 pub const START_PATIENCE_FACTOR: u32 = 4;
-/// The least of that time, and what it is before the runtime has shown anything.
+/// Least time before a call gives its turn back, and the time before the runtime has been measured.
 pub const START_PATIENCE_MIN: Duration = Duration::from_secs(2);
-/// The most of it.
+/// Greatest time before a call gives its turn back.
 pub const START_PATIENCE_MAX: Duration = Duration::from_secs(30);
-/// How long files of a container's may take in its turn. Longer: it gives its turn back meanwhile, as a call does.
+/// How long writing a container's files may take in its turn. Longer: it gives its turn back meanwhile, as a call does.
 pub const START_FILES_PATIENCE: Duration = Duration::from_secs(1);
-/// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until one of them ends.
+/// Calls that gave their turn back and are still running. Full: a further one keeps its turn until one of them ends.
 pub const STARTS_OVERDUE_MAX: usize = 64;
 /// Blocking jobs (disk, mounts) at once. Full: further ones wait.
 pub const BLOCKING_JOBS_MAX: usize = 4;
-/// Paths that are not smolet's own (those of hostPath volumes, what is in a volume, logs) which threads are at: one of each
-/// pod's volumes, one of each file system or server else, and of each server one that mounts and one that unmounts. A thread
-/// stays for as long as the kernel does not answer. Full: further ones wait; when all hang, whoever wants one more gets an
+/// Jobs on threads at paths outside smolet's directories (hostPath volumes, the content of volumes, logs): one for each pod's
+/// volumes, one for each other file system or server, and for each server one mount and one unmount. A thread is held for as long
+/// as the kernel does not answer. Full: further jobs wait; when all hang, a further one fails at once and is retried.
 /// error at once, and tries again.
 pub const OUTSIDE_JOBS_MAX: usize = OUTSIDE_OF_PODS.most() + IN_PODS_JOBS_MIN + OUTSIDE_OF_NODE_MAX;
-/// Of those, how many pods have: each of so many has one whatever the others' paths do.
+/// Of [`OUTSIDE_JOBS_MAX`], those of pods: each of this many pods has one of its own.
 pub const OUTSIDE_OF_PODS: Share = Share { own: 24, common: 4 };
-/// Of those, kept for what is in the pods' directories, and for unmounting it.
+/// Of [`OUTSIDE_JOBS_MAX`], those for the content of pods' directories, and for unmounting it.
 pub const IN_PODS_JOBS_MIN: usize = 4;
-/// Of those, kept for what is no pod's: the node's hosts file and resolver configuration, its system logs.
+/// Of [`OUTSIDE_JOBS_MAX`], those for the node's hosts file, resolver configuration and system logs.
 pub const OUTSIDE_OF_NODE_MAX: usize = 4;
-/// How long such a path may take, and a pod's earlier work. Longer: the pod waits with a message and is tried again; at a
-/// path that hangs nothing more is begun meanwhile.
+/// How long a job at such a path, and a pod's earlier job, may take. Longer: the pod waits with a message and is retried; no
+/// further job is started at a path that hangs.
 pub const OUTSIDE_PATIENCE: Duration = Duration::from_secs(10);
-// By the next try it is known which path hangs: no try waits a second time.
+// The next sync already knows which path hangs: no sync waits for it a second time.
 const _: () = assert!(OUTSIDE_PATIENCE.as_millis() <= SYNC_RETRY.as_millis());
 /// Bytes of a path that can hang: the kernel refuses longer ones at once (`PATH_MAX`).
 const PATH_BYTES_MAX: usize = 4 * KIB;
-/// How long a failed pull is shown as such before the status says that it waits for the next try.
+/// How long a failed pull is shown as `ErrImagePull` before the status becomes `ImagePullBackOff`.
 pub const PULL_ERROR_SHOWN: Duration = Duration::from_secs(2);
-/// Times a status is computed anew at once, each leaning on the one before. Not at rest then: the next change goes on.
+/// Times a status is computed again at once, each from the one before. Not stable then: it continues with the next change.
 pub const STATUS_PASSES_MAX: usize = 4;
-/// Time between two looks at everything in the runtime when no events come (kubelet `plegRelistPeriod`).
+/// Time between two relists when no events arrive (kubelet `plegRelistPeriod`).
 pub const RELIST_PERIOD: Duration = Duration::from_secs(1);
-/// The same while events come: it finds, and counts, what they missed (kubelet `eventedPlegRelistPeriod`: 300 s).
+/// The same while events arrive: the relist finds, and counts, what they missed (kubelet `eventedPlegRelistPeriod`: 300 s).
 pub const RELIST_PERIOD_MAX: Duration = Duration::from_mins(1);
-/// Looks at everything every second after a stream of events missed something and has not delivered again. Then as
-/// seldom as with events, until something is missed again: on a quiet node none may come for days.
+/// Relists at one second each after an event stream missed something and has not delivered since. After them the relist period is
+/// that with events, until something is missed again: on a quiet node no event may arrive for days.
 pub const DOUBTED_LOOKS: u32 = 60;
-/// Longest wait between two attempts to get a stream of events.
+/// Longest wait between two attempts to open an event stream.
 pub const EVENTS_RETRY_MAX: Duration = Duration::from_mins(1);
-/// The same while the runtime has no service of events; another version of it may come.
+/// The same while the runtime does not implement the event stream; it may be upgraded.
 pub const EVENTS_UNSUPPORTED_RETRY: Duration = Duration::from_mins(5);
-/// Misses without a single event after which a runtime is looked at as one that has none (CRI-O as it is shipped), until
-/// an event comes.
+/// Misses without a single event after which a runtime counts as one without an event stream (CRI-O by default), until an event
+/// arrives.
 pub const UNTOLD_MAX: u32 = 3;
-/// How long after a relist an event may come about what the relist shows. Later, or never: the change counts as missed.
+/// How long after a relist an event about what it shows may arrive. Later, or never: the change counts as missed.
 pub const EVENT_LATE_MAX: Duration = Duration::from_secs(1);
-/// First wait before the status of what an event says has ended is looked at.
+/// First wait before the status of a container or sandbox that has ended by an event is read.
 pub const CHANGE_LOOK_FIRST: Duration = Duration::from_millis(5);
-/// A later wait is this part of the time that has passed.
+/// A later wait is this fraction of the time that has passed.
 pub const CHANGE_LOOK_SHARE: u32 = 4;
-/// How long it is looked at in all. Longer: the pod is read as it is, and the next relist looks again.
+/// How long the status is polled in all. Longer: the pod is read as it is, and the next relist reads it again.
 pub const CHANGE_LOOK_TIME: Duration = Duration::from_secs(2);
-/// Changes of all pods that are awaited so at once. Full: the pod is read at once, and a relist requested.
+/// Changes of all pods that are awaited by polling. Full: the pod is read at once, and a relist requested.
 pub const CHANGES_AWAITED_MAX: usize = 256;
-/// Events about ids that are not known (yet) which are remembered. Full: the oldest is forgotten; a read or the next
-/// relist shows the state all the same.
+/// Remembered events about unknown ids. Full: the oldest is dropped; a read or the next relist shows the state all the same.
 pub const STRANGERS_MAX: usize = 64;
-/// How long something that began to run may be unknown. Longer: everything is looked at, for a call of ours that was cut
-/// off may have made it.
+/// How long an id of an event may be unknown. Longer: a relist is requested, because an interrupted call of the agent may have
+/// created it.
 pub const STRANGER_PATIENCE: Duration = Duration::from_secs(5);
 const _: () = assert!(RELIST_PERIOD.as_millis() < RELIST_PERIOD_MAX.as_millis());
 const _: () = assert!(CHANGE_LOOK_FIRST.as_millis() < CHANGE_LOOK_TIME.as_millis());
-/// Longest wait between two looks while the runtime does not answer.
+/// Longest wait between two relists while the runtime does not answer.
 pub const RELIST_RETRY_MAX: Duration = Duration::from_secs(10);
-/// How long `smolet run --once` waits for every pod. Longer: what does not run by then has failed.
+/// How long `smolet run --once` waits for every pod. Longer: a pod that does not run by then has failed.
 pub const ONCE_PATIENCE: Duration = Duration::from_mins(5);
-/// How long `--once` wants everything to stay as it is before it ends: a container that starts and fails at once has
-/// not run.
+/// How long nothing may change before `--once` ends: a container that starts and fails at once has not run.
 pub const ONCE_SETTLE: Duration = Duration::from_secs(2);
-/// How long a sandbox waits whose name the runtime still holds for a call that was cut off.
+/// Wait before a sandbox is created whose name the runtime still reserves for an interrupted call.
 pub const NAME_RESERVED_RETRY: Duration = Duration::from_secs(1);
-/// Pods whose leftovers on disk are removed at a start. More: the rest goes at the next start.
+/// Pods whose directories are removed at a start. More: the rest is removed at the next start.
 pub const ORPHAN_DIRS_MAX: usize = 1024;
-/// Pods that run without a valid manifest and were told of, so that each is told once. Full: told again later.
+/// Pods without a valid manifest that were reported as kept running, so that each is reported once. Full: reported again later.
 pub const HELD_PODS_TOLD_MAX: usize = 512;
-/// Pods in the runtime a relist keeps besides the adopted ones: those in hand, and what this node made and nothing wants any
-/// more; after the agent's start all of them, for nothing is wanted yet. Full: a further one is left where it is until others are
-/// gone.
+/// Pods of the runtime that a relist keeps besides the adopted ones: those that the agent manages, and its own orphans; after the
+/// agent's start all of them, because no pod is desired yet. Full: a further one is left alone until others are gone.
 pub const RELIST_ORPHANS_MAX: usize = PODS_IN_HAND_MAX;
-/// Pods a relist keeps: those and the adopted ones.
+/// Pods a relist keeps: those of [`RELIST_ORPHANS_MAX`] and the adopted ones.
 pub const RELIST_PODS_MAX: usize = RELIST_ORPHANS_MAX + ADOPTED_MAX;
-/// Bytes of a pod's namespace, name and UID (63, 253 and 36 where Kubernetes makes them). Longer: not a pod of ours,
-/// whatever its annotation says.
+/// Bytes of a pod's namespace, name and UID (63, 253 and 36 in Kubernetes). Longer: not a pod of this agent, whatever its
+/// annotation says.
 pub const POD_KEY_BYTES_MAX: usize = 512;
-/// Memory one pod of a relist takes: its key and what holds it.
+/// Memory of one pod in a relist: its key and its entry.
 pub const RELIST_POD_BYTES_MAX: usize = POD_KEY_BYTES_MAX + 256;
-/// Entries of the ring of decisions and errors. Full: of the pod with the most, the one touched longest ago goes.
+/// Entries of the ring of decisions and errors. Full: the least recently updated entry of the pod with the most entries is
+/// dropped.
 pub const EVENTS_MAX: usize = 512;
 /// Bytes of one entry's message. Longer: cut.
 pub const EVENT_MESSAGE_BYTES_MAX: usize = 512;
-/// Dead containers, and sandboxes, of one pod that are read in full. More: the oldest are left out until they
-/// are removed.
+/// Dead containers, and sandboxes, of one pod whose status is read. More: the oldest are left out until they are removed.
 pub const CONTAINERS_READ_MAX: usize = 64;
 
 // ---- local server ----------------------------------------------------------------------------------------
@@ -534,21 +530,21 @@ pub const SERVER_CONNECTIONS_MAX: usize = 8;
 pub const SERVER_BACKLOG: i32 = 128;
 /// Bytes of a request's head. Longer: refused.
 pub const SERVER_BUFFER_BYTES: usize = 16 * KIB;
-/// Bytes of an answer of which every connection may hold one. Longer: one is held at a time, the others wait for
-/// their turn and are made anew then.
+/// Bytes of a response that every connection may hold at once. Longer: one connection at a time holds such a response, the others
+/// wait for their turn and build theirs then.
 pub const SERVER_ANSWER_BYTES: usize = 128 * KIB;
-/// Bytes of a list of pods after which the rest is another part, made when the client has taken this one.
+/// Bytes of a list of pods after which the next part begins, which is built when the client has read this one.
 pub const SERVER_PART_BYTES: usize = 16 * KIB;
 /// How long one connection may last. Longer: closed.
 pub const SERVER_CONNECTION_TIME: Duration = Duration::from_secs(30);
-/// Bytes a command reads of the agent's answer. Longer: refused.
+/// Bytes a command reads of the agent's response. Longer: refused.
 pub const ANSWER_BYTES_MAX: usize = 64 * MIB;
-/// How long a command waits for the agent's answer. Longer: it says so and ends.
+/// How long a command waits for the agent's response. Longer: it fails with a message.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 // ---- time ------------------------------------------------------------------------------------------------
 
-/// How long any call to the runtime may take when it has no rule of its own (kubelet `runtimeRequestTimeout`).
+/// How long a call to the runtime may take unless it has a rule of its own (kubelet `runtimeRequestTimeout`).
 pub const RUNTIME_REQUEST_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// How long the runtime's socket may take to accept a connection (kubelet `minConnectionTimeout`).
@@ -557,28 +553,29 @@ pub const GRPC_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub const GRPC_BACKOFF_MIN: Duration = Duration::from_millis(100);
 /// Longest wait between two attempts to connect (kubelet `maxBackoffDelay`).
 pub const GRPC_BACKOFF_MAX: Duration = Duration::from_secs(3);
-/// How long a runtime may take for its first answer before it counts as silent.
+/// How long a runtime may take for its first response before it counts as not answering.
 pub const ENDPOINT_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often the manifest directory is looked at when inotify is silent (kubelet `fileCheckFrequency`).
+/// How often the manifest directory is read when inotify reports nothing (kubelet `fileCheckFrequency`).
 pub const FILE_CHECK_FREQUENCY: Duration = Duration::from_secs(20);
 
-/// How often a manifest directory is looked for that is not there or cannot be read.
+/// How often a missing or unreadable manifest directory is read again.
 pub const MANIFEST_DIR_RETRY: Duration = Duration::from_secs(5);
 
-/// Quiet time after a change in the manifest directory before it is read: an editor's steps count as one.
+/// Quiet time after a change in the manifest directory before it is read: the several writes of an editor count as one.
 pub const MANIFEST_DEBOUNCE: Duration = Duration::from_millis(100);
 
-/// Time a changed file may be invalid, and a file away, before that counts: it may be half-written, or be replaced.
+/// How long a changed file may be invalid, or a file missing, before that counts: it may be half-written, or about to be
+/// replaced.
 pub const MANIFEST_GRACE: Duration = Duration::from_millis(500);
 
 /// Quiet time after which a file still open for writing is read all the same.
 pub const MANIFEST_WRITE_QUIET: Duration = Duration::from_secs(2);
 
-/// How long changes wait for the manifest directory to settle. Longer (a file that is written all the time): they
-/// are told all the same, and removals wait.
+/// How long changes wait for the manifest directory to settle. Longer (a file that is written all the time): they are applied all
+/// the same, and removals wait.
 pub const MANIFEST_UNSETTLED_MAX: Duration = Duration::from_secs(5);
 
-// The most that pods, ordinary ones in every place, may take leaves room for what is made of them.
+// Pods at their greatest memory leave space for the objects made of them.
 const _: () = assert!(PODS_MAX * 26 * KIB <= PODS_BYTES_MAX && MANIFEST_BYTES_MAX <= PODS_BYTES_MAX);
 const _: () = assert!(MANIFEST_BYTES_MAX <= MANIFEST_TEXT_BYTES_MAX && POD_NODES_MAX <= MANIFEST_NODES_MAX);
 const _: () =
@@ -590,14 +587,14 @@ const _: () = assert!(MANIFEST_WRITE_QUIET.as_millis() < MANIFEST_UNSETTLED_MAX.
 
 // ---- memory ----------------------------------------------------------------------------------------------
 
-/// A structure that is kept, with its limits: what `smolet top --self` and `/metrics` show a use beside.
+/// A kept structure and its limits: `smolet top --self` and `/metrics` show its use beside them.
 #[derive(Debug)]
 pub struct Bound {
-    /// Its name there.
+    /// Name in `smolet top --self` and `/metrics`.
     pub name: &'static str,
-    /// The most entries.
+    /// Greatest number of entries.
     pub entries_max: usize,
-    /// The most bytes all of them take.
+    /// Greatest number of bytes of all entries.
     pub bytes_max: usize,
 }
 
@@ -607,13 +604,13 @@ impl Bound {
     }
 }
 
-/// Everything that is kept; `node::show` measures them in this order.
+/// All kept structures; `node::show` measures them in this order.
 pub static BOUNDS: [Bound; BOUNDED] = BOUNDS_TABLE;
-/// How many there are.
+/// Number of kept structures.
 pub const BOUNDED: usize = 22;
 
-/// Memory in bytes of all that is kept, each structure full, with a status store of so many. It holds neither code, stacks
-/// and what the allocator has not given back, nor what is on its way: one manifest being read, answers of the runtime being
+/// Memory in bytes of all kept structures when full, with a status store of the given bytes. It includes neither code, stacks and
+/// free memory of the allocator, nor data in flight: a manifest that is being read, responses of the runtime that are being
 /// decoded.
 pub const fn memory_ceiling(status_store_bytes: usize) -> usize {
     let (mut sum, mut index) = (status_store_bytes, 0);
@@ -627,13 +624,13 @@ const _: () = assert!(memory_ceiling(STATUS_STORE_BYTES) <= 16 * MIB);
 
 const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound { name: "manifests", entries_max: PODS_MAX, bytes_max: PODS_BYTES_MAX },
-    // With the pods they are in, which are there once more.
+    // With their pods, which are kept a second time here.
     Bound {
         name: "debug_containers",
         entries_max: DEBUGGERS_MAX,
         bytes_max: DEBUGGERS_MAX * DEBUGGER_MEMORY_BYTES + DEBUGGED_PODS_BYTES_MAX,
     },
-    // Those of the files, what was said last, and what is merged.
+    // Problems of the files, the last reported ones, and those of merging.
     Bound::of("manifest_problems", PROBLEMS_OF_FILES_MAX + 3 * PROBLEMS_MAX, PROBLEM_BYTES_MAX),
     Bound::of("events", EVENTS_MAX, EVENT_MESSAGE_BYTES_MAX + RELIST_POD_BYTES_MAX),
     Bound::of("resizes", RESIZES_NOTED_MAX, RESIZE_NOTE_BYTES),
@@ -644,21 +641,21 @@ const BOUNDS_TABLE: [Bound; BOUNDED] = [
     Bound::of("images_seen", IMAGES_SEEN_MAX, CRI_TEXT_BYTES_MAX + 48),
     Bound::of("probers", PROBERS_MAX, PROBER_BYTES_MAX),
     Bound::of("probes_running", PROBES_AT_ONCE_MAX, PROBE_BYTES_MAX),
-    // While one is made, the one before is still there.
+    // The previous relist is kept while the next one is made.
     Bound::of("relist", 2 * RELIST_PODS_MAX, RELIST_POD_BYTES_MAX),
     Bound::of("former_pods", 2 * FORMER_PODS_MAX, FORMER_POD_BYTES_MAX),
     Bound {
         name: "adopted_pods",
         entries_max: ADOPTED_MAX,
-        // Some of them by another UID too.
+        // Some of them under a second UID.
         bytes_max: ADOPTED_MAX * 128 + KEPT_UIDS_MAX * 192,
     },
     Bound::of("unknown_events", STRANGERS_MAX, CRI_ID_BYTES_MAX + 64),
     Bound::of("awaited_changes", CHANGES_AWAITED_MAX, CRI_ID_BYTES_MAX + 256),
     Bound::of("outside_paths", OUTSIDE_JOBS_MAX, PATH_BYTES_MAX),
-    // The container's id is that of the relist.
+    // The container's id is shared with the relist.
     Bound::of("watched_logs", LOGS_WATCHED_MAX, LOG_PATH_BYTES_MAX + 256),
-    // One of the runtime's own has two ids.
+    // An event of the runtime's stream has two ids.
     Bound::of("loop_queue", EVENTS_QUEUED_MAX, EVENT_QUEUED_BYTES_MAX + 2 * CRI_ID_BYTES_MAX),
     Bound {
         name: "runtime_calls",

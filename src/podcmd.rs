@@ -1,16 +1,16 @@
-//! Which container of a pod a command is about (kubectl `podcmd`). PURE.
+//! Selects the container of a command (kubectl `podcmd`). PURE.
 
 use crate::model::ContainerKind;
 
-/// The annotation that names it when the command does not.
+/// The annotation with the default container.
 pub const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 
-/// The place in `all` of the container that is named or meant, and what the user is to be told before, a line each
+/// The index in `all` of the named or default container, and the message for the user, a line each
 /// (`FindOrDefaultContainerByName`). `all` are the pod's containers, in the spec's order within each list; `annotated` is the
 /// value of [`DEFAULT_CONTAINER`].
 ///
 /// # Errors
-/// There is no such container, or none at all; with the names that there are.
+/// There is no such container, or none at all; with the existing names.
 pub fn choose(
     pod: &str,
     all: &[(ContainerKind, &str)],

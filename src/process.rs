@@ -1,22 +1,23 @@
-//! The agent's own process and what it may run beside: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`; no core dump. I/O, once at start.
+//! Settings of the agent's own process, and the check for swap: `oomScoreAdj`, `maxOpenFiles`, `failSwapOn`; no core dump. I/O,
+//! once at start.
 
 use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
 use crate::config::Config;
 
-/// Makes the process not dumpable, before it has read any secret: its memory holds Secrets, tokens and the node's key. There is no
-/// core dump of it, whatever limits and `core_pattern` say (a handler behind a pipe is given a dump at any limit), and only who has
-/// `CAP_SYS_PTRACE` reads its memory. The programs that it runs are dumpable as ever.
+/// Makes the process not dumpable, before it has read any secret: its memory holds Secrets, tokens and the node's key. There is
+/// no core dump of it, whatever limits and `core_pattern` say (a pipe handler gets a dump at any limit), and only a process with
+/// `CAP_SYS_PTRACE` can read its memory. Programs that it executes are dumpable as usual.
 pub(crate) fn forbid_dumps() {
     if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
         log::warn!("disabling core dumps failed: {error}; a core dump of the agent would contain Secrets");
     }
 }
 
-/// Gives the process what the settings say. What is not permitted is logged, as by the kubelet (`RunKubelet`).
+/// Applies the settings to the process. A setting that is not permitted is logged, as by the kubelet (`RunKubelet`).
 ///
 /// # Errors
-/// A sentence, when the node has swap and may not (`NewContainerManager`).
+/// A message, when the node has swap and `failSwapOn` is set (`NewContainerManager`).
 pub(crate) fn settle(config: &Config) -> Result<(), String> {
     may_run(config, &std::fs::read_to_string("/proc/swaps").unwrap_or_default())?;
     if let Some(adj) = config.process.oom_score_adj
@@ -26,7 +27,7 @@ pub(crate) fn settle(config: &Config) -> Result<(), String> {
     }
     if let Some(files) = config.process.open_files {
         let maximum = getrlimit(Resource::Nofile).maximum.map_or(files, |maximum| maximum.max(files));
-        // More than the hard limit needs a capability, less does not.
+        // Raising the hard limit needs a capability, lowering it does not.
         let both = Rlimit { current: Some(files), maximum: Some(maximum) };
         if let Err(error) = setrlimit(Resource::Nofile, both) {
             log::warn!("maxOpenFiles: setting {files} failed: {error}; the agent's limit is unchanged");
@@ -35,7 +36,7 @@ pub(crate) fn settle(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether it may, on a node with this `/proc/swaps`.
+/// Whether the agent may run on a node with this `/proc/swaps`.
 fn may_run(config: &Config, swaps: &str) -> Result<(), String> {
     if config.fail_swap_on && is_swap_on(swaps) {
         return Err("failSwapOn: the node has swap; switch it off (swapoff -a, and its line in /etc/fstab), or set failSwapOn to \

@@ -1,7 +1,7 @@
-//! The node's resolver as its pods get it. I/O, but for `reachable` and `for_pods`.
+//! The node's resolver configuration for its pods. I/O, except for `reachable` and `for_pods`.
 //!
-//! A resolver on a loopback address (systemd-resolved, dnsmasq) is nothing to a pod with a network of its own. Where nobody
-//! says which file pods get, they get the servers behind it, as with k3s (`locateOrGenerateResolvConf`); the kubelet passes the
+//! A resolver on a loopback address (systemd-resolved, dnsmasq) is unreachable from a pod with its own network. Unless a file is
+//! configured, pods get the upstream servers of that resolver, as with k3s (`locateOrGenerateResolvConf`); the kubelet passes the
 //! loopback address on.
 
 use std::net::IpAddr;
@@ -12,13 +12,13 @@ use crate::limits::RESOLV_CONF_BYTES_MAX;
 use crate::paths;
 use crate::render::ResolvConf;
 
-/// Where systemd-resolved writes the servers that it asks itself.
+/// systemd-resolved's file with its upstream servers.
 const RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-/// Asked by pods when the node has nobody else for them.
+/// DNS server for pods when the node has none that they can reach.
 const PUBLIC: &str = "8.8.8.8";
 
-/// The node's resolver configuration as it is now, for a pod on the node's own network or on another. `None` when the
-/// configuration switches the node's resolver off with an empty path.
+/// The node's current resolver configuration, for a pod in the node's network or in its own. `None` when the configuration
+/// disables the node's resolver with an empty path.
 pub fn resolv_conf(path: &Path, host_network: bool) -> Option<ResolvConf> {
     if path.as_os_str().is_empty() {
         return None;
@@ -36,7 +36,7 @@ pub fn resolv_conf(path: &Path, host_network: bool) -> Option<ResolvConf> {
     Some(for_pods(own, || read(Path::new(RESOLVED)).unwrap_or_default()))
 }
 
-/// Says, at the start, what pods get instead of a resolver that they cannot reach, or that they cannot reach it.
+/// Logs at the start what pods get instead of an unreachable resolver, or that the configured one is unreachable.
 pub(super) fn warn(path: &Path, given: Option<&ResolvConf>) {
     let is_default = path == Path::new(paths::RESOLV_CONF);
     let own = if is_default { read(path).ok() } else { given.cloned() };
@@ -62,7 +62,7 @@ fn read(path: &Path) -> std::io::Result<ResolvConf> {
     Ok(ResolvConf::parse(&String::from_utf8_lossy(&text)))
 }
 
-/// A pod reaches the server, as far as its address says (`isValidNameserver`). Names and the like are the runtime's matter.
+/// Whether pods can reach the server, as far as its address tells (`isValidNameserver`). Invalid names are left to the runtime.
 fn reachable(server: &str) -> bool {
     // `fe80::1%eth0`.
     let address = server.split('%').next().unwrap_or_default();
@@ -77,7 +77,7 @@ fn reachable(server: &str) -> bool {
     }
 }
 
-/// What pods get of a node with such a configuration; `resolved` is the one behind systemd-resolved.
+/// The configuration for pods of a node with this one; `resolved` is systemd-resolved's upstream one.
 fn for_pods(own: ResolvConf, resolved: impl FnOnce() -> ResolvConf) -> ResolvConf {
     let all_reachable = |of: &ResolvConf| of.nameservers.iter().all(|server| reachable(server));
     if all_reachable(&own) {

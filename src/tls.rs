@@ -1,8 +1,8 @@
-//! What all that speaks TLS shares: certificates out of their text; how many a peer may show; and a verifier that asks nobody
-//! who they are (Go's `InsecureSkipVerify`).
+//! Shared by all TLS clients and servers: PEM parsing, the limit on a peer's certificates, and a verifier that accepts every
+//! certificate (Go's `InsecureSkipVerify`).
 //!
-//! A path through certificates is looked for with each of them at each step, so that a peer's time grows with the power of
-//! their number: a longer chain is refused before anybody looks at it.
+//! Path building tries each certificate at each step, so its time is exponential in their number: a longer chain is refused
+//! before any certificate is parsed.
 
 use std::sync::Arc;
 
@@ -17,16 +17,16 @@ use futures_rustls::rustls::{DigitallySignedStruct, Error, RootCertStore, Signat
 
 use crate::limits::INTERMEDIATES_MAX;
 
-/// The certificates in a text; nothing when there is none, or one that cannot be read.
+/// The certificates in a PEM text; `None` when there is none, or an invalid one.
 pub fn certificates(pem: &[u8]) -> Option<Vec<CertificateDer<'static>>> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     found.ok().filter(|found| !found.is_empty())
 }
 
-/// Whether what a peer shows beside its own certificate is few enough to be looked at.
+/// Checks the number of intermediates that a peer sends.
 ///
 /// # Errors
-/// They are more than [`INTERMEDIATES_MAX`].
+/// There are more than [`INTERMEDIATES_MAX`].
 pub(crate) fn bounded(intermediates: &[CertificateDer<'_>]) -> Result<(), Error> {
     let shown = intermediates.len();
     if shown > INTERMEDIATES_MAX {
@@ -37,10 +37,10 @@ pub(crate) fn bounded(intermediates: &[CertificateDer<'_>]) -> Result<(), Error>
     Ok(())
 }
 
-/// A verifier of servers by these authorities: rustls' own, behind [`bounded`].
+/// A server verifier with these authorities: rustls' own, after [`bounded`].
 ///
 /// # Errors
-/// A sentence: there are none.
+/// There are no authorities.
 pub(crate) fn server_verifier(roots: RootCertStore) -> Result<Arc<dyn ServerCertVerifier>, String> {
     let provider = Arc::new(ring::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
@@ -86,8 +86,8 @@ impl ServerCertVerifier for Bounded {
     }
 }
 
-/// Takes every certificate. What a server signs proves nothing then, so that is not looked at either: certificates of small
-/// devices are often none that a verifier would read.
+/// Accepts every certificate. The server's signature proves nothing then, so it is not verified either: certificates of small
+/// devices are often malformed.
 #[derive(Debug)]
 pub(crate) struct AnyCertificate;
 

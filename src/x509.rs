@@ -1,7 +1,6 @@
-//! Certificates as far as a node reads them: whom one names (`x509.CommonNameUserConversion`), and from when until
-//! when; and the text around their bytes. PURE.
+//! The certificate fields that a node needs: subject (`x509.CommonNameUserConversion`) and validity; and PEM encoding. PURE.
 //!
-//! A reader of as much DER as that takes. Nothing is taken from what is of another form.
+//! A DER parser for just these fields. Any other form is rejected.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
@@ -20,10 +19,10 @@ const PRINTABLE: u8 = 0x13;
 const IA5: u8 = 0x16;
 const UTC_TIME: u8 = 0x17;
 const GENERALIZED_TIME: u8 = 0x18;
-/// `[0]`, before the version.
+/// `[0]`, the explicit tag of the version.
 const VERSION: u8 = 0xa0;
 
-/// From when until when a certificate holds.
+/// The validity of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
     /// `notBefore`.
@@ -32,8 +31,8 @@ pub struct Validity {
     pub until: Wall,
 }
 
-/// The common name, the last of them as Go has it, and the organizations of the certificate's subject. Nothing without a
-/// common name, and of what is no certificate.
+/// The common name, the last one as in Go, and the organizations of the certificate's subject. `None` without a common name, and
+/// for an invalid certificate.
 pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
     let mut fields = Der::before_validity(certificate)?;
     fields.next()?;
@@ -53,7 +52,7 @@ pub fn subject(certificate: &[u8]) -> Option<(String, Vec<String>)> {
     Some((name.filter(|name| !name.is_empty())?, groups))
 }
 
-/// When it holds. Nothing of what is no certificate.
+/// The validity; `None` for an invalid certificate.
 pub fn validity(certificate: &[u8]) -> Option<Validity> {
     let mut times = Der(Der::before_validity(certificate)?.value(SEQUENCE)?);
     Some(Validity { from: times.time()?, until: times.time()? })
@@ -73,11 +72,11 @@ pub fn pem(label: &str, der: &[u8]) -> String {
 struct Der<'d>(&'d [u8]);
 
 impl<'d> Der<'d> {
-    /// A certificate's fields from its validity on.
+    /// Skips a certificate's fields before its validity.
     fn before_validity(certificate: &'d [u8]) -> Option<Self> {
         let mut fields = Der(Der(Der(certificate).value(SEQUENCE)?).value(SEQUENCE)?);
         let (first, _) = fields.next()?;
-        // Serial number, where a version stood before it; then algorithm and issuer.
+        // Serial number, after an optional version; then algorithm and issuer.
         let before = if first == VERSION { 3 } else { 2 };
         for _ in 0..before {
             fields.next()?;
@@ -137,7 +136,7 @@ impl<'d> Der<'d> {
         self.next().filter(|(tag, _)| *tag == wanted).map(|(_, value)| value)
     }
 
-    /// A text of the kinds that are made today; in another one two readers might see two names.
+    /// A string of the types in use today; in another one two parsers might read different names.
     fn text(&mut self) -> Option<String> {
         let (_, text) = self.next().filter(|(tag, _)| matches!(*tag, UTF8 | PRINTABLE | IA5))?;
         std::str::from_utf8(text).ok().map(str::to_owned)
@@ -193,7 +192,7 @@ mod tests {
             (vec![o("system:masters")], None),
             (vec![cn("")], None),
             (vec![], None),
-            // Another kind of text, and no text.
+            // Another string type, and no string.
             (vec![attribute(COMMON_NAME, 0x1e, b"\0a")], None),
             (vec![attribute(COMMON_NAME, UTF8, b"\xff")], None),
         ] {
@@ -255,7 +254,7 @@ mod tests {
             for byte in [0, 0x7f, 0x80, 0x84, 0xff] {
                 let mut bent = whole.clone();
                 bent[at] = byte;
-                // Whatever it names, it ends.
+                // Whatever the input, parsing terminates.
                 let _ = (subject(&bent), validity(&bent));
             }
         }

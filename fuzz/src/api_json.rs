@@ -67,7 +67,7 @@ fn tell(shape: Shape, objects: &[Node], follower: &mut dyn Follower) {
     follower.list_begins();
     if shape == Shape::List {
         for object in objects {
-            follower.is_there(object.clone());
+            follower.apply(object.clone());
         }
         return follower.settled();
     }

@@ -5,7 +5,7 @@ use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSele
 use super::NodeView;
 use crate::model::names;
 
-/// The one field there is.
+/// The only field.
 const NAME_FIELD: &str = "metadata.name";
 
 /// Both match (`RequiredNodeAffinity.Match`): every label of the selector, and any term of the affinity. An affinity
@@ -19,13 +19,13 @@ pub(super) fn matches(spec: &PodSpec, node: &NodeView<'_>) -> bool {
         && required.is_none_or(|required| required.node_selector_terms.iter().any(|term| is_met(term, node)))
 }
 
-/// A node with these labels is among those that the selector chooses (`CheckNodeAffinity`, which knows no name of it).
+/// The selector matches a node with these labels (`CheckNodeAffinity`, which has no node name).
 pub(super) fn chooses(selector: &NodeSelector, node: &NodeView<'_>) -> bool {
     selector.node_selector_terms.iter().any(|term| is_met(term, node))
 }
 
-/// All that the term asks for. One that asks for nothing is met by no node, and neither is one with a requirement that
-/// breaks the rules (`LazyErrorNodeSelector`): so "false" stands for both.
+/// The node meets all requirements of the term. An empty term is met by no node, and neither is one with an invalid requirement
+/// (`LazyErrorNodeSelector`): "false" means both.
 fn is_met(term: &NodeSelectorTerm, node: &NodeView<'_>) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -64,13 +64,13 @@ fn label_matches(requirement: &NodeSelectorRequirement, node: &NodeView<'_>) -> 
     }
 }
 
-/// Both as numbers, when both are.
+/// Both as integers, when both are.
 fn integers(label: Option<&str>, value: &str) -> Option<(i64, i64)> {
     Some((label?.parse().ok()?, value.parse().ok()?))
 }
 
-/// `nodeSelectorRequirementsAsFieldSelector`: In and `NotIn` with one value. Every field but the name is empty, and of a node
-/// without a name no field is looked at.
+/// `nodeSelectorRequirementsAsFieldSelector`: In and `NotIn` with one value. Every field but the name is empty, and on a node
+/// without a name no field is compared.
 fn field_matches(requirement: &NodeSelectorRequirement, node: &NodeView<'_>) -> bool {
     let field = if requirement.key == NAME_FIELD { node.name } else { "" };
     match (&*requirement.operator, requirement.values.as_deref().unwrap_or_default()) {
@@ -254,7 +254,7 @@ mod tests {
             (&wrong[..], "linux", true),
             (&wrong[..], "windows", false),
             (&[("a", "")][..], "linux", true),
-            // The kubelet corrects a list that it throws away then.
+            // The kubelet corrects a list that it then discards.
             (&[][..], "linux", false),
             (&[][..], "windows", false),
         ] {

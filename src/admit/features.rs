@@ -1,4 +1,4 @@
-//! Features of the node that a pod needs (`declaredFeaturesAdmitHandler`, `nodedeclaredfeatures`). PURE.
+//! Declared node features that a pod needs (`declaredFeaturesAdmitHandler`, `nodedeclaredfeatures`). PURE.
 
 use k8s_openapi::api::core::v1::PodSpec;
 
@@ -6,19 +6,20 @@ use super::Rejection;
 
 /// A container's exit restarts the whole pod.
 const RESTART_ALL: &str = "RestartAllContainersOnContainerExits";
-/// Users of its own on the node's network.
+/// A user namespace in the node's network.
 const USERS_ON_HOST_NETWORK: &str = "UserNamespacesHostNetworkSupport";
 
-/// An init container that is no sidecar is resized while it runs, as all others are on any node.
+/// In-place resize of a non-sidecar init container; that of other containers is supported on any node.
 const RESIZES_INIT: &str = "InPlacePodVerticalScalingInitContainers";
 
-/// What this node declares (`status.declaredFeatures`, sorted). Of the five features that a node of 1.36 may declare: the API server
-/// has to translate `WebSockets` for the runtime (`ExtendWebSocketsToKubelet`), a pod's own resources are not changed while it runs
-/// (`InPlacePodLevelResourcesVerticalScaling`), and users of a pod's own end with the node's network.
+/// The declared features (`status.declaredFeatures`, sorted). Of the five features that a node of 1.36 may declare, these are
+/// absent: the API server has to translate `WebSockets` for the runtime (`ExtendWebSocketsToKubelet`), pod-level resources are
+/// not resized in place (`InPlacePodLevelResourcesVerticalScaling`), and a user namespace is not combined with the node's
+/// network.
 pub const DECLARED_FEATURES: &[&str] = &[RESIZES_INIT, RESTART_ALL];
 
-/// The node declares what the pod needs. Of the five features that a node of 1.36 may declare these two are asked for by a pod
-/// that is new (`InferForScheduling`); in the order of their names.
+/// The node declares what the pod needs. Of the five features that a node of 1.36 may declare a new pod needs these two
+/// (`InferForScheduling`); sorted by name.
 pub(super) fn check(spec: &PodSpec, declared: &[&str]) -> Result<(), Rejection> {
     let needed = [(RESTART_ALL, restarts_all(spec)), (USERS_ON_HOST_NETWORK, users_on_host_network(spec))];
     let missing = needed.into_iter().filter(|(name, needed)| *needed && !declared.contains(name));

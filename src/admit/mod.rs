@@ -1,5 +1,4 @@
-//! PURE: whether a pod that was bound to this node may run on it (`predicateAdmitHandler.Admit`,
-//! `scheduler.AdmissionCheck`), for pods of an API server.
+//! PURE: admission of pods of an API server to this node (`predicateAdmitHandler.Admit`, `scheduler.AdmissionCheck`).
 //!
 //! ```text
 //!     rule                                              reason
@@ -7,30 +6,30 @@
 //!     spec.os.name is another system                    PodOSNotSupported                    likewise
 //!   ┌ more pods than allowed                            OutOfpods                            ┐ a critical pod that lacks
 //!   │ cpu, memory, ephemeral-storage, then the others   OutOfcpu, OutOfmemory, OutOf...      ┘ nothing else may preempt
-//!   │ nodeSelector, required node affinity              NodeAffinity                         alone: look at the node again
+//!   │ nodeSelector, required node affinity              NodeAffinity                         alone: read the node again
 //!   │ spec.nodeName is another node                     NodeName
 //!   │ a host port is taken                              NodePorts
 //!   └ a NoExecute taint, unless the pod is static       TaintToleration
 //!     a feature that the node does not declare          PodFeatureUnsupported                (`declaredFeaturesAdmitHandler`)
 //! ```
 //!
-//! All rules of the bracket are looked at; the first that fails is told, of a critical pod the first that is not about
-//! resources. What a pod may not run with on any node of this kind (sysctls, `AppArmor`, supplemental groups) stands in
-//! `render::admission`, what it may not while the node is short of memory or disk in `eviction`. 1.36 has no rule
-//! about the restart policies of init containers any more; of that one the kubelet kept only the reason's name.
+//! All rules of the bracket are checked; the first failure is reported, of a critical pod the first that is not about resources.
+//! Pod settings that no node of this kind supports (sysctls, `AppArmor`, supplemental groups) are checked in `render::admission`,
+//! those that are refused under memory or disk pressure in `eviction`. 1.36 has no rule about the restart policies of init
+//! containers any more; of that one the kubelet kept only the reason's name.
 //!
-//! Who calls: pods that come together are taken in [`first_come`]'s order. One that [`is_ended`], or is to be ended already,
-//! is not asked about (`HandlePodAdditions`). The others are those admitted before that have not ended; pods that are on their
-//! way out count until they are gone (`filterOutInactivePods`). A pod of the API has to have the annotation
-//! `kubernetes.io/config.source: api`, put there whatever it came with (`podConfig`): else anybody who may make a pod
-//! could call it static, which makes it critical.
+//! Callers: pods that arrive together are taken in [`first_come`]'s order. A pod for which [`is_ended`] is true, or that is to be
+//! terminated already, is not checked (`HandlePodAdditions`). `others` are the admitted pods that have not terminated;
+//! terminating pods count until they are gone (`filterOutInactivePods`). A pod of the API has to have the annotation
+//! `kubernetes.io/config.source: api`, which is set whatever value it had (`podConfig`): otherwise any user who may create a pod
+//! could mark it static, which makes it critical.
 //!
 //! Differs from the kubelet:
-//! - Resources beside the first four are looked at in the order of their names; the kubelet's order is random.
-//! - A feature that is missing goes before preempting: the kubelet ends other pods first and refuses the pod then.
-//! - There are no device plugins and no CPU manager here, so nothing of theirs fails (`UnexpectedAdmissionError`), and
-//!   there is always a node to look at (`InvalidNodeInfo`).
-//! - Sums stay at the largest number there is, where the kubelet's begin anew below zero.
+//! - Resources beside the first four are checked in the order of their names; the kubelet's order is random.
+//! - A missing feature is checked before preemption: the kubelet preempts other pods first and rejects the pod then.
+//! - There are no device plugins and no CPU manager here, so none of their rules fails (`UnexpectedAdmissionError`), and there is
+//!   always a node object (`InvalidNodeInfo`).
+//! - Sums saturate at the largest number, where the kubelet's overflow.
 
 mod affinity;
 pub mod arrivals;
@@ -53,29 +52,29 @@ use crate::status::Phase;
 pub use features::DECLARED_FEATURES;
 pub use resources::{Resources, Shortage};
 
-/// The system all of this is for (`runtime.GOOS`).
+/// The operating system of all nodes of smolet (`runtime.GOOS`).
 const OS: &str = "linux";
 /// `LabelOSStable`.
 const OS_LABEL: &str = "kubernetes.io/os";
 
-/// What is to be known of the node, as its object in the API has it.
+/// Properties of the node, from its API object.
 ///
-/// That it is unschedulable is not: the pod has been bound.
+/// Except `unschedulable`: the pod has been bound.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeView<'a> {
     /// `metadata.name`.
     pub name: &'a str,
     /// `metadata.labels`.
     pub labels: &'a BTreeMap<String, String>,
-    /// `spec.taints`. Of these only the effect `NoExecute` counts.
+    /// `spec.taints`. Only the effect `NoExecute` counts.
     pub taints: &'a [Taint],
-    /// `status.allocatable`, read.
+    /// `status.allocatable`, parsed.
     pub allocatable: &'a Resources,
     /// `status.declaredFeatures`.
     pub declared_features: &'a [&'a str],
 }
 
-/// A node with these labels is among those that the selector chooses (`CheckNodeAffinity`).
+/// The selector matches a node with these labels (`CheckNodeAffinity`).
 pub fn chooses(selector: &NodeSelector, labels: &BTreeMap<String, String>) -> bool {
     let allocatable = Resources::default();
     let node = NodeView { name: "", labels, taints: &[], allocatable: &allocatable, declared_features: &[] };
@@ -83,8 +82,8 @@ pub fn chooses(selector: &NodeSelector, labels: &BTreeMap<String, String>) -> bo
 }
 
 impl NodeView<'_> {
-    /// One label, as the kubelet sees it: before it looks at labels it corrects the system's in its own copy of the node
-    /// (`rejectPodAdmissionBasedOnOSSelector`), if that has any label at all.
+    /// One label, as the kubelet sees it: before matching it corrects the label of the operating system in its own copy of the
+    /// node (`rejectPodAdmissionBasedOnOSSelector`), if that has any label at all.
     fn label(&self, key: &str) -> Option<&str> {
         if key == OS_LABEL && !self.labels.is_empty() {
             return Some(OS);
@@ -93,33 +92,33 @@ impl NodeView<'_> {
     }
 }
 
-/// Why a pod may not run here. It fails for good, with [`Rejection::status`]; the event of it is a warning with the same
-/// reason and message (`rejectPod`).
+/// A rejected pod. It fails for good, with [`Rejection::status`]; its event is a warning with the same reason and message
+/// (`rejectPod`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
-    /// One word, the kubelet's.
+    /// The kubelet's reason.
     pub reason: Cow<'static, str>,
-    /// One sentence, the kubelet's, as the event has it. The status has a few words before it.
+    /// The kubelet's message, as in the event. The status has a prefix before it.
     pub message: String,
-    /// Tried before the pod is rejected.
+    /// To be tried before the pod is rejected.
     pub remedy: Remedy,
 }
 
-/// What may be tried before a pod that does not fit fails.
+/// A remedy to try before a pod that does not fit fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// Nothing would help.
+    /// None.
     None,
-    /// The node's labels may have changed: the node is to be read from the API again, and the pod asked about once more. When
-    /// that has been done, nothing would help (`predicateAdmitHandler.generalFilter`).
+    /// The node's labels may have changed: the node is to be read from the API again, and the pod checked once more. If it fails
+    /// again, there is no remedy (`predicateAdmitHandler.generalFilter`).
     FreshNode,
-    /// The pod is critical and lacks nothing but these resources: [`preempt::victims`] names the pods to end. When they have
-    /// ended the pod is admitted (`HandleAdmissionFailure`). No more of them than resources the pod names.
+    /// The pod is critical and lacks nothing but these resources: [`preempt::victims`] names the pods to preempt. When they have
+    /// terminated the pod is admitted (`HandleAdmissionFailure`). No more entries than resources that the pod requests.
     Preemption(Vec<Shortage>),
 }
 
 impl Rejection {
-    /// What the pod's status becomes (`rejectPod`); the start time is for whoever keeps the statuses.
+    /// The status of the rejected pod (`rejectPod`); the status manager adds the start time.
     pub fn status(&self, pod: &Pod) -> PodStatus {
         PodStatus {
             qos_class: Some(pod_qos(pod).as_str().to_owned()),
@@ -135,8 +134,8 @@ impl Rejection {
     }
 }
 
-/// A rule of the bracket above that the pod fails, other than those about resources (`PredicateFailureError`). In the order
-/// in which they are told.
+/// A failed rule of the bracket above other than those about resources (`PredicateFailureError`), in the order in which they are
+/// reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mismatch {
     NodeAffinity,
@@ -146,7 +145,7 @@ enum Mismatch {
 }
 
 impl Mismatch {
-    /// The plugin's name, and what it says.
+    /// The plugin's name, and its message.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Self::NodeAffinity => ("NodeAffinity", "node(s) didn't match Pod's node affinity/selector"),
@@ -162,8 +161,8 @@ impl Mismatch {
     }
 }
 
-/// Whether the pod may run on the node beside the `others` (`predicateAdmitHandler.Admit`, and the declared features). One of
-/// them that is the pod itself does not count (`canAdmitPod`).
+/// Whether the pod may run on the node beside the `others` (`predicateAdmitHandler.Admit`, and the declared features). The pod
+/// itself does not count if it is among them (`canAdmitPod`).
 pub fn admit(
     pod: &Pod,
     node: &NodeView<'_>,
@@ -186,7 +185,7 @@ pub fn admit(
     let failed: Vec<Mismatch> =
         checks.into_iter().filter(|(_, fails)| *fails).map(|(which, _)| which).collect();
 
-    // Of a critical pod a shortage is no reason as long as there is another (`HandleAdmissionFailure`).
+    // For a critical pod a shortage is not the reason as long as there is another one (`HandleAdmissionFailure`).
     let critical = is_critical_pod(pod);
     if let Some(shortage) = shortages.first().filter(|_| !critical) {
         return Err(shortage.rejection());
@@ -203,7 +202,7 @@ pub fn admit(
     }
 }
 
-/// What there is not enough of beside the `others`, and whether one of them has one of the pod's host ports.
+/// Resource shortages beside the `others`, and whether one of them has one of the pod's host ports.
 fn room(
     pod: &Pod,
     spec: &PodSpec,
@@ -221,11 +220,11 @@ fn room(
     (resources::shortages(&resources::wanted(pod, there), there, &used), taken)
 }
 
-/// Whether there is room for a static pod on a node that no cluster knows, and so nothing of labels and taints. What the node does
-/// not count there is enough of.
+/// Whether a static pod fits on a standalone node, which has no labels and taints. Resources that the node does not count are
+/// sufficient.
 ///
 /// # Errors
-/// What there is not, in the words of [`admit`].
+/// The shortage, with the message of [`admit`].
 pub fn fits(
     pod: &Pod,
     allocatable: &Resources,
@@ -241,8 +240,8 @@ pub fn fits(
     }
 }
 
-/// The pod is for the system this node has (`rejectPodAdmissionBasedOnOSSelector`, `rejectPodAdmissionBasedOnOSField`).
-/// First of all: no preempting would help.
+/// The pod is for this node's operating system (`rejectPodAdmissionBasedOnOSSelector`, `rejectPodAdmissionBasedOnOSField`).
+/// Checked first: preemption would not help.
 fn of_this_system(pod: &Pod, spec: &PodSpec) -> Result<(), Rejection> {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS_LABEL));
     if label.is_some_and(|system| system != OS) {
@@ -260,13 +259,13 @@ fn uid(pod: &Pod) -> &str {
     pod.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The pod has ended, so that nobody asks whether it may run (`IsPodPhaseTerminal`).
+/// The pod has terminated, so its admission is not checked (`IsPodPhaseTerminal`).
 pub fn is_ended(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     phase == Some(Phase::Failed.as_str()) || phase == Some(Phase::Succeeded.as_str())
 }
 
-/// The order in which pods that come together are admitted: the oldest first (`PodsByCreationTime`).
+/// The order in which pods that arrive together are admitted: the oldest first (`PodsByCreationTime`).
 pub fn first_come(a: &Pod, b: &Pod) -> Ordering {
     a.metadata.creation_timestamp.cmp(&b.metadata.creation_timestamp)
 }

@@ -1,16 +1,16 @@
-//! Ports of the node that pods ask for (`nodeports.Fits`, `HostPortInfo.CheckConflict`). PURE.
+//! Conflicts of host ports (`nodeports.Fits`, `HostPortInfo.CheckConflict`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerPort, PodSpec};
 
 use crate::model::SortedSet;
 use crate::render::resources::is_sidecar;
 
-/// All addresses of the node (`DefaultBindAllHostIP`). Only this text stands for all: `::` is an address like any other, as
-/// for the kubelet.
+/// All addresses of the node (`DefaultBindAllHostIP`). Only this text means all: `::` is an address like any other, as for the
+/// kubelet.
 const ANY: &str = "0.0.0.0";
 
-/// The ports one pod asks for: number, protocol and address. As many as its containers name; looked up, not searched,
-/// because a pod may have thousands.
+/// The host ports of one pod: number, protocol and address. As many as its containers have; a set, because a pod may have
+/// thousands.
 pub(super) struct Wanted<'a>(SortedSet<(i32, &'a str, &'a str)>);
 
 impl<'a> Wanted<'a> {
@@ -18,12 +18,12 @@ impl<'a> Wanted<'a> {
         Self(host_ports(spec).collect())
     }
 
-    /// One of the other pod's ports is one of these, on the same address or where one of both is for all of them.
+    /// One of the other pod's ports conflicts: the same port on the same address, or either of them on all addresses.
     pub(super) fn conflict(&self, other: &PodSpec) -> bool {
         !self.0.is_empty()
             && host_ports(other).any(|(port, protocol, address)| {
                 if address == ANY {
-                    // The empty address is the least there could be.
+                    // The empty address sorts first.
                     let mut same = self.0.range((port, protocol, "")..);
                     same.next().is_some_and(|next| (next.0, next.1) == (port, protocol))
                 } else {
@@ -33,7 +33,7 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Those of all containers that run as long as the pod does (`GetHostPorts`).
+/// The host ports of all containers that run for the pod's lifetime (`GetHostPorts`).
 fn host_ports(spec: &PodSpec) -> impl Iterator<Item = (i32, &str, &str)> {
     let sidecars = spec.init_containers.iter().flatten().filter(|container| is_sidecar(container));
     let ports = sidecars.chain(&spec.containers).flat_map(|container| container.ports.iter().flatten());

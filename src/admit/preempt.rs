@@ -1,17 +1,17 @@
-//! PURE: which pods end so that a critical one fits (`preemption.CriticalPodAdmissionHandler`).
+//! PURE: chooses the pods that are preempted for a critical one (`preemption.CriticalPodAdmissionHandler`).
 //!
 //! ```text
-//!     pods that the critical one may end ─► by class ─► as few as will do:  Guaranteed, given that all others end
-//!                                                                           Burstable, given those and all BestEffort
-//!                                                                           BestEffort, given both
+//!     pods that may be preempted ─► by class ─► as few as suffice:  Guaranteed, when all others are preempted
+//!                                                                   Burstable, with those and all BestEffort
+//!                                                                   BestEffort, with both
 //! ```
 //!
-//! A pod may be ended when it is not critical, or of a lower priority. Of each class the pods that come nearest to what is
-//! still missing go, one after the other.
+//! A pod may be preempted when it is not critical, or of a lower priority. Of each class the pods closest to what is still
+//! missing are chosen, one after the other.
 //!
-//! The caller ends them with the time their manifests give them and waits for that, each with a warning event of [`REASON`]
-//! and [`MESSAGE`]; their phase becomes Failed with the same two, and the condition `DisruptionTarget` is True for
-//! `TerminationByKubelet` with [`CONDITION_MESSAGE`]. The critical pod is admitted, even if one of them does not end.
+//! The caller terminates them with their own grace periods and waits for that, each with a warning event of [`REASON`] and
+//! [`MESSAGE`]; their phase becomes Failed with the same two, and the condition `DisruptionTarget` is True for
+//! `TerminationByKubelet` with [`CONDITION_MESSAGE`]. The critical pod is admitted, even if one of them does not terminate.
 
 use std::cmp::Ordering;
 use std::fmt::Write as _;
@@ -22,16 +22,16 @@ use super::resources::given_back;
 use super::{Rejection, Shortage};
 use crate::render::qos::{QosClass, is_critical_pod, pod_qos};
 
-/// The reason of a pod that was ended so (`events.PreemptContainer`).
+/// The reason of a preempted pod (`events.PreemptContainer`).
 pub const REASON: &str = "Preempting";
-/// And its message.
+/// The message of a preempted pod.
 pub const MESSAGE: &str = "Preempted in order to admit critical pod";
 /// The message of its condition.
 pub const CONDITION_MESSAGE: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
-/// The pods that end, as their places among `others`: the least important class first, and within it in the order in which
-/// they were chosen (`getPodsToPreempt`). `others` are those that the pod was asked about with; itself it never ends. Where
-/// all that may end would not do, nobody ends and the pod is rejected.
+/// The pods to preempt, as their indexes in `others`: the least important class first, and within it in the order in which they
+/// were chosen (`getPodsToPreempt`). `others` are the pods of the admission request; the pod itself is never chosen. When all
+/// candidates together would not suffice, none is preempted and the pod is rejected.
 pub fn victims(pod: &Pod, others: &[&Pod], shortages: &[Shortage]) -> Result<Vec<usize>, Rejection> {
     let may_end = others.iter().enumerate().filter(|(_, other)| preemptable(pod, other));
     let candidate = |(place, other): (usize, &&Pod)| Candidate {
@@ -54,8 +54,8 @@ pub fn victims(pod: &Pod, others: &[&Pod], shortages: &[Shortage]) -> Result<Vec
     Ok(chosen.into_iter().map(|candidate| candidate.place).collect())
 }
 
-/// As few of the higher classes as will do, when the lower ones end anyway; then as few of the lower ones as are needed beside
-/// those. What no ending would give is the error.
+/// As few of the higher classes as suffice when the lower ones are preempted anyway; then as few of the lower ones as are needed
+/// beside those. The error is what remains missing.
 fn choose<'a>(candidates: &'a [Candidate], needs: &Needs) -> Result<Vec<&'a Candidate>, Needs> {
     let of = |class| candidates.iter().filter(move |candidate| candidate.class == class).collect();
     let best_effort: Vec<&Candidate> = of(QosClass::BestEffort);
@@ -78,21 +78,21 @@ fn preemptable(preemptor: &Pod, other: &Pod) -> bool {
         || matches!((priority(preemptor), priority(other)), (Some(own), Some(its)) if own > its)
 }
 
-/// A pod that may end.
+/// A pod that may be preempted.
 struct Candidate {
     place: usize,
     class: QosClass,
-    /// What it gives back of each resource that is short.
+    /// The amounts that it frees of each short resource.
     gives: Vec<i64>,
-    /// Memory and CPU: what makes one pod smaller than another (`smallerResourceRequest`).
+    /// Memory and CPU, by which pods are compared (`smallerResourceRequest`).
     size: (i64, i64),
 }
 
-/// What is still missing: the place among the shortages, and how much (`admissionRequirementList`); never nothing.
+/// The missing amounts: index in the shortages, and how much (`admissionRequirementList`); never zero.
 struct Needs(Vec<(usize, i64)>);
 
 impl Needs {
-    /// What would still be missing without these pods, one list after the other (`subtract`).
+    /// What remains missing without these pods, one list after the other (`subtract`).
     fn less(&self, pods: &[&[&Candidate]]) -> Self {
         let left = self.0.iter().filter_map(|(which, amount)| {
             let mut left = *amount;
@@ -107,7 +107,7 @@ impl Needs {
         Self(left.collect())
     }
 
-    /// How far the pod is from giving all that is missing (`distance`): each need weighs the same, however much it is.
+    /// The distance of the pod from freeing all that is missing (`distance`): each need has the same weight, whatever its amount.
     #[expect(clippy::cast_precision_loss, reason = "it is a measure, and the kubelet's")]
     fn distance(&self, pod: &Candidate) -> f64 {
         let shares = self.0.iter().map(|(which, amount)| {
@@ -121,15 +121,15 @@ impl Needs {
     fn words(&self, shortages: &[Shortage]) -> String {
         let mut text = "[".to_owned();
         for (which, amount) in &self.0 {
-            // Writing to a text does not fail.
+            // Writing to a `String` does not fail.
             let _ = write!(text, "(res: {}, q: {amount}), ", shortages[*which].resource);
         }
         text + "]"
     }
 }
 
-/// The pods that give what is missing (`getPodsToPreemptByDistance`): the nearest goes, of equally near ones the smallest, of
-/// equally small ones the last, until nothing is missing. What is missing when all have gone is the error.
+/// The pods that free what is missing (`getPodsToPreemptByDistance`): the nearest is chosen, of equally near ones the smallest,
+/// of equally small ones the last, until nothing is missing. The error is what remains missing with all of them.
 fn nearest(mut pods: Vec<&Candidate>, mut needs: Needs) -> Result<Vec<&Candidate>, Needs> {
     let mut chosen = Vec::new();
     while !needs.0.is_empty() {
@@ -146,7 +146,7 @@ fn nearest(mut pods: Vec<&Candidate>, mut needs: Needs) -> Result<Vec<&Candidate
             }
         }
         let Some((_, index)) = best else { return Err(needs) };
-        // The last one takes its place, as in the kubelet: the order decides between equals.
+        // The last one moves to its index, as in the kubelet: the order decides between equals.
         let pod = pods.swap_remove(index);
         needs = needs.less(&[&[pod]]);
         chosen.push(pod);

@@ -1,13 +1,13 @@
-//! Whether a pod may get the CPU and memory that it is to have now, who is asked first of those that wait, and how that is told
-//! (`allocation_manager.go`, `podResizesAdmitHandler`, `events/resize.go`). PURE.
+//! In-place pod resize: whether a pod may get its new CPU and memory now, the order of pending resizes, and their conditions and
+//! events (`allocation_manager.go`, `podResizesAdmitHandler`, `events/resize.go`). PURE.
 //!
 //! ```text
-//!     memory request of a container that may swap changes, and it would not restart   Infeasible, until it is asked for less
-//!     any rule of [`super::admit`] says no                                            Deferred, until another pod gives room
-//!     else                                                                            granted
+//!     memory request of a container that may swap changes without a restart   Infeasible, until the desired resources change
+//!     any rule of [`super::admit`] fails                                      Deferred, until another pod frees resources
+//!     else                                                                    allocated
 //! ```
 //!
-//! There is no CPU or memory manager here that pins a pod to what it has, and 1.36 knows no other resize that can never be.
+//! There is no CPU or memory manager here that pins a pod to its resources, and 1.36 has no other infeasible resize.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -23,24 +23,25 @@ use crate::render::qos::{QosClass, pod_qos};
 use crate::render::resources::{amount, may_swap, pod_requests, requests};
 use crate::sync::resize::restarts_for;
 
-/// What cannot be at once.
+/// A pending resize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// It never can; else it may once there is room.
+    /// Infeasible; else deferred.
     pub infeasible: bool,
-    /// The rule's word: `OutOfcpu`, `Infeasible` …
+    /// The reason: `OutOfcpu`, `Infeasible` …
     pub reason: Cow<'static, str>,
-    /// The kubelet's sentence.
+    /// The kubelet's message.
     pub message: String,
 }
 
 impl Pending {
-    /// What a rule of the node's says.
+    /// From an admission rule's rejection.
     pub fn of(rejection: Rejection) -> Self {
         Self { infeasible: false, reason: rejection.reason, message: rejection.message }
     }
 
-    /// As many containers were resized while they ran as this node keeps in mind; one that starts anew gives room.
+    /// The bound on containers that run with other resources than they were created with is reached; a restart of one frees a
+    /// place.
     pub fn of_notes() -> Self {
         Self {
             infeasible: false,
@@ -51,12 +52,12 @@ impl Pending {
         }
     }
 
-    /// As the condition `PodResizePending` has it.
+    /// The reason of the condition `PodResizePending`.
     pub fn condition_reason(&self) -> &'static str {
         if self.infeasible { "Infeasible" } else { "Deferred" }
     }
 
-    /// As the event has it.
+    /// The reason of the event.
     pub fn event_reason(&self) -> &'static str {
         if self.infeasible { "ResizeInfeasible" } else { "ResizeDeferred" }
     }
@@ -67,7 +68,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     spec.flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()))
 }
 
-/// Whether this resize can never be (`disallowResizeForSwappableContainers`): what a container may swap follows from its memory
+/// Whether the resize is infeasible (`disallowResizeForSwappableContainers`): a container's swap limit follows from its memory
 /// request, and is not changed while it runs.
 pub fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pending> {
     let memory = |container: &Container| amount(requests(container.resources.as_ref()), "memory");
@@ -86,19 +87,19 @@ pub fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pe
     })
 }
 
-/// One that waits.
+/// A pending resize in the queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting<'a> {
-    /// As it is to be.
+    /// With the desired resources.
     pub wanted: &'a Pod,
-    /// As it is.
+    /// With the allocated resources.
     pub granted: &'a Pod,
-    /// Seconds since 1970 at which it was told that it has to wait, if it was.
+    /// Seconds since 1970 at which it was reported as pending, if it was.
     pub since: Option<i64>,
 }
 
-/// Who is asked first (`sortPendingResizes`): who asks for no more than before; a higher priority; `Guaranteed` pods; who waits
-/// longer.
+/// The order of pending resizes (`sortPendingResizes`): those that request no more than before; a higher priority; `Guaranteed`
+/// pods; those that have been pending for longer.
 pub fn first_served(a: &Waiting<'_>, b: &Waiting<'_>) -> Ordering {
     let grows = |of: &Waiting<'_>| {
         let (before, now) = (pod_requests(of.granted, true), pod_requests(of.wanted, true));
@@ -113,7 +114,7 @@ pub fn first_served(a: &Waiting<'_>, b: &Waiting<'_>) -> Ordering {
         .then_with(|| since(a).cmp(&since(b)))
 }
 
-/// The message of an event: what happens, and what the pod's containers have or are to have (`podResizeMessage`).
+/// The message of an event: the action, and the resources of the pod's containers (`podResizeMessage`).
 pub fn event_message(what: &str, pod: &Pod, generation: i64, error: &str) -> String {
     let of = |list: &[Container]| -> Value {
         let one = |container: &Container| {
@@ -173,7 +174,7 @@ mod tests {
         let (before, more) = (of("1Mi", "2Mi", "NotRequired"), of("3Mi", "4Mi", "NotRequired"));
         let why = infeasible(&node, &more, &before).unwrap();
         assert_eq!((why.condition_reason(), why.event_reason()), ("Infeasible", "ResizeInfeasible"));
-        // Guaranteed ones do not swap, neither does anything on the first version or without a word of it.
+        // Guaranteed pods do not swap, nor does any pod on cgroup v1 or without a swap behaviour.
         let guaranteed = |memory: &str| {
             pod(
                 &json!({"containers": [{"name": "c", "resources": {"requests": {"memory": memory, "cpu": "1"},

@@ -1,4 +1,5 @@
-//! What pods ask for and what the node has to give, in the scheduler's numbers (`framework.Resource`, `noderesources.Fits`). PURE.
+//! Resource requests of pods and allocatable resources of the node, as the scheduler computes them (`framework.Resource`,
+//! `noderesources.Fits`). PURE.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,7 +16,7 @@ use crate::render::resources::{
     put_pod_level, requests,
 };
 
-/// Names that stand before a device class's, for the resource that is one of its devices.
+/// Prefix of a device class's name in the extended resource that stands for one of its devices.
 const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 /// Resources as whole numbers (`framework.Resource`).
@@ -29,13 +30,13 @@ pub struct Resources {
     pub ephemeral_storage: i64,
     /// Pods.
     pub pods: i64,
-    /// All others that count: huge pages in bytes, extended resources in their own units. As many as are named.
+    /// All other counted resources: huge pages in bytes, extended resources in their own units. As many as are named.
     pub scalars: SortedMap<Box<str>, i64>,
 }
 
 impl Resources {
-    /// Reads a list of the API's (`NewResource`), such as a node's `status.allocatable`. Text that is no quantity counts as
-    /// nothing, names that count for nothing are left out.
+    /// Parses a list of the API (`NewResource`), such as a node's `status.allocatable`. An invalid quantity counts as zero,
+    /// uncounted names are left out.
     pub fn of(list: &Amounts) -> Self {
         let mut all = Self::default();
         for name in list.keys() {
@@ -44,7 +45,7 @@ impl Resources {
         all
     }
 
-    /// With enough of each resource that the pod asks for and that is not counted here, such as huge pages.
+    /// With enough of each requested resource that is not counted here, such as huge pages.
     #[must_use]
     pub fn with_uncounted(&self, pod: &Pod) -> Self {
         let mut all = self.clone();
@@ -66,7 +67,7 @@ impl Resources {
         *value = value.saturating_add(more);
     }
 
-    /// Adds what another pod asks for (`NodeInfo.update`).
+    /// Adds the requests of another pod (`NodeInfo.update`).
     pub(super) fn add(&mut self, list: &ResourceList) {
         for (name, quantity) in list.iter().filter(|(name, _)| *name != "pods") {
             self.put(name, *quantity);
@@ -78,21 +79,21 @@ impl Resources {
     }
 }
 
-/// Something of the node's that is not enough (`InsufficientResourceError`).
+/// An insufficient resource of the node (`InsufficientResourceError`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
     /// Its name: `cpu`, `memory`, `ephemeral-storage`, `pods`, or another.
     pub resource: Box<str>,
-    /// What the pod asks for: thousandths of a CPU, bytes, or pieces.
+    /// The pod's request: thousandths of a CPU, bytes, or pieces.
     pub requested: i64,
-    /// What the others have asked for.
+    /// The requests of the others.
     pub used: i64,
-    /// What there is.
+    /// The node's allocatable amount.
     pub capacity: i64,
 }
 
 impl Shortage {
-    /// What would have to be given back (`GetInsufficientAmount`).
+    /// The amount to be freed (`GetInsufficientAmount`).
     pub fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
@@ -119,8 +120,8 @@ impl fmt::Display for Shortage {
     }
 }
 
-/// What is not enough for the pod (`fitsRequest`), in the order in which it is told. What it does not ask for may well be
-/// overdrawn by others.
+/// Insufficient resources for the pod (`fitsRequest`), in the order in which they are reported. Resources that it does not
+/// request may be overcommitted by others.
 pub(super) fn shortages(wanted: &Resources, there: &Resources, used: &Resources) -> Vec<Shortage> {
     let four = [
         ("pods", 1, there.pods, used.pods),
@@ -142,10 +143,10 @@ pub(super) fn shortages(wanted: &Resources, there: &Resources, used: &Resources)
     short.collect()
 }
 
-/// What a pod that is to come asks for (`computePodResourceRequest`), by its manifest alone.
+/// The requests of a new pod (`computePodResourceRequest`), from its manifest alone.
 ///
-/// Extended resources that the node has never heard of are left out (`removeMissingExtendedResources`): they may be the
-/// cluster's. So are those that devices stand for which have been allocated to the pod.
+/// Extended resources that the node does not have are left out (`removeMissingExtendedResources`): they may be the cluster's. So
+/// are those that stand for devices which have been allocated to the pod.
 pub(super) fn wanted(pod: &Pod, there: &Resources) -> Resources {
     let counts = |container: &Container, name: &str| {
         let extended = is_extended(name);
@@ -162,7 +163,7 @@ pub(super) fn wanted(pod: &Pod, there: &Resources) -> Resources {
     let mut sum = aggregate(pod, &of, &mut |_| {});
     put_pod_level(&mut sum, requests(pod_level(pod)));
     add_list(&mut sum, overhead(pod));
-    // `SetMaxResource` begins at nothing: what is below that counts as nothing.
+    // `SetMaxResource` starts at zero: negative amounts count as zero.
     for quantity in sum.values_mut() {
         *quantity = (*quantity).max(Quantity::ZERO);
     }
@@ -178,13 +179,13 @@ fn has_devices(pod: &Pod, container: &Container, name: &str) -> bool {
     mappings.any(|mapping| mapping.resource_name == name && mapping.container_name == container.name)
 }
 
-/// What a pod that is here takes (`PodInfo.CalculateResource`). While it is being resized that is the most of what its
-/// manifest, its status and what was granted to it say; without a status it is what its manifest says.
+/// The requests of a running pod (`PodInfo.CalculateResource`). During a resize they are the maximum of its manifest, its status
+/// and its allocation; without a status those of its manifest.
 pub(super) fn requested(pod: &Pod) -> ResourceList {
     let status = pod.status.as_ref();
     let of = |container: &Container, kind: ContainerKind| {
         let own = requests(container.resources.as_ref());
-        // Of a container that only runs before the others, only the manifest counts.
+        // Of a non-sidecar init container only the manifest counts.
         let resizable = kind == ContainerKind::App || is_sidecar(container);
         let reported = status.filter(|_| resizable).and_then(|status| {
             let init = status.init_container_statuses.iter().flatten();
@@ -217,8 +218,8 @@ pub(super) fn requested(pod: &Pod) -> ResourceList {
     sum
 }
 
-/// The most of what is asked for, in use and granted (`determineEffectiveRequests`). What is asked for does not count when the
-/// node has said that it can never be.
+/// The maximum of the desired, actual and allocated amounts (`determineEffectiveRequests`). The desired amounts do not count when
+/// the resize is infeasible.
 fn most(
     status: Option<&PodStatus>,
     asked: Option<&Amounts>,
@@ -241,8 +242,8 @@ fn overhead(pod: &Pod) -> Option<&Amounts> {
     pod.spec.as_ref()?.overhead.as_ref()
 }
 
-/// What ending the pod would give back of a resource (`GetResourceRequest`). With resources of its own the pod's containers'
-/// do not count here, whatever the resource; overhead counts where there is something to add it to.
+/// The amount of a resource that the pod's termination would free (`GetResourceRequest`). With pod-level resources the
+/// containers' do not count here, whatever the resource; overhead is added only to an amount that is not zero.
 pub(super) fn given_back(pod: &Pod, name: &str) -> i64 {
     if name == "pods" {
         return 1;
@@ -264,10 +265,10 @@ pub(super) fn given_back(pod: &Pod, name: &str) -> i64 {
     if name == "cpu" { quantity.milli_value() } else { quantity.value() }
 }
 
-/// A resource of somebody else's name space (`IsExtendedResourceName`).
+/// A resource outside Kubernetes' own domain (`IsExtendedResourceName`).
 fn is_extended(name: &str) -> bool {
     let native = !name.contains('/') || is_prefixed_native(name);
-    // The name has to be good behind this prefix, as a quota spells it.
+    // The name has to be valid with this prefix, as in a quota.
     !native && !name.starts_with("requests.") && names::qualified(&format!("requests.{name}")).is_none()
 }
 
@@ -276,7 +277,7 @@ fn is_prefixed_native(name: &str) -> bool {
     name.contains("kubernetes.io/")
 }
 
-/// A resource beside the first four that counts (`IsScalarResourceName`).
+/// A counted resource beside the first four (`IsScalarResourceName`).
 fn is_scalar(name: &str) -> bool {
     is_extended(name)
         || name.starts_with("hugepages-")

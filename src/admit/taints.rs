@@ -2,18 +2,18 @@
 
 use k8s_openapi::api::core::v1::{PodSpec, Taint, Toleration};
 
-/// The only effect the kubelet cares about: the others are for the scheduler.
+/// The only effect that the kubelet enforces: the others are for the scheduler.
 const NO_EXECUTE: &str = "NoExecute";
 
-/// There is a taint of the effect `NoExecute` that no toleration is for. For how long a toleration holds does not matter here:
-/// whoever ends pods for taints counts that.
+/// There is an untolerated taint of the effect `NoExecute`. `tolerationSeconds` does not matter here: the taint eviction
+/// controller counts it.
 pub(super) fn any_untolerated(spec: &PodSpec, taints: &[Taint]) -> bool {
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     let tolerated = |taint: &Taint| tolerations.iter().any(|toleration| tolerates(toleration, taint));
     taints.iter().any(|taint| taint.effect == NO_EXECUTE && !tolerated(taint))
 }
 
-/// `ToleratesTaint`: an effect or key that is not given is any; without an operator the values are equal. `Lt` and `Gt` tolerate
+/// `ToleratesTaint`: an absent effect or key matches any; without an operator the values have to be equal. `Lt` and `Gt` tolerate
 /// nothing, as in 1.36 with its default settings (`TaintTolerationComparisonOperators` is alpha).
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let is_any_or = |given: &Option<String>, wanted: &str| {
@@ -33,7 +33,7 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
 mod tests {
     use super::*;
 
-    /// Every toleration of a small space, against the rules as the API's documentation has them.
+    /// Every toleration of a small space, against the rules of the API's documentation.
     #[test]
     fn a_toleration_is_for_a_taint_by_effect_key_operator_and_value() {
         let texts = [None, Some(""), Some("k"), Some("v"), Some("NoExecute"), Some("NoSchedule")];
@@ -67,7 +67,7 @@ mod tests {
                 }
             }
         }
-        // 3 effects and 3 keys that fit; `Exists` with each of 6 values, else 3 operators with the values that fit.
+        // 3 effects and 3 keys that match; `Exists` with each of 6 values, else 3 operators with the values that match.
         assert_eq!(tolerated, 3 * 3 * (3 * 6 + 3 * (2 + 2 + 1)));
     }
 

@@ -15,7 +15,7 @@ fn asking(list: &Value) -> Value {
     json!({"containers": [{"name": "c", "resources": {"requests": list}}]})
 }
 
-/// A node with 10 thousandths of a CPU, 20 bytes of memory and of disk, 32 pods, five of something else and a taint.
+/// A node with 10 thousandths of a CPU, 20 bytes of memory and of disk, 32 pods, five of another resource and a taint.
 struct Node {
     labels: BTreeMap<String, String>,
     taints: Vec<Taint>,
@@ -55,7 +55,7 @@ impl Node {
     }
 }
 
-/// Reason, message, and what is to be tried.
+/// Reason, message, and remedy.
 fn words(result: Result<(), Rejection>) -> String {
     match result {
         Ok(()) => "admitted".to_owned(),
@@ -304,7 +304,7 @@ fn each_rule_has_the_kubelets_words() {
     );
 }
 
-/// Every subset of what may fail, for both kinds of pods: which of them is told, and what is to be tried.
+/// Every subset of failing rules, for both kinds of pods: which of them is reported, and the remedy.
 #[test]
 fn of_all_that_fails_one_is_told() {
     let names = [
@@ -352,7 +352,7 @@ fn of_all_that_fails_one_is_told() {
             );
             let Err(rejection) = result else { continue };
             let short = failed.iter().filter(|name| name.starts_with("OutOf")).count();
-            // The kubelet looks at features only after the rest: they do not keep it from looking at the node again.
+            // The kubelet checks features only after the other rules: they do not prevent it from reading the node again.
             let labels = failed.iter().all(|name| ["NodeAffinity", "PodFeatureUnsupported"].contains(name))
                 && fails("NodeAffinity");
             match rejection.remedy {
@@ -443,7 +443,7 @@ fn a_pod_without_a_manifest_asks_for_nothing() {
     assert!(full.admit(&Pod::default(), &[]).is_err());
 }
 
-/// Nothing from outside makes it panic, whatever its text.
+/// Outside input of any text never causes a panic.
 #[test]
 fn hostile_text_is_survived() {
     let seed = fastrand::u64(..);

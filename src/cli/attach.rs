@@ -1,4 +1,4 @@
-//! `smolet attach POD`: joins a container's main process, as `kubectl attach`.
+//! `smolet attach POD`: attaches to a container's main process, as `kubectl attach`.
 
 use std::process::ExitCode;
 
@@ -20,20 +20,21 @@ fn resumed(again: &str) -> String {
     format!("Session ended, resume using '{again}' command")
 }
 
-/// Joins the container. `ended` makes of the command that joins it again what is said at the end of a session on a terminal.
+/// Attaches to the container. `ended` formats the message at the end of a session on a terminal from the command that attaches
+/// again.
 ///
 /// # Errors
-/// A sentence.
+/// Why it could not be attached to, or the connection was lost.
 pub(super) fn attach(target: &TargetArgs, ended: fn(&str) -> String) -> Result<ExitCode, String> {
     let answer = target.ask("/attach", false, Vec::new())?;
     let of = |name| fact(&answer, name).unwrap_or_default();
     let (url, container) = (of("url"), of("container"));
-    // A container has a terminal or has none from its start.
+    // Whether a container has a terminal is fixed at its start.
     let tty = of("tty") == "1";
     if target.tty && !tty && !target.quiet {
         say(&format!("error: Unable to use a TTY - container {container} did not allocate one"));
     }
-    // As kubectl, which takes the terminal where there is one, whether it was asked to or not.
+    // As kubectl, which uses a terminal if there is one, even if it was not requested.
     let raw = tty && target.stdin && super::terminal::is_usable(target.quiet);
     if !target.quiet {
         say(

@@ -1,4 +1,4 @@
-//! Asks the agent on its local socket: one GET or POST, the whole answer, bounded in time and size.
+//! HTTP client of the agent's local socket: one GET or POST, the whole response, bounded in time and size.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -11,11 +11,11 @@ use hyper::{Method, Request, StatusCode};
 use crate::limits::{ANSWER_BYTES_MAX, ANSWER_PATIENCE};
 use crate::stream::{Socket, stream};
 
-/// Why there is no answer: one sentence.
+/// Why a request failed: one message.
 pub(super) enum Refusal {
-    /// Nobody answers; with the mend.
+    /// The agent is not running; with the remedy.
     Unreachable(String),
-    /// What the agent said instead.
+    /// The agent's error message.
     Said(String),
 }
 
@@ -27,10 +27,10 @@ impl From<Refusal> for String {
     }
 }
 
-/// The answer's text.
+/// The response's text.
 ///
 /// # Errors
-/// One sentence: nobody answers (and the mend), or what the agent said instead.
+/// One message: the agent is not running (with the remedy), or its error message.
 pub(super) fn get(socket: &Path, path_and_query: &str) -> Result<String, String> {
     Ok(ask_for(socket, path_and_query)?)
 }
@@ -43,7 +43,7 @@ pub(super) fn ask_for(socket: &Path, path_and_query: &str) -> Result<String, Ref
     async_io::block_on(within_patience(socket, Method::GET, path_and_query, Bytes::new()))
 }
 
-/// The answer to a POST with that body.
+/// The response to a POST with that body.
 ///
 /// # Errors
 /// As [`get`].
@@ -102,7 +102,7 @@ async fn ask(
         let body = body.map_err(|error| format!("the agent at {}: {error}", socket.display()))?;
         Ok((status, String::from_utf8_lossy(&body.to_bytes()).into_owned()))
     };
-    // The connection moves only while it is polled; its end is known from the exchange.
+    // The connection only makes progress while it is polled; the exchange shows its end.
     let drive = async {
         let _ = connection.await;
         std::future::pending().await

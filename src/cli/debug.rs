@@ -1,4 +1,4 @@
-//! `smolet debug POD --image IMAGE`: adds a container to a running pod and joins it, as `kubectl debug`.
+//! `smolet debug POD --image IMAGE`: adds a debug container to a running pod and attaches to it, as `kubectl debug`.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -61,7 +61,7 @@ struct OtherArgs {
 
 impl OtherArgs {
     /// # Errors
-    /// A sentence that names what is asked for and not here.
+    /// A message that names the unsupported flag.
     fn refuse(&self) -> Result<(), String> {
         const COPIES: &str =
             "pods come from manifests here: for a copy, copy the manifest under another name";
@@ -111,7 +111,7 @@ fn debug(args: &Args) -> Result<ExitCode, String> {
     join(args, &PodArg::of(namespace, pod), pod, container)
 }
 
-/// Waits for the container and joins it; one that has ended by then has its log shown (kubectl `handleAttachPod`).
+/// Waits for the container and attaches to it; if it has exited by then, prints its log (kubectl `handleAttachPod`).
 fn join(args: &Args, pod: &PodArg, name: &str, container: &str) -> Result<ExitCode, String> {
     let log = logs::Args::of(pod.clone(), container, args.socket.clone());
     if wait(&log, container, args.quiet)? {
@@ -140,17 +140,17 @@ fn ended(again: &str) -> String {
     )
 }
 
-/// True when the container runs, false when it has ended; as long as it has not begun, each new reason for that is said.
+/// True when the container runs, false when it has exited; until then each new reason why it has not started is printed.
 fn wait(log: &logs::Args, container: &str, quiet: bool) -> Result<bool, String> {
-    let mut said = String::new();
+    let mut printed = String::new();
     loop {
         match log.state()? {
             Ok(runs) => return Ok(runs),
             Err(why) => {
                 let usual = why.ends_with(": ContainerCreating") || why.ends_with(" is not available");
-                if !quiet && !usual && why != said {
+                if !quiet && !usual && why != printed {
                     say(&format!("Warning: container {container}: {why}"));
-                    said = why;
+                    printed = why;
                 }
             }
         }
@@ -170,7 +170,7 @@ mod tests {
         args: Args,
     }
 
-    fn said(words: &[&str]) -> String {
+    fn refusal_of(words: &[&str]) -> String {
         let line = Line::try_parse_from(["debug", "web", "--socket", "/nowhere"].iter().chain(words))
             .expect("parsed");
         debug(&line.args).expect_err("refused")
@@ -203,7 +203,7 @@ mod tests {
                 "cannot reach the agent at /nowhere",
             ),
         ] {
-            let got = said(words);
+            let got = refusal_of(words);
             assert!(got.starts_with(why), "{words:?}: {got}");
         }
     }

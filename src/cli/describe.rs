@@ -1,4 +1,4 @@
-//! `smolet describe POD`: spec, status, and the last decisions and errors: why it is not running.
+//! `smolet describe POD`: spec, status, and the last decisions and errors, which explain why a pod is not running.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! `smolet doctor`: what of this machine keeps pods from running well, each finding with its mend.
+//! `smolet doctor`: problems of this machine that keep pods from running well, each with its remedy.
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

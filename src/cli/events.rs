@@ -1,4 +1,4 @@
-//! `smolet events [POD]`: what the agent did and what went wrong, counted; with `-w` what happens from now on too.
+//! `smolet events [POD]`: decisions and errors of the agent, counted; with `-w` new ones as they occur.
 
 use std::io::{self, ErrorKind, Write as _};
 use std::process::ExitCode;
@@ -29,7 +29,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// `pod=NAME&namespace=NAMESPACE&color=1`, or less of it.
+/// The query `pod=NAME&namespace=NAMESPACE&color=1`, or a part of it.
 fn filter(args: &Args) -> Result<String, String> {
     let namespace = args.namespace.as_deref();
     let of_pod = match &args.pod {
@@ -50,13 +50,13 @@ fn list(args: &Args, filter: &str) -> Result<(), String> {
     show(&table).map(drop)
 }
 
-/// Asks for what came, shows it, and waits until there is more; until the agent or the reader goes.
+/// Requests new events, prints them, and waits for more; until the agent or the reader ends.
 fn watch(args: &Args, filter: &str) -> Result<(), String> {
     let ask = |path: String| client::get(&args.socket.socket, &path);
     let (mut since, mut heading) = (0, "");
     loop {
-        let said = ask(format!("/events?since={since}{heading}&{filter}"))?;
-        let (head, table) = said.split_once('\n').unwrap_or((&said, ""));
+        let response = ask(format!("/events?since={since}{heading}&{filter}"))?;
+        let (head, table) = response.split_once('\n').unwrap_or((&response, ""));
         let revision = fact(head, "revision").and_then(|number| number.parse().ok());
         since = revision.ok_or("the agent gives no revision of its events; is it as new as this command?")?;
         if !table.is_empty() {
@@ -66,12 +66,12 @@ fn watch(args: &Args, filter: &str) -> Result<(), String> {
             return Ok(());
         }
         ask(format!("/events/next?after={since}"))?;
-        // What happens at once is shown at once.
+        // Events in quick succession are printed together.
         std::thread::sleep(EVENTS_PAUSE);
     }
 }
 
-/// False when nobody reads any more (`smolet events -w | head -1`).
+/// Prints the text. False when the reader has closed the pipe (`smolet events -w | head -1`).
 fn show(text: &str) -> Result<bool, String> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {

@@ -16,7 +16,7 @@ pub(super) struct Args {
     command: Vec<String>,
 }
 
-/// What `exec` and `attach` have in common.
+/// Arguments shared by `exec` and `attach`.
 #[derive(Debug, clap::Args)]
 pub(super) struct TargetArgs {
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The agent's answer to that question, with the note it has for the user said.
+    /// The agent's response to that request; prints its note for the user.
     pub(super) fn ask(&self, path: &str, tty: bool, body: Vec<u8>) -> Result<String, String> {
         let mut query =
             format!("{path}?{}&stdin={}&tty={}", self.pod.query()?, u8::from(self.stdin), u8::from(tty));
@@ -52,14 +52,14 @@ impl TargetArgs {
         Ok(answer)
     }
 
-    /// A terminal is asked for, and can be had.
+    /// A terminal is requested and available.
     pub(super) fn wants_tty(&self) -> bool {
         // Without standard input there is no terminal, as in kubectl.
         self.tty && self.stdin && terminal::is_usable(self.quiet)
     }
 }
 
-/// Words for the agent, each ended by a NUL.
+/// Arguments as the body of a request, each terminated by a NUL.
 pub(super) fn body<'w>(words: impl IntoIterator<Item = &'w String>) -> Vec<u8> {
     let mut body = Vec::new();
     for word in words {

@@ -1,11 +1,11 @@
-//! The kubelet's flags for fields of the KubeletConfiguration, taken off a command line before it is parsed: `--max-pods=50`,
+//! The kubelet's flags for fields of the KubeletConfiguration, removed from a command line before it is parsed: `--max-pods=50`,
 //! `--max-pods 50`, and switches without a value (`AddKubeletConfigFlags`). They are known from the table of the fields.
 
 use std::ffi::OsString;
 
 use crate::config::fields;
 
-/// The arguments that are left, and the flags with their values. `is_own` says which flags smolet has itself.
+/// The remaining arguments, and the flags with their values. `is_own` tells which flags smolet has itself.
 pub(super) fn split(
     args: impl Iterator<Item = OsString>,
     is_own: impl Fn(&str) -> bool,

@@ -1,4 +1,4 @@
-//! The sink of `log`: one line an event on standard error, with the time where nobody else adds it.
+//! The sink of `log`: one line for each event on standard error, with a timestamp unless the journal adds it.
 
 use std::io::Write as _;
 
@@ -6,15 +6,15 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::clock::{Clock as _, SystemClock};
 
-/// Level by environment; a flag beats it.
+/// Environment variable of the log level; the flag takes precedence.
 pub(super) const LEVEL_VARIABLE: &str = "SMOLET_LOG";
 
 struct Stderr {
-    /// systemd's journal stamps lines itself (`JOURNAL_STREAM` is set then) and reads `<N>` priorities.
+    /// systemd's journal adds the time itself (`JOURNAL_STREAM` is set then) and parses `<N>` priorities.
     journal: bool,
 }
 
-/// Installs the sink. `flag` is `--log-level`'s word, checked by clap; else the environment's, else info.
+/// Installs the sink. `flag` is the value of `--log-level`, validated by clap; else the environment's, else info.
 pub(super) fn install(flag: Option<&str>) {
     let word = flag.map(str::to_owned).or_else(|| std::env::var(LEVEL_VARIABLE).ok());
     let level = word.as_deref().map(str::parse);
@@ -52,7 +52,7 @@ impl Log for Stderr {
         } else {
             format!("{} {:5} {message}\n", SystemClock.now().wall, record.level())
         };
-        // A closed standard error is no reason to stop keeping pods.
+        // A closed standard error must not stop the agent.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
 

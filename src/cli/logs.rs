@@ -1,4 +1,4 @@
-//! `smolet logs POD`: what a pod's containers wrote. The agent says where it is; it is read in this process.
+//! `smolet logs POD`: prints the logs of a pod's containers. The agent returns their paths; this process reads them.
 
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write as _};
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
 }
 
 impl Args {
-    /// All that a container wrote so far.
+    /// All of a container's log so far.
     pub(super) fn of(pod: PodArg, container: &str, socket: SocketArg) -> Self {
         Self {
             pod,
@@ -72,30 +72,30 @@ impl Args {
         }
     }
 
-    /// Whether that container runs (true) or has ended (false), or why it has not begun.
+    /// Whether that container runs (true) or has exited (false), or why it has not started.
     ///
     /// # Errors
-    /// A sentence: the agent does not answer, or knows no such container.
+    /// The agent does not answer, or knows no such container.
     pub(super) fn state(&self) -> Result<Result<bool, String>, String> {
-        let said = client::get(&self.socket.socket, &format!("/logs?{}", self.pod.query()?))?;
+        let response = client::get(&self.socket.socket, &format!("/logs?{}", self.pod.query()?))?;
         let pod: Value =
-            serde_json::from_str(&said).map_err(|error| format!("the agent's answer: {error}"))?;
+            serde_json::from_str(&response).map_err(|error| format!("the agent's answer: {error}"))?;
         let (chosen, _) = choose(&pod, self.container.as_deref(), false, false)?;
         let of = |container: Chosen| container.path.map(|_| container.running);
         Ok(chosen.into_iter().next().map_or_else(|| Err(String::new()), of))
     }
 }
 
-/// A container's log that is to be shown.
+/// A container's log to print.
 #[derive(Debug, PartialEq, Eq)]
 struct Chosen {
     name: String,
-    /// Where it is, or why there is none.
+    /// Its path, or why there is none.
     path: Result<PathBuf, String>,
     running: bool,
 }
 
-/// False when a container's log could not be shown, which was said.
+/// Prints the logs. False when one could not be printed, with a message.
 fn show(args: &Args) -> Result<bool, String> {
     let shown =
         Shown { since: since(args.since.as_deref(), SystemClock.now().wall)?, timestamps: args.timestamps };
@@ -110,8 +110,9 @@ fn show(args: &Args) -> Result<bool, String> {
         ));
     }
     let query = format!("/logs?{}", args.pod.query()?);
-    let said = client::get(&args.socket.socket, &query)?;
-    let pod: Value = serde_json::from_str(&said).map_err(|error| format!("the agent's answer: {error}"))?;
+    let response = client::get(&args.socket.socket, &query)?;
+    let pod: Value =
+        serde_json::from_str(&response).map_err(|error| format!("the agent's answer: {error}"))?;
     let (chosen, note) = choose(&pod, args.container.as_deref(), args.all_containers, args.previous)?;
     if let Some(note) = note {
         say(&note);
@@ -119,7 +120,7 @@ fn show(args: &Args) -> Result<bool, String> {
     let mut output = Output::new();
     let all_well = show_all(args, &chosen, tail, shown, &mut output);
     match all_well {
-        // A closed pipe (`smolet logs web | head -1`) is the reader's choice.
+        // A closed pipe (`smolet logs web | head -1`) is not an error.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(true),
         all_well => all_well.map_err(|error| format!("logs: {error}")),
     }
@@ -166,22 +167,22 @@ fn show_all(
     Ok(all_well)
 }
 
-/// Whether the container whose log is followed still runs, as far as anybody knows.
+/// Whether the container of a followed log still runs, as far as is known.
 fn runs(args: &Args, container: &Chosen) -> bool {
     let Ok(query) = args.pod.query() else { return false };
     match client::ask_for(&args.socket.socket, &format!("/logs?{query}")) {
         // Containers outlive the agent.
         Err(Refusal::Unreachable(_)) => true,
         Err(Refusal::Said(_)) => false,
-        Ok(said) => {
-            let pod: Value = serde_json::from_str(&said).unwrap_or_default();
+        Ok(response) => {
+            let pod: Value = serde_json::from_str(&response).unwrap_or_default();
             let (now, _) = choose(&pod, Some(&container.name), false, false).unwrap_or_default();
             now.iter().any(|now| now.running && now.path == container.path)
         }
     }
 }
 
-/// The instant that far before now. PURE.
+/// The instant that far before `now`. PURE.
 fn since(duration: Option<&str>, now: Wall) -> Result<Option<Wall>, String> {
     let Some(text) = duration else { return Ok(None) };
     let duration = parse_go_duration(text)
@@ -190,7 +191,7 @@ fn since(duration: Option<&str>, now: Wall) -> Result<Option<Wall>, String> {
     Ok((nanos > 0).then(|| Wall(now.0.saturating_sub(nanos))))
 }
 
-/// Which of a pod's containers are shown, and what is to be said before (kubectl `logsForObjectWithClient`). PURE.
+/// Which of a pod's containers are printed, and the message before (kubectl `logsForObjectWithClient`). PURE.
 fn choose(
     pod: &Value,
     wanted: Option<&str>,
@@ -218,7 +219,7 @@ fn choose(
     Ok((vec![chosen(&containers[place])], note))
 }
 
-/// Standard output and standard error, in the order in which the lines come.
+/// Standard output and standard error, in the order of the lines.
 struct Output {
     out: BufWriter<StdoutLock<'static>>,
     err: BufWriter<io::Stderr>,

@@ -1,4 +1,4 @@
-//! The command line: one file per subcommand. What they print is made in `printers`.
+//! The command line: one file per subcommand. Their output is formatted in `printers`.
 
 mod attach;
 mod check;
@@ -68,7 +68,7 @@ enum Command {
     Version(version::Args),
 }
 
-/// Where the agent listens.
+/// The socket's path.
 #[derive(Clone, Debug, clap::Args)]
 struct SocketArg {
     /// The agent's local socket
@@ -76,7 +76,7 @@ struct SocketArg {
     socket: PathBuf,
 }
 
-/// Runs the command the arguments name.
+/// Runs the command of the arguments.
 pub fn main() -> ExitCode {
     let (cli, kubelet) = parse();
     match cli.command {
@@ -132,16 +132,16 @@ fn color_query() -> &'static str {
     if style == Style::PLAIN { "" } else { "&color=1" }
 }
 
-/// For a table: colours as above on a terminal, one tab between fields for anybody else.
+/// For a table: colours as in `color_query` on a terminal, one tab between fields otherwise.
 fn table_query() -> &'static str {
     if std::io::stdout().is_terminal() { color_query() } else { "&columns=0" }
 }
 
-/// Prints an answer, or says why there is none.
+/// Prints a response, or the error.
 fn print(answer: Result<String, String>) -> ExitCode {
     match answer {
         Ok(text) => {
-            // A closed pipe (`smolet pods | head -1`) is the reader's choice.
+            // A closed pipe (`smolet pods | head -1`) is not an error.
             let _ = std::io::stdout().lock().write_all(text.as_bytes());
             ExitCode::SUCCESS
         }
@@ -149,13 +149,13 @@ fn print(answer: Result<String, String>) -> ExitCode {
     }
 }
 
-/// One sentence on standard error, exit code 1.
+/// Prints one message on standard error; exit code 1.
 fn fail(why: &str) -> ExitCode {
     say(&format!("smolet: {why}"));
     ExitCode::FAILURE
 }
 
-/// Lines on standard error. What others made of them is made harmless.
+/// Prints lines on standard error, with control characters of outside text escaped.
 fn say(lines: &str) {
     let mut stderr = std::io::stderr().lock();
     for line in lines.lines() {
@@ -163,17 +163,17 @@ fn say(lines: &str) {
     }
 }
 
-/// The fact of that name in an answer that has a line for each.
+/// The value of that name in a response with a line for each.
 fn fact<'a>(answer: &'a str, name: &str) -> Option<&'a str> {
     facts(answer, name).next()
 }
 
-/// All facts of that name.
+/// All values of that name.
 fn facts<'a>(answer: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     answer.lines().filter_map(move |line| line.strip_prefix(name)?.strip_prefix(' '))
 }
 
-/// A name as it may stand in a query: Kubernetes names need no escaping, whatever else is none.
+/// A name for a query: Kubernetes names need no escaping, and others are refused.
 fn checked_name(name: &str) -> Result<&str, String> {
     let fits = |c: u8| c.is_ascii_alphanumeric() || c == b'-' || c == b'.';
     if !name.is_empty() && name.len() <= 253 && name.bytes().all(fits) {

@@ -1,4 +1,4 @@
-//! The pod that a command is about.
+//! The pod argument of a command.
 
 use super::checked_name;
 use crate::printers::text::harmless;
@@ -13,7 +13,7 @@ pub(super) struct PodArg {
 }
 
 impl PodArg {
-    /// That pod, by the whole name that the agent has for it.
+    /// The pod with the full name that the agent has for it.
     pub(super) fn of(namespace: &str, name: &str) -> Self {
         Self { pod: name.to_owned(), namespace: Some(namespace.to_owned()) }
     }
@@ -21,7 +21,7 @@ impl PodArg {
     /// `pod=NAME&namespace=NAMESPACE`, for the agent.
     ///
     /// # Errors
-    /// A sentence: those are no names, or two namespaces.
+    /// Invalid names, or two namespaces.
     pub(super) fn query(&self) -> Result<String, String> {
         query(&self.pod, self.namespace.as_deref())
     }
@@ -37,7 +37,7 @@ pub(super) fn query(pod: &str, namespace: Option<&str>) -> Result<String, String
     Ok(format!("pod={name}{}", namespace.unwrap_or_default()))
 }
 
-/// The namespace, where one is given, and the name in `pod`: NAME, NAMESPACE/NAME or pod/NAME.
+/// The namespace, if given, and the name in `pod`: NAME, NAMESPACE/NAME or pod/NAME.
 ///
 /// # Errors
 /// As [`PodArg::query`].

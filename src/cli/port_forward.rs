@@ -1,7 +1,7 @@
-//! `smolet port-forward POD [LOCAL:]REMOTE...`: ports of a pod on this machine, as `kubectl port-forward`.
+//! `smolet port-forward POD [LOCAL:]REMOTE...`: forwards local ports to a pod, as `kubectl port-forward`.
 //!
-//! Differs from kubectl, which has one connection to the runtime for all, and ends when that is lost or one of the forwarded
-//! connections fails: here each has its own, so none holds up another, and a pod that comes back is reached again.
+//! Differs from kubectl, which has one connection to the runtime for all, and exits when that is lost or one of the forwarded
+//! connections fails: here each has its own, so that none blocks another, and a restarted pod is reached again.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -45,10 +45,10 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// One pair of ports.
+/// A local and a remote port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Pair {
-    /// 0: any.
+    /// 0: any free port.
     local: u16,
     remote: u16,
 }
@@ -66,7 +66,7 @@ fn forward(args: &Args) -> Result<(), String> {
     }
     let socket: Rc<Path> = Rc::from(args.socket.socket.as_path());
     let answer = async_io::block_on(client::post(&socket, &with_ports, Vec::new()))?;
-    // That it can be reached is better known now than with the first connection.
+    // An unusable URL is better reported now than with the first connection.
     Target::parse(fact(&answer, "url").unwrap_or_default())?;
     let remotes = facts(&answer, "port").filter_map(|port| port.parse().ok());
     let pairs = wanted.iter().zip(remotes);
@@ -96,7 +96,7 @@ fn forward(args: &Args) -> Result<(), String> {
     Ok(())
 }
 
-/// `[LOCAL:]REMOTE`: 0 for "any" here, nothing for "the same". PURE.
+/// Splits `[LOCAL:]REMOTE`: 0 for any free local port, `None` for the same one. PURE.
 fn split(port: &str) -> Result<(Option<u16>, &str), String> {
     let (local, remote) = match port.split_once(':') {
         None => (None, port),
@@ -110,7 +110,7 @@ fn split(port: &str) -> Result<(Option<u16>, &str), String> {
     Ok((local, checked_name(remote).map_err(|_| format!("invalid port format {port:?}: [LOCAL:]REMOTE"))?))
 }
 
-/// Where to listen, in groups of which one has to work at least. PURE.
+/// Addresses to listen on, in groups of which at least one has to work. PURE.
 fn addresses(wanted: &[String]) -> Result<Vec<Vec<IpAddr>>, String> {
     let of = |address: &String| match (address.as_str(), address.parse()) {
         ("localhost", _) => Ok(vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]),
@@ -130,7 +130,7 @@ fn listen(pair: Pair, groups: &[Vec<IpAddr>], listeners: &mut Vec<Listener>) -> 
             match TcpListener::bind((*address, local)).and_then(Async::new) {
                 Ok(listener) => {
                     let at = listener.get_ref().local_addr().map_err(|error| error.to_string())?;
-                    // The same on all addresses, where any will do.
+                    // The same free port on all addresses.
                     local = at.port();
                     print(&format!("Forwarding from {at} -> {}", pair.remote));
                     listeners.push((listener, Pair { local, ..pair }));
@@ -154,14 +154,14 @@ async fn accept(
     executor: Rc<Executor>,
 ) {
     let question: Rc<str> = question.into();
-    let mut told = None;
+    let mut logged = None;
     loop {
         let slot = slots.acquire_arc().await;
         let local = match listener.accept().await {
             Ok((local, _)) => local,
             Err(error) => {
-                // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
-                if told.replace(error.kind()) != Some(error.kind()) {
+                // Usually out of descriptors: the command can only wait, and reports it once.
+                if logged.replace(error.kind()) != Some(error.kind()) {
                     say(&format!("port {}: {error}; trying again every second", pair.local));
                 }
                 Timer::after(Duration::from_secs(1)).await;
@@ -188,7 +188,7 @@ async fn handle(local: &Async<TcpStream>, remote: u16, socket: &Path, question: 
     forward::run(connection, local, remote).await
 }
 
-/// A line on standard output, which somebody may wait for.
+/// Prints a line on standard output, which a script may wait for.
 fn print(line: &str) {
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
         return fail(&why);
     }
     let executor = Rc::new(Executor::new());
-    // On the heap: the executor would copy it, as large as the whole wiring, into each of its own futures.
+    // On the heap: the executor would copy the large future into each of its own.
     let agent = Box::pin(node::run(&config, args.once, &executor, Rc::new(SystemClock)));
     let ended = async_io::block_on(executor.run(agent));
     match ended {

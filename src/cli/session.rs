@@ -1,4 +1,5 @@
-//! The near side of `exec` and `attach`: standard streams, the terminal and signals, while `streaming::command` moves the bytes.
+//! The local side of `exec` and `attach`: standard streams, the terminal and signals, while `streaming::command` copies the
+//! bytes.
 
 use std::fs::File;
 use std::io;
@@ -14,46 +15,46 @@ use crate::limits::STREAM_QUEUE_MAX;
 use crate::streaming::command::{self, Ending, Size, Streams};
 use crate::streaming::upgrade::{self, COMMAND_PROTOCOL};
 
-/// What a shell says of a program that SIGPIPE has ended, which is what happens to one whose output nobody reads.
+/// A shell's exit code for a program killed by SIGPIPE, which happens when its output is not read.
 const BROKEN_PIPE: u8 = 128 + 13;
 
-/// What a session is to be.
+/// Parameters of a session.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Session<'u> {
-    /// From the agent.
+    /// The streaming URL from the agent.
     pub url: &'u str,
-    /// Standard input goes to the container.
+    /// Standard input is sent to the container.
     pub stdin: bool,
-    /// The container's side is a terminal.
+    /// The container has a terminal.
     pub tty: bool,
-    /// So is this one: it is put into raw mode, and its size is told.
+    /// The local side has a terminal, too: it is put into raw mode, and its size is sent.
     pub raw: bool,
-    /// The terminal is joined, not new: a change of size makes the program paint it anew, and keys leave it.
+    /// Attached to a running program: a change of size makes it redraw, and the detach keys end the session.
     pub attached: bool,
 }
 
-/// How it ended.
+/// How a session ended.
 enum Ended {
     Command(Ending),
-    /// By the keys for it; the container goes on.
+    /// By the detach keys; the container continues.
     Detached,
-    /// By a signal of that number.
+    /// By a signal with that number.
     Signal(u8),
 }
 
-/// Runs it to its end.
+/// Runs the session to its end.
 ///
 /// # Errors
-/// A sentence.
+/// Why it could not be opened, or was lost.
 pub(super) fn run(session: Session<'_>) -> Result<ExitCode, String> {
     let terminal = |error: io::Error| format!("the terminal cannot be used: {error}");
-    // Without raw mode signals do what they always do.
+    // Without raw mode signals have their default action.
     let wanted = [Signal::Winch, Signal::Term, Signal::Int, Signal::Hup, Signal::Quit];
     let signals = session.raw.then(|| Signals::new(wanted)).transpose().map_err(terminal)?;
     let (changes, sizes) = smol::channel::bounded(STREAM_QUEUE_MAX);
     if let Some(size) = terminal::size().filter(|_| session.raw) {
         if session.attached {
-            // As kubectl: another size first, so that there is a change.
+            // As kubectl: a different size first, so that there is a change.
             tell(
                 &changes,
                 Size { width: size.width.saturating_add(1), height: size.height.saturating_add(1) },
@@ -77,13 +78,13 @@ pub(super) fn run(session: Session<'_>) -> Result<ExitCode, String> {
     }
 }
 
-/// The newest sizes count.
+/// Sends a size, replacing one that was not sent yet.
 fn tell(changes: &Sender<Size>, size: Size) {
     // Never closed before the session ends.
     let _ = changes.force_send(size);
 }
 
-/// Tells every change of the terminal's size, until a signal wants the session's end.
+/// Sends every change of the terminal's size, until a signal ends the session.
 async fn until_signal(signals: Option<Signals>, changes: Sender<Size>) -> Result<Ended, String> {
     let Some(mut signals) = signals else { return std::future::pending().await };
     loop {
@@ -131,9 +132,9 @@ async fn moved(session: Session<'_>, sizes: Receiver<Size>) -> Result<Ended, Str
     }
     let sizes = session.tty.then_some(sizes);
     let command = command::run(connection, Streams { stdin, stdout, stderr, sizes });
-    // A thread that still waits for something to be typed ends with the process.
+    // A thread that still waits for terminal input ends with the process.
     let ended = smol::future::or(async { command.await.map(Ended::Command) }, detached).await;
-    // What came is shown before anything is said about its end.
+    // Received output is written before any message about its end.
     written.await;
     if let Some(written) = errors_written {
         written.await;

@@ -1,5 +1,5 @@
 //! Standard input and output beside a connection: threads read and write them, so that a pipe, a file and a terminal all work and
-//! a reader that stands still holds up nothing but what it is to read.
+//! a blocked reader or writer blocks nothing else.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -10,23 +10,23 @@ use smol::channel::{Receiver, Sender};
 
 use crate::limits::STREAM_CHUNK_BYTES;
 
-/// Ctrl-P, Ctrl-Q: what leaves an attached terminal (kubectl's `--detach-keys`).
+/// Ctrl-P, Ctrl-Q: detaches from an attached terminal (kubectl's `--detach-keys`).
 const DETACH_KEYS: [u8; 2] = [0x10, 0x11];
 
-/// The file behind a standard stream, without the standard library's buffer.
+/// The file of a standard stream, without the standard library's buffer.
 ///
 /// # Errors
-/// The system's, when there is no such stream.
+/// The system's, when the stream is closed.
 pub(super) fn file(stream: impl AsFd) -> io::Result<File> {
     Ok(stream.as_fd().try_clone_to_owned()?.into())
 }
 
-/// Sends what is read until its end, until nobody takes it, or, where asked for, until the keys that detach: then true. Blocks.
+/// Sends its content until its end, until the receiver is dropped, or, if given, until the detach keys: then true. Blocks.
 pub(super) fn read(file: &File, to: &Sender<Vec<u8>>, mut detach: Option<Detach>) -> bool {
     loop {
         let mut bytes = vec![0; STREAM_CHUNK_BYTES];
         let read = again(file, PollFlags::IN, |mut file| file.read(&mut bytes));
-        // One that cannot be read any more, a terminal that hung up, has ended.
+        // A stream that cannot be read any more, such as a terminal that hung up, has ended.
         bytes.truncate(read.unwrap_or(0));
         let ended = bytes.is_empty();
         let detached = detach.as_mut().is_some_and(|detach| detach.cut(&mut bytes));
@@ -36,7 +36,7 @@ pub(super) fn read(file: &File, to: &Sender<Vec<u8>>, mut detach: Option<Detach>
     }
 }
 
-/// Writes what comes until nothing more does, or until it cannot be written. Blocks.
+/// Writes what is received, until the senders are dropped or a write fails. Blocks.
 pub(super) fn write(from: &Receiver<Vec<u8>>, file: &File) {
     while let Ok(bytes) = from.recv_blocking() {
         let mut rest = bytes.as_slice();
@@ -49,7 +49,7 @@ pub(super) fn write(from: &Receiver<Vec<u8>>, file: &File) {
     }
 }
 
-/// Waits where somebody else, who has the same file, has made it one that does not wait.
+/// Polls when another process with the same open file has made it non-blocking.
 fn again(
     file: &File,
     ready: PollFlags,
@@ -69,15 +69,15 @@ fn again(
     }
 }
 
-/// Finds the keys that detach, in one piece or in two.
+/// Finds the detach keys, in one read or in two.
 #[derive(Debug, Default)]
 pub(super) struct Detach {
-    /// The first of them was the last byte; it is held back until it is clear what follows.
+    /// The first key was the last byte; it is held back until the next byte.
     begun: bool,
 }
 
 impl Detach {
-    /// Takes the keys and what follows them away; true when they are there.
+    /// Removes the keys and what follows them; true when they were found.
     fn cut(&mut self, bytes: &mut Vec<u8>) -> bool {
         if std::mem::take(&mut self.begun) {
             bytes.insert(0, DETACH_KEYS[0]);

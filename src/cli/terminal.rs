@@ -1,4 +1,4 @@
-//! The terminal in raw mode for as long as it belongs to a container.
+//! Raw mode of the terminal while it is attached to a container.
 
 use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd;
@@ -12,10 +12,10 @@ use crate::streaming::command::Size;
 pub(super) struct Raw(Termios);
 
 impl Raw {
-    /// Standard input passes every key on and shows none.
+    /// Disables line editing, echo and signal keys of standard input.
     ///
     /// # Errors
-    /// The system's: it is no terminal.
+    /// The system's: it is not a terminal.
     pub(super) fn enter() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -27,12 +27,12 @@ impl Raw {
 
 impl Drop for Raw {
     fn drop(&mut self) {
-        // A terminal that has hung up cannot be put right.
+        // A terminal that has hung up cannot be restored.
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
     }
 }
 
-/// Says, as kubectl does, when `-t` is asked for and standard input is no terminal: true when it can be had.
+/// Whether `-t` can be satisfied; as kubectl, prints a message when standard input is not a terminal.
 pub(super) fn is_usable(quiet: bool) -> bool {
     let usable = io::stdin().is_terminal();
     if !usable && !quiet {
@@ -41,10 +41,10 @@ pub(super) fn is_usable(quiet: bool) -> bool {
     usable
 }
 
-/// The size of the terminal: that of standard output, whose it is to be shown on, else that of standard input.
+/// The terminal's size: that of standard output, else that of standard input.
 pub(super) fn size() -> Option<Size> {
     let of = |stream: &dyn AsFd| tcgetwinsize(stream.as_fd()).ok();
     let size = of(&io::stdout()).or_else(|| of(&io::stdin()))?;
-    // A serial line knows none.
+    // A serial line has no size.
     (size.ws_col > 0 && size.ws_row > 0).then_some(Size { width: size.ws_col, height: size.ws_row })
 }

@@ -1,5 +1,5 @@
-//! `smolet top [POD...]`: what pods use of CPU and memory now; with `--self` every bounded structure of the agent with its use
-//! and its limit, and the process' memory.
+//! `smolet top [POD...]`: CPU and memory usage of pods; with `--self` every bounded structure of the agent with its use and its
+//! limit, and the process' memory.
 
 use std::process::ExitCode;
 
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// `/top/pods?pods=NAMESPACE/NAME,NAME&namespace=NAMESPACE&color=1`, or less of it.
+/// `/top/pods?pods=NAMESPACE/NAME,NAME&namespace=NAMESPACE&color=1`, or a part of it.
 fn query(args: &Args) -> Result<String, String> {
     let mut query = "/top/pods?pods=".to_owned();
     for pod in &args.pods {

@@ -1,17 +1,17 @@
-//! A network of pods for a node that has none: a CNI configuration of a bridge with the Node's addresses. PURE.
+//! A pod network for a node without one: a CNI configuration of a bridge with the Node's `podCIDRs`. PURE.
 //!
-//! | other configurations | ours | what is done |
+//! | other configurations | smolet's | action |
 //! |---|---|---|
-//! | none | none, or of other addresses | it is written |
-//! | none | as it is to be | nothing |
-//! | some | there | it is removed: the pods have another network |
-//! | some | none | nothing |
+//! | none | none, or of other ranges | write it |
+//! | none | up to date | none |
+//! | some | present | remove it: the pods have another network |
+//! | some | none | none |
 
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
 
-/// The file's name: others come before it.
+/// The file's name: it sorts after other configurations.
 pub const FILE: &str = "99-smolet-bridge.conflist";
 /// The bridge's name.
 const BRIDGE: &str = "cni0";
@@ -19,15 +19,15 @@ const BRIDGE: &str = "cni0";
 /// The action on the CNI configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// None.
     Keep,
-    /// It is written.
+    /// Write it.
     Write,
-    /// It is removed.
+    /// Remove it.
     Remove,
 }
 
-/// The row of the table. `ours` is what stands in the file, if it is there.
+/// Looks up the row of the table. `ours` is the file's content, if it exists.
 pub fn step(others: bool, ours: Option<&[u8]>, wanted: &[u8]) -> Step {
     match (others, ours) {
         (false, Some(ours)) if ours == wanted => Step::Keep,
@@ -40,7 +40,7 @@ pub fn step(others: bool, ours: Option<&[u8]>, wanted: &[u8]) -> Step {
 /// The configuration: a bridge with masquerading, addresses from these ranges, and host ports.
 ///
 /// # Errors
-/// A sentence: there is no range, or one is none.
+/// There is no range, or an invalid one.
 pub fn conflist(pod_cidrs: &[Box<str>]) -> Result<String, String> {
     if pod_cidrs.is_empty() {
         return Err("the Node has no spec.podCIDR, of which a bridge would give its pods addresses; let the cluster's \
@@ -69,7 +69,7 @@ pub fn conflist(pod_cidrs: &[Box<str>]) -> Result<String, String> {
     Ok(format!("{list}\n"))
 }
 
-/// Whether a range is one of IPv6.
+/// Whether a range is IPv6; `None` when it is invalid.
 fn family(cidr: &str) -> Option<bool> {
     let (address, bits) = cidr.split_once('/')?;
     let address: IpAddr = address.parse().ok()?;

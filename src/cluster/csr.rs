@@ -1,5 +1,4 @@
-//! The certificate by which a node is known to its cluster: how it is asked for, what the answer says, when it is renewed.
-//! PURE.
+//! The node's certificates: the signing request, its approval or denial, and the time of renewal (client-go `certificate`). PURE.
 
 use std::time::Duration;
 
@@ -13,17 +12,17 @@ use crate::limits::{CERTIFICATE_LOOK, KUBE_MESSAGE_BYTES_MAX};
 use crate::model::Wall;
 use crate::x509::{self, Validity};
 
-/// What a certificate is for.
+/// The use of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// The node shows it to the API server.
+    /// Client certificate for the API server.
     Client,
-    /// The node's own API has it.
+    /// Serving certificate of the node's own API.
     Server,
 }
 
 impl Purpose {
-    /// Who signs it.
+    /// `spec.signerName`.
     fn signer(self) -> &'static str {
         match self {
             Self::Client => "kubernetes.io/kube-apiserver-client-kubelet",
@@ -38,7 +37,7 @@ impl Purpose {
         }
     }
 
-    /// What its files begin with (the kubelet's names).
+    /// Prefix of its files' names (the kubelet's names).
     pub(crate) fn files(self) -> &'static str {
         match self {
             Self::Client => "kubelet-client",
@@ -47,7 +46,7 @@ impl Purpose {
     }
 }
 
-/// The user that the certificate names.
+/// The user name in the certificate.
 pub(crate) fn user(node: &str) -> String {
     format!("system:node:{node}")
 }
@@ -55,19 +54,19 @@ pub(crate) fn user(node: &str) -> String {
 /// The group of all nodes.
 pub(crate) const GROUP: &str = "system:nodes";
 
-/// What the request for a certificate of this key is called: whoever has the key finds it again. The end of a public key is
+/// Name of the request for a certificate of this key, by which the holder of the key finds it again. The end of a public key is
 /// as good as random.
 pub(crate) fn name(public_key: &[u8]) -> String {
     let end = public_key.get(public_key.len().saturating_sub(16)..).unwrap_or_default();
     format!("node-csr-{}", crate::text::hex(end))
 }
 
-/// Where it is.
+/// The path of that request.
 pub(crate) fn path(name: &str) -> String {
     object_path(Resource::SIGNING_REQUESTS, "", name)
 }
 
-/// The `CertificateSigningRequest` around one of PKCS #10.
+/// The `CertificateSigningRequest` with a PKCS #10 request.
 pub(crate) fn request(purpose: Purpose, name: &str, pkcs10: &[u8]) -> Value {
     let pem = x509::pem("CERTIFICATE REQUEST", pkcs10);
     json!({
@@ -82,18 +81,18 @@ pub(crate) fn request(purpose: Purpose, name: &str, pkcs10: &[u8]) -> Value {
     })
 }
 
-/// What the cluster says to the request.
+/// The state of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Nothing yet, or that somebody will sign it.
+    /// Neither signed nor denied; it may be approved.
     Pending,
     /// The certificate, in PEM.
     Issued(Vec<u8>),
-    /// There will be none: a sentence with the mend.
+    /// Denied or failed: a message with the remedy.
     Refused(String),
 }
 
-/// Reads it from the object. As the kubelet: a denial counts whatever else is there.
+/// Reads the state from the object. As the kubelet: a denial takes precedence over everything else.
 pub(crate) fn answer(name: &str, object: &Node) -> Answer {
     let Some(status) = object.field("status") else { return Answer::Pending };
     let conditions = status.field("conditions").map(Node::items).unwrap_or_default();
@@ -127,24 +126,24 @@ pub(crate) fn answer(name: &str, object: &Node) -> Answer {
 /// The next action for a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
-    /// Nothing for so long.
+    /// None for this long.
     Later(Duration),
-    /// It is renewed.
+    /// Renew it.
     Now,
-    /// It has ended, by this machine's clock.
+    /// It has expired, by this machine's clock.
     Ended,
 }
 
-/// When a certificate is renewed: once between 70 and 90 % of its life have passed, for each node and each certificate another
-/// share (the kubelet's `jitteryDuration`).
+/// When a certificate is renewed: once between 70 and 90 % of its lifetime have passed, a different share for each node and
+/// certificate (the kubelet's `jitteryDuration`).
 ///
-/// The machine's clock says so, and it may be wrong:
-/// - behind the certificate's begin, it knows nothing (no battery, no time from the network yet): nothing is renewed, for the
-///   server's own certificate could not be verified either;
-/// - ahead, the certificate is renewed too early, which harms nobody as long as it is not done over and over:
-///   [`least_age`] goes by the time since the machine's start, which is never set;
-/// - `Ended` is not taken for true: the server is asked with the certificate, and its clock decides;
-/// - it is looked at again every `limits::CERTIFICATE_LOOK`, so that a clock that is set meanwhile counts.
+/// It depends on the machine's clock, which may be wrong:
+/// - before the certificate's start, the time is unknown (no battery, no NTP yet): nothing is renewed, because the server's
+///   certificate could not be verified either;
+/// - too late, the certificate is renewed too early, which is harmless unless it happens repeatedly: [`least_age`] uses the time
+///   since boot, which is never set;
+/// - `Ended` is not final: the certificate is still presented to the server, and its clock decides;
+/// - it is checked again every `limits::CERTIFICATE_LOOK`, so that a clock that is set meanwhile counts.
 pub(crate) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
     let (from, until, now) = (validity.from.0, validity.until.0, now.0);
     if now >= until {
@@ -154,7 +153,7 @@ pub(crate) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
         return Due::Later(CERTIFICATE_LOOK);
     }
     let life = until.saturating_sub(from);
-    // Thousandths, from 700 to 899.
+    // In thousandths, from 700 to 899.
     let share = 700
         + i64::try_from((seed ^ until.unsigned_abs()).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0)
             % 200;
@@ -165,19 +164,19 @@ pub(crate) fn due(validity: Validity, now: Wall, seed: u64) -> Due {
     }
 }
 
-/// How long a certificate that was just issued is kept at least: half of its life, and a day at most.
+/// Least age at which a certificate is renewed: half of its lifetime, and a day at most.
 pub(crate) fn least_age(validity: Validity) -> Duration {
     let life = u64::try_from(validity.until.0.saturating_sub(validity.from.0)).unwrap_or(0);
     Duration::from_nanos(life / 2).min(Duration::from_hours(24))
 }
 
-/// What the file of a certificate is called that was issued then (the kubelet's `kubelet-client-2006-01-02-15-04-05.pem`).
+/// The file name of a certificate that was issued at `now` (the kubelet's `kubelet-client-2006-01-02-15-04-05.pem`).
 pub(crate) fn file_name(purpose: Purpose, now: Wall) -> String {
     let date = now.to_string().replace(['T', ':'], "-");
     format!("{}-{}{FILE_END}", purpose.files(), date.trim_end_matches('Z'))
 }
 
-/// Whether one is called so.
+/// Whether `name` is such a file name.
 pub(crate) fn is_file_name(purpose: Purpose, name: &str) -> bool {
     let name = name.strip_prefix(purpose.files()).and_then(|name| name.strip_prefix('-'));
     let date = name.and_then(|name| name.strip_suffix(FILE_END));
@@ -193,25 +192,25 @@ mod tests {
 
     const SECOND: i64 = 1_000_000_000;
 
-    fn said(status: &Value) -> Answer {
+    fn answer_of(status: &Value) -> Answer {
         answer("node-csr-1", &read(json!({"status": status}).to_string().as_bytes()).unwrap())
     }
 
     #[test]
     fn what_is_said_of_a_request_is_read() {
         let condition = |kind: &str| json!({"type": kind, "status": "True", "reason": "R", "message": "m"});
-        assert_eq!(said(&json!({})), Answer::Pending);
-        assert_eq!(said(&json!({"conditions": [condition("Approved")]})), Answer::Pending);
+        assert_eq!(answer_of(&json!({})), Answer::Pending);
+        assert_eq!(answer_of(&json!({"conditions": [condition("Approved")]})), Answer::Pending);
         let issued = json!({"conditions": [condition("Approved")], "certificate": "aGk="});
-        assert_eq!(said(&issued), Answer::Issued(b"hi".to_vec()));
+        assert_eq!(answer_of(&issued), Answer::Issued(b"hi".to_vec()));
         for (kind, words) in
             [("Denied", "node-csr-1 was denied (R: m); approve"), ("Failed", "could not be signed (R: m)")]
         {
             let both = json!({"conditions": [condition("Approved"), condition(kind)], "certificate": "aGk="});
-            assert!(matches!(said(&both), Answer::Refused(why) if why.contains(words)), "{kind}");
+            assert!(matches!(answer_of(&both), Answer::Refused(why) if why.contains(words)), "{kind}");
         }
         assert!(
-            matches!(said(&json!({"certificate": "?"})), Answer::Refused(why) if why.contains("no base64"))
+            matches!(answer_of(&json!({"certificate": "?"})), Answer::Refused(why) if why.contains("no base64"))
         );
     }
 

@@ -1,6 +1,6 @@
-//! What happened to a pod or to the node, as an Event (`recorderImpl.makeEvent`, `EventCorrelator`). PURE.
+//! Converts a ring entry of a pod or of the node to an Event (`recorderImpl.makeEvent`, `EventCorrelator`). PURE.
 //!
-//! One object for each entry of the ring: its count goes up where the same happens again.
+//! One object for each entry of the ring: its count is increased when the entry repeats.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -10,15 +10,15 @@ use crate::events::{Event, EventKind};
 use crate::limits::EVENT_NAME_BYTES_MAX;
 use crate::model::{Mono, Now, Wall};
 
-/// Who says so.
+/// The reporting component.
 const COMPONENT: &str = "kubelet";
-/// The namespace of the node's own.
+/// The namespace of the node's own events.
 const OF_NODES: &str = "default";
 
-/// Where the event is kept: namespace and name. The same of the same pod has the same name.
+/// Namespace and name of the Event. An entry of the same pod and message has the same name.
 pub fn place(event: &Event) -> (String, String) {
     let mut hasher = DefaultHasher::new();
-    // What is combined has another message each time, and is one object.
+    // A combined entry changes its message each time, and is one object.
     let message = (!event.is_combined()).then_some(&event.message);
     (event.pod.uid.as_str(), &event.field_path, event.reason, message, event.first).hash(&mut hasher);
     let pod = &event.pod;
@@ -27,8 +27,8 @@ pub fn place(event: &Event) -> (String, String) {
     (namespace.to_owned(), format!("{name}.{:016x}", hasher.finish()))
 }
 
-/// The whole object. `uid` is what the pod is known by there: of a static pod its manifest's hash, by which kubectl looks
-/// for the events of its copy.
+/// The whole object. `uid` is the pod's UID in the API: of a static pod its manifest's hash, by which kubectl finds the events of
+/// its mirror pod.
 pub fn object(event: &Event, uid: &str, node: &str, now: Now) -> Value {
     let (namespace, name) = place(event);
     let pod = &event.pod;
@@ -51,7 +51,7 @@ pub fn object(event: &Event, uid: &str, node: &str, now: Now) -> Value {
     })
 }
 
-/// What changes of it when the same happens again.
+/// The patch for a repeated entry.
 pub fn again(event: &Event, now: Now) -> Value {
     json!({"count": event.count, "lastTimestamp": at(event.last, now), "message": &*event.message})
 }
@@ -63,7 +63,7 @@ fn kind(kind: EventKind) -> &'static str {
     }
 }
 
-/// When that was by the wall clock as it is now.
+/// That instant by the current wall clock.
 fn at(then: Mono, now: Now) -> String {
     let ago = i64::try_from(now.mono.since(then).as_nanos()).unwrap_or(i64::MAX);
     Wall(now.wall.0.saturating_sub(ago)).to_string()
@@ -94,7 +94,7 @@ mod tests {
         ring.record((&pod).into(), EventKind::Normal, "Started", "x", seconds(6));
         let names: Vec<_> = ring.iter().map(place).collect();
         assert_ne!(names[0], names[1]);
-        // Of a pod that only the runtime knows, its label says what it is called: no DNS name.
+        // The name of a pod that only the runtime knows is its label, which need not be a DNS name.
         let foreign = PodKey::new("default", &format!("a{}", "é".repeat(EVENT_NAME_BYTES_MAX)), "u");
         ring.record((&foreign).into(), EventKind::Normal, "Started", "x", seconds(7));
         let (_, name) = ring.iter().last().map(place).expect("the last one");

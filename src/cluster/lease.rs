@@ -7,8 +7,8 @@ use crate::model::Wall;
 /// The namespace of all nodes' leases.
 pub const NAMESPACE: &str = "kube-node-lease";
 
-/// The lease of that node, renewed at `now` for so many seconds. `version` is that of the one it takes the place of, if there is one; `uid` the
-/// Node's, with which it goes.
+/// The lease of that node, renewed at `now` for `seconds`. `version` is the resource version of the lease that it replaces, if
+/// there is one; `uid` that of the Node which owns it.
 pub fn lease(node: &str, seconds: u16, uid: Option<&str>, version: Option<&str>, now: Wall) -> Value {
     let mut metadata = json!({"name": node, "namespace": NAMESPACE});
     if let Some(version) = version {

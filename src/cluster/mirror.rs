@@ -1,14 +1,14 @@
-//! A static pod's copy in the cluster (`mirror_client.go`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`). PURE.
+//! Mirror pods of static pods (`mirror_client.go`, `tryReconcileMirrorPods`, `deleteOrphanedMirrorPods`). PURE.
 //!
-//! | the static pod | the mirror pod there | what is done |
+//! | the static pod | its mirror pod | action |
 //! |---|---|---|
-//! | is wanted | none | it is created |
-//! | is wanted | of this manifest | it stays |
-//! | is wanted | of another manifest, or being deleted | it is deleted, and created anew when it is gone |
-//! | ends, or may be wanted by a manifest that cannot be read | any | it stays as it is |
-//! | is gone, or cannot be told there | any | it is deleted |
+//! | is desired | none | create it |
+//! | is desired | of this manifest | none |
+//! | is desired | of another manifest, or being deleted | delete it, and create it again once it is gone |
+//! | terminates, or may be desired by an unreadable manifest | any | none |
+//! | is gone, or cannot have a mirror pod | any | delete it |
 //!
-//! Differs from the kubelet in the hash: there it is the pod's UID too, here one of the whole manifest.
+//! Differs from the kubelet in the hash: there it is also the pod's UID, here it is that of the whole manifest.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
@@ -18,29 +18,29 @@ use crate::desired::update::MirrorPod;
 use crate::model::annotations::{CONFIG_HASH, CONFIG_MIRROR};
 use crate::model::object::named_by;
 
-/// What the node makes of a pod's name.
+/// The desired state of a pod name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish<'a> {
-    /// A manifest wants the pod; this is its hash.
+    /// A manifest has the pod; this is its hash.
     Runs(&'a str),
-    /// The pod ends, or a manifest that cannot be read may want it.
+    /// The pod terminates, or an unreadable manifest may have it.
     Undecided,
-    /// Nothing here has that name, or what has it cannot be told there.
+    /// No pod has that name, or it cannot have a mirror pod.
     Gone,
 }
 
 /// The action on a mirror pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Nothing.
+    /// None.
     Keep,
-    /// It is created.
+    /// Create it.
     Create,
-    /// It is deleted, at once.
+    /// Delete it without a grace period.
     Delete,
 }
 
-/// The row of the table.
+/// Looks up the row of the table.
 pub fn step(wish: Wish<'_>, there: Option<&MirrorPod>) -> Step {
     match (wish, there) {
         (Wish::Runs(_), None) => Step::Create,
@@ -50,13 +50,13 @@ pub fn step(wish: Wish<'_>, there: Option<&MirrorPod>) -> Step {
     }
 }
 
-/// The mirror pod stays, and is that of the manifest with this hash (`IsMirrorPodOf`).
+/// The mirror pod is not being deleted, and has the hash of that manifest (`IsMirrorPodOf`).
 pub fn is_of(mirror: &MirrorPod, hash: &str) -> bool {
     !mirror.deleted && *mirror.hash == *hash
 }
 
-/// Why the server takes no mirror pod of this one: it may name no object of the API (`NodeRestriction`), as the objects of
-/// manifests are none.
+/// Why the server refuses a mirror pod of this pod: it must not reference API objects (`NodeRestriction`), and the objects of
+/// manifests are not in the API.
 pub fn refusal(pod: &Pod) -> Option<String> {
     let named = named_by(pod).into_iter().next()?;
     Some(format!(
@@ -64,7 +64,7 @@ pub fn refusal(pod: &Pod) -> Option<String> {
     ))
 }
 
-/// The object as it is created. The server gives it a UID of its own, and a status.
+/// The object to create. The server sets its UID and its status.
 pub fn object(pod: &Pod, node: &str, node_uid: &str) -> Value {
     let mut mirror = Pod { metadata: pod.metadata.clone(), spec: pod.spec.clone(), status: None };
     let metadata = &mut mirror.metadata;
@@ -82,7 +82,7 @@ pub fn object(pod: &Pod, node: &str, node_uid: &str) -> Value {
         controller: Some(true),
         block_owner_deletion: None,
     }]);
-    // What is typed can be written.
+    // A typed object always serializes.
     serde_json::to_value(mirror).unwrap_or_default()
 }
 

@@ -1,6 +1,6 @@
-//! What a node tells its API server: its Node object, its lease, its pods' statuses, what happens. PURE.
+//! Objects that a node writes to its API server: its Node, its lease, its pods' statuses, events, mirror pods. PURE.
 //!
-//! The objects are made as JSON values: typed, each kind would cost its code in the binary once more.
+//! The objects are built as JSON values: typed, each kind would add its serialization code to the binary.
 
 pub mod bridge;
 pub(crate) mod csr;

@@ -1,4 +1,4 @@
-//! The images that a Node tells of, by which the scheduler prefers nodes that have a pod's (`nodestatus.Images`). PURE.
+//! The images of a Node's status, by which the scheduler prefers nodes that have a pod's images (`nodestatus.Images`). PURE.
 
 use std::rc::Rc;
 
@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use crate::limits::{NODE_IMAGE_NAME_BYTES_MAX, NODE_IMAGE_NAMES_MAX, NODE_IMAGES_MAX};
 use crate::model::runtime::Image;
 
-/// One of them.
+/// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeImage {
-    /// Those with digests first.
+    /// Names with digests first.
     names: Vec<Box<str>>,
     size_bytes: u64,
 }
@@ -21,23 +21,23 @@ impl NodeImage {
         self.names.iter().map(|name| name.len()).sum()
     }
 
-    /// As it stands in `status.images`.
+    /// Its entry in `status.images`.
     pub fn value(&self) -> Value {
         json!({"names": self.names, "sizeBytes": self.size_bytes})
     }
 }
 
-/// The largest of those that are added.
+/// The largest of the added images.
 #[derive(Debug, Default)]
 pub struct NodeImages(Vec<NodeImage>);
 
 impl NodeImages {
-    /// One more.
+    /// Adds an image.
     pub fn add(&mut self, image: Image) {
         let names = image.repo_digests.into_iter().chain(image.repo_tags);
         let names = names.filter(|name| name.len() <= NODE_IMAGE_NAME_BYTES_MAX).take(NODE_IMAGE_NAMES_MAX);
         let image = NodeImage { names: names.collect(), size_bytes: image.size_bytes };
-        // By name where sizes are the same, so that the order is too when nothing has changed.
+        // Images of the same size are sorted by name, so that the order is stable.
         let place = self
             .0
             .partition_point(|other| (other.size_bytes, &image.names) > (image.size_bytes, &other.names));

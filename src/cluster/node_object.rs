@@ -11,28 +11,28 @@ use crate::model::SortedMap;
 use crate::model::Wall;
 use crate::model::runtime::RuntimeHandler;
 
-/// The kubelet whose behaviour this is, as `status.nodeInfo.kubeletVersion` and tests that ask for a least one have it.
+/// The kubelet version whose behaviour this is, for `status.nodeInfo.kubeletVersion` and version checks.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERSION"));
-/// What tells it from a kubelet's.
+/// Distinguishes it from a kubelet's version.
 pub(super) const KUBELET_VERSION_MARK: &str = "+smolet";
-/// The taint that a cloud's controller takes off (`TaintExternalCloudProvider`).
+/// The taint that a cloud controller removes (`TaintExternalCloudProvider`).
 const CLOUD_TAINT: &str = "node.cloudprovider.kubernetes.io/uninitialized";
 /// `AnnotationAlphaProvidedIPAddr`.
 const PROVIDED_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// What the machine is. Its addresses, and what the runtime says of itself, may change.
+/// The machine's properties. Its addresses, and those that the runtime reports, may change.
 #[derive(Clone, Debug, Default)]
 pub struct Machine {
-    /// The node's name, which is its host name in the cluster too, as with the kubelet's `--hostname-override`: two machines
-    /// of one name differ there.
+    /// The node's name, which is also its host name in the cluster, as with the kubelet's `--hostname-override`: two machines
+    /// with the same host name differ in it.
     pub name: Box<str>,
     /// Its addresses, the primary one first.
     pub addresses: Vec<Box<str>>,
     /// `/etc/machine-id`.
     pub machine_id: Box<str>,
-    /// The board's own UUID, else the machine id.
+    /// The board's UUID, else the machine id.
     pub system_uuid: Box<str>,
-    /// Of this boot.
+    /// The boot id.
     pub boot_id: Box<str>,
     /// `uname -r`.
     pub kernel: Box<str>,
@@ -40,68 +40,68 @@ pub struct Machine {
     pub os_image: Box<str>,
     /// `containerd://1.6.20`.
     pub runtime: Box<str>,
-    /// As Go calls it: `arm64`, `arm`, `amd64`.
+    /// Go's name: `arm64`, `arm`, `amd64`.
     pub architecture: &'static str,
     /// CPUs.
     pub cpus: u64,
     /// Bytes of memory.
     pub memory: u64,
-    /// Bytes of the disk of the pods' directories.
+    /// Bytes of the file system of the pods' directories.
     pub disk: u64,
-    /// The most pods.
+    /// Greatest number of pods.
     pub pods: usize,
-    /// The most images that its status names.
+    /// Greatest number of images in the status.
     pub images_max: usize,
-    /// What pods do not get: what is reserved, and what eviction keeps free.
+    /// Resources that pods do not get: reserved ones, and those that eviction keeps free.
     pub reserved: Reserved,
-    /// Labels that the Node gets when it is created, besides those that every node has.
+    /// Labels that are added when the Node is created, besides the standard ones.
     pub labels: SortedMap<Box<str>, Box<str>>,
-    /// Taints that it gets then.
+    /// Taints that are added when the Node is created.
     pub taints: Vec<NodeTaint>,
-    /// What a cloud calls it; empty: nothing.
+    /// `spec.providerID`; empty: none.
     pub provider_id: Box<str>,
-    /// How often it is told of.
+    /// How often status and lease are updated.
     pub periods: Periods,
-    /// The port of the node's own API; 0 = it has none.
+    /// The port of the node's own API; 0 = none.
     pub port: u16,
-    /// The runtime's handlers, by name; the default one's is empty.
+    /// The runtime's handlers, by name; the default handler's is empty.
     pub handlers: Vec<Handler>,
-    /// The runtime knows `supplementalGroupsPolicy`; `None` = not known yet.
+    /// The runtime supports `supplementalGroupsPolicy`; `None` = not known yet.
     pub supplemental_groups_policy: Option<bool>,
     /// Bytes of swap.
     pub swap: u64,
-    /// Huge pages: sizes as the resources' names have them (`2Mi`), and bytes of all pages of that size.
+    /// Huge pages: page sizes in the form of resource names (`2Mi`), and bytes of all pages of that size.
     pub huge_pages: Vec<(Box<str>, u64)>,
-    /// `--cloud-provider=external`: the cloud's controller tells the addresses.
+    /// `--cloud-provider=external`: the cloud controller sets the addresses.
     pub external_cloud: bool,
-    /// The addresses that were given (`--node-ip`).
+    /// The addresses of `--node-ip`.
     pub provided_addresses: Vec<Box<str>>,
 }
 
-/// A way to run pods.
+/// A runtime handler.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Handler {
-    /// Empty: the default one.
+    /// Empty: the default handler.
     pub name: Box<str>,
-    /// It makes mounts read-only with all that is mounted below them.
+    /// It supports recursive read-only mounts.
     pub recursive_read_only_mounts: bool,
-    /// It runs pods with users of their own.
+    /// It supports user namespaces.
     pub user_namespaces: bool,
 }
 
-/// What changes.
+/// The changing part of the status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// The conditions that hold.
     pub pressure: Vec<NodeCondition>,
-    /// Why pods cannot be run; empty: they can.
+    /// Why the node is not ready; empty: it is ready.
     pub not_ready: Vec<String>,
-    /// The images that are here.
+    /// The images on the node.
     pub images: Rc<[NodeImage]>,
 }
 
 impl Machine {
-    /// The object as it is created.
+    /// The object to create.
     pub fn object(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut labels = self.labels();
         for (key, value) in &self.labels {
@@ -139,14 +139,15 @@ impl Machine {
         })
     }
 
-    /// The annotations that every node has (`NodeAddress`); null: that one goes.
+    /// Standard annotations (`NodeAddress`); null removes one.
     pub fn annotations(&self) -> Value {
         let provided = &self.provided_addresses;
         let provided = (self.external_cloud && !provided.is_empty()).then(|| provided.join(","));
         json!({"volumes.kubernetes.io/controller-managed-attach-detach": "true", PROVIDED_IPS: provided})
     }
 
-    /// The status as it is told of a Node that is there: once it has addresses, they are the cloud's to tell.
+    /// The status of an existing Node: with an external cloud provider its addresses are left to the cloud controller once it has
+    /// some.
     pub fn report(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut status = self.status(health, before, now);
         if let (true, Some(status)) = (self.external_cloud, status.as_object_mut()) {
@@ -155,7 +156,7 @@ impl Machine {
         status
     }
 
-    /// The labels that every node has.
+    /// Standard labels.
     pub fn labels(&self) -> Value {
         let mut labels = Map::new();
         for (label, value) in [
@@ -170,7 +171,7 @@ impl Machine {
         Value::Object(labels)
     }
 
-    /// The status. A condition that is as it was in `before` keeps the time of its last change.
+    /// The status. A condition that is unchanged from `before` keeps the time of its last transition.
     pub fn status(&self, health: &Health, before: &[Value], now: Wall) -> Value {
         let mut addresses: Vec<Value> =
             self.addresses.iter().map(|ip| json!({"type": "InternalIP", "address": &**ip})).collect();
@@ -212,7 +213,7 @@ impl Machine {
         }
     }
 
-    /// What pods may ask for (`GetNodeAllocatableReservation`).
+    /// `status.allocatable` (`GetNodeAllocatableReservation`).
     pub fn allocatable(&self) -> Resources {
         let (there, kept) = (self.capacity(), &self.reserved);
         let left = |there: i64, kept: u64| there.saturating_sub(number(kept)).max(0);
@@ -226,7 +227,7 @@ impl Machine {
     }
 }
 
-/// As the status has it.
+/// In the form of the status.
 fn resources(of: &Resources) -> Value {
     let cpu = match of.milli_cpu {
         whole if whole % 1000 == 0 => (whole / 1000).to_string(),
@@ -248,7 +249,7 @@ fn hostname(name: &str) -> Value {
     json!({"type": "Hostname", "address": name})
 }
 
-/// The resource of the huge pages of that size.
+/// The resource name of huge pages of that size.
 fn huge_pages_of(size: &str) -> Box<str> {
     format!("hugepages-{size}").into()
 }
@@ -257,13 +258,13 @@ fn number(of: u64) -> i64 {
     i64::try_from(of).unwrap_or(i64::MAX)
 }
 
-/// Fields of a status that a kubelet writes and this agent does not: what one left on a node that is this agent's now goes.
+/// Status fields that a kubelet writes and this agent does not: they are removed when a kubelet has left them.
 const NOT_OURS: &[&str] = &["config", "volumesInUse"];
 
-/// The strategic merge patch that gives the Node this status (`PatchNodeStatus`). Addresses are merged by their type there,
-/// so that two of one type would become the same twice: they take the place of those that are there.
+/// The strategic merge patch that sets this status of the Node (`PatchNodeStatus`). The server merges addresses by their type, so
+/// that two of one type would become the same twice: the list is replaced instead.
 pub fn patch(mut status: Value) -> Value {
-    // Where there are none they are another's to tell, and stay.
+    // Without addresses, they belong to the cloud controller, and stay.
     if let Some(addresses) = status.get_mut("addresses").and_then(Value::as_array_mut) {
         addresses.push(json!({"$patch": "replace"}));
     }
@@ -273,18 +274,18 @@ pub fn patch(mut status: Value) -> Value {
     json!({"status": status})
 }
 
-/// In whole KiB, as the kubelet's are.
+/// In whole KiB, as the kubelet's.
 fn quantity(bytes: i64) -> String {
     format!("{}Ki", bytes / 1024)
 }
 
 impl Handler {
-    /// As the runtime tells it.
-    pub fn of(told: &RuntimeHandler) -> Self {
+    /// From the runtime's `Status`.
+    pub fn of(handler: &RuntimeHandler) -> Self {
         Self {
-            name: told.name.clone(),
-            recursive_read_only_mounts: told.recursive_read_only_mounts,
-            user_namespaces: told.user_namespaces,
+            name: handler.name.clone(),
+            recursive_read_only_mounts: handler.recursive_read_only_mounts,
+            user_namespaces: handler.user_namespaces,
         }
     }
 
@@ -295,7 +296,7 @@ impl Handler {
     }
 }
 
-/// In the kubelet's order, the last one the node's as a whole.
+/// In the kubelet's order, `Ready` last.
 fn conditions(health: &Health, before: &[Value], now: Wall) -> Vec<Value> {
     let pressure = |of| health.pressure.contains(&of);
     let ready = health.not_ready.is_empty();

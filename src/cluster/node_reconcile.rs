@@ -1,4 +1,4 @@
-//! What a former agent has left in the status of a Node that is this agent's now (`reconcileExtendedResource`,
+//! Removes what a former agent has left in the status of this node's Node (`reconcileExtendedResource`,
 //! `reconcileHugePageResource`). PURE.
 
 use serde_json::{Map, Value, json};
@@ -7,12 +7,11 @@ use super::node_object::{KUBELET_VERSION_MARK, Machine};
 use crate::decode::Node;
 
 impl Machine {
-    /// The patch of the Node's status that puts right what is `there`, with the status that it is to have; `None`: nothing is
-    /// to be put right.
+    /// The patch that corrects the Node's status from `there` for the status `wanted`; `None`: no correction is needed.
     ///
-    /// Extended resources that a kubelet's device plugins have left are zeroed: no plugin is here to give them. The kubelet
-    /// does so at each start without a checkpoint of its device manager; here it is done when another agent has told the
-    /// status last, so that what an administrator puts on the Node later stays.
+    /// Extended resources that a kubelet's device plugins have left are zeroed, because there are no device plugins here. The
+    /// kubelet does so at each start without a checkpoint of its device manager; here it is done when another agent has reported
+    /// the status last, so that a resource that an administrator adds to the Node later stays.
     pub fn reconciliation(&self, there: &Node, wanted: &Value) -> Option<Value> {
         let status = there.field("status");
         let capacity = status.and_then(|status| status.field("capacity"));
@@ -25,7 +24,7 @@ impl Machine {
                 if is_extended(name) && !is_ours && amount.text() != Some("0") {
                     amounts.insert(name.to_string(), "0".into());
                 } else if name.starts_with("hugepages-") && wanted["capacity"][&**name].is_null() {
-                    // This kernel has no pages of that size.
+                    // This kernel does not support pages of that size.
                     amounts.insert(name.to_string(), Value::Null);
                 }
             }

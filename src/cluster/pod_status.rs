@@ -1,9 +1,9 @@
-//! A pod's status as a patch (`PatchPodStatus`). PURE.
+//! The patch of a pod's status (`PatchPodStatus`). PURE.
 
 use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Map, Value, json};
 
-/// Fields of a status that a node agent writes: one that has no value now is taken away there.
+/// Status fields that a node agent owns: one without a value is removed from the object.
 const OWN: &[&str] = &[
     "containerStatuses",
     "ephemeralContainerStatuses",
@@ -16,23 +16,23 @@ const OWN: &[&str] = &[
     "startTime",
 ];
 
-/// Lists that are merged by a key there, and are to become these.
+/// Lists that the server merges by a key, and that have to be replaced.
 const REPLACED: &[&str] = &["hostIPs", "podIPs"];
 
-/// Fields of a condition that come and go: conditions are merged there by their type, so that why a pod was not ready would
-/// stay beside its being ready.
+/// Optional fields of a condition: the server merges conditions by their type, so that the reason why a pod was not ready would
+/// stay after it becomes ready.
 const OF_CONDITION: &[&str] = &["message", "reason"];
 
-/// Conditions of ours that are there or not.
+/// Optional conditions that the node owns.
 const OF_A_MOMENT: [&str; 2] = ["PodResizeInProgress", "PodResizePending"];
 
-/// The status tells of a resize.
+/// The status has a resize condition.
 pub fn tells_of_resize(status: &PodStatus) -> bool {
     status.conditions.iter().flatten().any(|condition| OF_A_MOMENT.contains(&&*condition.type_))
 }
 
-/// The strategic merge patch that gives the pod of that UID this status. Conditions of others stay: lists of conditions are
-/// merged by their type. With `resized` what was told of a resize there is taken away. On another pod of the same name it fails
+/// The strategic merge patch that sets this status of the pod with that UID. Conditions of other clients stay, because the server
+/// merges conditions by their type. With `resized` the resize conditions are removed. On another pod of the same name it fails
 /// with a conflict.
 pub fn patch(uid: &str, status: &PodStatus, resized: bool) -> Value {
     let mut fields = match serde_json::to_value(status) {
@@ -63,7 +63,7 @@ pub fn patch(uid: &str, status: &PodStatus, resized: bool) -> Value {
     json!({"metadata": {"uid": uid}, "status": fields})
 }
 
-/// The deletion of the pod of that UID, for good.
+/// The `DeleteOptions` that remove the pod with that UID without a grace period.
 pub fn deletion(uid: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0, "preconditions": {"uid": uid},

@@ -1,13 +1,13 @@
-//! What the container runtime says of itself, and for how long that counts (kubelet `runtimeState`, `updateRuntimeUp`). PURE.
+//! The container runtime's last status, and how long it counts (kubelet `runtimeState`, `updateRuntimeUp`). PURE.
 
 use crate::limits::RUNTIME_PATIENCE;
 use crate::model::Mono;
 use crate::model::runtime::{RuntimeCondition, RuntimeStatus};
 
-/// The runtime as it was when it answered last.
+/// The last status of the runtime.
 #[derive(Clone, Debug)]
 pub struct RuntimeState {
-    /// When it last said that it is ready (`lastBaseRuntimeSync`).
+    /// When it was last ready (`lastBaseRuntimeSync`).
     last_sync: Option<Mono>,
     runtime_error: Option<String>,
     network_error: Option<String>,
@@ -22,7 +22,7 @@ impl Default for RuntimeState {
 }
 
 impl RuntimeState {
-    /// It answered. One that does not is the same as one that says nothing new.
+    /// Records a response. A runtime that does not respond leaves the last status unchanged.
     pub fn answered(&mut self, status: &RuntimeStatus, now: Mono) {
         let error_of = |kind: &str, what: &str| {
             let condition = status.conditions.iter().find(|condition| &*condition.kind == kind);
@@ -80,7 +80,7 @@ mod tests {
         state.answered(&status(true, false), seconds(40));
         let network = "container runtime network not ready: NetworkReady=false reason:Why message:so";
         assert_eq!(state.errors(seconds(41)), [network]);
-        // One that says that it is not ready has not answered well: both are told after a while.
+        // A runtime that reports not ready does not count as synced: both errors are reported after a while.
         state.answered(&status(false, true), seconds(50));
         let runtime = "container runtime not ready: RuntimeReady=false reason:Why message:so";
         assert_eq!(state.errors(seconds(51)), [runtime]);

@@ -1,23 +1,23 @@
-//! The kernel's word on processes that it killed because the machine was out of memory (kubelet `oomWatcher`, cAdvisor
-//! `oomparser`). PURE.
+//! Parses the kernel's log records about processes that it killed because the machine was out of memory (kubelet `oomWatcher`,
+//! cAdvisor `oomparser`). PURE.
 
-/// What the event says of a record of `/dev/kmsg`; `None`: it is about something else, or about a container's own limit.
+/// The event's message for a record of `/dev/kmsg`; `None`: it is not an OOM kill, or one by a container's own limit.
 ///
 /// `4,885,1234,-;oom-kill:constraint=CONSTRAINT_NONE,nodemask=(null),cpuset=/,mems_allowed=0,global_oom,task_memcg=/a,task=b,pid=7,uid=0`
 pub fn system_oom(record: &str) -> Option<String> {
     let (head, text) = record.split_once(';')?;
-    // Facility 0: the kernel's own. Others are written by processes.
+    // Facility 0 is the kernel's own. Records of other facilities are written by processes.
     let priority: u32 = head.split(',').next()?.parse().ok()?;
     let killed = text.lines().next()?.strip_prefix("oom-kill:").filter(|_| priority < 8)?;
     let of_machine = killed.contains(",global_oom,") || killed.contains(",task_memcg=/,");
     let (_, task) = killed.split_once(",task=").filter(|_| of_machine)?;
-    // A name may have commas.
+    // A task's name may contain commas.
     let (name, rest) = task.rsplit_once(",pid=")?;
     let pid: u32 = rest.split(',').next()?.parse().ok()?;
     Some(format!("System OOM encountered, victim process: {name}, pid: {pid}"))
 }
 
-/// How many processes the kernel has killed so, for whatever limit, by `/proc/vmstat`.
+/// Number of OOM kills for whatever limit, from `/proc/vmstat`.
 pub fn oom_kills(vmstat: &str) -> Option<u64> {
     vmstat.lines().find_map(|line| line.strip_prefix("oom_kill "))?.trim().parse().ok()
 }

@@ -1,15 +1,15 @@
-//! The flags of a node that joins a cluster.
+//! Flags of a node that joins a cluster.
 
 use std::path::{Path, PathBuf};
 
 use super::{ConfigError, FileSettings, Flags, NodeApi, paths};
 
-/// A text that nobody reads by accident: its `Debug` shows nothing of it.
+/// A secret string: its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// The text.
+    /// The secret.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -27,27 +27,27 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// A k3s server, and what a node joins it with.
+/// A k3s server, and the credentials for joining it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct K3s {
     /// `https://HOST:PORT`.
     pub server: String,
     /// The token of its cluster.
     pub token: TokenSource,
-    /// The file with the password by which the server tells this node from others of its name; made when it is not there.
+    /// The file with the password by which the server identifies this node; it is created if missing.
     pub node_password: PathBuf,
 }
 
-/// Where a token is.
+/// The source of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenSource {
-    /// Here.
+    /// The token itself.
     Given(Secret),
-    /// In this file, which is read each time.
+    /// This file, which is read at each use.
     File(PathBuf),
 }
 
-/// The cluster's kubeconfig, when this build can join one; below `k3s` where a k3s server gives it.
+/// The cluster's kubeconfig, if this build supports joining one; below `k3s` when a k3s server issues it.
 pub(super) fn kubeconfig(flags: &Flags, k3s: &Path) -> Result<Option<PathBuf>, ConfigError> {
     let no_tls = "this build has no TLS and joins no cluster; use one made without --no-default-features";
     let wrong = |path: &Path, why: &str| Err(ConfigError(format!("--kubeconfig: {}: {why}", path.display())));
@@ -65,7 +65,7 @@ pub(super) fn kubeconfig(flags: &Flags, k3s: &Path) -> Result<Option<PathBuf>, C
     }
 }
 
-/// The kubeconfig by which it joins.
+/// The bootstrap kubeconfig.
 pub(super) fn bootstrap(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
     let wrong = |why: &str| Err(ConfigError(format!("--bootstrap-kubeconfig: {why}")));
     match flags.bootstrap_kubeconfig.as_deref() {
@@ -77,7 +77,7 @@ pub(super) fn bootstrap(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
     }
 }
 
-/// The k3s server that it joins.
+/// The k3s server to join.
 pub(super) fn k3s(flags: &Flags) -> Result<Option<K3s>, ConfigError> {
     let wrong = |flag: &str, why: &str| Err(ConfigError(format!("{flag}: {why}")));
     let Some(server) = &flags.server else {
@@ -128,7 +128,7 @@ pub(super) fn server_tls_bootstrap(
     }
 }
 
-/// Where the bridge's configuration goes.
+/// Directory of the bridge's CNI configuration.
 pub(super) fn cni_bridge(flags: &Flags) -> Result<Option<PathBuf>, ConfigError> {
     let wrong = |why: &str| Err(ConfigError(format!("--cni-bridge: {why}")));
     match flags.cni_bridge.as_deref() {

@@ -1,5 +1,4 @@
-//! The settings as `/configz` of the node's API shows them: those that are in force, by the names of the
-//! KubeletConfiguration.
+//! `/configz` of the node's API: the effective settings, by the names of the KubeletConfiguration.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +6,7 @@ use super::{Authorization, Config, fields};
 use crate::decode::Node;
 
 impl Config {
-    /// `{"kubeletconfig": {…}}`. Paths of keys stand in it, and no keys.
+    /// `{"kubeletconfig": {…}}`. It contains paths of keys, and no keys.
     pub fn configz(&self) -> String {
         let api = &self.node_api;
         let certificate = api.certificate.as_ref();
@@ -24,7 +23,7 @@ impl Config {
                 put(&mut all, field.path, value);
             }
         }
-        // A flag of smolet's own may have said something else.
+        // A flag of smolet's own may override these fields.
         for (path, value) in [
             ("staticPodPath", json!(self.manifests)),
             ("podLogsDir", json!(self.pod_logs_dir)),
@@ -52,7 +51,7 @@ impl Config {
     }
 }
 
-/// Sets the value at a path; null stands nowhere.
+/// Sets the value at a path; null values are left out.
 fn put(at: &mut Map<String, Value>, path: &str, value: Value) {
     if value.is_null() {
         return;

@@ -1,4 +1,4 @@
-//! When the node is short of something (`ParseThresholdConfig`, `ValidateKubeletConfiguration`: `eviction*`).
+//! Eviction thresholds (`ParseThresholdConfig`, `ValidateKubeletConfiguration`: `eviction*`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,29 +24,29 @@ pub(super) struct GivenFields {
     pub(super) merge_defaults: bool,
 }
 
-/// When pods are ended because the node is short of something.
+/// When pods are evicted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EvictionPolicy {
-    /// Hard ones first.
+    /// Hard thresholds first.
     pub thresholds: Vec<Threshold>,
     /// How long a condition holds after it was last met (`evictionPressureTransitionPeriod`).
     pub transition: Duration,
-    /// The most a pod gets to end when a soft threshold is met (`evictionMaxPodGracePeriod`), in seconds.
+    /// Greatest grace period of a pod when a soft threshold is met (`evictionMaxPodGracePeriod`), in seconds.
     pub max_pod_grace: i64,
 }
 
 impl EvictionPolicy {
-    /// Nothing is observed, and no pod is ended.
+    /// No signals are observed, and no pod is evicted.
     pub const NEVER: Self = Self { thresholds: Vec::new(), transition: Duration::ZERO, max_pod_grace: 0 };
 }
 
-/// As the kubelet: what `evictionHard` has replaces all defaults, or with `mergeDefaultEvictionSettings` those that it names.
+/// As the kubelet: `evictionHard` replaces all defaults, or with `mergeDefaultEvictionSettings` those of its signals.
 pub(super) fn policy(given: GivenFields) -> Result<EvictionPolicy, ConfigError> {
     let min_reclaim = amounts("evictionMinimumReclaim", given.min_reclaim.unwrap_or_default())?;
     let hard = match given.hard {
         Some(hard) => {
             let mut usual = EVICTION_HARD.to_vec();
-            // What is named with 0 is off, not merged.
+            // A signal that is given as 0 is off, not merged.
             usual.retain(|(signal, _)| given.merge_defaults && !hard.contains_key(signal.as_str()));
             let mut merged = amounts("evictionHard", hard)?;
             merged.extend(usual);
@@ -89,12 +89,12 @@ pub(super) fn policy(given: GivenFields) -> Result<EvictionPolicy, ConfigError> 
     if max_pod_grace < 0 {
         return Err(ConfigError(format!("evictionMaxPodGracePeriod: {max_pod_grace}: must not be negative")));
     }
-    // As the kubelet takes it: none is the usual one.
+    // As the kubelet: 0 means the default.
     let transition = GoDuration::or(given.transition, EVICTION_TRANSITION);
     Ok(EvictionPolicy { thresholds, transition, max_pod_grace })
 }
 
-/// The amounts of a field, in the order of the signals; those that are switched off are left out.
+/// The amounts of a field, in the order of the signals; disabled ones are left out.
 fn amounts(field: &str, texts: BySignal<String>) -> Result<Vec<(Signal, Amount)>, ConfigError> {
     let mut found = Vec::new();
     for (name, text) in texts {

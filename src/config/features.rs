@@ -1,10 +1,10 @@
-//! `featureGates`: a gate may say what is so here. What a gate adds and smolet has cannot be switched off, and what smolet does
-//! not have cannot be switched on.
+//! `featureGates`: a gate must agree with smolet. The feature of a gate that smolet implements cannot be disabled, and one that
+//! it does not implement cannot be enabled.
 
 use super::{ConfigError, FileSettings};
 use crate::decode::Node;
 
-/// Gates of Kubernetes 1.36 whose feature smolet has.
+/// Gates of Kubernetes 1.36 whose feature smolet implements.
 const ON: &str = "ContainerRestartRules CustomCPUCFSQuotaPeriod EnvFiles ExecProbeTimeout GracefulNodeShutdown \
     GracefulNodeShutdownBasedOnPodPriority HostnameOverride ImageMaximumGCAge ImageVolume InPlacePodVerticalScaling \
     InPlacePodVerticalScalingInitContainers KubeletCgroupDriverFromCRI KubeletCrashLoopBackOffMax KubeletEnsureSecretPulledImages KubeletFineGrainedAuthz \
@@ -14,7 +14,7 @@ const ON: &str = "ContainerRestartRules CustomCPUCFSQuotaPeriod EnvFiles ExecPro
     RestartAllContainersOnContainerExits RotateKubeletServerCertificate SidecarContainers SupplementalGroupsPolicy \
     SystemdWatchdog UserNamespacesSupport";
 
-/// Refuses a gate that is not as it says.
+/// Refuses a gate whose value disagrees.
 pub(super) fn check(file: &FileSettings) -> Result<(), ConfigError> {
     let Some(Node::Map(gates)) = file.node("featureGates") else { return Ok(()) };
     for (gate, given) in gates {

@@ -1,12 +1,12 @@
-//! Every field of the KubeletConfiguration (kubelet.config.k8s.io/v1beta1 of 1.36) and what becomes of it. PURE.
+//! Every field of the KubeletConfiguration (kubelet.config.k8s.io/v1beta1 of 1.36) and its support. PURE.
 //!
-//! `fields.txt` has a line for each, in the API's order: its path, the kind of its value, the default here as a flag would
-//! give it (`-`: none; `|` before another value that is the same), the kubelet's flag for it (`-`: none), what becomes of it, and words:
+//! `fields.txt` has a line for each, in the API's order: its path, the kind of its value, the default here in the form of a
+//! flag's value (`-`: none; `|` before an equivalent value), the kubelet's flag for it (`-`: none), its support, and a reason:
 //!
 //! ```text
 //! +    honoured
-//! *    any value is accepted; the words say why it makes no difference
-//! =    only the default is accepted; the words say why
+//! *    any value is accepted; the reason says why it makes no difference
+//! =    only the default is accepted; the reason says why
 //! ```
 //!
 //! `docs/configuration.md` is generated from the table, and `/configz` shows its defaults.
@@ -17,14 +17,14 @@ use crate::decode::{Node, typed};
 
 const LINES: &str = include_str!("fields.txt");
 
-/// What becomes of a field.
+/// The support of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It does what the kubelet's documentation says.
+    /// Implemented as in the kubelet's documentation.
     Honoured,
-    /// Any value is accepted, for none makes a difference here.
+    /// Any value is accepted, because none makes a difference here.
     Taken,
-    /// The default is accepted, which is how it is here; any other value is refused.
+    /// Only the default is accepted, which describes smolet's behaviour; any other value is refused.
     Fixed,
 }
 
@@ -42,11 +42,11 @@ enum Kind {
     Bools,
     Headers,
     Taints,
-    /// Whoever reads it checks it.
+    /// Checked by its reader.
     Any,
 }
 
-/// By the words of `fields.txt`.
+/// By the kind names of `fields.txt`.
 const KINDS: &[(&str, Kind)] = &[
     ("bool", Kind::Bool),
     ("int", Kind::Int),
@@ -66,15 +66,15 @@ const KINDS: &[(&str, Kind)] = &[
 pub struct Field {
     /// `authentication.webhook.enabled`.
     pub path: &'static str,
-    /// The word for the kind of its value.
+    /// The name of its value's kind.
     pub kind: &'static str,
-    /// The default as a flag would give it; empty: none.
+    /// The default in the form of a flag's value; empty: none.
     pub default: &'static str,
     /// The kubelet's flag, without dashes; empty: none.
     pub flag: &'static str,
-    /// What becomes of it.
+    /// Its support.
     pub answer: Answer,
-    /// Why; may be empty where it is honoured.
+    /// The reason; may be empty when it is honoured.
     pub words: &'static str,
 }
 
@@ -93,12 +93,12 @@ pub fn fields() -> impl Iterator<Item = Field> {
     })
 }
 
-/// The field of a flag of the kubelet's, named without dashes.
+/// The field of a kubelet flag, named without dashes.
 pub fn of_flag(name: &str) -> Option<Field> {
     fields().find(|field| field.flag == name && !name.is_empty())
 }
 
-/// The field that was probably meant by the name of an unknown one.
+/// The known field closest to the name of an unknown one.
 pub(super) fn nearest(path: &str) -> Option<&'static str> {
     let paths: Vec<&'static str> = fields().map(|field| field.path).collect();
     typed::nearest(path, &paths)
@@ -120,7 +120,7 @@ impl Field {
         self.of_text(default).ok()
     }
 
-    /// The value that a flag gives; else what it has to be.
+    /// Parses a flag's value; the error says what it has to be.
     pub(super) fn of_text(&self, text: &str) -> Result<Node, String> {
         let parts = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
         let pairs = |between: &[char], value: fn(&str) -> Option<Node>| {
@@ -150,7 +150,7 @@ impl Field {
         node.and_then(|node| self.read(node)).ok_or_else(|| self.rule().to_owned())
     }
 
-    /// The value in the one form that its kind has; `None`: it is of another kind.
+    /// Converts the value to the canonical form of its kind; `None`: it is of another kind.
     pub(super) fn read(&self, node: Node) -> Option<Node> {
         let is_text = |node: &Node| node.text().is_some();
         let fits = match (self.kind(), &node) {
@@ -180,12 +180,12 @@ impl Field {
         fits.then_some(node)
     }
 
-    /// Whether its value is nobody's business (`datapolicy:"token"`).
+    /// Whether its value is secret (`datapolicy:"token"`).
     pub(super) fn is_secret(&self) -> bool {
         self.kind() == Kind::Headers
     }
 
-    /// The same field without what is nobody's business.
+    /// The value with secret parts masked.
     pub(super) fn masked(&self, node: Node) -> Node {
         match node {
             Node::Map(entries) if self.is_secret() => {
@@ -196,7 +196,7 @@ impl Field {
         }
     }
 
-    /// What a value has to be.
+    /// Description of valid values.
     pub(super) fn rule(&self) -> &'static str {
         match self.kind() {
             Kind::Bool => "must be true or false, without quotes",
@@ -212,12 +212,12 @@ impl Field {
         }
     }
 
-    /// Whether it says no more than the default does: it is empty, or the default itself.
+    /// Whether the value is equivalent to the default: it is empty, or the default itself.
     pub(super) fn is_default(&self, node: &Node) -> bool {
         let of_default = self.default_value();
         match (self.kind(), node) {
             (_, Node::Null) => true,
-            // metav1.Duration has no pointer in most fields: 0 is the default (`SetDefaults_KubeletConfiguration`).
+            // `metav1.Duration` is not a pointer in most fields: 0 is the default (`SetDefaults_KubeletConfiguration`).
             (Kind::Time, Node::Text(text)) => {
                 let given = parse_go_duration(text);
                 given.is_none_or(|given| given.is_zero()) || given == parse_go_duration(self.default)
@@ -238,7 +238,7 @@ impl Field {
         }
     }
 
-    /// Why a value of the right kind is refused all the same.
+    /// Why a value of the right kind is refused.
     pub(super) fn refusal(&self, node: &Node) -> Option<String> {
         if self.answer != Answer::Fixed || self.is_default(node) {
             return None;

@@ -1,5 +1,5 @@
-//! When images are collected (`ValidateKubeletConfiguration`: `imageGC*`, `imageMinimumGCAge`, `imageMaximumGCAge`), and
-//! which dead containers (the kubelet's flags `--minimum-container-ttl-duration`, `--maximum-dead-containers*`).
+//! Image garbage collection (`ValidateKubeletConfiguration`: `imageGC*`, `imageMinimumGCAge`, `imageMaximumGCAge`), and that of
+//! dead containers (the kubelet's flags `--minimum-container-ttl-duration`, `--maximum-dead-containers*`).
 
 use super::ConfigError;
 use super::kubelet::{GoDuration, parse_go_duration};
@@ -7,7 +7,7 @@ use crate::gc::GcPolicy;
 use crate::image::gc::ImageGcPolicy;
 use crate::model::quantity::Quantity;
 
-/// High and low threshold, least and greatest age, and the flag's bytes; `None` = not set. A greatest age of 0 is none.
+/// High and low threshold, least and greatest age, and the flag's bytes; `None` = not set. A greatest age of 0 means none.
 pub(super) fn of_images(
     [high, low]: [Option<i32>; 2],
     [min_age, max_age]: [Option<GoDuration>; 2],
@@ -47,7 +47,7 @@ pub(super) fn of_images(
     Ok(ImageGcPolicy { high_percent, low_percent, available_min, min_age, max_age })
 }
 
-/// Least age, and the most of each container and of all; a negative number is none.
+/// Least age, and the greatest number of each container and of all; a negative number means no limit.
 pub(super) fn of_containers(
     min_age: Option<&str>,
     [of_each, of_all]: [Option<i32>; 2],

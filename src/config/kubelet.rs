@@ -1,6 +1,7 @@
-//! What a KubeletConfiguration file (kubelet.config.k8s.io/v1beta1) and the kubelet's flags for its fields set.
+//! Parses a KubeletConfiguration file (kubelet.config.k8s.io/v1beta1) and the kubelet's flags for its fields.
 //!
-//! Both are read by the table in [`super::fields`]. What would be ignored is refused: every such field is named in one message.
+//! Both are parsed by the table in [`super::fields`]. Fields that would be ignored are refused: every such field is named in one
+//! message.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,11 +16,11 @@ use crate::decode::{Node, Path as FieldPath, typed, yaml};
 use crate::filesystem::read_linked;
 use crate::limits;
 
-/// The fields that are set. Each stands in it once.
+/// The fields that are set, each once.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FileSettings(Vec<(Field, Node)>);
 
-/// One of `shutdownGracePeriodByPodPriority`.
+/// An entry of `shutdownGracePeriodByPodPriority`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PodPriority {
@@ -35,7 +36,7 @@ impl FileSettings {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let fail = |what: String| ConfigError(format!("{}: {what}", path.display()));
         let unread = |e: io::Error| fail(format!("cannot be read: {e}"));
-        // Looked at before it is opened: a FIFO would wait for its writer.
+        // Checked before it is opened: opening a FIFO would wait for its writer.
         if !std::fs::metadata(path).map_err(unread)?.is_file() {
             return Err(fail(
                 "is no regular file; name a KubeletConfiguration file with --config".to_owned(),
@@ -49,7 +50,7 @@ impl FileSettings {
         Self::parse(&bytes).map_err(fail)
     }
 
-    /// Takes the file's only document.
+    /// Parses the file's only document.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut documents: Vec<Node> = Vec::new();
         let mut failed = None;
@@ -78,7 +79,7 @@ impl FileSettings {
         if problems.is_empty() { Ok(settings) } else { Err(problems.join("; ")) }
     }
 
-    /// The fields of an object; `above` is its path and a dot.
+    /// Reads the fields of an object; `above` is its path and a dot.
     fn take(&mut self, entries: Vec<(Box<str>, Node)>, above: &str, problems: &mut Vec<String>) {
         for (key, value) in entries {
             if problems.len() == limits::PROBLEMS_PER_FILE_MAX {
@@ -116,7 +117,7 @@ impl FileSettings {
         }
     }
 
-    /// What a flag of the kubelet's gives. Lists and maps that are given in several flags are joined.
+    /// Sets the value of a kubelet flag. Lists and maps that are given in several flags are joined.
     pub(super) fn take_flag(&mut self, field: Field, text: &str) -> Result<(), ConfigError> {
         let value = field.of_text(text).and_then(|mut value| {
             let before = self.0.iter_mut().find(|(of, _)| *of == field).map(|(_, before)| before);
@@ -131,7 +132,7 @@ impl FileSettings {
         value.map_err(|why| ConfigError(format!("--{}: {shown}{why}", field.flag)))
     }
 
-    /// Sets what `flags` set, which are stronger (`kubeletConfigFlagPrecedence`).
+    /// Overrides the fields that `flags` set (`kubeletConfigFlagPrecedence`).
     pub(super) fn take_stronger(&mut self, flags: FileSettings) {
         for (field, value) in flags.0 {
             self.put(field, value);
@@ -151,7 +152,7 @@ impl FileSettings {
         self.0.push((field, value));
     }
 
-    /// What is to be shown: those that no more than the defaults say are left out, and what is nobody's business.
+    /// The fields to show: without those equivalent to their defaults, and with secret parts masked.
     pub(super) fn shown(mut self) -> Self {
         self.0.retain(|(field, value)| field.answer != Answer::Fixed && !field.is_default(value));
         for (field, value) in &mut self.0 {
@@ -161,7 +162,7 @@ impl FileSettings {
         self
     }
 
-    /// The value that is set.
+    /// The value, if set.
     pub(super) fn node(&self, path: &str) -> Option<&Node> {
         // A name that the table does not have would never be set.
         debug_assert!(fields::fields().any(|field| field.path == path), "{path}");
@@ -223,7 +224,7 @@ impl FileSettings {
 pub(super) struct GoDuration(pub(super) Duration);
 
 impl GoDuration {
-    /// The duration that is given, where 0 is none (`zeroDuration`).
+    /// The given duration, where 0 means the default (`zeroDuration`).
     pub(super) fn or(given: Option<Self>, default: Duration) -> Duration {
         given.map(|given| given.0).filter(|given| !given.is_zero()).unwrap_or(default)
     }

@@ -1,6 +1,6 @@
 //! Flags and a KubeletConfiguration file become one validated [`Config`].
 //!
-//! Order of strength, as the kubelet: a flag beats the file, the file beats the default.
+//! Precedence, as in the kubelet: a flag overrides the file, the file overrides the default.
 
 mod cluster;
 #[cfg(feature = "tls")]
@@ -169,20 +169,20 @@ pub struct Flags {
     pub kubelet: Vec<(String, String)>,
 }
 
-/// Everything `smolet run` was told, checked.
+/// The validated settings of `smolet run`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// Directory of pod manifests.
     pub manifests: PathBuf,
     /// State and pod directories; one agent each (flock).
     pub root_dir: PathBuf,
-    /// Image archives that are imported.
+    /// Directory of image archives to import.
     pub images_dir: PathBuf,
     /// The local socket.
     pub socket: PathBuf,
-    /// The runtime's socket, when it was named.
+    /// The runtime's socket, if given.
     pub runtime_endpoint: Option<String>,
-    /// The node's name, when it was given.
+    /// The node's name, if given.
     pub node_name: Option<String>,
     /// Container logs by pod.
     pub pod_logs_dir: PathBuf,
@@ -190,11 +190,11 @@ pub struct Config {
     pub container_logs_dir: PathBuf,
     /// Root of the pods' cgroups.
     pub cgroup_root: String,
-    /// How they are named.
+    /// Driver of the pods' cgroups.
     pub cgroup_driver: CgroupDriver,
-    /// Where the cgroup hierarchies are mounted; hierarchies elsewhere are left alone.
+    /// Mount points of the cgroup hierarchies; hierarchies elsewhere are not used.
     pub cgroup_mounts: PathBuf,
-    /// Where systemd is asked for slices, with its driver.
+    /// systemd's socket, for the driver that creates slices through it.
     pub systemd_socket: PathBuf,
     /// CPU limits are enforced by CFS quota.
     pub cpu_cfs_quota: bool,
@@ -202,19 +202,19 @@ pub struct Config {
     pub cpu_cfs_quota_period: Duration,
     /// Pods without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
-    /// Sysctls besides the safe ones that pods may set; a `*` at the end stands for the rest of a name.
+    /// Unsafe sysctls that pods may set; a trailing `*` matches the rest of a name.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Servers for pods with `dnsPolicy: ClusterFirst`.
+    /// DNS servers for pods with `dnsPolicy: ClusterFirst`.
     pub cluster_dns: Vec<String>,
-    /// Their search domain.
+    /// The cluster's DNS domain.
     pub cluster_domain: String,
-    /// The node's resolver configuration; empty = pods get none of the node's.
+    /// The node's resolver configuration; empty = it is not used for pods.
     pub resolv_conf: PathBuf,
-    /// Rescan of the manifest directory behind inotify.
+    /// Period in which the manifest directory is read besides inotify.
     pub file_check_frequency: Duration,
     /// A URL with further manifests (`staticPodURL`).
     pub static_pods: Option<StaticPodUrl>,
-    /// Any call to the runtime without a rule of its own.
+    /// Timeout of a call to the runtime that has no rule of its own.
     pub runtime_request_timeout: Duration,
     /// Pods of this node, at most `limits::PODS_MAX`.
     pub max_pods: usize,
@@ -224,74 +224,74 @@ pub struct Config {
     pub image_pulls: usize,
     /// When container logs are rotated; `None` = never.
     pub log_rotation: Option<Rotation>,
-    /// When images go that nobody needs; `None` = never.
+    /// When unused images are removed; `None` = never.
     pub image_gc: Option<ImageGcPolicy>,
-    /// When the node is short of something, and pods go.
+    /// When pods are evicted.
     pub eviction: EvictionPolicy,
-    /// Where the kernel tells how much memory there is.
+    /// Path of the kernel's memory statistics.
     pub meminfo: PathBuf,
-    /// Which ended containers go.
+    /// Which dead containers are removed.
     pub dead_containers: GcPolicy,
     /// Memory for the pods' statuses.
     pub status_store_bytes: usize,
-    /// Who supervises the service, when it wants to be told: of the process, no setting.
+    /// The service manager, if it expects notifications; from the process's environment.
     pub supervisor: Option<Supervisor>,
-    /// How pods end before the machine does.
+    /// Graceful node shutdown.
     pub shutdown: ShutdownGroups,
-    /// SIGTERM means that the machine ends.
+    /// SIGTERM counts as the machine's shutdown.
     pub shutdown_on_sigterm: bool,
-    /// What a former agent of the node has left and nothing names is ended.
+    /// Pods of a former agent that no source has are terminated.
     pub take_over: bool,
-    /// The system bus, on which logind is.
+    /// The system bus with logind.
     pub system_bus: PathBuf,
-    /// The cluster that this node joins; `None` = it is alone.
+    /// The kubeconfig of the cluster that this node joins; `None` = standalone.
     pub kubeconfig: Option<PathBuf>,
-    /// By which it gets a certificate and a kubeconfig when it has none.
+    /// The bootstrap kubeconfig, used when there is no certificate yet.
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// The k3s server that gives it both; `None` = another way.
+    /// The k3s server that issues certificate and kubeconfig; `None` = another way of joining.
     pub k3s: Option<K3s>,
-    /// Its certificate is renewed before it ends.
+    /// The client certificate is renewed before it expires.
     pub rotate_certificates: bool,
-    /// The cluster signs the certificate of its API.
+    /// The cluster signs the serving certificate of the node's API.
     pub server_tls_bootstrap: bool,
-    /// What its Node says there, and what of the machine pods do not get.
+    /// Settings of the Node object.
     pub registration: Registration,
-    /// Its own API there.
+    /// The node's own API.
     pub node_api: NodeApi,
-    /// Where the CNI configuration of a bridge goes; `None` = there is to be none.
+    /// Directory of the bridge's CNI configuration; `None` = none is written.
     pub cni_bridge: Option<PathBuf>,
     /// The agent checks the kernel's settings instead of setting them (`protectKernelDefaults`).
     pub protect_kernel_defaults: bool,
-    /// Where the kernel's settings are.
+    /// Root of the kernel's sysctls.
     pub sysctl_root: PathBuf,
-    /// The agent makes the iptables chains by which network programs choose their variant, and `KUBE-FIREWALL`
+    /// The agent creates the iptables chains by which network plugins choose the iptables variant, and `KUBE-FIREWALL`
     /// (`makeIPTablesUtilChains`).
     pub make_iptables_util_chains: bool,
-    /// The agent does not start on a node that has swap (`failSwapOn`).
+    /// The agent refuses to start on a node with swap (`failSwapOn`).
     pub fail_swap_on: bool,
-    /// What the agent's own process is given.
+    /// Settings of the agent's own process.
     pub process: Process,
-    /// Containers that may swap (`memorySwap.swapBehavior`).
+    /// Which containers may swap (`memorySwap.swapBehavior`).
     pub memory_swap: SwapBehavior,
-    /// Running out of memory ends one process and not its container; on cgroup v2 (`singleProcessOOMKill`).
+    /// An OOM kill ends one process and not its container; on cgroup v2 (`singleProcessOOMKill`).
     pub single_process_oom_kill: bool,
-    /// Processes of a pod; `None` = no limit (`podPidsLimit`).
+    /// PID limit of a pod; `None` = no limit (`podPidsLimit`).
     pub pod_pids_limit: Option<u64>,
-    /// Pods for each CPU, within `max_pods`; `None` = no such limit (`podsPerCore`).
+    /// Pods per CPU, within `max_pods`; `None` = no such limit (`podsPerCore`).
     pub pods_per_core: Option<usize>,
-    /// How often images are pulled; `None` = as often as they are wanted (`registryPullQPS`, `registryBurst`).
+    /// Rate of image pulls; `None` = no limit (`registryPullQPS`, `registryBurst`).
     pub pull_rate: Option<Rate>,
-    /// Whose access to images that are here is verified (`imagePullCredentialsVerificationPolicy`).
+    /// For which present images a pod's credentials are verified (`imagePullCredentialsVerificationPolicy`).
     pub pull_verification: VerificationPolicy,
-    /// How often the API server is asked, and told of events.
+    /// Rates of requests and events to the API server.
     pub api_rates: ApiRates,
     /// Images in the Node's status (`nodeStatusMaxImages`).
     pub node_images: usize,
-    /// Fields that are set to other values than their defaults, for `/configz`.
+    /// Fields with other values than their defaults, for `/configz`.
     pub given: FileSettings,
 }
 
-/// What the agent's own process is given; `None`: it stays as the service manager has set it.
+/// Settings of the agent's own process; `None`: the service manager's value is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Process {
     /// `oomScoreAdj`.
@@ -300,7 +300,7 @@ pub struct Process {
     pub open_files: Option<u64>,
 }
 
-/// Why there is no Config: one sentence that names the flag or field and the mend.
+/// Why the configuration is refused: one message that names the flag or field and the remedy.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConfigError(pub String);
 
@@ -313,7 +313,7 @@ impl std::fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 impl Config {
-    /// Joins the flags with the file they name, if any.
+    /// Merges the flags with the file they name, if any.
     ///
     /// # Errors
     /// When the file cannot be read, holds unknown or unsupported fields (all are named), or a value is out of
@@ -360,7 +360,7 @@ impl Config {
             ),
             root_dir,
             socket: socket.map_or_else(|| PathBuf::from(paths::SOCKET), Path::to_path_buf),
-            // Empty is the default that the file of the packages states: it is looked for.
+            // Empty is the default in the packages' file: the runtime is detected.
             runtime_endpoint: (flags.runtime_endpoint.clone())
                 .or(file.text("containerRuntimeEndpoint").map(str::to_owned))
                 .filter(|endpoint| !endpoint.is_empty()),
@@ -483,7 +483,7 @@ impl Config {
             )?,
             api_rates: ApiRates {
                 requests: Some(match rate(&file, ("kubeAPIQPS", 50), ("kubeAPIBurst", 100))? {
-                    // client-go's `DefaultQPS`: 0 is no value to it.
+                    // client-go's `DefaultQPS`: it treats 0 as unset.
                     Rate { per_second: 0, burst } => Rate { per_second: 5, burst },
                     rate => rate,
                 }),
@@ -509,7 +509,7 @@ impl Config {
             ("--cgroup-mounts", &self.cgroup_mounts),
             ("resolvConf", &self.resolv_conf),
         ] {
-            // The runtime resolves paths in its own working directory, so a relative one would mean two places.
+            // The runtime resolves paths in its own working directory, so a relative one would be ambiguous.
             let none = name == "resolvConf" && path.as_os_str().is_empty();
             if !path.is_absolute() && !none {
                 return Err(ConfigError(format!("{name}: {}: must be an absolute path", path.display())));
@@ -584,7 +584,7 @@ impl Config {
     }
 }
 
-/// The number that is set, within these bounds.
+/// The configured number, within these bounds.
 fn between(file: &FileSettings, field: &str, least: i64, most: i64) -> Result<Option<i64>, ConfigError> {
     match file.long(field) {
         Some(given) if !(least..=most).contains(&given) => {
@@ -608,7 +608,7 @@ fn rate(
     Ok(Rate { per_second, burst: if burst == 0 { burst_default } else { burst } })
 }
 
-/// 0 a second is no limit.
+/// A rate of 0 is no limit.
 fn limit(rate: Rate) -> Option<Rate> {
     Some(rate).filter(|rate| rate.per_second > 0)
 }
@@ -650,7 +650,7 @@ fn shutdown_groups(
     groups.map_err(ConfigError)
 }
 
-/// How many pulls may run at once (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
+/// Greatest number of parallel pulls (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
 fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, ConfigError> {
     let most = limits::CRI_PULLS_AT_ONCE_MAX;
     let parallel = match parallel.map(|given| (given, usize::try_from(given).unwrap_or_default())) {
@@ -671,7 +671,7 @@ fn image_pulls(serialize: Option<bool>, parallel: Option<i32>) -> Result<usize, 
     }
 }
 
-/// Which pods may use images that are here (`ValidateKubeletConfiguration`).
+/// Which pods may use present images (`ValidateKubeletConfiguration`).
 fn pull_verification(policy: &str, allowlist: &[String]) -> Result<VerificationPolicy, ConfigError> {
     let policy = match policy {
         "" | "NeverVerifyPreloadedImages" => VerificationPolicy::NotPreloaded,

@@ -1,4 +1,4 @@
-//! The settings of the node's own API: where it listens, whom it knows and who may do what.
+//! Settings of the node's own API: its address, authentication and authorization.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -9,57 +9,57 @@ use super::{ConfigError, FileSettings, Flags};
 
 /// The kubelet's port.
 const PORT: u16 = 10_250;
-/// That of its health alone.
+/// The kubelet's port of `/healthz` alone.
 const HEALTHZ_PORT: u16 = 10_248;
 
-/// What `/logs/` shows (`nodeLogDir`).
+/// The directory of `/logs/` (`nodeLogDir`).
 const SYSTEM_LOGS: &str = "/var/log";
 
-/// Where a node of a cluster answers, and whom.
+/// Settings of the node API of a cluster's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeApi {
-    /// Where it listens.
+    /// Address to listen on.
     pub address: IpAddr,
-    /// On which port; 0, which no file can say: on one that is free.
+    /// Port to listen on; 0, which no file can set: any free one.
     pub port: u16,
-    /// Its certificate and the key, in PEM; `None`: one that signs itself, made in the state directory.
+    /// Its certificate and the key, in PEM; `None`: a self-signed one in the state directory.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// The authorities behind clients' certificates, in PEM; `None`: nobody is known by a certificate.
+    /// The client certificate authorities, in PEM; `None`: no client is authenticated by a certificate.
     pub client_ca: Option<PathBuf>,
-    /// Who shows nothing is `system:anonymous` instead of nobody.
+    /// A request without credentials is `system:anonymous` instead of being rejected.
     pub anonymous: bool,
-    /// How long the API server's word on a bearer token counts; `None`: no token is looked at.
+    /// How long a `TokenReview` is cached; `None`: bearer tokens are not accepted.
     pub token_ttl: Option<Duration>,
-    /// Who may do what.
+    /// Authorization mode.
     pub authorization: Authorization,
-    /// TLS 1.2 is not spoken (`tlsMinVersion`).
+    /// TLS 1.2 is disabled (`tlsMinVersion`).
     pub tls13_only: bool,
-    /// Of the suites of TLS 1.2 those that are offered, by their names; empty: all (`tlsCipherSuites`).
+    /// The offered cipher suites of TLS 1.2, by their names; empty: all (`tlsCipherSuites`).
     pub cipher_suites: Vec<String>,
-    /// A command's or a forwarded port's connection ends when nothing has moved on it for so long
-    /// (`streamingConnectionIdleTimeout`).
+    /// Idle timeout of exec, attach and port-forward connections (`streamingConnectionIdleTimeout`).
     pub stream_idle_max: Duration,
-    /// Where `/healthz` is told to anybody, without TLS.
+    /// Address of the unauthenticated `/healthz`, without TLS.
     pub healthz: Option<SocketAddr>,
-    /// The directory that `/logs/` shows; `None`: the path is disabled.
+    /// The directory of `/logs/`; `None`: the path is disabled.
     pub system_logs: Option<PathBuf>,
 }
 
-/// Who may do what.
+/// Authorization mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authorization {
-    /// Everybody who is known may do everything (`AlwaysAllow`).
+    /// Every authenticated user may do everything (`AlwaysAllow`).
     Everything,
-    /// What the API server says (`Webhook`).
+    /// `SubjectAccessReview`s of the API server (`Webhook`).
     Asked {
-        /// How long its yes counts.
+        /// How long an allowed decision is cached.
         allowed_ttl: Duration,
-        /// How long its no counts.
+        /// How long a denied decision is cached.
         denied_ttl: Duration,
     },
 }
 
-/// Flags over the file over the defaults (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).
+/// Flags take precedence over the file, the file over the defaults (`SetDefaults_KubeletConfiguration`,
+/// `ValidateKubeletConfiguration`).
 pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, ConfigError> {
     let address = |field: &str, given: Option<&str>, default: Ipv4Addr| match given {
         None => Ok(default.into()),
@@ -72,7 +72,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         let port = u16::try_from(given).ok().filter(|port| *port >= least);
         port.ok_or_else(|| ConfigError(format!("{field}: {given}: must be between {least} and 65535")))
     };
-    // Empty is the default that the file of the packages states.
+    // Empty is the default in the packages' file.
     let path = |flag: &Option<PathBuf>, field: &str| {
         let given = flag.clone().or_else(|| file.path(field));
         given.filter(|path| !path.as_os_str().is_empty())
@@ -145,7 +145,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
     })
 }
 
-/// The suites that rustls has. Those of TLS 1.3 are offered with it, named or not.
+/// The cipher suites of rustls. Those of TLS 1.3 are offered with it, named or not.
 const SUITES: [&str; 11] = [
     "TLS_AES_128_GCM_SHA256",
     "TLS_AES_256_GCM_SHA384",
@@ -159,7 +159,7 @@ const SUITES: [&str; 11] = [
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256",
 ];
-/// Those that the kubelet knows besides (`TLSCipherPossibleValues`): without AEAD or without forward secrecy.
+/// Further suites of the kubelet (`TLSCipherPossibleValues`): without AEAD or without forward secrecy.
 const OTHER_SUITES: [&str; 16] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA",
     "TLS_ECDHE_ECDSA_WITH_AES_128_CBC_SHA256",
@@ -179,7 +179,7 @@ const OTHER_SUITES: [&str; 16] = [
     "TLS_RSA_WITH_RC4_128_SHA",
 ];
 
-/// Names that the kubelet takes (`TLSCipherSuites`), of which one can be offered here.
+/// Checks that the kubelet accepts the names (`TLSCipherSuites`) and that at least one can be offered here.
 fn cipher_suites(names: Vec<String>) -> Result<Vec<String>, ConfigError> {
     let is_offered = |name: &&String| SUITES.contains(&name.as_str());
     let is_known = |name: &&String| is_offered(name) || OTHER_SUITES.contains(&name.as_str());

@@ -1,10 +1,11 @@
-//! The configuration file of the packages (`dist/config.yaml`): what stands in it as a default is one, and nothing is missing.
+//! Tests of the packages' configuration file (`dist/config.yaml`): the defaults in its comments are the real ones, and none is
+//! missing.
 
 use super::*;
 
 const FILE: &str = include_str!("../../dist/config.yaml");
 
-/// The file with everything in force that stands behind a `#` without a space.
+/// The file with every setting behind a `#` without a space enabled.
 fn in_force() -> String {
     let mut text = String::new();
     for line in FILE.lines() {
@@ -29,7 +30,7 @@ fn it_sets_nothing_and_its_defaults_are_the_agents() {
     let default = Config::join(&Flags::default(), None, FileSettings::default()).expect("defaults are valid");
     assert_eq!(config_of(FILE), default);
     let explicit = config_of(&in_force());
-    // The process is given what is set, and only that.
+    // Only settings that are given change the process.
     assert!(explicit.process.oom_score_adj == Some(-999) && explicit.process.open_files == Some(1_000_000));
     let (given, process) = (FileSettings::default(), default.process);
     assert_eq!(Config { process, given, ..explicit }, default);

@@ -1,5 +1,5 @@
-//! What the Node object says beside what the machine is: labels, taints, addresses and a provider's name for it, and what of
-//! the machine pods do not get (`ValidateKubeletServerFlags`, `ValidateKubeletConfiguration`).
+//! Settings of the Node object: labels, taints, addresses and provider ID, and reserved resources (`ValidateKubeletServerFlags`,
+//! `ValidateKubeletConfiguration`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,39 +14,39 @@ use crate::limits::{LEASE_SECONDS, NODE_LABELS_MAX, NODE_LOOK_PERIOD, NODE_REPOR
 use crate::model::names;
 use crate::model::quantity::Quantity;
 
-/// What a node is registered with.
+/// Settings of a node's registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Registration {
-    /// Labels that a Node gets when it is created (`--node-labels`).
+    /// Labels that are added when the Node is created (`--node-labels`).
     pub labels: BTreeMap<Box<str>, Box<str>>,
-    /// Taints that it gets then (`registerWithTaints`).
+    /// Taints that are added when the Node is created (`registerWithTaints`).
     pub taints: Vec<NodeTaint>,
     /// `spec.providerID`; empty: none.
     pub provider_id: String,
-    /// Its addresses, the primary one first; an unspecified one is that of the default route of its family. Empty: those of
-    /// the default routes (`--node-ip`).
+    /// The node's addresses, the primary one first; an unspecified one means that of the default route of its family. Empty:
+    /// those of the default routes (`--node-ip`).
     pub addresses: Vec<IpAddr>,
-    /// The cloud's own controller tells the addresses (`--cloud-provider=external`).
+    /// The cloud controller sets the addresses (`--cloud-provider=external`).
     pub external_cloud: bool,
-    /// What pods do not get.
+    /// Resources that pods do not get.
     pub reserved: Reserved,
-    /// How often it is told of.
+    /// How often status and lease are updated.
     pub periods: Periods,
 }
 
-/// How often the node is told of.
+/// How often the node's status and lease are updated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Periods {
-    /// It looks whether its status has changed (`nodeStatusUpdateFrequency`).
+    /// Period in which the status is checked for a change (`nodeStatusUpdateFrequency`).
     pub look: Duration,
-    /// An unchanged status is told all the same (`nodeStatusReportFrequency`).
+    /// Period in which an unchanged status is reported (`nodeStatusReportFrequency`).
     pub report: Duration,
-    /// How long a lease holds, in seconds (`nodeLeaseDurationSeconds`); it is renewed four times in that.
+    /// Duration of the lease in seconds (`nodeLeaseDurationSeconds`); it is renewed four times in that.
     pub lease_seconds: u16,
 }
 
 impl Periods {
-    /// How often the lease is renewed (`nodeLeaseRenewIntervalFraction`).
+    /// Period of the lease's renewal (`nodeLeaseRenewIntervalFraction`).
     pub const fn renewal(self) -> Duration {
         Duration::from_millis(self.lease_seconds as u64 * 250)
     }
@@ -64,24 +64,24 @@ impl Default for Periods {
 pub struct NodeTaint {
     /// A qualified name.
     pub key: String,
-    /// As a label's.
+    /// A label value.
     pub value: String,
     /// `NoSchedule`, `PreferNoSchedule` or `NoExecute`.
     pub effect: String,
 }
 
-/// `kubeReserved` and `systemReserved` together.
+/// The sum of `kubeReserved` and `systemReserved`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reserved {
     /// Thousandths of a CPU.
     pub milli_cpu: u64,
     /// Bytes.
     pub memory: u64,
-    /// Bytes of the disk of the pods' directories.
+    /// Bytes of the file system of the pods' directories.
     pub ephemeral_storage: u64,
 }
 
-/// Flags over the file.
+/// Flags take precedence over the file.
 pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, ConfigError> {
     let mut reserved = Reserved::default();
     for field in ["kubeReserved", "systemReserved"] {
@@ -111,7 +111,7 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<Registration, C
     })
 }
 
-/// There are no other cloud providers in the kubelet any more (`IsExternal`).
+/// The kubelet has no other cloud providers any more (`IsExternal`).
 fn is_external(provider: Option<&str>) -> Result<bool, ConfigError> {
     match provider {
         None | Some("") => Ok(false),
@@ -120,7 +120,7 @@ fn is_external(provider: Option<&str>) -> Result<bool, ConfigError> {
     }
 }
 
-/// Without a period of its own an unchanged status is told as often as is looked (`SetDefaults_KubeletConfiguration`).
+/// Without a report period an unchanged status is reported at each check (`SetDefaults_KubeletConfiguration`).
 fn periods(file: &FileSettings) -> Result<Periods, ConfigError> {
     let default = Periods::default();
     let look = GoDuration::or(file.time("nodeStatusUpdateFrequency"), default.look);
@@ -164,7 +164,7 @@ impl Reserved {
     }
 }
 
-/// The parts of a list; an empty text has none.
+/// The items of a comma-separated list; an empty string has none.
 fn parts(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|part| !part.is_empty())
 }
@@ -192,7 +192,7 @@ fn labels(text: &str) -> Result<BTreeMap<Box<str>, Box<str>>, ConfigError> {
     Ok(labels)
 }
 
-/// Whether a node may give itself such a label (`IsKubernetesLabel`, `IsKubeletLabel`).
+/// Whether a node may set such a label on itself (`IsKubernetesLabel`, `IsKubeletLabel`).
 fn may_be_set(key: &str) -> bool {
     let Some((namespace, _)) = key.split_once('/') else { return true };
     let is_in =

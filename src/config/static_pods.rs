@@ -10,16 +10,16 @@ use crate::decode::Node;
 use crate::limits::FILE_CHECK_FREQUENCY;
 use crate::net::http::HttpGet;
 
-/// Where further manifests are. The values of its headers are hidden from `Debug`.
+/// A manifest URL. The values of its headers are hidden from `Debug`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticPodUrl {
     /// The request.
     pub get: HttpGet,
-    /// How often (`httpCheckFrequency`).
+    /// Period of the requests (`httpCheckFrequency`).
     pub period: Duration,
 }
 
-/// No value of a header stands in an error, nor does the URL, which may have a token in it.
+/// Errors contain neither header values nor the URL, which may contain a token.
 pub(super) fn url(file: &FileSettings) -> Result<Option<StaticPodUrl>, ConfigError> {
     let Some(url) = file.text("staticPodURL").filter(|url| !url.is_empty()) else { return Ok(None) };
     let wrong = |why: &str| ConfigError(format!("staticPodURL: {why}"));
@@ -34,7 +34,7 @@ pub(super) fn url(file: &FileSettings) -> Result<Option<StaticPodUrl>, ConfigErr
             "this build has no TLS and fetches by http:// only; use one made without --no-default-features",
         ));
     }
-    // 20 s, as well.
+    // 20 s, too.
     let period = GoDuration::or(file.time("httpCheckFrequency"), FILE_CHECK_FREQUENCY);
     Ok(Some(StaticPodUrl { get, period }))
 }
@@ -54,7 +54,7 @@ fn headers(file: &FileSettings) -> Result<HeaderMap, ConfigError> {
             }
         }
     }
-    // As Go, which takes it from the URL.
+    // As in Go, which takes it from the URL.
     headers.remove(HOST);
     headers.entry(USER_AGENT).or_insert(HeaderValue::from_static(agent));
     Ok(headers)

@@ -217,7 +217,7 @@ fn bad_values_name_their_field() {
 fn a_file_without_an_end_is_not_read() {
     let error = FileSettings::read(Path::new("/dev/zero")).expect_err("must be refused");
     assert!(error.0.starts_with("/dev/zero: is no regular file"), "{error}");
-    // Claims to have no bytes, and has some.
+    // Its size is 0, but reading it returns bytes.
     let error = FileSettings::read(Path::new("/proc/self/status")).expect_err("must be refused");
     assert!(error.0.starts_with("/proc/self/status: "), "{error}");
 }

@@ -1,4 +1,4 @@
-//! JSON → the tree that manifests are read into, so that pods of the API server and of files take the same way. PURE.
+//! Parses JSON into the tree of manifests, so that pods of the API server and of files are decoded by the same code. PURE.
 use std::fmt;
 
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -6,13 +6,13 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use crate::decode::Node;
 use crate::sorted::SortedSet;
 
-/// What the API server alone reads: who set which field.
+/// Field ownership, which only the API server needs.
 const NOT_KEPT: &str = "managedFields";
 
-/// The bytes as a tree, without `managedFields`. Nesting is bounded by `serde_json`'s own limit.
+/// Parses the bytes into a tree without `managedFields`. Nesting is bounded by `serde_json`'s own limit.
 ///
 /// # Errors
-/// A sentence: what is no JSON.
+/// It is not JSON.
 pub fn read(bytes: &[u8]) -> Result<Node, String> {
     let Tree(node) = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     Ok(node)
@@ -86,7 +86,7 @@ impl<'de> Visitor<'de> for Values {
     }
 }
 
-/// Without what comes once more behind it, as Go takes it. Sorted for it: an object may have a hundred thousand keys.
+/// Removes repeated keys but the last, as Go does. Sorts for it: an object may have a hundred thousand keys.
 fn last_of_each(mut map: Vec<(Box<str>, Node)>) -> Vec<(Box<str>, Node)> {
     let mut order: Vec<usize> = (0..map.len()).collect();
     order.sort_by(|a, b| map[*a].0.cmp(&map[*b].0).then(a.cmp(b)));

@@ -1,8 +1,8 @@
-//! Bytes of a manifest → documents → typed objects, all within the bounds of `limits`.
+//! Decodes a manifest's bytes into documents and these into typed objects, all within the bounds of `limits`.
 //!
-//! `yaml` (PURE) turns text into [`Node`] trees; JSON is read as the YAML it is. `typed` (PURE) turns a tree into a
-//! Kubernetes type and names the field of whatever does not fit. The tree in between is what the identity of a
-//! manifest is computed from, and there is one deserialiser only for the big generated types.
+//! `yaml` (PURE) parses text into [`Node`] trees; JSON is parsed as YAML. `typed` (PURE) deserializes a tree into a Kubernetes
+//! type and names the fields that do not match. The identity of a manifest is computed from the tree, and there is only one
+//! deserializer of the big generated types.
 
 pub mod json;
 pub mod typed;
@@ -16,7 +16,7 @@ use crate::limits;
 /// One value of a document, in the order it was written. Maps hold no key twice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Node {
-    /// `null`, `~` or nothing.
+    /// `null`, `~` or empty.
     Null,
     /// A boolean, YAML 1.1's `yes`, `no`, `on`, `off` included.
     Bool(bool),
@@ -28,23 +28,23 @@ pub enum Node {
     Text(Box<str>),
     /// A list.
     List(Vec<Node>),
-    /// A map; keys that are no text are written as JSON would (`1` → `"1"`), as sigs.k8s.io/yaml does.
+    /// A map; keys that are not strings are converted as JSON would (`1` → `"1"`), as sigs.k8s.io/yaml does.
     Map(Vec<(Box<str>, Node)>),
 }
 
 impl Node {
-    /// The value under `key`; nothing when this is no map or the value is null.
+    /// The value under `key`; `None` when this is not a map or the value is null.
     pub fn field(&self, key: &str) -> Option<&Node> {
         let Node::Map(entries) = self else { return None };
         entries.iter().find(|(k, _)| &**k == key).map(|(_, v)| v).filter(|v| !matches!(v, Node::Null))
     }
 
-    /// The text; nothing when this is something else.
+    /// The string; `None` when this is another type.
     pub fn text(&self) -> Option<&str> {
         if let Node::Text(text) = self { Some(text) } else { None }
     }
 
-    /// How many nodes the tree has, and bytes of text. Recursion is bounded by `MANIFEST_DEPTH_MAX`.
+    /// Number of nodes in the tree, and bytes of text. Recursion is bounded by `MANIFEST_DEPTH_MAX`.
     pub fn weigh(&self) -> (usize, usize) {
         match self {
             Node::Null | Node::Bool(_) | Node::Int(_) | Node::Float(_) => (1, 0),
@@ -57,13 +57,13 @@ impl Node {
         }
     }
 
-    /// The items; empty when this is no list.
+    /// The items; empty when this is not a list.
     pub fn items(&self) -> &[Node] {
         if let Node::List(items) = self { items } else { &[] }
     }
 }
 
-/// As a message shows it: scalars as JSON, cut; lists and maps by name.
+/// For messages: scalars as JSON, cut; lists and maps by their type.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -256,12 +256,12 @@ impl IntoIterator for FieldErrors {
     }
 }
 
-/// A field path that grows and shrinks while a document is walked: `spec.containers[0].ports[1].hostPort`.
+/// The path of a field, extended and cut while a document is walked: `spec.containers[0].ports[1].hostPort`.
 #[derive(Clone, Debug, Default)]
 pub struct Path(String);
 
 impl Path {
-    /// Adds a field or, where its name could be misread, a key in brackets. Returns where to [`Path::cut`].
+    /// Adds a field or, where its name would be ambiguous, a key in brackets. Returns the mark for [`Path::cut`].
     pub fn push(&mut self, key: &str) -> usize {
         let mark = self.0.len();
         let letters = key.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
@@ -280,7 +280,7 @@ impl Path {
         mark
     }
 
-    /// Adds several steps as they are shown. Returns where to [`Path::cut`].
+    /// Adds several steps that are already formatted. Returns the mark for [`Path::cut`].
     pub fn push_shown(&mut self, path: &str) -> usize {
         let mark = self.0.len();
         if mark > 0 && !path.starts_with('[') {
@@ -290,7 +290,7 @@ impl Path {
         mark
     }
 
-    /// Adds a list's index. Returns where to [`Path::cut`].
+    /// Adds a list's index. Returns the mark for [`Path::cut`].
     pub fn push_index(&mut self, index: usize) -> usize {
         let mark = self.0.len();
         self.0.push('[');
@@ -299,7 +299,7 @@ impl Path {
         mark
     }
 
-    /// Goes back to where [`Path::push`] or [`Path::push_index`] was called.
+    /// Cuts back to a mark of [`Path::push`] or [`Path::push_index`].
     pub fn cut(&mut self, mark: usize) {
         self.0.truncate(mark);
     }

@@ -3,7 +3,7 @@
 //!
 //! All errors are found at once: a value that does not fit is read as its type's zero value, and the reading goes on.
 //!
-//! The one deserialiser of the big generated types in this binary: a second would cost a copy of all of them.
+//! The only deserializer of the big generated types in this binary: a second would add a copy of their code.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -123,7 +123,7 @@ impl de::Error for TypeError {
 struct Reader<'a> {
     node: &'a Node,
     context: &'a Context,
-    /// The fields the surrounding object has: what an unknown one may have been meant to be.
+    /// The fields of the surrounding object: candidates for a misspelt one.
     fields: &'static [&'static str],
 }
 
@@ -134,7 +134,7 @@ impl Reader<'_> {
         self.context.push(FieldError::with_value(&*path, self.node.to_string(), message), Some(path));
     }
 
-    /// Completes an error that comes from a type's own visitor.
+    /// Adds the field and the value to an error of a type's own visitor.
     fn place<T>(self, outcome: Result<T, TypeError>) -> Result<T, TypeError> {
         outcome.map_err(|error| match error.path {
             Some(_) => error,
@@ -149,7 +149,7 @@ impl Reader<'_> {
     fn integer(self, min: i64, max: i64) -> i64 {
         let value = match *self.node {
             Node::Int(value) => value,
-            // 8080.0 and 1e3 are integers in JSON too.
+            // 8080.0 and 1e3 are integers in JSON, too.
             #[allow(clippy::cast_possible_truncation, reason = "the value is whole and within 2^53")]
             Node::Float(value) if value.fract() == 0.0 && value.abs() < 9e15 => value as i64,
             Node::Text(_) => {
@@ -314,7 +314,7 @@ impl<'de> Deserializer<'de> for Reader<'_> {
         self.deserialize_str(visitor)
     }
 
-    /// What the generated types call for a field they do not have.
+    /// Called by the generated types for an unknown field.
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, TypeError> {
         if self.context.strict {
             let path = self.context.path.borrow().shown();
@@ -394,7 +394,7 @@ impl<'de> MapAccess<'de> for Fields<'_> {
     }
 }
 
-/// The field that `key` was probably meant to be: at most two letters off, and no more than a third of them.
+/// The known field closest to `key`: at most two edits away, and no more than a third of its length.
 pub(crate) fn nearest(key: &str, fields: &[&'static str]) -> Option<&'static str> {
     let lower = key.to_ascii_lowercase();
     fields

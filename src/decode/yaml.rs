@@ -1,7 +1,7 @@
-//! YAML text → documents, with the scalar rules of sigs.k8s.io/yaml (YAML 1.1). PURE.
+//! Parses YAML into documents, with the scalar rules of sigs.k8s.io/yaml (YAML 1.1). PURE.
 //!
-//! The tree is built from parser events on a stack of our own: nothing here recurses over the input, and every node
-//! and byte is paid for from a budget before it is stored, copies made by aliases and merge keys included.
+//! The tree is built from parser events on an explicit stack: nothing here recurses over the input, and every node and byte is
+//! charged to a budget before it is stored, copies made by aliases and merge keys included.
 
 use std::borrow::Cow;
 
@@ -10,20 +10,19 @@ use granit_parser::{ErrorKind, Event, Parser, ScalarStyle, ScanError, Span, Tag}
 use super::{Node, quoted};
 use crate::limits;
 
-/// Why a document could not be read: the place in the file and what is wrong there.
+/// A document's parse error, with its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct YamlError {
-    /// From 1; 0 when the place is not known.
+    /// From 1; 0 when unknown.
     pub line: usize,
     /// The error.
     pub message: String,
 }
 
-/// Reads `bytes` document by document. `each` gets the document's number (from 1) and its tree, or why there is
-/// none; empty documents (only comments) are passed over but counted. A document that cannot be read does not hide
-/// the ones behind its end (`---`).
+/// Parses `bytes` document by document. `each` gets the document's number (from 1) and its tree, or an error; empty documents
+/// (only comments) are skipped but counted. An invalid document does not hide those after its end (`---`).
 ///
-/// Returns an error when the file as a whole cannot be read.
+/// Returns an error when the file as a whole cannot be parsed.
 pub fn documents(bytes: &[u8], mut each: impl FnMut(u32, Result<Node, YamlError>)) -> Result<(), YamlError> {
     let text = std::str::from_utf8(bytes).map_err(|e| {
         let good = &bytes[..e.valid_up_to()];
@@ -37,7 +36,7 @@ pub fn documents(bytes: &[u8], mut each: impl FnMut(u32, Result<Node, YamlError>
     }
     let mut options = granit_parser::Options::default();
     options.set_emit_comments(false);
-    // The parser's bounds on what it holds itself; our own are those of `Builder`.
+    // The parser's bounds on its own state; those of the tree are in `Builder`.
     options.flow_nesting_limit = limits::MANIFEST_DEPTH_MAX + 1;
     options.block_nesting_limit = limits::MANIFEST_DEPTH_MAX + 1;
     let mut parser = Parser::new_from_str_with_options(text, options);
@@ -76,7 +75,7 @@ pub fn documents(bytes: &[u8], mut each: impl FnMut(u32, Result<Node, YamlError>
                 match parser.proceed_next_document() {
                     Ok(true) => {}
                     Ok(false) => return Ok(()),
-                    // The same broken place again: nothing behind it can be told apart.
+                    // The same syntax error again: what follows cannot be separated into documents.
                     Err(_) if scan_failed => return Ok(()),
                     Err(error) => return Err(syntax(&error)),
                 }
@@ -100,7 +99,7 @@ fn syntax(error: &ScanError) -> YamlError {
 struct Frame {
     entries: Entries,
     anchor: usize,
-    /// Levels below this one, the deepest child's.
+    /// Levels below this one.
     height: usize,
 }
 
@@ -118,7 +117,7 @@ enum Key {
 #[derive(Default)]
 struct Builder {
     stack: Vec<Frame>,
-    /// Finished anchors with their heights; one that is still open is not here, so no alias can reach itself.
+    /// Finished anchors with their heights; an open one is not included, so no alias can contain itself.
     anchors: Vec<(usize, Node, usize)>,
     nodes: usize,
     text_bytes: usize,
@@ -159,12 +158,12 @@ impl Builder {
                 self.value(node, height, 0)
             }
             Event::StreamStart | Event::StreamEnd | Event::DocumentStart(..) | Event::DocumentEnd => Ok(()),
-            // Events we did not switch on, or a later parser's: never passed over, since they may stand for a node.
+            // Events that are not enabled, or of a later parser: never skipped, because they may stand for a node.
             _ => Err("holds something this reader does not know".to_owned()),
         }
     }
 
-    /// Counts before anything is stored.
+    /// Charges the budget before anything is stored.
     fn pay(&mut self, nodes: usize, bytes: usize) -> Taken {
         self.nodes += nodes;
         self.text_bytes += bytes;
@@ -179,7 +178,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The scalar as a map's key when that is what comes next.
+    /// The scalar as a map's key, if a key is expected.
     fn wanted_key(&self, value: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Option<Key>, String> {
         let Some(Frame { entries: Entries::Map { key: None, .. }, .. }) = self.stack.last() else {
             return Ok(None);
@@ -234,7 +233,7 @@ impl Builder {
         self.value(node, frame.height + 1, frame.anchor)
     }
 
-    /// `<<`: keys of the merged maps that the map itself does not have; an earlier merged map wins.
+    /// `<<`: adds keys of the merged maps that the map itself does not have; an earlier merged map takes precedence.
     fn merge(&mut self, entries: &mut Vec<(Box<str>, Node)>, merged: Vec<Node>) -> Taken {
         for node in merged {
             let maps = if let Node::List(items) = node { items } else { vec![node] };
@@ -243,7 +242,7 @@ impl Builder {
                     return Err(format!("merge key << takes a map or a list of maps, not {map}"));
                 };
                 let own = entries.len();
-                // Each look-up costs what it passes: charge it, so that merges cannot be made to take minutes.
+                // Charges each look-up by its length, so that merges cannot be made to take minutes.
                 self.pay(from.len() * own / 64, 0)?;
                 for (key, value) in from {
                     if !entries[..own].iter().any(|(k, _)| *k == key) {
@@ -274,7 +273,7 @@ impl Builder {
             Entries::Map { entries, key, merged } => match (key.take(), node) {
                 (Some(Key::Field(field)), node) => entries.push((field, node)),
                 (Some(Key::Merge), node) => merged.push(node),
-                // An alias in a key's place.
+                // An alias as a key.
                 (None, Node::Text(text)) => *key = Some(Key::Field(text)),
                 (None, _) => return Err("a map's key is an alias of something that is no text".to_owned()),
             },
@@ -305,7 +304,7 @@ fn repeated_key(entries: &[(Box<str>, Node)]) -> Option<&str> {
     keys.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }
 
-/// A tag on a list or map may only say what the node is.
+/// A tag on a list or map must be that of its type.
 fn core_tag(tag: Option<&Tag>, wanted: &str) -> Taken {
     match tag {
         None => Ok(()),
@@ -391,7 +390,7 @@ fn number(text: &str) -> Option<Node> {
         && fraction.is_none_or(all_digits)
         && !(whole.is_empty() && fraction.is_none_or(str::is_empty))
         && exponent.is_none_or(|e| !e.is_empty() && all_digits(e));
-    // A second sign behind the e would be trimmed above; parsing decides.
+    // A second sign after the exponent would be trimmed above; parsing decides.
     if shaped { cleaned.parse().ok().map(Node::Float) } else { None }
 }
 
@@ -540,7 +539,7 @@ mod tests {
             let refs = vec![format!("*a{}", level - 1); 10].join(", ");
             laughs.extend([format!("a{level}: &a{level} [{refs}]\n")]);
         }
-        // Each anchor is no deeper than one list, but the chain would be.
+        // Each anchor is no deeper than one list, but the chain is.
         let mut chain = String::from("a0: &a0 [x]\n");
         for level in 1..200 {
             chain.extend([format!("a{level}: &a{level} [*a{}]\n", level - 1)]);

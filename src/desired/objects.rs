@@ -1,11 +1,11 @@
-//! The sources' ConfigMaps and Secrets merged into one set, each source's on its side. PURE.
+//! Merges the sources' ConfigMaps and Secrets into one set, with the sides of manifests and of the API server apart. PURE.
 //!
-//! | situation | what happens |
+//! | situation | result |
 //! |---|---|
-//! | a manifest and the API server have one of the same name | both are there: each is for the pods of its side |
-//! | two documents hold one object | the one already in use stays, the other is a problem naming both |
-//! | an immutable object has other content | it stays as it was, and that is a problem |
-//! | a source is incomplete (invalid or unreadable manifest) | an object of its side that is missing stays, if a pod names it |
+//! | a manifest and the API server have one of the same name | both are kept: each is for the pods of its side |
+//! | two documents have the same object | the one already in use stays, the other is a problem naming both |
+//! | an immutable object's content has changed | it stays unchanged, with a problem |
+//! | a source is incomplete (invalid or unreadable manifest) | a missing object of its side is held, if a pod references it |
 
 use super::Source;
 use super::update::{Problem, SourcedObject};
@@ -14,8 +14,8 @@ use crate::model::{ObjectKey, Side, SortedMap, SortedSet};
 
 pub(super) type Held = SortedMap<ObjectKey, SourcedObject>;
 
-/// The objects there are now, and what is wrong with them taken together.
-/// `named` are those that the wanted pods name: no more than these are held, however many come and go meanwhile.
+/// The current objects, and the problems of merging them. `named` are those that desired pods reference: no others are held, so
+/// that their number stays bounded while objects change.
 pub(super) fn merge(before: &Held, sources: &[Source], named: &SortedSet<ObjectKey>) -> (Held, Vec<Problem>) {
     let (mut after, mut problems) = (Held::new(), Vec::new());
     let mut candidates: Vec<(ObjectKey, &SourcedObject)> = sources
@@ -62,7 +62,7 @@ fn refuse(problems: &mut Vec<Problem>, key: &ObjectKey, of: &SourcedObject, mess
     }
 }
 
-/// What is other than before: there, gone, or with another content.
+/// Keys of objects that were added, removed or changed.
 pub(super) fn changes<'a>(before: &'a Held, after: &'a Held) -> impl Iterator<Item = &'a ObjectKey> {
     let gone = before.keys().filter(|key| !after.contains_key(*key));
     let new = after.iter().filter(|(key, new)| before.get(*key).is_none_or(|old| old.object != new.object));
@@ -91,7 +91,7 @@ mod tests {
         SourcedObject { object: Object::ConfigMap(Arc::new(map)), origin }
     }
 
-    /// One of that source that names the object `a`.
+    /// A pod of that source that references the object `a`.
     fn pod(source: &str) -> SourcedPod {
         let annotations = json!({"kubernetes.io/config.source": source});
         let metadata =
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// Applies the objects; says what changed, and the problems behind it.
+    /// Applies the objects; returns the changes, and the problems after them.
     fn apply(desired: &mut Desired, objects: &[&str], complete: bool) -> String {
         apply_of("file", desired, objects, complete)
     }
@@ -137,7 +137,7 @@ mod tests {
         value_for("file", desired, name)
     }
 
-    /// What a pod of that source has of the object.
+    /// The object's value for a pod of that source.
     fn value_for(source: &str, desired: &Desired, name: &str) -> Option<String> {
         let objects = desired.objects();
         let Object::ConfigMap(map) = objects.find(&pod(source).pod, ObjectKind::ConfigMap, name)? else {
@@ -182,7 +182,7 @@ mod tests {
         assert_eq!(both(&desired, "t"), ["2", "", ""]);
         assert_eq!(apply_of(API, &mut desired, &["a 3 s"], true), "t | a");
         assert_eq!(both(&desired, "a"), ["3", "1", "1"], "the immutable one is another");
-        // What is held on one side is not held on the other.
+        // An object that is held on one side is not held on the other.
         apply_of("file", &mut desired, &[], false);
         assert_eq!(apply_of(API, &mut desired, &[], true), "a");
         assert_eq!(both(&desired, "a"), ["", "1", "1"]);
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(apply_of(API, &mut desired, &[], false), "");
         assert_eq!(apply_of("file", &mut desired, &[], true), "a");
         assert_eq!(both(&desired, "a"), ["4", "", ""]);
-        // A directory's and a URL's are of one side: one of them stays.
+        // A directory and a URL are on the same side: only one of the objects stays.
         assert_eq!(apply_of("http", &mut desired, &["a 5 u"], true), "a");
         let told = apply_of("file", &mut desired, &["a 6 f"], true);
         assert!(told.starts_with("f: document 1: ConfigMap default/a: is in u (document 1) too"), "{told}");

@@ -1,4 +1,4 @@
-//! What a source hands over: all pods and objects that it wants, and all that is wrong with them. PURE.
+//! The update of a source: all its pods and objects, and all its problems. PURE.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,10 +9,11 @@ use crate::limits;
 use crate::model::annotations;
 use crate::model::{DesiredPod, Object, PodKey, PodUid, Seconds, SortedSet};
 
-/// The name of the source that an API server is, in `SourceUpdate::source`; of files, `source::file::NAME`, and of a URL, `source::http::NAME`.
+/// The name of the API server's source in `SourceUpdate::source`; that of files is `source::file::NAME`, that of a URL
+/// `source::http::NAME`.
 pub const API: &str = annotations::OF_API;
 
-/// Where in which file a pod stands.
+/// File and document of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Origin {
     /// The file's path.
@@ -27,16 +28,16 @@ impl fmt::Display for Origin {
     }
 }
 
-/// One pod a source wants.
+/// One desired pod of a source.
 #[derive(Clone, Debug)]
 pub struct SourcedPod {
     /// The pod: defaulted, validated, with its identity.
     pub pod: DesiredPod,
-    /// Where it was read.
+    /// Its file and document.
     pub origin: Origin,
-    /// The hash of its whole manifest: the same hash means the same wish.
+    /// The hash of its whole manifest: the same hash means the same desired state.
     pub config_hash: Box<str>,
-    /// Memory it takes (`manifest::cost`).
+    /// Its memory (`manifest::cost`).
     pub bytes: usize,
 }
 
@@ -45,78 +46,78 @@ pub struct SourcedPod {
 pub struct SourcedObject {
     /// The object.
     pub object: Object,
-    /// Where it was read.
+    /// Its file and document.
     pub origin: Origin,
 }
 
-/// What a source wants and what is wrong with it; always all of it.
+/// The full state of a source.
 #[derive(Clone, Debug)]
 pub struct SourceUpdate {
     /// The source's name: `file`, `http` or `api`.
     pub source: &'static str,
-    /// Every pod of every valid document, in the order of files and documents. Pods of a manifest that became
-    /// invalid are not here: `Desired` keeps what ran, since `complete` is false.
+    /// Every pod of every valid document, in the order of files and documents. Pods of a manifest that became invalid are
+    /// missing: `Desired` holds the running ones, because `complete` is false.
     pub pods: Vec<SourcedPod>,
-    /// Every ConfigMap and Secret of every valid document, in the same order; what is missing here is held as pods are.
+    /// Every ConfigMap and Secret of every valid document, in the same order; missing ones are held as pods are.
     pub objects: Vec<SourcedObject>,
-    /// Everything that is wrong now; `Problem::fresh` tells what was not yet said.
+    /// All current problems; those with `Problem::fresh` were not reported before.
     pub problems: Vec<Problem>,
-    /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be wanted.
+    /// Everything was readable and valid. When false, a pod that is missing from `pods` may still be desired.
     pub complete: bool,
-    /// What the source holds.
+    /// Memory that the source holds.
     pub held: Held,
-    /// What an API server says besides; nothing from files.
+    /// Further pods of an API server; empty for files.
     pub server: ServerPods,
 }
 
-/// What an API server says of pods that are bound to this node, besides those that are wanted.
+/// Pods of an API server that are bound to this node, besides the desired ones.
 #[derive(Clone, Debug, Default)]
 pub struct ServerPods {
-    /// They are to end, and then to be deleted there.
+    /// Pods to terminate, and then to delete in the API.
     pub ending: Vec<EndingPod>,
-    /// They cannot run here, and are to be told so there.
+    /// Pods that cannot run here, and get a status that says so.
     pub refused: Vec<RefusedPod>,
-    /// Of the wanted ones, those that have Succeeded or Failed there: they do not begin here, and take none of the node's room.
+    /// Desired pods that are Succeeded or Failed in the API: they are not started here, and do not count for the node's capacity.
     /// At most `limits::ENDED_PODS_MAX`.
     pub over: SortedSet<PodUid>,
-    /// Of the wanted ones, those whose statuses somebody has changed there: they are sent again.
+    /// Desired pods whose statuses another client has changed: they are sent again.
     pub changed: SortedSet<PodUid>,
-    /// Copies of static pods: nothing of them runs by itself.
+    /// Mirror pods of static pods: nothing runs for them.
     pub mirrors: Vec<MirrorPod>,
 }
 
-/// A static pod's copy in an API server.
+/// A mirror pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MirrorPod {
-    /// Which one; the UID is the copy's own.
+    /// Its key; the UID is the mirror pod's own.
     pub key: PodKey,
-    /// The hash of the manifest that it is of, cut at `limits::MIRROR_HASH_BYTES_MAX`.
+    /// Its manifest's hash, cut at `limits::MIRROR_HASH_BYTES_MAX`.
     pub hash: Box<str>,
-    /// It was deleted and waits for its node.
+    /// It has a deletionTimestamp.
     pub deleted: bool,
-    /// Somebody has changed its status there: it is sent again.
+    /// Another client has changed its status: it is sent again.
     pub changed: bool,
 }
 
-/// A pod that was deleted and waits for its node.
+/// A pod with a deletionTimestamp.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndingPod {
-    /// Which one.
+    /// Its key.
     pub key: PodKey,
     /// `metadata.deletionGracePeriodSeconds`.
     pub grace: Seconds,
 }
 
-/// A pod that this node does not run.
+/// A pod that this node rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedPod {
-    /// Which one.
+    /// Its key.
     pub key: PodKey,
-    /// Why, in a word (`OutOfmemory`, `NodeAffinity` ...): `status.reason`.
+    /// `status.reason` (`OutOfmemory`, `NodeAffinity` ...).
     pub reason: Cow<'static, str>,
-    /// Why, in a sentence: `status.message`.
+    /// `status.message`.
     pub message: Box<str>,
-    /// `metadata.generation` of what was refused: `status.observedGeneration`.
+    /// `metadata.generation` of the rejected pod, for `status.observedGeneration`.
     pub generation: Option<i64>,
 }
 
@@ -125,26 +126,26 @@ pub struct RefusedPod {
 pub struct Held {
     /// Memory of the pods, ConfigMaps and Secrets (`manifest::cost`, `object::cost`).
     pub pod_bytes: usize,
-    /// Problems.
+    /// Number of problems.
     pub problems: usize,
-    /// Memory of these.
+    /// Memory of the problems.
     pub problem_bytes: usize,
 }
 
-/// One thing that is wrong with a manifest; shown as one line.
+/// A problem of a manifest; shown as one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// The file, or the directory.
     pub file: Arc<str>,
-    /// The document, from 1; nothing when it concerns the whole file.
+    /// The document, from 1; `None` when it concerns the whole file.
     pub document: Option<u32>,
-    /// `NAMESPACE/NAME` as the manifest has it, when known.
+    /// `NAMESPACE/NAME` as in the manifest, when known.
     pub pod: Option<Box<str>>,
-    /// `KIND NAMESPACE/NAME` of a ConfigMap or Secret, when it is one's.
+    /// `KIND NAMESPACE/NAME` of a ConfigMap or Secret, if it is about one.
     pub object: Option<Box<str>>,
     /// The field's path.
     pub field: Option<Box<str>>,
-    /// The offending value, when there is one, and what is wrong.
+    /// The invalid value, if any, and the error.
     pub message: Box<str>,
     /// Not reported before: to be logged once.
     pub fresh: bool,
@@ -164,13 +165,13 @@ impl Problem {
         }
     }
 
-    /// Memory it takes; the file's name is shared.
+    /// Its memory; the file's name is shared.
     pub fn bytes(&self) -> usize {
         let text = |part: &Option<Box<str>>| part.as_ref().map_or(0, |part| part.len());
         size_of::<Self>() + text(&self.pod) + text(&self.object) + text(&self.field) + self.message.len()
     }
 
-    /// The same thing, whether reported or not.
+    /// Whether it is the same problem, reported or not.
     pub fn same_as(&self, other: &Problem) -> bool {
         (&self.file, self.document, &self.pod, &self.object, &self.field, &self.message)
             == (&other.file, other.document, &other.pod, &other.object, &other.field, &other.message)
@@ -197,7 +198,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// A file's name as a message shows it: without control characters, cut in the middle.
+/// A file's name for messages: without control characters, cut in the middle.
 pub(crate) fn shown_file(file: &str) -> String {
     let clean: String = file.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     middle_cut(&clean, limits::PROBLEM_PATH_CHARS_MAX)

@@ -1,5 +1,5 @@
-//! Facts of the machine and of the runtime for `judge`: everything `smolet doctor` looks at, looked at here. I/O; blocks, for
-//! seconds where a runtime does not answer. Reads only. What cannot be read counts as not there.
+//! Collects the facts of the machine and of the runtime for `judge`. I/O; blocks, for seconds when a runtime does not answer.
+//! Read-only. What cannot be read counts as absent.
 
 use std::fs;
 use std::io::{self, Read as _};
@@ -24,105 +24,105 @@ use crate::limits::{
 use crate::model::{SandboxState, Wall};
 use crate::render::CgroupDriver;
 
-/// Everything there is to judge.
+/// All facts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Only root sees all of it.
+    /// Running as root; otherwise some facts are missing.
     pub is_root: bool,
-    /// Why the settings given are none; the usual ones are looked at then.
+    /// Why the given settings are invalid; the defaults are used then.
     pub bad_settings: Option<String>,
     /// Control groups.
     pub cgroups: CgroupFacts,
-    /// The cgroup driver that is configured here.
+    /// The configured cgroup driver.
     pub cgroup_driver: CgroupDriver,
-    /// The runtime, or why there is none: a sentence with its mend.
+    /// The runtime, or an error with its remedy.
     pub runtime: Result<RuntimeFacts, String>,
-    /// Other node agents that run on this machine.
+    /// Other node agents on this machine.
     pub kubelets: Vec<Kubelet>,
     /// The pods' network.
     pub cni: CniFacts,
-    /// The state directory's file system, and that of the images where the runtime tells of it.
+    /// The file systems of the state directory and, when the runtime reports it, of the images.
     pub disks: Vec<DiskFacts>,
     /// The clock.
     pub clock: ClockFacts,
-    /// Swap devices and files that are on.
+    /// Active swap devices and files.
     pub swaps: Vec<String>,
     /// inotify's limits.
     pub inotify: InotifyFacts,
-    /// Kernel settings that are not as a kubelet has them.
+    /// Kernel settings that differ from the kubelet's.
     pub tunables: Vec<Differing>,
 }
 
-/// What the kernel has of control groups.
+/// The kernel's control groups.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CgroupFacts {
-    /// Where the hierarchies are looked for.
+    /// Their mount point.
     pub mounts: String,
-    /// Version 2 is mounted there: its controllers.
+    /// Controllers of version 2, if it is mounted there.
     pub unified: Option<Vec<String>>,
-    /// Version 1: the controllers that have a hierarchy there.
+    /// Controllers of version 1 with a hierarchy there.
     pub v1: Vec<String>,
-    /// The kernel was told to leave the memory controller out, by the firmware of a Raspberry Pi or by somebody.
+    /// The memory controller is disabled on the kernel's command line, by the firmware of a Raspberry Pi or by the user.
     pub memory_disabled: bool,
-    /// The file whose one line the firmware hands to the kernel.
+    /// The file with the kernel's command line for the firmware.
     pub cmdline_file: Option<&'static str>,
 }
 
-/// What the runtime says.
+/// Facts of the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeFacts {
     /// Its socket.
     pub socket: String,
     /// Its name and version.
     pub version: String,
-    /// `RuntimeReady`, `NetworkReady` ...; or why it does not tell.
+    /// `RuntimeReady`, `NetworkReady` ...; or why its status is unknown.
     pub conditions: Result<Vec<RuntimeCondition>, String>,
-    /// The image of sandboxes and whether it is there; `None` where neither is known.
+    /// The sandbox image and whether it is present; `None` when unknown.
     pub pause_image: Option<(String, bool)>,
-    /// Running sandboxes that no smolet made, and the pod of one of them.
+    /// Running sandboxes that smolet has not created, and the pod of one of them.
     pub foreign_sandboxes: Option<(usize, String)>,
-    /// The cgroup driver that it has told by the CRI, which the agent takes then (`RuntimeConfig`).
+    /// The cgroup driver that it reports by the CRI, which the agent then uses (`RuntimeConfig`).
     pub cgroup_driver_told: Option<CgroupDriver>,
-    /// The one in its settings, where they show it.
+    /// The cgroup driver in its configuration, if it shows that.
     pub cgroup_driver_set: Option<CgroupDriver>,
 }
 
 /// Another node agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kubelet {
-    /// Its process.
+    /// Its process ID.
     pub pid: u32,
     /// Its name: `kubelet`, `k3s-server` ...
     pub name: String,
-    /// The runtime endpoint its arguments name.
+    /// The runtime endpoint in its arguments.
     pub endpoint: Option<String>,
 }
 
 /// The pods' network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CniFacts {
-    /// Where configurations are looked for.
+    /// Directory of configurations.
     pub conf_dir: String,
-    /// The first one in the order of names, which the runtime takes, with its plugins or why it is none.
+    /// The first one by name, which the runtime uses, with its plugins or its error.
     pub configuration: Option<(String, Result<Vec<String>, String>)>,
-    /// Where plugins are looked for.
+    /// Directories of plugins.
     pub bin_dirs: Vec<String>,
-    /// Those of its plugins that are in none of them.
+    /// Its plugins that are in none of them.
     pub missing: Vec<String>,
 }
 
 /// A file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskFacts {
-    /// What lies on it: `state` or `images`.
+    /// Its use: `state` or `images`.
     pub of: &'static str,
-    /// Where that is.
+    /// A path on it.
     pub path: String,
-    /// What it has; nothing where it could not be looked at.
+    /// Its capacity; empty when it could not be read.
     pub space: Filesystem,
-    /// Free bytes below which pods are evicted at once; 0 = never.
+    /// Available bytes below which pods are evicted at once; 0 = never.
     pub bytes_least: u64,
-    /// Free inodes likewise.
+    /// Available inodes, likewise.
     pub inodes_least: u64,
 }
 
@@ -131,15 +131,15 @@ pub struct DiskFacts {
 pub struct ClockFacts {
     /// The clock's present time.
     pub now: Wall,
-    /// Whether it follows a time server, where somebody knows.
+    /// Whether it is synchronised with a time server, if known.
     pub is_synchronised: Option<bool>,
-    /// A program that runs and keeps it.
+    /// The running time service.
     pub service: Option<String>,
-    /// It goes on while the machine is off.
+    /// The machine has a real-time clock.
     pub has_rtc: bool,
 }
 
-/// inotify's limits; `None` where they cannot be read.
+/// inotify's limits; `None` when they cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InotifyFacts {
     /// `fs.inotify.max_user_instances`.
@@ -148,7 +148,7 @@ pub struct InotifyFacts {
     pub watches: Option<u64>,
 }
 
-/// Looks at everything, with the settings that the agent has or would have.
+/// Collects all facts, with the settings that the agent has or would have.
 pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
     let executor = Rc::new(Executor::new());
     let of_runtime = Box::pin(runtime(config.runtime_endpoint.as_deref(), &executor));
@@ -188,7 +188,7 @@ pub fn collect(config: &Config, bad_settings: Option<String>) -> Facts {
     }
 }
 
-/// At most `DOCTOR_FILE_BYTES_MAX` of it.
+/// Reads at most `DOCTOR_FILE_BYTES_MAX`.
 fn read(path: impl AsRef<Path>) -> String {
     read_or_why(path.as_ref()).unwrap_or_default()
 }
@@ -205,7 +205,7 @@ fn number(path: &str) -> Option<u64> {
 
 // ---- the runtime -----------------------------------------------------------------------------------------
 
-/// The runtime; what it says of its settings; where its images are.
+/// The runtime, its configuration, and the file system of its images.
 async fn runtime(
     endpoint: Option<&str>,
     executor: &Rc<Executor>,
@@ -229,7 +229,7 @@ async fn runtime(
         like_a_pause_image(&runtime).await.map(|name| (name, true))
     };
     let mut foreign_sandboxes: Option<(usize, String)> = None;
-    // What it does not list counts as none: that it does not answer is said of its conditions.
+    // An error counts as an empty list: that it does not answer is reported with its conditions.
     let _ = runtime
         .list_pod_sandboxes(None, &mut |sandbox| {
             if sandbox.node.is_none() && sandbox.state == SandboxState::Ready {
@@ -252,7 +252,7 @@ async fn runtime(
     (Ok(facts), settings, images.first().map(|images| images.mountpoint.to_string()))
 }
 
-/// The first image that has such a name.
+/// The first image with a name like a pause image's.
 async fn like_a_pause_image(runtime: &GrpcRuntime) -> Option<String> {
     let mut found: Option<String> = None;
     let mut each = |image: Image| {
@@ -265,7 +265,7 @@ async fn like_a_pause_image(runtime: &GrpcRuntime) -> Option<String> {
 
 // ---- control groups --------------------------------------------------------------------------------------
 
-/// Where Raspberry Pi OS has the kernel's command line: since Debian 12, and before.
+/// The kernel's command line on Raspberry Pi OS: since Debian 12, and before.
 const CMDLINE_FILES: [&str; 2] = ["/boot/firmware/cmdline.txt", "/boot/cmdline.txt"];
 
 fn cgroups(mounts: &Path) -> CgroupFacts {
@@ -294,8 +294,8 @@ fn mounted_v1(mounts: &str, root: &Path) -> Vec<String> {
     named
 }
 
-/// The kernel has a memory controller and was told not to use it: by `/proc/cgroups`, where it is listed and off, or by the
-/// last word on it in the command line, as a kernel without version 1 of it does not list it.
+/// The kernel has a memory controller that is disabled: by `/proc/cgroups`, where it is listed as disabled, or by the last
+/// parameter about it on the command line, because a kernel without version 1 of it does not list it.
 fn memory_disabled(cgroups: &str, cmdline: &str) -> bool {
     let row = cgroups.lines().find(|line| line.split_whitespace().next() == Some("memory"));
     if let Some(enabled) = row.and_then(|row| row.split_whitespace().nth(3)) {
@@ -310,7 +310,7 @@ fn memory_disabled(cgroups: &str, cmdline: &str) -> bool {
 
 // ---- other agents ----------------------------------------------------------------------------------------
 
-/// Names of processes that are, or hold, a kubelet.
+/// Names of processes that are, or contain, a kubelet.
 fn is_kubelet(name: &str) -> bool {
     matches!(name, "kubelet" | "kubelite" | "k3s") || name.starts_with("k3s-")
 }
@@ -325,7 +325,7 @@ fn kubelets() -> Vec<Kubelet> {
     named.take(DOCTOR_KUBELETS_MAX).map(with_endpoint).collect()
 }
 
-/// The processes that can be seen, with the first 15 bytes of their programs' names.
+/// The visible processes, with the first 15 bytes of their programs' names.
 fn processes() -> impl Iterator<Item = (u32, String)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -334,7 +334,7 @@ fn processes() -> impl Iterator<Item = (u32, String)> {
     })
 }
 
-/// The value of `--container-runtime-endpoint` among arguments that end with a zero each; the last one counts.
+/// The value of `--container-runtime-endpoint` among NUL-terminated arguments; the last one counts.
 fn named_endpoint(arguments: &str) -> Option<String> {
     let mut arguments = arguments.split('\0');
     let mut named = None;
@@ -372,7 +372,7 @@ fn network(settings: RuntimeSettings) -> CniFacts {
     CniFacts { conf_dir: cni_conf_dir, configuration, bin_dirs: cni_bin_dirs, missing }
 }
 
-/// The file system that a path lies on, or will lie on, and below how much pods are evicted.
+/// The file system of a path that exists or will be created, and the eviction thresholds.
 fn disk(of: &'static str, path: &Path, (bytes, inodes): (Option<Amount>, Option<Amount>)) -> DiskFacts {
     let found = path.ancestors().find(|above| above.exists()).map(Filesystem::of);
     let space = found.and_then(Result::ok).unwrap_or_default();
@@ -385,26 +385,26 @@ fn disk(of: &'static str, path: &Path, (bytes, inodes): (Option<Amount>, Option<
     }
 }
 
-/// What keeps clocks, by the names of their processes.
+/// Process names of time services.
 const TIME_SERVICES: [&str; 4] = ["systemd-timesyn", "chronyd", "ntpd", "openntpd"];
 
-/// Whether the clock follows a time server: by the file that systemd-timesyncd leaves, else by `timedatectl`, which asks the
-/// kernel, whichever program keeps the time. The kernel's own call (`adjtimex`) would need unsafe code here.
+/// Whether the clock is synchronised: by the file of systemd-timesyncd, else by `timedatectl`, which asks the kernel, whichever
+/// program keeps the time. The kernel's own call (`adjtimex`) would need unsafe code here.
 fn is_synchronised() -> Option<bool> {
     if Path::new("/run/systemd/timesync/synchronized").exists() {
         return Some(true);
     }
     let mut command = Command::new("timedatectl");
-    let said =
+    let text =
         output(command.args(["show", "--property=NTPSynchronized", "--value"]), DOCTOR_COMMAND_PATIENCE)?;
-    match said.trim() {
+    match text.trim() {
         "yes" => Some(true),
         "no" => Some(false),
         _ => None,
     }
 }
 
-/// What a command prints; nothing when there is no such command, when it fails, or when it takes longer than that.
+/// The output of a command; `None` when it does not exist, fails, or takes longer than `patience`.
 fn output(command: &mut Command, patience: Duration) -> Option<String> {
     const LOOK: Duration = Duration::from_millis(10);
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -415,25 +415,25 @@ fn output(command: &mut Command, patience: Duration) -> Option<String> {
             Ok(None) if Instant::now() < until => std::thread::sleep(LOOK),
             Ok(Some(status)) => break status.success(),
             Ok(None) | Err(_) => {
-                // Best effort: it may have ended by itself meanwhile.
+                // Best effort: it may have exited meanwhile.
                 let _ = child.kill();
                 let _ = child.wait();
                 break false;
             }
         }
     };
-    let mut said = String::new();
-    let read = child.stdout.take()?.take(DOCTOR_FILE_BYTES_MAX).read_to_string(&mut said);
-    (ended && read.is_ok()).then_some(said)
+    let mut text = String::new();
+    let read = child.stdout.take()?.take(DOCTOR_FILE_BYTES_MAX).read_to_string(&mut text);
+    (ended && read.is_ok()).then_some(text)
 }
 
-/// Of `/proc/swaps`, without compressed memory, which wears nothing out and keeps nothing over a reboot.
+/// Swap in `/proc/swaps`, without compressed memory, which wears no storage and keeps nothing over a reboot.
 fn swaps(table: &str) -> Vec<String> {
     let names = table.lines().skip(1).filter_map(|line| line.split_whitespace().next());
     names.filter(|name| !name.starts_with("/dev/zram")).map(str::to_owned).collect()
 }
 
-/// The settings when those given are none: the usual ones, but for the places that flags name.
+/// The settings to use when the given ones are invalid: the defaults, except for paths that flags name.
 pub fn usual_settings(given: &Flags) -> Option<Config> {
     let places = Flags {
         root_dir: given.root_dir.clone(),

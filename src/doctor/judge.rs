@@ -1,21 +1,21 @@
-//! PURE: facts → findings, in the order in which they are to be mended.
+//! PURE: derives the findings from the facts, in the order in which they should be fixed.
 //!
 //! | check | problem | warning |
 //! |---|---|---|
-//! | configuration | the settings given are none | |
-//! | user | | not root: not everything can be seen |
-//! | memory cgroup | switched off, or not mounted | |
+//! | configuration | the given settings are invalid | |
+//! | user | | not root: some facts are missing |
+//! | memory cgroup | disabled, or not mounted | |
 //! | cgroups | none; no cpu or pids controller | |
-//! | runtime | none answers, or not ready | does not tell |
-//! | other agents | one on the same runtime | running sandboxes that smolet did not make |
-//! | cgroup driver | is another one than the runtime's, which does not tell it by the CRI | is not the configured one |
-//! | pause image | | is not there, or is not known |
-//! | cni | no configuration, a broken one, or plugins that are missing | the runtime's network is not ready |
-//! | disk | so little free that pods are evicted | less than twice that |
-//! | clock | shows a time before this program's | follows no time server |
+//! | runtime | none answers, or not ready | its status is unknown |
+//! | other agents | one on the same runtime | running sandboxes that smolet did not create |
+//! | cgroup driver | differs from the runtime's, which does not report it by the CRI | differs from the configured one |
+//! | pause image | | is absent, or unknown |
+//! | cni | no configuration, an invalid one, or missing plugins | the runtime's network is not ready |
+//! | disk | so little available that pods are evicted | less than twice that |
+//! | clock | is before this program's build | is not synchronised |
 //! | swap | | is on |
 //! | inotify | | limits lower than Linux' own |
-//! | kernel settings | | not as a kubelet has them |
+//! | kernel settings | | differ from the kubelet's |
 
 use std::fmt::Write as _;
 
@@ -29,13 +29,13 @@ use crate::limits::MIB;
 use crate::model::Wall;
 use crate::render::CgroupDriver;
 
-/// What the kernel must enforce pods' limits with, besides memory.
+/// Required controllers for pods' limits, besides memory.
 const CONTROLLERS: [&str; 2] = ["cpu", "pids"];
-/// What Linux has where nobody set anything else, as low as it goes (`inotify_user_setup`).
+/// Linux' least default (`inotify_user_setup`).
 const INOTIFY_INSTANCES_MIN: u64 = 128;
 const INOTIFY_WATCHES_MIN: u64 = 8192;
 
-/// Everything that was looked at, good or bad.
+/// All findings, good or bad.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(why) = &facts.bad_settings {
@@ -116,7 +116,7 @@ fn runtime(runtime: &Result<RuntimeFacts, String>) -> Finding {
     const CHECK: &str = "runtime";
     let facts = match runtime {
         Ok(facts) => facts,
-        // A sentence with its mend.
+        // The message contains its remedy.
         Err(why) => return Finding::problem(CHECK, why.as_str(), ""),
     };
     let shown = format!("{} at {}", facts.version, facts.socket);
@@ -136,7 +136,7 @@ fn runtime(runtime: &Result<RuntimeFacts, String>) -> Finding {
     }
 }
 
-/// The endpoint a kubelet has when its arguments name none (its file of settings may name one still).
+/// The kubelet's default endpoint when its arguments have none (its configuration file may still have one).
 fn usual_endpoint(name: &str) -> &'static str {
     let [containerd, k3s, _] = USUAL_SOCKETS;
     if name.starts_with("k3s") { k3s } else { containerd }
@@ -171,7 +171,7 @@ fn other_agents(kubelets: &[Kubelet], runtime: Option<&RuntimeFacts>) -> Finding
     Finding::warning(CHECK, message, mend)
 }
 
-/// Nothing where the runtime shows no driver at all.
+/// `None` when the runtime reports no driver at all.
 fn cgroup_driver(configured: CgroupDriver, runtime: &RuntimeFacts) -> Option<Finding> {
     const CHECK: &str = "cgroup driver";
     let own = configured.as_str();
@@ -216,7 +216,7 @@ fn pause_image(runtime: &RuntimeFacts) -> Finding {
 
 // ---- network ---------------------------------------------------------------------------------------------
 
-/// As a node of a cluster the agent sets them itself; alone they are the owner's.
+/// On a node of a cluster the agent sets them itself; on a standalone node they are left to the user.
 fn tunables(differing: &[Differing]) -> Finding {
     const CHECK: &str = "kernel settings";
     if differing.is_empty() {
@@ -303,7 +303,7 @@ fn disk(disk: &DiskFacts) -> Finding {
     }
 }
 
-/// Before this program was written: no clock that was ever set shows less.
+/// Before the first version of this program: a clock that was ever set is later.
 fn epoch_of_this_program() -> Wall {
     Wall::of_civil(2025, 1, 1, 0)
 }

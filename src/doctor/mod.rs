@@ -1,10 +1,10 @@
-//! `smolet doctor`: whether this machine can run pods, and what to mend where it cannot.
+//! `smolet doctor`: whether this machine can run pods, and the remedies if it cannot.
 //!
 //! ```text
 //!     the machine, the runtime ──► facts (I/O) ──► judge (PURE) ──► findings ──► lines or JSON (PURE)
 //! ```
 //!
-//! Works beside a running agent and without one: it asks the machine and the runtime, never the agent, and changes nothing.
+//! Works with a running agent and without one: it reads the machine and the runtime, never the agent, and changes nothing.
 
 pub mod facts;
 pub mod judge;
@@ -16,19 +16,19 @@ use serde_json::{Value, json};
 use crate::printers::style::{Style, Tone};
 use crate::printers::text::{Cell, columns};
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// Pods run, and something may go wrong later or could not be looked at.
+    /// Pods run, but something may fail later or could not be checked.
     Warning,
     /// Pods do not run, not all of them, or not safely.
     Problem,
 }
 
 impl Level {
-    /// Its word in the output.
+    /// Its name in the output.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -49,39 +49,39 @@ impl Level {
 /// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// The severity.
     pub level: Level,
-    /// What was looked at, in a word or two; stable, for scripts.
+    /// The name of the check; stable, for scripts.
     pub check: &'static str,
     /// The result in a sentence.
     pub message: String,
-    /// What to do; empty when there is nothing to do, or when the message says it already.
+    /// The remedy; empty when none is needed, or when the message has it.
     pub mend: String,
 }
 
 impl Finding {
-    /// All is well.
+    /// A finding without a problem.
     pub(crate) fn ok(check: &'static str, message: impl Into<String>) -> Self {
         Self { level: Level::Ok, check, message: message.into(), mend: String::new() }
     }
 
-    /// Worth a look.
+    /// A finding that may become a problem.
     pub(crate) fn warning(check: &'static str, message: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { level: Level::Warning, check, message: message.into(), mend: mend.into() }
     }
 
-    /// Wrong.
+    /// A problem.
     pub(crate) fn problem(check: &'static str, message: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { level: Level::Problem, check, message: message.into(), mend: mend.into() }
     }
 }
 
-/// True when something has to be mended before pods run well.
+/// Whether any finding is a problem.
 pub fn has_problems(findings: &[Finding]) -> bool {
     findings.iter().any(|finding| finding.level == Level::Problem)
 }
 
-/// A line for each finding, and how many there are of each kind. PURE.
+/// A line for each finding, and the count of each severity. PURE.
 pub fn lines(findings: &[Finding], style: Style) -> String {
     let row = |finding: &Finding| {
         let mut text = finding.message.clone();

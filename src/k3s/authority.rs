@@ -1,4 +1,4 @@
-//! Whether the authority that a server shows is the one that the token was made for (`clientaccess.hashCA`). PURE.
+//! Compares a server's certificate authority with the hash in the token (`clientaccess.hashCA`). PURE.
 
 use sha2::{Digest as _, Sha256};
 
@@ -6,14 +6,14 @@ use crate::text::hex;
 use crate::tls::certificates;
 use crate::x509;
 
-/// What of `pem`, the server's `/cacerts`, is to be trusted by a token with that `hash`: all of it when the hash is that of the
-/// whole, else the one certificate of which it is.
+/// The part of `pem`, the server's `/cacerts`, that a token with that `hash` pins: all of it when the hash is that of the whole,
+/// else the one certificate with that hash.
 ///
-/// Where there are several certificates, k3s hashes the root above the first and then trusts them all. Here the root alone is
-/// trusted: what else stands there need not be signed by it. The server shows the certificates between.
+/// Of several certificates k3s hashes the root above the first and then trusts them all. Here only the root is trusted: the
+/// others need not be signed by it. The server sends the intermediates.
 ///
 /// # Errors
-/// A sentence: it is the hash of something else.
+/// The hash matches neither.
 pub(crate) fn pinned(pem: &[u8], hash: &str) -> Result<Vec<u8>, String> {
     let found = certificates(pem)
         .ok_or_else(|| "its /cacerts holds no certificate in PEM; it is no k3s server".to_owned())?;

@@ -1,36 +1,36 @@
-//! Frames of a WebSocket as a client has them (RFC 6455): what it sends is masked, what comes is not. PURE.
+//! WebSocket frames of a client (RFC 6455): sent frames are masked, received ones are not. PURE.
 
 use crate::limits::TUNNEL_MESSAGE_BYTES_MAX;
 
-/// What a frame is.
+/// A frame's opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// More of the message before.
+    /// Continues the previous message.
     Continuation,
-    /// A message of text.
+    /// A text message.
     Text,
-    /// A message of bytes.
+    /// A binary message.
     Binary,
-    /// The connection ends.
+    /// Closes the connection.
     Close,
-    /// Asks for a `Pong`.
+    /// Requests a `Pong`.
     Ping,
     /// Answers a `Ping`.
     Pong,
 }
 
-/// The head of a frame that came.
+/// The head of a received frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Opcode.
     pub kind: Kind,
-    /// The message ends with it.
+    /// The last frame of its message (FIN).
     pub is_last: bool,
-    /// Bytes that follow.
+    /// Bytes of the payload.
     pub length: usize,
 }
 
-/// How many bytes of the length follow the first two bytes of a head.
+/// Number of length bytes after the first two bytes of a head.
 pub fn length_bytes(first: [u8; 2]) -> usize {
     match first[1] & 0x7f {
         126 => 2,
@@ -39,10 +39,10 @@ pub fn length_bytes(first: [u8; 2]) -> usize {
     }
 }
 
-/// The head of those two bytes, and of what [`length_bytes`] asked for.
+/// Parses a head from its first two bytes and those of [`length_bytes`].
 ///
 /// # Errors
-/// A sentence: it is no frame of a server's, or longer than `limits::TUNNEL_MESSAGE_BYTES_MAX`.
+/// It is not a server's frame, or longer than `limits::TUNNEL_MESSAGE_BYTES_MAX`.
 pub fn head(first: [u8; 2], length: &[u8]) -> Result<Head, String> {
     let [of_kind, of_length] = first;
     let kind = match of_kind & 0x0f {
@@ -70,7 +70,7 @@ pub fn head(first: [u8; 2], length: &[u8]) -> Result<Head, String> {
     Ok(Head { kind, is_last, length })
 }
 
-/// Appends a frame with that payload, in parts.
+/// Appends a frame with that payload, given in parts.
 pub fn put(out: &mut Vec<u8>, kind: Kind, mask: [u8; 4], payload: &[&[u8]]) {
     let kind = match kind {
         Kind::Continuation => 0,
@@ -111,7 +111,7 @@ mod tests {
             let mut out = Vec::new();
             put(&mut out, Kind::Binary, [0; 4], &[&vec![7; length]]);
             assert_eq!((out[0], out.len()), (0x82, head + 4 + length), "{length}");
-            // A server's is the same without the mask.
+            // A server's frame is the same without the mask.
             let first = [out[0], out[1] & 0x7f];
             assert_eq!(length_bytes(first), head - 2);
             let read = super::head(first, &out[2..head]);

@@ -1,15 +1,15 @@
-//! What k3s says through its tunnel: the messages of rancher/remotedialer. PURE.
+//! Messages of rancher/remotedialer in k3s' tunnel. PURE.
 //!
 //! ```text
 //!     number, connection, kind (numbers as Go's binary.PutVarint), of Data and Connect a deadline, then the rest
 //! ```
 //!
-//! Its `AddClient`, `RemoveClient` and `SyncConnections` are between servers, or say to a server what its end of a connection
-//! knows anyway: each connection's end is told on the same ordered stream.
+//! Its `AddClient`, `RemoveClient` and `SyncConnections` are between servers, or redundant: each connection's end is reported on
+//! the same ordered stream.
 
-/// What a message of a deadline says: nobody looks at it any more (`legacyDeadline`, in milliseconds).
+/// The deadline field of a message, which is ignored (`legacyDeadline`, in milliseconds).
 const DEADLINE: i64 = 15_000;
-/// Bytes of an address that is asked for (as remotedialer).
+/// Bytes of a destination address (as remotedialer).
 const ADDRESS_BYTES_MAX: usize = 266;
 
 const DATA: i64 = 1;
@@ -18,30 +18,30 @@ const ERROR: i64 = 3;
 const PAUSE: i64 = 6;
 const RESUME: i64 = 7;
 
-/// How a connection that ended well is told.
+/// The reason of a connection that ended without an error.
 pub const END: &str = "EOF";
 
 /// A message about one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message<'b> {
-    /// The server wants to be connected to `HOST:PORT` by that protocol.
+    /// The server asks for a connection to `HOST:PORT` by that protocol.
     Connect(&'b str, &'b str),
     /// Bytes of the connection.
     Data(&'b [u8]),
-    /// It is over, because of this.
+    /// The connection has ended, for this reason.
     Ended(&'b [u8]),
-    /// The other end has enough for now.
+    /// The peer asks to pause sending.
     Pause,
-    /// It goes on.
+    /// Sending may resume.
     Resume,
-    /// Nothing for a node.
+    /// Irrelevant to a node.
     Other,
 }
 
-/// The connection and what is said of it.
+/// Parses the connection's id and the message.
 ///
 /// # Errors
-/// A sentence: it is no such message.
+/// It is not such a message.
 pub fn read(mut bytes: &[u8]) -> Result<(i64, Message<'_>), String> {
     let rest = &mut bytes;
     number(rest)?;
@@ -67,7 +67,7 @@ pub fn read(mut bytes: &[u8]) -> Result<(i64, Message<'_>), String> {
     Ok((connection, message))
 }
 
-/// The head of a message, before its data or its reason.
+/// Encodes the head of a message, before its data or its reason.
 pub fn head(number: i64, connection: i64, message: &Message<'_>) -> Vec<u8> {
     let kind = match message {
         Message::Data(_) => DATA,
@@ -93,7 +93,7 @@ fn number(bytes: &mut &[u8]) -> Result<i64, String> {
         *bytes = rest;
         value |= u64::from(first & 0x7f) << shift;
         if first & 0x80 == 0 {
-            // Small negative numbers are small, too.
+            // Zigzag encoding: small negative numbers are short, too.
             return Ok((value >> 1).cast_signed() ^ -(value & 1).cast_signed());
         }
     }

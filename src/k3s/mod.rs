@@ -1,19 +1,20 @@
-//! Joining a k3s server: what it gives a node that has its token, and the tunnel by which it reaches the node's API.
+//! Joining a k3s server: the credentials that it issues to a node with its token, and the tunnel by which it reaches the node's
+//! API.
 //!
 //! ```text
-//!     token ─► /cacerts, compared with the token's hash ─► whom to trust
+//!     token ─► /cacerts, compared with the token's hash ─► certificate authorities
 //!                     │
 //!     supervisor ─────┴─► certificates, settings ─► STATE/k3s ─► the API client and the node's own API
-//!     tunnels: a WebSocket to each server, which the node opens; through it that one connects to the node's port 10250, and to
-//!     its pods
+//!     tunnels: a WebSocket to each server, which the node opens; through it the server connects to the node's port 10250, and
+//!     to its pods
 //! ```
 //!
 //! `token`, `authority`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `tunnel`, `tunnels` and `joining` do the I/O.
 //!
-//! Other than `k3s agent` does: which servers there are a node asks one of them, for it may not watch the endpoints of
-//! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of them, each
-//! client here goes from one to the next by itself; and nothing of flannel, kube-proxy and the network policy controller, which
-//! run as pods.
+//! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
+//! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of the servers,
+//! each client here moves from one to the next by itself; flannel, kube-proxy and the network policy controller are not included,
+//! they run as pods.
 
 mod authority;
 pub mod frame;
@@ -37,10 +38,10 @@ pub(crate) use tunnels::{Servers, Tunnels};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-/// Bytes that nobody can guess.
+/// Cryptographically secure random bytes.
 ///
 /// # Errors
-/// The machine has none.
+/// The kernel's generator fails.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], String> {
     let mut bytes = [0; N];
     SystemRandom::new().fill(&mut bytes).map_err(|_| "the machine gives no random numbers".to_owned())?;

@@ -1,4 +1,4 @@
-//! The servers of a cluster, as one of them lists them at `/v1-k3s/apiservers` (`handlers.APIServers`). PURE.
+//! The list of a cluster's servers at `/v1-k3s/apiservers` (`handlers.APIServers`). PURE.
 
 use std::net::IpAddr;
 
@@ -10,19 +10,19 @@ use crate::kube::ServerUrl;
 use crate::limits::{K3S_LIST_BYTES_MAX, K3S_SERVER_BYTES_MAX, K3S_SERVERS_MAX};
 use crate::model::names;
 
-/// The addresses of its API, in their order as texts.
+/// The API's addresses, in lexical order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct List {
     pub(crate) servers: Vec<ServerUrl>,
-    /// Why some of what was listed is not here, as a sentence.
+    /// Why some listed entries were skipped, as a sentence.
     pub(crate) passed_over: Option<String>,
 }
 
 impl List {
-    /// Reads the JSON of a list of `HOST:PORT`, which is empty as long as the cluster does not know.
+    /// Parses a JSON list of `HOST:PORT`, which is empty as long as the cluster does not know its servers.
     ///
     /// # Errors
-    /// A sentence: it is no such list.
+    /// It is not such a list.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > K3S_LIST_BYTES_MAX {
             return Err(format!("a list of more than {K3S_LIST_BYTES_MAX} bytes"));
@@ -42,7 +42,7 @@ impl List {
                 count += 1;
                 continue;
             };
-            // The server's order is another one each time.
+            // The server's order varies from response to response.
             let place = servers.binary_search_by(|other| other.authority().cmp(&server.authority()));
             if let Err(place) = place {
                 servers.insert(place, server);
@@ -62,8 +62,8 @@ impl List {
         Self { servers, passed_over }
     }
 
-    /// Reads what [`List::to_json`] wrote for the server that the user names; nothing when it was for another one, which may
-    /// be another cluster's.
+    /// Parses what [`List::to_json`] wrote for the server that the user names; `None` when it was written for another one, which
+    /// may belong to another cluster.
     pub(crate) fn kept(bytes: &[u8], named: &ServerUrl) -> Option<Vec<ServerUrl>> {
         let tree = reader::read(bytes).ok()?;
         let is_it = tree.field("server").and_then(Node::text) == Some(named.authority().as_str());
@@ -71,14 +71,14 @@ impl List {
         Some(Self::of(list).servers)
     }
 
-    /// The same as JSON, to be kept, with the server that the user names.
+    /// The list as JSON for the disk, with the server that the user names.
     pub(crate) fn to_json(&self, named: &ServerUrl) -> Vec<u8> {
         let servers: Vec<String> = self.servers.iter().map(ServerUrl::authority).collect();
         json!({"server": named.authority(), "apiservers": servers}).to_string().into_bytes()
     }
 }
 
-/// `HOST:PORT`, of a host that somebody may be.
+/// `HOST:PORT` with a valid host.
 fn address(text: &str) -> Option<ServerUrl> {
     let (host, port) = text.rsplit_once(':').filter(|_| text.len() <= K3S_SERVER_BYTES_MAX)?;
     let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -86,7 +86,7 @@ fn address(text: &str) -> Option<ServerUrl> {
         (Ok(ip), bare) if ip.is_ipv6() == bare.is_some() && !ip.is_unspecified() && !ip.is_multicast() => {
             ip.to_string()
         }
-        // No name ends in a number: it is a broken address, which some would take for another one.
+        // No host name ends in a number: it is a malformed address, which other parsers may read as a different one.
         (Err(_), None)
             if names::subdomain(host).is_none()
                 && !host.rsplit('.').take(1).any(|last| last.as_bytes()[0].is_ascii_digit()) =>
@@ -95,13 +95,13 @@ fn address(text: &str) -> Option<ServerUrl> {
         }
         _ => return None,
     };
-    // Without a sign.
+    // Without a sign or leading zeros.
     let port = port.parse().ok().filter(|number: &u16| *number > 0 && number.to_string() == port)?;
     Some(ServerUrl { host, port, prefix: String::new() })
 }
 
-/// Where the supervisor of the server is whose API is there: on the same port, or, where the API has another one than the
-/// supervisor, on that of the server that the user names (`proxy.setSupervisorPort`).
+/// Address of the supervisor of the server with that API: the same port, or, when the API's port differs from the supervisor's,
+/// the port of the server that the user names (`proxy.setSupervisorPort`).
 pub(super) fn supervisor(api: &ServerUrl, named: &ServerUrl, api_port: Option<u16>) -> ServerUrl {
     let port = if api_port.is_some() { named.port } else { api.port };
     ServerUrl { port, ..api.clone() }

@@ -1,4 +1,4 @@
-//! What a k3s server says of its cluster at `/v1-k3s/config` (`config.Control`). PURE.
+//! A k3s server's cluster settings at `/v1-k3s/config` (`config.Control`). PURE.
 
 use std::net::IpAddr;
 
@@ -9,24 +9,24 @@ use crate::decode::json as reader;
 use crate::limits::DNS_SERVERS_MAX;
 use crate::model::names;
 
-/// As much of it as a node needs.
+/// The settings that a node needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
-    /// Servers for pods with `dnsPolicy: ClusterFirst` (`ClusterDNSs`, of older servers `ClusterDNS`).
+    /// DNS servers for pods with `dnsPolicy: ClusterFirst` (`ClusterDNSs`, of older servers `ClusterDNS`).
     pub(crate) cluster_dns: Vec<Box<str>>,
-    /// Their search domain (`ClusterDomain`).
+    /// The cluster's DNS domain (`ClusterDomain`).
     pub(crate) cluster_domain: Box<str>,
-    /// The port of its API server, where that is another than the one it was asked on (`HTTPSPort`).
+    /// The API server's port, when it differs from the supervisor's (`HTTPSPort`).
     pub(crate) api_port: Option<u16>,
     /// The server reaches pods through the tunnel (`EgressSelectorMode`: `pod` or `cluster`).
     pub(crate) reaches_pods: bool,
 }
 
 impl Settings {
-    /// Reads its JSON.
+    /// Parses the server's JSON.
     ///
     /// # Errors
-    /// A sentence that names the field.
+    /// A message that names the field.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let wrong =
             |why: String| format!("/v1-k3s/config: {why}; it is no k3s server, or one of another kind");
@@ -58,7 +58,7 @@ impl Settings {
         })
     }
 
-    /// The same as JSON, to be kept: the server's own has secrets that are no business of a node's disk.
+    /// The settings as JSON for the disk: the server's own JSON has secrets that must not be on a node's disk.
     pub(crate) fn to_json(&self) -> Vec<u8> {
         let Self { cluster_dns, cluster_domain, api_port, reaches_pods } = self;
         let mode = if *reaches_pods { "pod" } else { "agent" };

@@ -1,4 +1,4 @@
-//! Requests to the supervisors of k3s servers: HTTP/1.1 over TLS, a connection for each, for there are few.
+//! Requests to the supervisors of k3s servers: HTTP/1.1 over TLS, one connection for each of the few requests.
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
@@ -14,7 +14,7 @@ use crate::limits::{
 use crate::net::Address;
 use crate::net::Lookups;
 
-/// Asks the supervisor that is named with the credentials. Clones share the lookups of names.
+/// Client of the supervisor that the credentials name. Clones share the DNS lookups.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
     lookups: Lookups,
@@ -25,30 +25,30 @@ pub(crate) struct Supervisor {
 /// Headers and credentials of a request.
 #[derive(Clone, Default)]
 pub(crate) struct Ask<'a> {
-    /// By POST when there is a body, else by GET.
+    /// POST when there is a body, else GET.
     pub(crate) body: Vec<u8>,
     pub(crate) path: &'a str,
-    /// The header of that name.
+    /// The `Authorization` header.
     pub(crate) authorization: Option<&'a str>,
     pub(crate) headers: &'a [(&'static str, &'a str)],
 }
 
-/// Why it did not do that.
+/// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// It is not there, or is another.
+    /// The supervisor is unreachable, or its certificate is not trusted.
     Unreachable(String),
-    /// With that HTTP status, and what it says to it.
+    /// The HTTP status, and the response's message.
     Status(u16, String),
 }
 
 impl Supervisor {
-    /// Servers that show a certificate of the cluster's are `authenticated` from then on.
+    /// Addresses of servers that show a verified certificate of the cluster are added to `authenticated`.
     pub(crate) fn new(clock: SharedClock, authenticated: Authenticated) -> Self {
         Self { lookups: Lookups::default(), clock, authenticated }
     }
 
-    /// A connection to it, by those credentials. With a `ration` no more than so many bytes can be read of it.
+    /// Connects with those credentials. With a `ration` at most that many bytes can be read.
     pub(crate) async fn connect(
         &self,
         with: &Loaded,
@@ -57,16 +57,16 @@ impl Supervisor {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
         let socket = self.lookups.connect(&address).await?;
         let _ = socket.get_ref().set_nodelay(true);
-        // A larger one would let more come than there is room for when the server is told to pause.
+        // With a larger buffer more bytes would be in flight, when the server is asked to pause, than there is space for.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket.get_ref(), TUNNEL_WINDOW_BYTES);
-        // Of a link that is gone without a word nobody hears when what is written on it is not taken.
+        // When a link is lost silently, unacknowledged writes are the only sign of it.
         let silence = u32::try_from(TUNNEL_SILENCE_MAX.as_millis()).unwrap_or(u32::MAX);
         let _ = rustix::net::sockopt::set_tcp_user_timeout(socket.get_ref(), silence);
         let connected = tls_connect(with, socket, Protocol::Http1, ration, &self.authenticated).await;
         connected.map_err(|error: KubeError| error.to_string())
     }
 
-    /// The answer's body, within `limits::KUBE_CALL_TIME`: the server takes its time over the node's password.
+    /// The response's body, within `limits::KUBE_CALL_TIME`: the server is slow in checking the node's password.
     pub(crate) async fn ask(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
         let late = async {
             self.clock.sleep(KUBE_CALL_TIME).await;
@@ -81,7 +81,7 @@ impl Supervisor {
 
     async fn exchange(&self, with: &Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
         let at = |why: String| Refused::Unreachable(format!("k3s server {}: {why}", with.server.authority()));
-        // A body that may be as long, its head, and what TLS adds. hyper itself reads heads without end (`103`).
+        // A body of that length, its head, and the overhead of TLS. hyper itself reads heads without a limit (`103`).
         let socket = self.connect(with, Some(2 * NODE_FILE_BYTES_MAX)).await.map_err(at)?;
         let handshake = hyper::client::conn::http1::handshake(socket).await;
         let (mut sender, connection) = handshake.map_err(|error| at(error.to_string()))?;
@@ -111,10 +111,10 @@ impl Supervisor {
             if status.is_success() {
                 return Ok(body.to_vec());
             }
-            let said = String::from_utf8_lossy(&body);
-            Err(Refused::Status(status.as_u16(), cut(said.trim(), KUBE_MESSAGE_BYTES_MAX).to_owned()))
+            let message = String::from_utf8_lossy(&body);
+            Err(Refused::Status(status.as_u16(), cut(message.trim(), KUBE_MESSAGE_BYTES_MAX).to_owned()))
         };
-        // The connection moves only while it is polled; its end is known from the exchange.
+        // The connection only makes progress while it is polled; the exchange shows its end.
         let drive = async {
             let _ = connection.await;
             std::future::pending().await
@@ -139,7 +139,7 @@ mod tests {
     use crate::clock::SystemClock;
     use crate::kube::ServerUrl;
 
-    /// Heads that are no answer (`103 Early Hints`) come without end. hyper reads on and on, and TLS costs the loop's processor.
+    /// Informational responses (`103 Early Hints`) without end: hyper reads on, and TLS uses the loop's processor time.
     #[test]
     fn a_server_that_never_ends_its_head_sends_no_more_than_its_ration() {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -159,7 +159,7 @@ mod tests {
         let server = std::thread::spawn(move || {
             let tls = ServerConnection::new(Arc::new(config)).unwrap();
             let mut stream = StreamOwned::new(tls, listener.accept().unwrap().0);
-            // hyper takes no answer before its request.
+            // hyper takes no response before it has sent its request.
             let mut request = Vec::new();
             while !request.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];
@@ -189,11 +189,11 @@ mod tests {
         println!("{sent} bytes in {time:?}, {cost:?} of the processor: {refused:?}");
         assert!(matches!(refused, Refused::Unreachable(_)), "{refused:?}");
         assert!(time < KUBE_CALL_TIME / 2 && cost < KUBE_CALL_TIME / 4, "{time:?} {cost:?}");
-        // What the kernels' buffers hold beside it was never read.
+        // The rest in the kernels' buffers was never read.
         assert!(sent < 8 * 1024 * 1024, "{sent} bytes");
     }
 
-    /// That of this thread.
+    /// Processor time of this thread.
     fn processor_time() -> Duration {
         rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).try_into().unwrap()
     }

@@ -1,4 +1,4 @@
-//! The token of a cluster, as k3s writes it (`clientaccess.parseToken`). PURE.
+//! Parses a k3s cluster token (`clientaccess.parseToken`). PURE.
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
@@ -7,12 +7,12 @@ const HASH_DIGITS: usize = 64;
 /// The user of nodes, whatever user the token names (`clientaccess.WithUser`).
 const USER: &str = "node";
 
-/// What a token says. Its `Debug` shows nothing of it.
+/// A parsed token. Its `Debug` shows none of it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Token {
-    /// SHA-256 of the cluster's authority, in small hexadecimal digits; `None`: the token says nothing of it.
+    /// SHA-256 of the cluster's certificate authority, in lower-case hexadecimal; `None`: the token has no hash.
     pub(crate) authority: Option<String>,
-    /// The header `Authorization` that goes with it.
+    /// The value of the `Authorization` header.
     pub(crate) authorization: String,
 }
 
@@ -23,10 +23,10 @@ impl std::fmt::Debug for Token {
 }
 
 impl Token {
-    /// Reads `K10HASH::USER:SECRET`, `K10HASH::ID.SECRET` (a bootstrap token), and either without what stands before `::`.
+    /// Parses `K10HASH::USER:SECRET`, `K10HASH::ID.SECRET` (a bootstrap token), and either without its `K10HASH::` prefix.
     ///
     /// # Errors
-    /// A sentence with the mend, without a word of the token.
+    /// A message with the remedy, without any part of the token.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
@@ -50,7 +50,7 @@ impl Token {
         let authorization = if is_bootstrap_token(credential) {
             format!("Bearer {credential}")
         } else {
-            // Alone it is a secret; behind a hash a user stands before it.
+            // A token without a hash is a secret; with a hash the user precedes it.
             let secret = match credential.split_once(':') {
                 Some((_, secret)) => secret,
                 None if text.starts_with("K10") => "",

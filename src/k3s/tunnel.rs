@@ -1,4 +1,4 @@
-//! A tunnel: a WebSocket that the node opens to a k3s server, through which that one connects to the node's API and to its
+//! A tunnel: a WebSocket that the node opens to a k3s server, through which that server connects to the node's API and to its
 //! pods (rancher/remotedialer's client, k3s' `agentTunnel`).
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!     the socket ─► Data 7                           not while the server says Pause
 //! ```
 //!
-//! Its memory is bounded: when all queues together are full, those of the other tunnels included, nothing further is read, as TCP
-//! has it. A connection whose end here reads nothing meanwhile is given up, for the others stand still with it.
+//! Its memory is bounded: when all queues together are full, those of the other tunnels included, nothing further is read, and
+//! TCP holds the server up. A connection whose local end reads nothing meanwhile is closed, because it blocks the others.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -43,47 +43,47 @@ mod session;
 
 use session::{Session, framed};
 
-/// Where the tunnel is on a k3s server.
+/// The tunnel's path on a k3s server.
 const PATH: &str = "/v1-k3s/connect";
-/// What a WebSocket's key is answered with (RFC 6455).
+/// The `Sec-WebSocket-Accept` constant (RFC 6455).
 const ACCEPT: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
-/// Whom the server may reach through it.
+/// The destinations that the server may connect to through it.
 #[derive(Clone)]
 pub(crate) struct Reach {
-    /// The node's own API.
+    /// Address of the node's own API.
     pub(crate) node_api: SocketAddr,
-    /// Connects to it.
+    /// Connects to the node's own API.
     pub(crate) sockets: TunnelSockets,
-    /// Knows the pods' addresses.
+    /// Resolves the pods' addresses.
     pub(crate) asker: Asker,
-    /// Whether the server reaches pods through it, too: as it says itself.
+    /// Whether the server also connects to pods through it, by the server's settings.
     pub(crate) pods: Rc<Cell<bool>>,
 }
 
-/// What all tunnels of a node have in common.
+/// State shared by all tunnels of a node.
 #[derive(Clone)]
 pub(crate) struct Common {
     pub(crate) supervisor: Supervisor,
-    /// The node's kubeconfig: who it is, and whom it trusts.
+    /// The node's kubeconfig: its identity, and the authorities it trusts.
     pub(crate) access: Access,
     pub(crate) reach: Reach,
     pub(crate) executor: Rc<Executor>,
     pub(crate) clock: SharedClock,
-    /// Tells nodes apart: they do not come back at the same instant.
+    /// Differs from node to node, so that they do not reconnect at the same instant.
     pub(crate) seed: u64,
-    /// Counts what they hold.
+    /// Memory gauges.
     pub(crate) held: NodeApiUse,
-    /// Room for `limits::TUNNEL_CONNECTIONS_MAX` connections.
+    /// Slots of `limits::TUNNEL_CONNECTIONS_MAX` connections.
     pub(crate) places: Arc<Semaphore>,
-    /// Bytes that wait for sockets here.
+    /// Bytes queued for local sockets.
     pub(crate) queued: Rc<Cell<usize>>,
 }
 
-/// Where a tunnel stands.
+/// The state of a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TunnelState {
-    /// It was not opened yet.
+    /// It has not been opened yet.
     Tried,
     Open,
     /// It could not be opened, or was lost.
@@ -95,20 +95,20 @@ pub(super) struct Tunnel {
     pub(super) server: ServerUrl,
     pub(super) common: Common,
     pub(super) standing: Rc<Cell<TunnelState>>,
-    /// Whom that is told when it becomes another.
+    /// Notified when the state changes.
     pub(super) told: Sender<()>,
 }
 
 impl Tunnel {
-    /// Keeps it open, for ever.
+    /// Keeps it open until dropped.
     pub(super) async fn run(self) {
         let server = self.server.authority();
         let mut wait = RetryWait::new(self.common.seed ^ seed(&server));
-        let mut said = String::new();
+        let mut logged = String::new();
         let mut is_said_open = false;
         loop {
             let why = match self.common.access.load().await {
-                // The certificate is on its way, and whoever waits for it has said so.
+                // The certificate has not been issued yet, which the task that waits for it has logged.
                 Err(KubeError::Config(why)) => {
                     log::debug!("tunnel: {why}");
                     String::new()
@@ -122,10 +122,10 @@ impl Tunnel {
                         self.stands(TunnelState::Open);
                         let opened = self.common.clock.now().mono;
                         let why = self.serve(incoming, outgoing).await;
-                        // One that is opened and closed in turn is as good as none.
+                        // A tunnel that closes soon after each opening counts as failed.
                         if self.common.clock.now().mono.since(opened) > TUNNEL_SILENCE_MAX {
                             wait.succeeded();
-                            said.clear();
+                            logged.clear();
                         }
                         why
                     }
@@ -134,9 +134,9 @@ impl Tunnel {
             };
             if !why.is_empty() {
                 self.stands(TunnelState::Lost);
-                if why != said {
+                if why != logged {
                     log::warn!("tunnel to k3s server {server}: {why}; retrying");
-                    said = why;
+                    logged = why;
                     is_said_open = false;
                 }
             }
@@ -146,7 +146,7 @@ impl Tunnel {
 
     fn stands(&self, standing: TunnelState) {
         if self.standing.replace(standing) != standing {
-            // Full: somebody comes and looks anyway.
+            // Full: a notification is pending already.
             let _ = self.told.try_send(());
         }
     }
@@ -196,12 +196,12 @@ impl Tunnel {
         Ok((incoming, outgoing))
     }
 
-    /// Serves it to its end; why it ended.
+    /// Serves the open tunnel to its end; returns why it ended.
     async fn serve(&self, mut incoming: Incoming, mut outgoing: WriteHalf<Box<dyn Duplex>>) -> String {
         let common = &self.common;
         let _held = common.held.tunnels.enter();
         let (frames, written) = smol::channel::bounded::<Vec<u8>>(TUNNEL_WRITES_MAX);
-        // In a queue of its own, and before the others: the server counts no data as a sign of life.
+        // In a queue of their own, before the other frames: the server does not count data as a sign of life.
         let (pings, pinging) = smol::channel::bounded::<Vec<u8>>(1);
         let (_open, closed) = smol::channel::bounded::<Infallible>(1);
         let (drained, draining) = smol::channel::bounded(1);
@@ -218,7 +218,7 @@ impl Tunnel {
             reach: common.reach.clone(),
             clock: common.clock.clone(),
         });
-        // One writes, whole frames: a task that is given up leaves none cut off.
+        // A single writer of whole frames: a task that is dropped leaves no partial frame.
         let write = async {
             while let Ok(frame) = smol::future::or(pinging.recv(), written.recv()).await {
                 let done = async {
@@ -245,12 +245,12 @@ impl Tunnel {
         let keep = async {
             loop {
                 common.clock.sleep(until_ping(common.clock.now().mono)).await;
-                // While nothing is read for want of room nothing can be heard.
+                // While reading is paused because the queue is full, nothing can be received.
                 let silence = common.clock.now().mono.since(session.heard.get());
                 if !session.is_full() && silence > TUNNEL_SILENCE_MAX {
                     return format!("nothing came for {} s", TUNNEL_SILENCE_MAX.as_secs());
                 }
-                // This must not wait for a link that is dead.
+                // This must not wait for a dead link.
                 let _ = pings.try_send(framed(Kind::Ping, &[]));
             }
         };
@@ -258,11 +258,11 @@ impl Tunnel {
     }
 }
 
-/// What comes.
+/// The receiving side.
 struct Incoming {
     stream: ReadHalf<Box<dyn Duplex>>,
     bytes: Vec<u8>,
-    /// How many of them were looked at.
+    /// Number of buffered bytes already consumed.
     taken: usize,
 }
 
@@ -278,7 +278,7 @@ impl Incoming {
         }
     }
 
-    /// The next so many bytes.
+    /// The next `count` bytes.
     async fn next(&mut self, count: usize) -> Result<&[u8], String> {
         while self.bytes.len() - self.taken < count {
             self.bytes.drain(..self.taken);
@@ -320,7 +320,7 @@ impl Incoming {
     }
 }
 
-/// How long until the next ping: all tunnels wake the node at the same instant.
+/// Time until the next ping: all tunnels wake the node at the same instant.
 fn until_ping(now: Mono) -> Duration {
     let period = TUNNEL_PING_PERIOD.as_nanos();
     let past = u128::from(now.0.unsigned_abs()) % period;

@@ -1,4 +1,4 @@
-//! The servers of a node's cluster as all who ask them know them, and a tunnel to each (`agentTunnel.watchEndpoints`).
+//! The servers of a node's cluster, shared by their clients, and a tunnel to each (`agentTunnel.watchEndpoints`).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,25 +10,25 @@ use super::servers::{List, supervisor};
 use super::tunnel::{Common, Tunnel, TunnelState};
 use crate::kube::{Others, ServerUrl};
 
-/// The servers that are known.
+/// The known servers.
 pub(crate) struct Servers {
-    /// The one that the user names, by its supervisor.
+    /// The server that the user names, by its supervisor.
     named: ServerUrl,
-    /// The port of the API, where that is another than the supervisor's.
+    /// The API's port, when it differs from the supervisor's.
     api_port: Cell<Option<u16>>,
-    /// The others by their API.
+    /// The other servers, by their API.
     others: Others,
-    /// They became others.
+    /// Notified when they change.
     told: Sender<()>,
 }
 
 impl Servers {
-    /// The one that the user names, and `others` as soon as they are set here; of each change `told` is told.
+    /// The server that the user names, and `others` once they are set; `told` is notified of each change.
     pub(crate) fn new(named: ServerUrl, others: Others, told: Sender<()>) -> Self {
         Self { named, api_port: Cell::new(None), others, told }
     }
 
-    /// The one that the user names.
+    /// The server that the user names.
     pub(crate) fn named(&self) -> &ServerUrl {
         &self.named
     }
@@ -38,16 +38,16 @@ impl Servers {
         ServerUrl { port: self.api_port.get().unwrap_or(self.named.port), ..self.named.clone() }
     }
 
-    /// What the settings say of its port.
+    /// Sets the API's port by the server's settings.
     pub(crate) fn set_api_port(&self, port: Option<u16>) {
         if self.api_port.replace(port) != port {
-            // Full: somebody comes and looks anyway.
+            // Full: a notification is pending already.
             let _ = self.told.try_send(());
         }
     }
 
-    /// Puts these in the place of the others. Whether they are not the same. Nodes begin with different ones, by their `seed`:
-    /// those that lose the same server do not all go to the same.
+    /// Replaces the others. True when they have changed. Nodes start with different ones, by their `seed`, so that nodes that
+    /// lose the same server do not all move to the same one.
     pub(crate) fn set(&self, list: &List, seed: u64) -> bool {
         let first = usize::try_from(seed % list.servers.len().max(1) as u64).unwrap_or(0);
         let (front, rear) = list.servers.split_at(first);
@@ -60,12 +60,12 @@ impl Servers {
         changed
     }
 
-    /// The supervisors of those that are listed.
+    /// The supervisors of the listed servers.
     fn listed(&self) -> Vec<ServerUrl> {
         let mut found = Vec::new();
         for api in self.others.all() {
             let server = supervisor(&api, &self.named, self.api_port.get());
-            // A host may be there with two ports.
+            // A host may be listed with two ports.
             if !found.contains(&server) {
                 found.push(server);
             }
@@ -81,19 +81,19 @@ impl Servers {
     }
 }
 
-/// Keeps the tunnels.
+/// Keeps the tunnels open.
 pub(crate) struct Tunnels {
     pub(crate) servers: Rc<Servers>,
     pub(crate) common: Common,
-    /// The servers or the tunnels became others.
+    /// The servers or the tunnels have changed.
     pub(crate) news: Receiver<()>,
-    /// Who tells of it.
+    /// Sender of `news`.
     pub(crate) told: Sender<()>,
-    /// Whom it is told that a tunnel is not open any more.
+    /// Notified when a tunnel is lost.
     pub(crate) lost: Sender<()>,
 }
 
-/// A tunnel whose task ends when this is dropped.
+/// A tunnel whose task is cancelled when this is dropped.
 struct TunnelTask {
     server: ServerUrl,
     _task: Task<()>,
@@ -102,7 +102,7 @@ struct TunnelTask {
 }
 
 impl Tunnels {
-    /// One to each server, for ever.
+    /// Keeps a tunnel to each server until dropped.
     pub(crate) async fn run(self) {
         let mut kept: Vec<TunnelTask> = Vec::new();
         loop {
@@ -140,7 +140,7 @@ impl Tunnels {
         }
     }
 
-    /// At most `limits::TUNNELS_MAX`: one to each that is listed, and to the one that the user names.
+    /// At most `limits::TUNNELS_MAX`: one to each listed server, and to the one that the user names.
     fn keep(&self, kept: &mut Vec<TunnelTask>, server: &ServerUrl) {
         if kept.iter().any(|of| of.server == *server) {
             return;
@@ -157,16 +157,15 @@ impl Tunnels {
     }
 }
 
-/// Whether there is a tunnel to the server that the user names, when it is not listed by that name; `None`: as it is.
+/// Whether to keep a tunnel to the server that the user names, when it is not listed by that name; `None`: unchanged.
 ///
-/// k3s has none as soon as there is a list. But a node outside the cluster's network may reach no server by the address by which
-/// the others know it.
+/// k3s has none as soon as there is a list. But a node outside the cluster's network may reach no server by the listed addresses.
 ///
-/// | those that are listed   | there is one |
-/// |-------------------------|--------------|
-/// | one is open             | no           |
-/// | all lost, or there none | yes          |
-/// | otherwise               | as it is     |
+/// | listed tunnels          | tunnel to the named server |
+/// |-------------------------|----------------------------|
+/// | one is open             | no                         |
+/// | all lost, or none       | yes                        |
+/// | otherwise               | unchanged                  |
 fn is_named_kept(listed: &[TunnelState]) -> Option<bool> {
     if listed.contains(&TunnelState::Open) {
         return Some(false);
@@ -208,7 +207,7 @@ mod tests {
         let hosts = |all: Vec<ServerUrl>| all.into_iter().map(|server| server.host).collect::<Vec<_>>();
         assert_eq!(hosts(others.all()), ["10.0.0.2", "10.0.0.1"]);
         assert_eq!(hosts(servers.supervisors()), ["vip", "10.0.0.2", "10.0.0.1"]);
-        // Where the API has a port of its own.
+        // When the API has a port of its own.
         servers.set_api_port(Some(7443));
         assert!(news.try_recv().is_ok());
         assert_eq!(servers.api().authority(), "vip:7443");

@@ -1,5 +1,5 @@
-//! What a connection is made with, read from the kubeconfig's files each time anew: whoever renews a certificate or a token
-//! there is followed.
+//! Address and credentials of a connection, read from the kubeconfig's files for each one, so that a renewed certificate or token
+//! is used.
 
 use std::path::{Path, PathBuf};
 
@@ -13,23 +13,23 @@ use crate::filesystem::read_linked;
 use crate::limits::KUBECONFIG_BYTES_MAX;
 use crate::x509::{self, Validity};
 
-/// Where the kubeconfig is.
+/// The kubeconfig's path.
 #[derive(Clone, Debug)]
 pub struct Access {
     path: PathBuf,
-    /// It is made once the node has joined.
+    /// The kubeconfig is written once the node has joined.
     awaited: bool,
-    /// Where else the server's cluster is.
+    /// Further addresses of the cluster's API.
     others: Others,
-    /// Where it answered.
+    /// Addresses at which a server was authenticated.
     authenticated: Authenticated,
 }
 
-/// Everything a connection is made with. Holds secrets, and is dropped when the connection stands.
+/// Address and credentials of a connection. Holds secrets, and is dropped when the connection is established.
 pub(crate) struct Loaded {
     pub(crate) server: ServerUrl,
     pub(crate) server_name: Option<String>,
-    /// The authorities in PEM; `None`: anybody is trusted.
+    /// The certificate authorities in PEM; `None`: the server's certificate is not verified.
     pub(crate) authorities: Option<Vec<u8>>,
     /// Certificate and key in PEM.
     pub(crate) certificate: Option<(Vec<u8>, Vec<u8>)>,
@@ -37,28 +37,28 @@ pub(crate) struct Loaded {
 }
 
 impl Access {
-    /// The kubeconfig at `path`, which need not be there yet.
+    /// The kubeconfig at `path`, which need not exist yet.
     pub fn new(path: &Path) -> Self {
         let (others, authenticated) = (Others::default(), Authenticated::default());
         Self { path: path.to_owned(), awaited: false, others, authenticated }
     }
 
-    /// The same, where it is to be made here.
+    /// The same, for a kubeconfig that this agent writes.
     pub fn awaited(path: &Path) -> Self {
         Self { awaited: true, ..Self::new(path) }
     }
 
-    /// Further addresses of the same cluster's API: none, until they are set.
+    /// Further addresses of the same cluster's API: empty until they are set.
     pub(crate) fn others(&self) -> &Others {
         &self.others
     }
 
-    /// The addresses of its servers, as far as they have answered with a certificate that was verified.
+    /// Addresses of the cluster's servers whose certificate was verified.
     pub(crate) fn authenticated(&self) -> &Authenticated {
         &self.authenticated
     }
 
-    /// Reads all that there is to read, on a thread of its own.
+    /// Reads the kubeconfig and its files on a thread.
     pub(crate) async fn load(&self) -> Result<Loaded, KubeError> {
         let (path, awaited) = (self.path.clone(), self.awaited);
         let loaded = unblock_apart(move || {
@@ -73,32 +73,32 @@ impl Access {
         loaded.map_err(|why| KubeError::Config(format!("kubeconfig {}: {why}", self.path.display())))
     }
 
-    /// The authorities' certificates, else the server's address.
+    /// The certificate authorities, else the server's address.
     pub(super) async fn trust(&self) -> Result<Vec<u8>, KubeError> {
         let Loaded { server, authorities, .. } = self.load().await?;
         Ok(authorities.unwrap_or_else(|| format!("{}:{}", server.host, server.port).into_bytes()))
     }
 }
 
-/// By what a kubeconfig says who we are.
+/// The kind of a kubeconfig's credential.
 #[derive(Debug)]
 pub(crate) enum Credential {
-    /// There is no such kubeconfig.
+    /// The kubeconfig does not exist.
     NoKubeconfig,
-    /// By a certificate in this file, which is not there.
+    /// A certificate in this file, which does not exist.
     Gone(PathBuf),
-    /// By a certificate and its key, both in this file.
+    /// A certificate and its key, both in this file.
     InFile(PathBuf, Validity),
-    /// By a certificate in two files, or in the kubeconfig itself.
+    /// A certificate in two files, or in the kubeconfig itself.
     Elsewhere(Validity),
-    /// By a token, or not at all.
+    /// A token, or none.
     NoCertificate,
 }
 
-/// Looks at the kubeconfig and its certificate. I/O, blocking.
+/// Reads the kubeconfig and its certificate. I/O, blocking.
 ///
 /// # Errors
-/// A sentence.
+/// A message.
 pub(crate) fn credential(path: &Path) -> Result<Credential, String> {
     let named = |path: &Path, why: String| format!("{}: {why}", path.display());
     if is_missing(path) {
@@ -127,10 +127,10 @@ pub(crate) fn credential(path: &Path) -> Result<Credential, String> {
     })
 }
 
-/// The text of a kubeconfig for the server of the one at `bootstrap`, by the certificate and the key in `file`. I/O, blocking.
+/// The text of a kubeconfig for the server of the one at `bootstrap`, with the certificate and the key in `file`. I/O, blocking.
 ///
 /// # Errors
-/// A sentence.
+/// A message.
 pub(crate) fn joined(bootstrap: &Path, file: &Path) -> Result<String, String> {
     let named = |why: String| format!("bootstrap kubeconfig {}: {why}", bootstrap.display());
     let config =
@@ -138,7 +138,7 @@ pub(crate) fn joined(bootstrap: &Path, file: &Path) -> Result<String, String> {
     Ok(config.by_certificate(folder(bootstrap), file))
 }
 
-/// The text of a kubeconfig for that server, whose `authorities` and whose certificate with its key are in these files.
+/// The text of a kubeconfig for that server, with the files of its `authorities` and of the client's certificate and key.
 pub(crate) fn kubeconfig_of(server: ServerUrl, authorities: &Path, file: &Path) -> String {
     let trust = Trust::Authorities(Material::File(authorities.to_owned()));
     let config = Kubeconfig { server, trust, server_name: None, certificate: None, token: None };
@@ -178,7 +178,7 @@ fn load(path: &Path) -> Result<Loaded, String> {
     })
 }
 
-/// A file of a kubeconfig's, or like one. I/O, blocking.
+/// Reads a file with the kubeconfig's size limit. I/O, blocking.
 pub(crate) fn read(path: &Path) -> std::io::Result<Vec<u8>> {
     read_linked(path, KUBECONFIG_BYTES_MAX)
 }

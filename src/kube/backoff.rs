@@ -1,7 +1,7 @@
-//! How long to wait before the next try. PURE.
+//! Exponential back-off of retries. PURE.
 //!
-//! Twice as long after each failure in a row, with jitter: nodes that lost their server together do not come back together
-//! (client-go: from 0.8 s, each up to twice as long).
+//! The wait doubles after each consecutive failure, with jitter, so that nodes that lost their server together do not reconnect
+//! together (client-go: from 0.8 s, each up to twice as long).
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::Duration;
@@ -9,14 +9,14 @@ use std::time::Duration;
 use super::KubeError;
 use crate::limits::{KUBE_RETRY_MAX, KUBE_RETRY_MIN, NODE_AUTHORIZER_TRIES, NODE_AUTHORIZER_WAIT};
 
-/// What tells the node, or the thing, of that name from others.
+/// A seed for jitter that differs from name to name.
 pub fn seed(name: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The waits of one thing that is tried again.
+/// Back-off of one retried operation.
 #[derive(Clone, Debug)]
 pub struct RetryWait {
     failures: u32,
@@ -24,24 +24,24 @@ pub struct RetryWait {
 }
 
 impl RetryWait {
-    /// `seed` tells nodes apart.
+    /// `seed` differs from node to node.
     pub fn new(seed: u64) -> Self {
         Self { failures: 0, random: seed | 1 }
     }
 
-    /// How long to wait after one more failure: between `KUBE_RETRY_MIN` and twice `KUBE_RETRY_MAX`.
+    /// Wait after one more failure: between `KUBE_RETRY_MIN` and twice `KUBE_RETRY_MAX`.
     pub fn failed(&mut self) -> Duration {
         let wait = KUBE_RETRY_MIN.saturating_mul(1 << self.failures.min(16)).min(KUBE_RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
         wait + self.part(wait)
     }
 
-    /// How long to wait for the next of many that come once a period: the period, give or take half of it.
+    /// Wait for the next of many periodic operations: the period, plus or minus half of it.
     pub fn spread(&mut self, period: Duration) -> Duration {
         period / 2 + self.part(period)
     }
 
-    /// A part of the time: what is random only spreads waits (xorshift64).
+    /// A random fraction of the time; it only spreads waits (xorshift64).
     fn part(&mut self, of: Duration) -> Duration {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -50,23 +50,23 @@ impl RetryWait {
         of * share / (1 << 16)
     }
 
-    /// It went well.
+    /// Resets the back-off.
     pub fn succeeded(&mut self) {
         self.failures = 0;
     }
 }
 
-/// How soon to ask again for what the server does not let the node read yet.
+/// Fast retries of a read that the node authorizer does not allow yet.
 ///
-/// A node may read what its pods name, and the server's Node authorizer learns of a pod a moment after the node does: both follow
-/// the same changes. It is asked a few times in short order, and then as for any other failure.
+/// A node may read what its pods reference, and the server's node authorizer learns of a pod a moment after the node does: both
+/// follow the same watch events. The read is retried a few times in quick succession, then as after any other failure.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AuthorizerLag {
     refusals: u32,
 }
 
 impl AuthorizerLag {
-    /// How long to wait after this failure; `None`: it is no matter of a moment.
+    /// Wait after this failure; `None`: it is not a delay of the node authorizer.
     pub fn wait(&mut self, why: &KubeError) -> Option<Duration> {
         if !why.is(403) || self.refusals >= NODE_AUTHORIZER_TRIES {
             return None;
@@ -75,8 +75,8 @@ impl AuthorizerLag {
         Some(NODE_AUTHORIZER_WAIT * (1 << (self.refusals - 1)))
     }
 
-    /// The server has let the node read it: a refusal from now on is one.
-    pub fn is_over(&mut self) {
+    /// The read was allowed: a rejection from now on is not a delay.
+    pub fn reset(&mut self) {
         self.refusals = NODE_AUTHORIZER_TRIES;
     }
 }
@@ -96,7 +96,7 @@ mod tests {
             std::iter::from_fn(|| lag.wait(&refused(403))).map(|w| w.as_millis()).collect();
         assert_eq!(waits, [25, 50, 100, 200, 400]);
         let mut lag = AuthorizerLag::default();
-        lag.is_over();
+        lag.reset();
         assert_eq!(lag.wait(&refused(403)), None);
     }
 

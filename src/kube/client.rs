@@ -1,4 +1,4 @@
-//! Requests to the API server: one, with its whole answer, or one whose answer is read while it comes.
+//! Requests to the API server, with a buffered or a streamed response.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ use crate::limits::{
 };
 use crate::rate::TokenBucket;
 
-/// What a request carries.
+/// A request's body.
 #[derive(Clone, Debug)]
 pub struct Content {
     kind: &'static str,
@@ -52,19 +52,19 @@ pub struct Client {
     lane: Lane,
 }
 
-/// Which requests wait for each other: the kubelet's three clients.
+/// The rate limit of a request: the kubelet's three clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lane {
     Requests,
     Events,
-    /// They wait for nobody: a node that is late with them is taken for lost.
+    /// Not limited: a node that is late with them becomes not ready.
     Heartbeats,
 }
 
 struct Shared {
     link: Link,
     clock: SharedClock,
-    /// Whoever holds the lock waits for the next token; those behind it wait in line.
+    /// The holder of the lock waits for the next token; the others queue for the lock.
     requests: Option<Mutex<TokenBucket>>,
     events: Option<Mutex<TokenBucket>>,
     calls: Arc<Semaphore>,
@@ -73,8 +73,8 @@ struct Shared {
 }
 
 impl Client {
-    /// A client for the server of that kubeconfig. Connects with the first request; hyper's tasks run on `executor`.
-    /// `seed` tells nodes apart: they do not come back at the same instant.
+    /// A client for the server of that kubeconfig. Connects with the first request; hyper's tasks run on `executor`. `seed`
+    /// differs from node to node, so that they do not reconnect at the same instant.
     pub fn new(
         access: Access,
         executor: &Rc<Executor>,
@@ -97,19 +97,19 @@ impl Client {
         Self { shared, lane: Lane::Requests }
     }
 
-    /// The same server, for events.
+    /// The same server, with the rate limit of events.
     #[must_use]
     pub fn for_events(&self) -> Self {
         Self { shared: self.shared.clone(), lane: Lane::Events }
     }
 
-    /// The same server, for the node's lease and status, of which no rate holds any up.
+    /// The same server, for the node's lease and status, without a rate limit.
     #[must_use]
     pub fn for_heartbeats(&self) -> Self {
         Self { shared: self.shared.clone(), lane: Lane::Heartbeats }
     }
 
-    /// Waits for its turn at the rate that is set (`Request.tryThrottle`). Whoever gives up before has had none.
+    /// Waits for a token of the rate limit (`Request.tryThrottle`). A caller that is cancelled before has taken none.
     async fn throttle(&self) {
         let bucket = match self.lane {
             Lane::Requests => &self.shared.requests,
@@ -123,42 +123,42 @@ impl Client {
         }
     }
 
-    /// Ends the connection, and the wait for the next try: the kubeconfig's files are others now.
+    /// Closes the connection, and ends its back-off: the kubeconfig's files have changed.
     pub(crate) fn reconnect(&self) {
         self.shared.link.afresh();
     }
 
-    /// How often the connection went to another server of the cluster.
+    /// Number of moves of the connection to another server of the cluster.
     pub(crate) fn moves(&self) -> u64 {
         self.shared.link.moves()
     }
 
-    /// How many servers there are besides the kubeconfig's.
+    /// Number of servers besides the kubeconfig's.
     pub(crate) fn others(&self) -> usize {
         self.shared.link.access().others().len()
     }
 
-    /// The addresses of servers that have shown a certificate of the cluster's.
+    /// The addresses of servers that have shown a verified certificate of the cluster.
     pub(crate) fn authenticated(&self) -> Authenticated {
         self.shared.link.access().authenticated().clone()
     }
 
-    /// There are other servers than before, besides the kubeconfig's.
+    /// The list of servers besides the kubeconfig's has changed.
     pub(crate) fn servers_changed(&self) {
         self.shared.link.servers_changed();
     }
 
-    /// Requests that are under way, or wait for their turn: each holds the semaphore.
+    /// Requests in flight or waiting for their turn: each holds the semaphore.
     pub fn calls_under_way(&self) -> usize {
         (Arc::strong_count(&self.shared.calls) - 1).min(KUBE_CALLS_MAX)
     }
 
-    /// What tells this node from others.
+    /// The node's jitter seed.
     pub(super) fn seed(&self) -> u64 {
         self.shared.seed
     }
 
-    /// What the server is trusted by: its authorities' certificates, else its address. One cluster is told from another by it.
+    /// The server's identity: its certificate authorities, else its address. It tells clusters apart.
     ///
     /// # Errors
     /// The kubeconfig cannot be used.
@@ -166,13 +166,13 @@ impl Client {
         self.shared.link.access().trust().await
     }
 
-    /// The clock of its waits.
+    /// The clock of its timeouts.
     pub(crate) fn clock(&self) -> &SharedClock {
         &self.shared.clock
     }
 
-    /// One request and its answer as a tree, within `limits::KUBE_CALL_TIME` of its turn. When the time passes, the connection is given
-    /// up: one that stands still would hold up everything else for a quarter of an hour.
+    /// Sends one request and parses its response, within `limits::KUBE_CALL_TIME` of its turn. On a timeout the connection is
+    /// abandoned: a stalled one would hold up everything else for a quarter of an hour.
     pub async fn call(
         &self,
         method: Method,
@@ -190,12 +190,12 @@ impl Client {
         self.within(KUBE_CALL_TIME, &on, made).await
     }
 
-    /// A request whose answer is read while it comes.
+    /// Sends a request whose response is streamed.
     pub(super) async fn open(&self, path: &str) -> Result<Opened, KubeError> {
         self.throttle().await;
         let on = Cell::new(self.shared.link.made());
         let opening = Box::pin(async {
-            // Watches last: they take no turn from the requests.
+            // Watches come last: they take no slot from the requests.
             let (response, _turn) = self.send(Method::GET, path, None, &on).await?;
             Ok(response.into_body())
         });
@@ -203,8 +203,8 @@ impl Client {
         Ok(Opened { body, on })
     }
 
-    /// Ends `work` when the time has passed, and the connection `on` which it stands still. One that was made since then may be
-    /// another server's, which has done nothing wrong.
+    /// Bounds `work` by the time, after which the connection `on` which it stalls is abandoned. A connection opened since then
+    /// may be another server's, and is kept.
     async fn within<T>(
         &self,
         time: Duration,
@@ -233,7 +233,7 @@ impl Client {
         let request = self.request(&up, method, path, content)?;
         let number = up.number;
         let response = up.requests.send_request(request).await.map_err(|error| {
-            // Whatever it was, the next request does better on a connection of its own.
+            // Whatever the error, the next request is better off on a new connection.
             self.shared.link.give_up(number);
             KubeError::Unreachable(format!("the connection to the API server was lost: {error}"))
         })?;
@@ -243,7 +243,7 @@ impl Client {
         }
         let body = whole(response.into_body(), KUBE_ERROR_BYTES_MAX).await.unwrap_or_default();
         match status.as_u16() {
-            // The token or the certificate in the files may be another one meanwhile: they are read with the connection.
+            // The token or the certificate in the files may have been renewed: they are read again with the next connection.
             401 => self.shared.link.give_up(number),
             503 => self.shared.link.unready(number),
             _ => {}
@@ -281,15 +281,15 @@ impl Client {
     }
 }
 
-/// An answer that is read while it comes. Dropping it ends the request.
+/// A streamed response. Dropping it cancels the request.
 pub(super) struct Opened {
     body: Incoming,
-    /// The number of the connection that it comes on.
+    /// The number of its connection.
     on: Cell<u64>,
 }
 
 impl Opened {
-    /// The next bytes, which have to come within that time; nothing at the end.
+    /// The next bytes, which have to arrive within that time; `None` at the end.
     pub(super) async fn next(&mut self, client: &Client, time: Duration) -> Result<Option<Bytes>, KubeError> {
         let Self { body, on } = self;
         let next = async {
@@ -320,7 +320,7 @@ async fn whole(mut body: Incoming, bytes_max: usize) -> Result<Vec<u8>, KubeErro
     Ok(bytes)
 }
 
-/// A `Status` as an error.
+/// Converts a `Status` to an error.
 pub(super) fn refusal(code: u16, status: &Node) -> KubeError {
     let text = |field| status.field(field).and_then(Node::text).unwrap_or_default();
     KubeError::Refused {

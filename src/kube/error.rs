@@ -1,11 +1,11 @@
-//! What goes wrong with a request, by who is to blame. PURE.
+//! Errors of requests, by the party at fault. PURE.
 
 use std::fmt;
 
-/// Why a request did not do what it was to do.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KubeError {
-    /// The server is not there, or did not answer in time: nothing is known of what it did. Try again.
+    /// The server is unreachable or did not answer in time: whether the request took effect is unknown. Retry.
     Unreachable(String),
     /// The server answered with a `Status`, or with an HTTP status alone.
     Refused {
@@ -16,29 +16,29 @@ pub enum KubeError {
         /// `Status.message`, cut.
         message: Box<str>,
     },
-    /// What came is no answer of an API server's.
+    /// The response is not that of an API server.
     Protocol(String),
-    /// The kubeconfig, or a file that it names, cannot be used.
+    /// The kubeconfig, or a file that it references, cannot be used.
     Config(String),
 }
 
 impl KubeError {
-    /// The server answered with that HTTP status.
+    /// The server answered with the HTTP status `wanted`.
     pub fn is(&self, wanted: u16) -> bool {
         matches!(self, Self::Refused { code, .. } if *code == wanted)
     }
 
-    /// The object is not there.
+    /// The object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.is(404)
     }
 
-    /// What the watch began from is too old (`Expired`, or `Gone` of old servers).
+    /// The watch's resource version is too old (`Expired`, or `Gone` of old servers).
     pub fn is_expired(&self) -> bool {
         self.is(410)
     }
 
-    /// The server is there and refused this request for good: the same once more gives the same answer.
+    /// The server rejected this request for good: a retry gives the same response.
     pub fn is_final(&self) -> bool {
         matches!(self, Self::Refused { code: 400..=499, .. })
             && !self.is(408)

@@ -1,4 +1,5 @@
-//! A collection is listed, then watched: what a follower is told is what the server has, whatever happens to the link.
+//! The reflector (client-go `Reflector`): lists and watches a collection, so that its follower has the server's state whatever
+//! happens to the connection.
 //!
 //! ```text
 //!     list (pages) ──► resourceVersion ──► watch ──► bookmark, change … ──► end ──► watch from there
@@ -6,8 +7,8 @@
 //!       └── 410, or an event that is none ◄──┘
 //! ```
 //!
-//! One object is held at a time, however many the answer has. Where there are too many collections for a watch each, some are
-//! listed again and again instead ([`Watches`]).
+//! One object is held at a time, however many the response has. When there are too many collections for a watch each, some are
+//! listed periodically instead ([`Watches`]).
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,10 +26,10 @@ use crate::limits::{
 };
 use crate::model::Mono;
 
-/// Which objects.
+/// A collection of objects.
 #[derive(Clone, Debug)]
 pub struct Collection {
-    /// Their kind.
+    /// Their resource.
     pub resource: Resource,
     /// Their namespace; empty: all.
     pub namespace: Box<str>,
@@ -49,38 +50,38 @@ impl Collection {
     }
 }
 
-/// Who is told. All of it on the loop's thread, and nothing of it waits.
+/// The receiver of a collection's changes (client-go's `Store`). Its methods run on the loop's thread and never wait.
 pub trait Follower {
-    /// A list begins: what is not told before the next [`Follower::settled`] is not there any more.
+    /// A list begins: an object that is not reported before the next [`Follower::settled`] no longer exists.
     fn list_begins(&mut self);
-    /// The object is there, new or changed.
-    fn is_there(&mut self, object: Node);
-    /// The object is gone.
-    fn is_gone(&mut self, object: &Node);
-    /// There is one that is too long to be told.
-    fn passed_over(&mut self) {}
-    /// Something that there was no room for may be taken now: all there is is to be told anew.
+    /// The object was listed, added or modified.
+    fn apply(&mut self, object: Node);
+    /// The object was deleted.
+    fn delete(&mut self, object: &Node);
+    /// An object exceeds the size limit and is skipped.
+    fn skipped(&mut self) {}
+    /// Space is free again for objects that were dropped: the collection is to be listed again.
     fn has_room(&self) -> bool {
         false
     }
-    /// All that there is was told.
+    /// The list is complete.
     fn settled(&mut self);
-    /// The server cannot be followed now; it is tried again.
+    /// The list or the watch failed; it is retried.
     fn lost(&mut self, why: &KubeError);
-    /// How soon the server is to be asked again after this failure, which is then no loss: sooner than after others.
+    /// A shorter retry delay after this failure, which then does not count as lost.
     fn again_in(&mut self, _why: &KubeError) -> Option<Duration> {
         None
     }
-    /// What was told does not change any more, whatever the server says: it is followed no further.
+    /// The object is immutable: it is not followed any further.
     fn is_final(&self) -> bool {
         false
     }
 }
 
-/// The watches of collections that may be many, each a stream of the one connection.
+/// The watches of collections that may be numerous, each a stream of the one connection.
 ///
-/// Full: a further collection is listed once in `KUBE_LIST_PERIOD` (the kubelet's `configMapAndSecretChangeDetectionStrategy:
-/// Cache` does that with all), from the server's cache, until there is room for its watch.
+/// Full: a further collection is listed once in `KUBE_LIST_PERIOD` (the kubelet does so with all under
+/// `configMapAndSecretChangeDetectionStrategy: Cache`), from the server's cache, until a watch is free.
 #[derive(Clone, Default)]
 pub struct Watches(Rc<Counts>);
 
@@ -90,7 +91,7 @@ struct Counts {
     listed: Cell<u32>,
 }
 
-/// One of them, until it is dropped.
+/// One counted watch, until it is dropped.
 struct Counted<'a>(&'a Cell<u32>);
 
 impl<'a> Counted<'a> {
@@ -106,12 +107,12 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Tells `follower` of the collection until it is dropped.
+/// Follows the collection for `follower` until dropped.
 pub async fn follow<T>(client: &Client, collection: &Collection, follower: &mut dyn Follower) -> T {
     follow_or_list(client, collection, follower, None).await
 }
 
-/// The same, with a watch as long as there are fewer of `watches` than so many.
+/// The same; with `watches` and a number, the collection is watched while fewer watches than that are in use, else listed.
 pub async fn follow_or_list<T>(
     client: &Client,
     collection: &Collection,
@@ -142,8 +143,8 @@ pub async fn follow_or_list<T>(
             (Err(why), _) => why,
         };
         if expired {
-            // Told again from the server's newest state: once without a wait, however long the server was away before; an
-            // old server's cache may be behind.
+            // Listed again from the server's newest state: once without a wait, however long the server was unreachable before;
+            // an old server's cache may be behind.
             from = Start::Newest;
         }
         if at_once {
@@ -158,30 +159,30 @@ pub async fn follow_or_list<T>(
     }
 }
 
-/// What comes after a list or a watch that ended well.
+/// The step after a list or a watch that ended well.
 enum Next {
-    /// A watch.
+    /// Watch.
     Now,
-    /// A list, after a while: there is no room for a watch.
+    /// List again after a wait: no watch is free.
     Later,
-    /// Nothing.
+    /// Stop.
     Never,
 }
 
-/// Where to go on.
+/// Where to continue.
 enum Start {
-    /// With a list; any state of the server's does, as for the kubelet's first.
+    /// With a list of any state of the server, as the kubelet's first.
     Anywhere,
     /// With a list of the newest state.
     Newest,
-    /// With a list not older than this.
+    /// With a list not older than this resource version.
     NotBefore(Box<str>),
-    /// With a watch from this on.
+    /// With a watch from this resource version.
     Version(Box<str>),
 }
 
 impl Start {
-    /// The version that the next list must have reached.
+    /// Makes the next list not older than the last known version.
     fn again(&mut self) {
         if let Self::Version(version) = self {
             *self = Self::NotBefore(std::mem::take(version));
@@ -214,8 +215,8 @@ async fn once(
     let Start::Version(version) = from else { return Ok(Next::Now) };
     let _watched = watches.map(|(Watches(counts), _)| Counted::new(&counts.watched));
     let begun = client.clock().now().mono;
-    let told = watch(client, collection, follower, version, begun, *listed).await;
-    match told {
+    let count = watch(client, collection, follower, version, begun, *listed).await;
+    match count {
         Ok(_) if follower.has_room() => {
             from.again();
             wait.succeeded();
@@ -231,7 +232,7 @@ async fn once(
             Ok(Next::Now)
         }
         Err(error) => {
-            // A connection that broke says nothing of the version; what is no watch does.
+            // A broken connection says nothing about the version; a malformed watch does.
             if !matches!(error, KubeError::Unreachable(_)) {
                 from.again();
             }
@@ -240,7 +241,7 @@ async fn once(
     }
 }
 
-/// Tells all there is; answers the version it is of.
+/// Lists the collection; returns its resource version.
 async fn list(
     client: &Client,
     collection: &Collection,
@@ -263,11 +264,11 @@ async fn list(
         let mut wrong = None;
         while let Some(bytes) = opened.next(client, KUBE_CALL_TIME).await? {
             let fed = splitter.feed(&bytes, &mut |item| match item.map(json::read) {
-                Some(Ok(object)) => follower.is_there(object),
+                Some(Ok(object)) => follower.apply(object),
                 Some(Err(error)) => wrong = Some(error),
                 None => {
                     too_long(collection);
-                    follower.passed_over();
+                    follower.skipped();
                 }
             });
             fed.map_err(|error| malformed(collection, error))?;
@@ -294,8 +295,8 @@ async fn list(
     }
 }
 
-/// Tells what changes after `version`, which moves on; ends when the server ends it, or when the follower has room again and the
-/// list is long enough ago. Answers how many events came.
+/// Watches from `version`, which it advances; ends when the server ends the watch, or when the follower has space again and the
+/// last list is long enough ago. Returns the number of events.
 async fn watch(
     client: &Client,
     collection: &Collection,
@@ -311,9 +312,9 @@ async fn watch(
     escape(&mut query, version);
     let mut opened = client.open(&collection.path(&query)).await?;
     let mut splitter = Splitter::new(Shape::Documents);
-    let mut told = 0;
+    let mut count = 0;
     loop {
-        // One that the server does not end is on a link that stands still.
+        // A watch that the server does not end is on a dead connection.
         let age = client.clock().now().mono.since(begun);
         let left = (KUBE_WATCH_TIME + KUBE_CALL_TIME).saturating_sub(age).max(Duration::from_secs(1));
         let due = follower.has_room().then_some(listed + KUBE_LIST_AGAIN);
@@ -325,15 +326,15 @@ async fn watch(
             Ok(None)
         };
         let Some(bytes) = smol::future::or(opened.next(client, left), again).await? else {
-            return Ok(told);
+            return Ok(count);
         };
         let mut failure = None;
-        let before = told;
+        let before = count;
         let fed = splitter.feed(&bytes, &mut |item| {
             if failure.is_some() {
                 return;
             }
-            told += 1;
+            count += 1;
             match item.map(json::read) {
                 Some(Ok(event)) => failure = take(event, follower, version).err(),
                 Some(Err(error)) => failure = Some(KubeError::Protocol(format!("a watch: {error}"))),
@@ -342,7 +343,7 @@ async fn watch(
         });
         fed.map_err(|error| malformed(collection, error))?;
         splitter.shrink();
-        if told > before {
+        if count > before {
             follower.settled();
         }
         if let Some(failure) = failure {
@@ -351,10 +352,10 @@ async fn watch(
     }
 }
 
-/// Tells one event of a watch; `version` is then the object's.
+/// Applies one event of a watch; `version` becomes the object's resource version.
 ///
 /// # Errors
-/// It is none, or says that the watch cannot go on.
+/// It is not a watch event, or an `ERROR` event.
 pub fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) -> Result<(), KubeError> {
     let (mut kind, mut object) = (Box::from(""), Node::Null);
     if let Node::Map(entries) = event {
@@ -378,9 +379,9 @@ pub fn take(event: Node, follower: &mut dyn Follower, version: &mut Box<str>) ->
         return Err(KubeError::Protocol("a watch: an event without a resourceVersion".to_owned()));
     };
     match &*kind {
-        "ADDED" | "MODIFIED" => follower.is_there(object),
-        "DELETED" => follower.is_gone(&object),
-        // Bookmarks, and what servers may send in years to come.
+        "ADDED" | "MODIFIED" => follower.apply(object),
+        "DELETED" => follower.delete(&object),
+        // Bookmarks, and event types of future servers.
         _ => {}
     }
     *version = at;

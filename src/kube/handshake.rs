@@ -1,4 +1,4 @@
-//! TLS to an API server without a connection, for the fuzz targets: they speak it in memory.
+//! TLS client configuration of the API client for the fuzz targets, which run the handshake in memory.
 
 use futures_rustls::rustls::client::ClientConfig;
 
@@ -6,10 +6,10 @@ use super::access::Loaded;
 use super::kubeconfig::ServerUrl;
 use super::tls::{self, Protocol};
 
-/// What a connection to a server that these authorities (PEM) have signed is made with.
+/// Client configuration for a server whose certificate these authorities (PEM) have signed.
 ///
 /// # Errors
-/// A sentence: the authorities are none.
+/// A message: the authorities cannot be parsed.
 pub fn config(authorities: &[u8]) -> Result<ClientConfig, String> {
     let server = ServerUrl { host: "gw".to_owned(), port: 6443, prefix: String::new() };
     let authorities = Some(authorities.to_vec());

@@ -1,7 +1,7 @@
-//! A kubeconfig's bytes → where the server is, whom to trust and who we are (`clientcmd`). PURE.
+//! Parses a kubeconfig (`clientcmd`): the server's address, its certificate authorities and the client's credentials. PURE.
 //!
-//! What is not supported is refused by name: programs that make credentials (`exec`, `auth-provider`), proxies, names with
-//! passwords, impersonation.
+//! Unsupported fields are refused by name: credential plugins (`exec`, `auth-provider`), proxies, basic authentication,
+//! impersonation.
 
 use std::path::{Path, PathBuf};
 
@@ -10,21 +10,21 @@ use hyper::Uri;
 
 use crate::decode::{Node, quoted, yaml};
 
-/// Where the server is.
+/// The server's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ServerUrl {
-    /// Without the brackets of an IPv6 address.
+    /// Host name or address, an IPv6 address without its brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
-    /// What paths begin with: empty, or `/k8s/clusters/c-1`.
+    /// Path prefix: empty, or `/k8s/clusters/c-1`.
     pub(crate) prefix: String,
 }
 
 impl ServerUrl {
-    /// Reads `https://HOST:PORT`.
+    /// Parses `https://HOST:PORT`.
     ///
     /// # Errors
-    /// A sentence that names what is wrong with it.
+    /// A message that says what is wrong with it.
     pub(crate) fn parse(url: &str) -> Result<Self, String> {
         let wrong = |why: &str| format!("{}: {why}", quoted(url));
         let uri: Uri = url.parse().map_err(|_| wrong("must be https://HOST:PORT"))?;
@@ -39,18 +39,18 @@ impl ServerUrl {
         })
     }
 
-    /// Host and port, as a header and a URL have them.
+    /// Host and port, in the form of a header or a URL.
     pub(crate) fn authority(&self) -> String {
         let Self { host, port, .. } = self;
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 }
 
-/// Something in PEM, or a token. Its `Debug` shows nothing of it.
+/// PEM data or a token. Its `Debug` shows none of it.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Material {
     Inline(Vec<u8>),
-    /// Read when it is used; relative to the kubeconfig's folder.
+    /// Read at use; relative to the kubeconfig's directory.
     File(PathBuf),
 }
 
@@ -63,32 +63,32 @@ impl std::fmt::Debug for Material {
     }
 }
 
-/// Whom to trust.
+/// How the server's certificate is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trust {
-    /// Certificates that these authorities signed.
+    /// Against these certificate authorities.
     Authorities(Material),
-    /// Any (`insecure-skip-tls-verify`).
+    /// Not at all (`insecure-skip-tls-verify`).
     AnyCertificate,
 }
 
-/// What a kubeconfig says of its current context.
+/// The current context of a kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kubeconfig {
     pub(super) server: ServerUrl,
     pub(super) trust: Trust,
-    /// The name that the server's certificate is for, when it is not the host.
+    /// The expected name of the server's certificate, when it is not the host (`tls-server-name`).
     pub(super) server_name: Option<String>,
-    /// Certificate and key, which may stand in one file.
+    /// Certificate and key, which may be in one file.
     pub(super) certificate: Option<(Material, Material)>,
     pub(super) token: Option<Material>,
 }
 
 impl Kubeconfig {
-    /// Reads it. The server must be named by HTTPS, and the current context complete.
+    /// Parses it. The server must have an HTTPS URL, and the current context must be complete.
     ///
     /// # Errors
-    /// A sentence that names the field and the mend; nothing of a credential.
+    /// A message that names the field and the remedy, without any part of a credential.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut tree = Err("is empty".to_owned());
         let read = yaml::documents(bytes, |document, outcome| {
@@ -108,7 +108,7 @@ impl Kubeconfig {
         let nobody = Node::Null;
         let user = match (text(context, "user"), context.field("user")) {
             (Some(name), _) => entry(&tree, "users", "user", name, "the current context's user")?,
-            // YAML's `n` and `on` are no texts.
+            // YAML's `n` and `on` are not strings.
             (None, Some(other)) if other.text().is_none() => {
                 return Err(format!("the current context's user is {other}; put it in quotes"));
             }
@@ -132,7 +132,7 @@ impl Kubeconfig {
             server_name: text(cluster, "tls-server-name").map(str::to_owned),
             certificate: certificate(user)?,
             token: match (text(user, "token"), text(user, "tokenFile")) {
-                // As client-go: the file is the one that is renewed.
+                // As client-go: the file takes precedence, because it is the one that is renewed.
                 (_, Some(path)) => Some(Material::File(path.into())),
                 (Some(token), None) => Some(Material::Inline(token.as_bytes().to_vec())),
                 (None, None) => None,
@@ -140,10 +140,10 @@ impl Kubeconfig {
         })
     }
 
-    /// A kubeconfig for the same server, by the certificate and the key in `file` (the kubelet's `writeKubeconfigFromBootstrapping`).
-    /// Paths here are relative to `folder`.
+    /// A kubeconfig for the same server with the certificate and the key in `file` (the kubelet's
+    /// `writeKubeconfigFromBootstrapping`). Paths in this kubeconfig are relative to `folder`.
     pub(super) fn by_certificate(&self, folder: &Path, file: &Path) -> String {
-        // Texts in quotes, as JSON has them, are YAML.
+        // JSON strings are valid YAML.
         let quote = |text: &str| serde_json::Value::from(text).to_string();
         let (at, prefix) = (self.server.authority(), &self.server.prefix);
         let trust = match &self.trust {
@@ -171,7 +171,7 @@ fn text<'a>(node: &'a Node, field: &str) -> Option<&'a str> {
     node.field(field).and_then(Node::text).filter(|text| !text.is_empty())
 }
 
-/// The entry of that name in one of the lists.
+/// The entry named `name` in one of the lists.
 fn entry<'a>(tree: &'a Node, list: &str, of: &str, name: &str, who: &str) -> Result<&'a Node, String> {
     let items = tree.field(list).map(Node::items).unwrap_or_default();
     let found = items.iter().find(|item| text(item, "name") == Some(name));
@@ -209,7 +209,7 @@ fn certificate(user: &Node) -> Result<Option<(Material, Material)>, String> {
     }
 }
 
-/// `FIELD-data`, else the file in `FIELD`.
+/// `FIELD-data`, else the file named in `FIELD`.
 fn material(node: &Node, of: &str, field: &str) -> Result<Option<Material>, String> {
     if let Some(data) = text(node, &format!("{field}-data")) {
         let data: String = data.chars().filter(|c| !c.is_whitespace()).collect();

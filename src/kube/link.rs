@@ -1,7 +1,7 @@
-//! The one connection to the API server: made when a request needs it, replaced when it is gone or stands still.
+//! The one connection to the API server: opened when a request needs it, replaced when it is closed or stalled.
 //!
-//! Where a cluster has several servers, it goes to another one when the one in use cannot be reached, says nothing any more or
-//! is not ready, and stays there. Only when each has failed is there a wait.
+//! When a cluster has several servers, it moves to another one when the one in use is unreachable, no longer answers or is not
+//! ready, and stays there. Only when each has failed is there a wait.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -26,53 +26,53 @@ use crate::model::Mono;
 use crate::net::Address;
 use crate::net::Lookups;
 
-/// A connection as a request holds it.
+/// A connection in use by a request.
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) requests: SendRequest<RequestBody>,
     pub(super) authority: Authority,
-    /// What paths begin with.
+    /// Path prefix.
     pub(super) prefix: Rc<str>,
     pub(super) token: Option<HeaderValue>,
-    /// Which connection it is, from 1.
+    /// Number of the connection, from 1.
     pub(super) number: u64,
 }
 
-/// The connection, or the wait for the next try.
+/// The connection, or the back-off before the next attempt.
 pub(super) struct Link {
     access: Access,
     clock: SharedClock,
     spawner: Spawner,
     lookups: Lookups,
     state: Mutex<State>,
-    /// Connections made so far.
+    /// Connections opened so far.
     made: Cell<u64>,
-    /// Those up to this number are given up.
+    /// Connections up to this number are abandoned.
     given_up: Cell<u64>,
-    /// How often it went to another server.
+    /// Number of moves to another server.
     moves: Counter,
 }
 
 struct State {
     up: Option<Established>,
     wait: RetryWait,
-    /// No try before this instant, because of this; requests fail at once until then.
+    /// No attempt before this instant, because of this error; requests fail at once until then.
     blocked: Option<(Mono, KubeError)>,
     turn: Rotation,
     /// The kubeconfig's server.
     first: Option<ServerUrl>,
-    /// The server that was reached last.
+    /// The last server that was reached.
     used: Option<ServerUrl>,
-    /// Why it is that no more, as a sentence that names it; empty while it is.
+    /// Why `used` was left, as a sentence that names it; empty while it is in use.
     left: String,
-    /// When one was left that was not ready.
+    /// When a server that was not ready was left last.
     unready: Option<Mono>,
 }
 
 struct Established {
     connected: Connected,
     server: ServerUrl,
-    /// Dropping it ends the connection with all that is on it.
+    /// Dropping it closes the connection with all its streams.
     _open: Sender<Infallible>,
 }
 
@@ -100,25 +100,25 @@ impl Link {
         }
     }
 
-    /// What connections are made with.
+    /// Address and credentials of connections.
     pub(super) fn access(&self) -> &Access {
         &self.access
     }
 
-    /// How many connections there were.
+    /// Number of connections opened.
     pub(super) fn made(&self) -> u64 {
         self.made.get()
     }
 
-    /// How often it went to another server.
+    /// Number of moves to another server.
     pub(super) fn moves(&self) -> u64 {
         self.moves.get()
     }
 
-    /// The connection, made now when there is none: to the server in use, else to the next that can be reached.
+    /// The connection, opened now when there is none: to the server in use, else to the next that is reachable.
     ///
     /// # Errors
-    /// Why there is none; at once while the wait lasts that follows when each server has failed.
+    /// Why there is none; at once during the back-off after each server has failed.
     pub(super) async fn connected(&self) -> Result<Connected, KubeError> {
         let mut state = self.state.lock().await;
         let given_up = self.given_up.get();
@@ -147,8 +147,8 @@ impl Link {
         }
     }
 
-    /// A connection to the server whose turn it is, or to one behind it. Whoever gives up waiting for it leaves the next one the
-    /// turn of the servers that have failed.
+    /// Connects to the next server, or to one after it. When the caller drops this future, the next caller continues after the
+    /// servers that have failed.
     async fn reach(&self, state: &mut State, number: u64) -> Result<Established, KubeError> {
         let mut with = self.access.load().await?;
         let all = self.access.others().behind(&with.server);
@@ -174,9 +174,9 @@ impl Link {
                 }
                 Err(why) => why,
             };
-            let said = why.to_string();
+            let message = why.to_string();
             if state.left.is_empty() {
-                state.left.clone_from(&said);
+                state.left.clone_from(&message);
             }
             let all_failed = state.turn.failed(&with.server, all.len());
             if all_failed && whys.is_empty() {
@@ -185,14 +185,14 @@ impl Link {
             if !whys.is_empty() {
                 whys.push_str("; ");
             }
-            whys.push_str(&said);
+            whys.push_str(&message);
             if all_failed {
                 return Err(KubeError::Unreachable(whys));
             }
         }
     }
 
-    /// The server of that connection says nothing any more: the next connection goes to another, where there is one.
+    /// The server of that connection no longer answers: the next connection goes to another one, if there is one.
     pub(super) fn silent(&self, number: u64, why: &str) {
         if let Some(mut state) = self.state.try_lock() {
             state.pass(number, why);
@@ -200,7 +200,7 @@ impl Link {
         self.give_up(number);
     }
 
-    /// The server of that connection is there, and not ready: the same, but seldom.
+    /// The server of that connection is not ready: the same, but seldom.
     pub(super) fn unready(&self, number: u64) {
         let now = self.clock.now().mono;
         if let Some(mut state) = self.state.try_lock()
@@ -214,7 +214,7 @@ impl Link {
         }
     }
 
-    /// There are other servers than before: the connection ends when it goes to one that is none of them any more.
+    /// The list of servers has changed: the connection is closed when its server is no longer in it.
     pub(super) fn servers_changed(&self) {
         let Some(mut state) = self.state.try_lock() else { return };
         let all = self.all(&state);
@@ -227,25 +227,25 @@ impl Link {
         }
     }
 
-    /// Ends the connection of that number, if it is still the one: nothing came on it for too long.
+    /// Closes the connection with that number, if it is the current one: nothing was received on it for too long.
     pub(super) fn give_up(&self, number: u64) {
         self.given_up.set(self.given_up.get().max(number));
-        // Whoever holds the lock makes a connection, and that is another one.
+        // The holder of the lock is opening a connection, which has another number.
         if let Some(mut state) = self.state.try_lock() {
             state.up.take_if(|up| up.connected.number <= number);
         }
     }
 
-    /// Ends the connection there is, and makes the next one without a wait.
+    /// Closes the current connection, and opens the next one without a wait.
     pub(super) fn afresh(&self) {
         self.give_up(self.made());
-        // Whoever holds the lock is making a connection; when it fails, it is tried again before long.
+        // The holder of the lock is opening a connection; if that fails, it is retried soon.
         if let Some(mut state) = self.state.try_lock() {
             state.blocked = None;
         }
     }
 
-    /// The servers there are now.
+    /// The current servers.
     fn all(&self, state: &State) -> Vec<ServerUrl> {
         state.first.as_ref().map(|first| self.access.others().behind(first)).unwrap_or_default()
     }
@@ -254,9 +254,9 @@ impl Link {
         let address = Address { host: with.server.host.clone(), port: with.server.port };
         let at = |why: String| KubeError::Unreachable(format!("API server {address}: {why}"));
         let socket = self.lookups.connect(&address).await.map_err(at)?;
-        // A request is small and waits for its answer: nothing is gained by holding it back.
+        // A request is small and waits for its response: delaying it gains nothing.
         let _ = socket.get_ref().set_nodelay(true);
-        // It lasts: hyper and the watches bound what comes.
+        // Long-lived: hyper and the watches bound what is received.
         let connected =
             tls::connect(with, socket, tls::Protocol::Http2, None, self.access.authenticated()).await;
         let socket = connected.map_err(|error| match error {
@@ -287,7 +287,8 @@ impl Link {
 }
 
 impl State {
-    /// The next connection goes to another server than that one does, because of this; whether it is the one that there is.
+    /// Makes the next connection go to another server than that one, because of this. True when that one is the current
+    /// connection.
     fn pass(&mut self, number: u64, why: &str) -> bool {
         let Some(up) = self.up.as_ref().filter(|up| up.connected.number == number) else { return false };
         if self.left.is_empty() {
@@ -308,7 +309,7 @@ async fn until_closed(
         }
     };
     let closed = async {
-        // Nothing is ever sent: this ends when the sender goes.
+        // Nothing is ever sent: this ends when the sender is dropped.
         let _ = closed.recv().await;
     };
     smol::future::or(ended, closed).await;

@@ -1,14 +1,14 @@
-//! The API server's client: TLS, requests, lists and watches. Knows no sync.
+//! The API server's client: TLS, requests, lists and watches. Independent of the sync.
 //!
 //! ```text
-//!     kubeconfig ──► Access (where, whom to trust, who we are)
+//!     kubeconfig ──► Access (server, certificate authorities, credentials)
 //!                       │
 //!     Client ──► link (one connection, HTTP/2, made when it is needed) ──► TLS ──► the API server
 //!        ├─ call    request → answer of at most `limits::KUBE_ANSWER_BYTES_MAX`
 //!        └─ follow  list by pages, then watch: one object at a time, whatever the size of the list
 //! ```
 //!
-//! Requests are built here and not by kube-core: what a node asks are a dozen paths, and the crate would cost 0.4 MB.
+//! Requests are built here and not by kube-core: a node uses a dozen paths, and the crate would cost 0.4 MB.
 //!
 //! `kubeconfig`, `json`, `split`, `path`, `backoff` and `servers` are PURE; `access`, `tls`, `link`, `client` and `follow` do the I/O.
 

@@ -1,8 +1,8 @@
-//! Where objects are. PURE.
+//! Paths of API objects. PURE.
 
 use std::fmt::Write as _;
 
-/// A kind of object, as paths have it.
+/// A resource in the form that paths have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resource {
     /// `/api/v1`, `/apis/coordination.k8s.io/v1`.
@@ -47,7 +47,7 @@ impl Resource {
         Self { group: "/api/v1", plural }
     }
 
-    /// The path of all of a namespace, or of all there are when it is empty.
+    /// The path of a namespace's collection, or of all namespaces when it is empty.
     pub fn path(self, namespace: &str) -> String {
         let mut path = self.group.to_owned();
         if !namespace.is_empty() {
@@ -60,7 +60,7 @@ impl Resource {
     }
 }
 
-/// The path of one object; `namespace` is empty for what lies in none.
+/// The path of one object; `namespace` is empty for a cluster-scoped object.
 pub fn object_path(resource: Resource, namespace: &str, name: &str) -> String {
     let mut path = resource.path(namespace);
     path.push('/');
@@ -68,7 +68,7 @@ pub fn object_path(resource: Resource, namespace: &str, name: &str) -> String {
     path
 }
 
-/// The path of a part of an object: `status`, `token`.
+/// The path of a subresource: `status`, `token`.
 pub fn subresource_path(resource: Resource, namespace: &str, name: &str, part: &str) -> String {
     let mut path = object_path(resource, namespace, name);
     path.push('/');

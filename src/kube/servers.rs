@@ -1,4 +1,5 @@
-//! The servers of one cluster: where else its API is, which of them is asked next, and from which addresses they answered. PURE.
+//! The servers of one cluster: further addresses of its API, the order in which they are tried, and the addresses that were
+//! authenticated. PURE.
 
 use std::cell::RefCell;
 use std::net::IpAddr;
@@ -7,41 +8,41 @@ use std::rc::Rc;
 use super::ServerUrl;
 use crate::limits::SERVERS_AUTHENTICATED_MAX;
 
-/// Further addresses of an API server, all of the same cluster and so behind the same authorities. Clones share them.
-/// At most `limits::K3S_SERVERS_MAX`, as whoever sets them sees to.
+/// Further addresses of an API server, all of the same cluster and so with the same certificate authorities. Clones share them.
+/// At most `limits::K3S_SERVERS_MAX`; the caller of `set` ensures that.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Others(Rc<RefCell<Vec<ServerUrl>>>);
 
 impl Others {
-    /// Puts these in the place of those before.
+    /// Replaces the addresses.
     pub(crate) fn set(&self, servers: Vec<ServerUrl>) {
         *self.0.borrow_mut() = servers;
     }
 
-    /// All of them.
+    /// All addresses.
     pub(crate) fn all(&self) -> Vec<ServerUrl> {
         self.0.borrow().clone()
     }
 
-    /// That one, and the others behind it.
+    /// `first`, followed by the others.
     pub(crate) fn behind(&self, first: &ServerUrl) -> Vec<ServerUrl> {
         let others = self.0.borrow();
         std::iter::once(first).chain(others.iter().filter(|other| *other != first)).cloned().collect()
     }
 
-    /// How many there are.
+    /// Number of addresses.
     pub(crate) fn len(&self) -> usize {
         self.0.borrow().len()
     }
 }
 
-/// Addresses at which a server has shown a certificate of the cluster's. Clones share them. Full: the one that did so the longest
-/// time ago is forgotten.
+/// Addresses at which a server has shown a verified certificate of the cluster. Clones share them. Full: the one that was
+/// authenticated the longest time ago is dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Authenticated(Rc<RefCell<Vec<IpAddr>>>);
 
 impl Authenticated {
-    /// One did so now.
+    /// The address was authenticated now.
     pub(crate) fn add(&self, address: IpAddr) {
         let mut addresses = self.0.borrow_mut();
         addresses.retain(|known| *known != address);
@@ -51,32 +52,33 @@ impl Authenticated {
         addresses.push(address);
     }
 
-    /// All of them.
+    /// All addresses.
     pub(crate) fn all(&self) -> Vec<IpAddr> {
         self.0.borrow().clone()
     }
 }
 
-/// Whose turn it is: the one that was reached last for as long as it is, then the one behind it, round and round.
+/// The order of the attempts: the last reached server for as long as it is reachable, then the next ones in a circle.
 #[derive(Debug, Default)]
 pub(crate) struct Rotation {
-    /// The one that was asked last; `None`: none yet.
+    /// The last server that was tried; `None`: none yet.
     at: Option<ServerUrl>,
-    /// It is passed over.
+    /// It is skipped at the next attempt.
     passes: bool,
-    /// How many have failed since one was reached, or since all of them had failed.
+    /// Failures since a server was last reached, or since all of them had failed.
     failures: usize,
 }
 
 impl Rotation {
-    /// The one of `all`, which are not none, that is asked next: at first, and when the last one is gone, the first.
+    /// The next server of `all`, which is not empty: at first, and when the last one has been removed, the first.
     pub(crate) fn aim<'s>(&self, all: &'s [ServerUrl]) -> &'s ServerUrl {
         let found = all.iter().position(|server| Some(server) == self.at.as_ref());
         let index = found.map_or(0, |index| index + usize::from(self.passes));
         &all[index % all.len()]
     }
 
-    /// It was not reached. Whether each of so many has failed now: whoever asks waits before the next round.
+    /// Records that the server was not reached. True when each of `count` servers has failed now: the caller waits before the
+    /// next round.
     pub(crate) fn failed(&mut self, server: &ServerUrl, count: usize) -> bool {
         self.at = Some(server.clone());
         self.passes = true;
@@ -88,14 +90,14 @@ impl Rotation {
         all_failed
     }
 
-    /// It was reached.
+    /// Records that the server was reached.
     pub(crate) fn reached(&mut self, server: &ServerUrl) {
         self.at = Some(server.clone());
         self.passes = false;
         self.failures = 0;
     }
 
-    /// It was reached, and is of no use: the next turn is another one's.
+    /// Records that the server was reached but is unusable: the next attempt goes to another one.
     pub(crate) fn pass(&mut self) {
         self.passes = true;
     }
@@ -135,7 +137,7 @@ mod tests {
         let all = ["a", "b", "c"].map(server);
         let mut turn = Rotation::default();
         let host = |turn: &Rotation, all: &[ServerUrl]| turn.aim(all).host.clone();
-        // What happens, whose turn it was, and whether all have failed.
+        // Event, its server, and whether all have failed.
         for (happens, whose, wanted) in [
             ("fails", "a", false),
             ("fails", "b", false),
@@ -166,11 +168,11 @@ mod tests {
             };
             assert_eq!(over, wanted, "{happens} {whose}");
         }
-        // One that is gone is followed by the first.
+        // A server that has been removed is followed by the first.
         turn.reached(&server("b"));
         turn.pass();
         assert_eq!(host(&turn, &[server("a"), server("c")]), "a");
-        // Where there is one only it is always its turn.
+        // A single server is always the next.
         let one = [server("a")];
         let mut turn = Rotation::default();
         assert!(turn.failed(&one[0], 1));

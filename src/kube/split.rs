@@ -1,11 +1,11 @@
-//! A list's or a watch's JSON as it comes off the wire → its objects one by one. PURE.
+//! Splits the JSON of a list or a watch into its objects while it is received. PURE.
 //!
-//! A list is one document, as long as all its items; a watch is one document after another. Either way no more than one
-//! object is held: the items of a list are taken out of it while it comes, and what is left is its head.
+//! A list is one document, as long as all its items; a watch is one document after another. Either way no more than one object is
+//! held: the items of a list are removed from it as they are received, and the rest is its head.
 
 use crate::limits::{KUBE_HEAD_BYTES_MAX, KUBE_OBJECT_BYTES_MAX};
 
-/// What the bytes are.
+/// The structure of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// `{"metadata": …, "items": [{…}, {…}]}`.
@@ -17,29 +17,29 @@ pub enum Shape {
 /// Malformed JSON of a list or watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SplitError {
-    /// They are no such JSON.
+    /// The input is not such JSON.
     Malformed,
-    /// A list has more than `KUBE_HEAD_BYTES_MAX` besides its items.
+    /// A list has more than `KUBE_HEAD_BYTES_MAX` bytes besides its items.
     Head,
 }
 
-/// Takes the bytes apart.
+/// An incremental splitter.
 #[derive(Debug)]
 pub struct Splitter {
     shape: Shape,
-    /// How many brackets are open.
+    /// Number of open brackets.
     depth: u32,
     in_text: bool,
     escaped: bool,
     in_items: bool,
     item: Vec<u8>,
-    /// The item is longer than `KUBE_OBJECT_BYTES_MAX`: the rest of it is not kept.
+    /// The item is longer than `KUBE_OBJECT_BYTES_MAX`: the rest of it is dropped.
     too_long: bool,
     head: Vec<u8>,
 }
 
 impl Splitter {
-    /// Nothing has come yet.
+    /// A splitter without input.
     pub fn new(shape: Shape) -> Self {
         Self {
             shape,
@@ -53,8 +53,8 @@ impl Splitter {
         }
     }
 
-    /// Takes the next bytes. `each` gets every object that ends in them, whole; one that is longer than
-    /// `KUBE_OBJECT_BYTES_MAX` is told as `None`.
+    /// Processes the next bytes. `each` gets every object that ends in them, whole; one longer than `KUBE_OBJECT_BYTES_MAX` is
+    /// reported as `None`.
     pub fn feed(&mut self, bytes: &[u8], each: &mut dyn FnMut(Option<&[u8]>)) -> Result<(), SplitError> {
         for &byte in bytes {
             self.take(byte, each)?;
@@ -114,7 +114,7 @@ impl Splitter {
         }
     }
 
-    /// The depth at which items stand, when bytes belong to items now.
+    /// The depth of items, when the bytes belong to items now.
     fn item_depth(&self) -> Option<u32> {
         match self.shape {
             Shape::Documents => Some(0),
@@ -122,7 +122,7 @@ impl Splitter {
         }
     }
 
-    /// What came last is the key of the items.
+    /// The last string is the key of the items.
     fn names_items(&self) -> bool {
         let Some(key) = self.head.trim_ascii_end().strip_suffix(b":") else { return false };
         key.trim_ascii_end().ends_with(b"\"items\"")
@@ -144,12 +144,12 @@ impl Splitter {
         Ok(())
     }
 
-    /// The list without its items, when it has ended.
+    /// The list without its items, once it has ended.
     pub fn head(&self) -> Option<&[u8]> {
         (self.depth == 0 && !self.head.is_empty()).then_some(&self.head)
     }
 
-    /// Gives back what one large object took.
+    /// Frees the buffer of a large object.
     pub fn shrink(&mut self) {
         if self.item.is_empty() {
             self.item = Vec::new();
@@ -161,10 +161,10 @@ impl Splitter {
 mod tests {
     use super::*;
 
-    /// Objects and head, or what is wrong.
+    /// Objects and head, or the error.
     type Parts = Result<(Vec<String>, Option<String>), SplitError>;
 
-    /// The objects of the text, cut into pieces of every size, and its head.
+    /// The objects of the text, fed in pieces of every size, and its head.
     fn split(shape: Shape, text: &str) -> Parts {
         let mut all: Option<Parts> = None;
         for size in 1..=text.len().max(1) {

@@ -1,4 +1,5 @@
-//! TLS to an API server: its certificate is verified against the kubeconfig's authorities, ours is shown if there is one. The address of a server whose certificate was verified is `authenticated` from then on.
+//! TLS to an API server: its certificate is verified against the kubeconfig's authorities, the client certificate is sent if
+//! there is one. The address of a server whose certificate was verified is `authenticated` from then on.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -19,14 +20,14 @@ use crate::tls::{AnyCertificate, server_verifier};
 /// Protocol negotiated by ALPN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
-    /// HTTP/1.1, and what it is upgraded to.
+    /// HTTP/1.1, and protocols that it is upgraded to.
     Http1,
-    /// HTTP/2 and nothing else.
+    /// HTTP/2 only.
     Http2,
 }
 
 impl Protocol {
-    /// As ALPN calls it.
+    /// Its ALPN name.
     fn name(self) -> &'static [u8] {
         match self {
             Self::Http1 => b"http/1.1",
@@ -35,10 +36,10 @@ impl Protocol {
     }
 }
 
-/// TLS 1.2 or 1.3 over this connection, of which no more than a `ration` of bytes can be read after the handshake, if there is one.
+/// TLS 1.2 or 1.3 over this connection, of which at most `ration` bytes can be read after the handshake, if one is given.
 ///
 /// # Errors
-/// `Config` when certificates or keys are none; `Unreachable` when the handshake fails, with what to do about it.
+/// `Config` when certificates or keys cannot be used; `Unreachable` when the handshake fails, with the remedy.
 pub(crate) async fn connect(
     with: &Loaded,
     socket: Socket<TcpStream>,
@@ -77,7 +78,7 @@ pub(crate) async fn connect(
     Ok(stream(connected))
 }
 
-/// What went wrong, and the mend.
+/// The cause, and the remedy.
 fn failed(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
@@ -118,7 +119,7 @@ pub(super) fn config(with: &Loaded, protocol: Protocol) -> Result<ClientConfig, 
     let mut config = match &with.certificate {
         Some((certificate, key)) => {
             let chain = certificates(certificate, "client-certificate")?;
-            // What is wrong with a key is said without a word of it.
+            // An error about a key is reported without any part of it.
             let key =
                 PrivateKeyDer::from_pem_slice(key).map_err(|_| "client-key: holds no private key in PEM")?;
             builder

@@ -6,51 +6,51 @@ use super::KIB;
 
 /// Bytes of a container's log before it is rotated, unless configured (kubelet `containerLogMaxSize`).
 pub const LOG_BYTES: u64 = 10 * 1024 * 1024;
-/// The least that may be configured.
+/// Least value of `containerLogMaxSize`.
 pub const LOG_BYTES_MIN: u64 = 4 * 1024;
-/// Files of one log, the rotated ones and the one that is written, unless configured (kubelet `containerLogMaxFiles`).
-/// More: the oldest goes.
+/// Files of one log, the rotated ones and the one that is written, unless configured (kubelet `containerLogMaxFiles`). More: the
+/// oldest is removed.
 pub const LOG_FILES: usize = 5;
-/// The least and the most that may be configured.
+/// Least and greatest value of `containerLogMaxFiles`.
 pub const LOG_FILES_RANGE: (usize, usize) = (2, 1000);
-/// How fast a log may grow, in bytes a second, so that it is rotated in time when it was never seen to grow faster.
+/// Assumed growth of a log in bytes a second, so that it is rotated in time before its growth has been measured.
 pub const LOG_BYTES_PER_SECOND: u64 = 5_000_000;
-/// Least time between two looks at a log that grows.
+/// Least time between two checks of a log that grows.
 pub const LOG_LOOK_MIN: Duration = Duration::from_millis(20);
-/// Until when a log that grows is left alone when it is to be full then. Longer: it is looked at after three quarters.
+/// A log that will be full within this time is not checked before. Longer: it is checked after three quarters of the time.
 pub const LOG_LOOK_WHOLE: Duration = Duration::from_secs(1);
-/// Longest time between two looks at a log that grows, and at every log where inotify has no watch left, unless configured
+/// Longest time between two checks of a log that grows, and of every log when inotify watches are exhausted, unless configured
 /// (kubelet `containerLogMonitorInterval`).
 pub const LOG_LOOK_MAX: Duration = Duration::from_secs(10);
-/// First wait after a rotation that failed, and before a log that is not there is asked for again; doubles.
+/// First wait after a failed rotation, and before a missing log is asked for again; doubles.
 pub const LOG_RETRY: Duration = Duration::from_secs(10);
-/// Longest wait.
+/// Longest such wait.
 pub const LOG_RETRY_MAX: Duration = Duration::from_mins(5);
-/// Running containers whose logs are watched. Full: a further one's log is not rotated, which is said once.
+/// Running containers whose logs are watched. Full: the log of a further one is not rotated, which is logged once.
 pub const LOGS_WATCHED_MAX: usize = 1024;
-/// Bytes of a log's path. Longer: it is not rotated; no such path is made here.
+/// Bytes of a log's path. Longer: it is not rotated; smolet makes no such path.
 pub const LOG_PATH_BYTES_MAX: usize = KIB;
-/// Logs that wait to be compressed. Full: a further one's are compressed with its next rotation.
+/// Logs waiting to be compressed. Full: those of a further one are compressed with its next rotation.
 pub const LOGS_TO_COMPRESS_MAX: usize = 64;
 /// Bytes of a log that are read at once.
 pub const LOG_CHUNK_BYTES: usize = 64 * KIB;
-/// Bytes before a line's content: a time and tags. Longer: it is no line of a log, and is not shown.
+/// Bytes before a line's content: a time and tags. Longer: it is not a CRI log line, and is not shown.
 pub const LOG_HEAD_BYTES_MAX: usize = 256;
-/// Looks for a log's files while it is rotated or its rotated ones are compressed. More: an error.
+/// Attempts to open a log's files while it is rotated or its rotated ones are compressed. More: an error.
 pub const LOG_OPEN_TRIES: usize = 50;
-/// The wait between two of them.
+/// The wait between two attempts.
 pub const LOG_OPEN_PAUSE: Duration = Duration::from_millis(10);
-/// Pieces of one log that are shown before it is another one's turn.
+/// Chunks of one log that are shown before the next log's turn.
 pub const LOG_CHUNKS_AT_ONCE: usize = 16;
-/// How long a rotated log is followed whose writer does not let go of it. Longer: the next one is shown.
+/// How long a rotated log is followed whose writer has not closed it. Longer: the next one is shown.
 pub const LOG_LAST_WORDS: Duration = Duration::from_secs(1);
-/// First wait before the agent is asked whether a container still runs whose log is quiet; doubles.
+/// First wait before the agent is asked whether the container of a quiet log still runs; doubles.
 pub const LOG_ASK_FIRST: Duration = Duration::from_millis(100);
-/// Longest wait.
+/// Longest such wait.
 pub const LOG_ASK_MAX: Duration = Duration::from_secs(10);
-/// How often a log is looked at that is followed where the kernel has no inotify left to tell of changes.
+/// How often a followed log is polled when inotify watches are exhausted.
 pub const LOG_LOOK_UNTOLD: Duration = Duration::from_secs(1);
-// The time between two looks is not what makes a log of the usual size outgrow its limit.
+// The poll period alone does not let a log of the usual size outgrow its limit.
 const _: () =
     assert!(LOG_BYTES_PER_SECOND as u128 * LOG_LOOK_MIN.as_millis() / 1000 <= LOG_BYTES as u128 / 20);
 const _: () = assert!(LOG_LOOK_MIN.as_millis() < LOG_LOOK_MAX.as_millis());

@@ -1,6 +1,6 @@
-//! Bounds of what is counted by words that are not ours.
+//! Bounds of metric labels whose values come from outside.
 
-/// Ways in which containers ended: exit codes and reasons, each a line of `/metrics`. Full: further ways are counted as `other`.
+/// Terminations by exit code and reason, each a line of `/metrics`. Full: further ones are counted as `other`.
 pub const TERMINATIONS_MAX: usize = 128;
-/// Bytes of such a reason. Longer: counted as `other`.
+/// Bytes of a termination reason. Longer: counted as `other`.
 pub const TERMINATION_REASON_BYTES_MAX: usize = 40;

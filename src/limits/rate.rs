@@ -1,11 +1,11 @@
-//! How often something may happen (`rate`).
+//! Rates (`rate`).
 
-/// How often something may happen.
+/// A token bucket's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// So often a second; not 0.
+    /// Tokens added per second; not 0.
     pub per_second: u32,
-    /// So often at once; not 0.
+    /// Capacity of the bucket; not 0.
     pub burst: u32,
 }
 

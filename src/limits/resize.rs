@@ -1,15 +1,15 @@
-//! Limits of pods whose CPU and memory change while they run.
+//! Bounds of in-place pod resize.
 
 use super::KIB;
 
-/// Containers that run with other CPU and memory than they were made with. Full: a further pod waits to be resized until one of
-/// them starts anew.
+/// Containers that run with other resources than they were created with. Full: the resize of a further pod waits until one of
+/// them restarts.
 pub const RESIZES_NOTED_MAX: usize = 512;
-/// Memory of one: its id and four numbers.
+/// Memory of one such container: its id and four numbers.
 pub const RESIZE_NOTE_BYTES: usize = 160;
-/// CPU and memory of containers in the checkpoint, of all pods that were resized while they ran: what each was granted, and what
-/// it runs with. Full: of a further pod nothing is kept; after a restart of the agent it is resized once more, to the same.
+/// Allocated and actual resources of resized containers in the checkpoint, of all pods. Full: those of a further pod are not
+/// kept; after a restart of the agent it is resized once more, to the same values.
 pub const KEPT_SIZES_MAX: usize = 1024;
-/// Memory of pods that wait to be resized, as their manifests' cost says: each is there once more, as it was granted. Full: a
-/// further one is not asked whether there is room, and is resized at once.
+/// Memory of pods whose resize is pending, by the cost of their manifests: each is kept a second time, as it was allocated. Full:
+/// a further one is resized at once, without a check of the node's capacity.
 pub const RESIZES_WAITING_BYTES_MAX: usize = 512 * KIB;

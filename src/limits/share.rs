@@ -1,22 +1,22 @@
-//! How turns of one kind are divided (`turns`). PURE.
+//! How turns (`turns`) are divided among parties. PURE.
 
 /// How turns are divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// So many parties have a turn of their own each, whatever others hold.
+    /// Number of parties that have a turn of their own each, whatever other parties hold.
     pub own: usize,
-    /// Further turns. Of these a party never holds more than are left free behind it: alone it has half of them, the next
-    /// one half of the others, and a party without any may always have the last one.
+    /// Further turns, common to all. A party never holds more of these than stay free: alone it has half of them, the next one
+    /// half of the rest, and a party without any may always have the last one.
     pub common: usize,
 }
 
 impl Share {
-    /// The most turns that are held at once.
+    /// Greatest number of turns that are held at once.
     pub const fn most(self) -> usize {
         self.own + self.common
     }
 
-    /// A party with so many turns may have one more, while so many parties hold so many in all.
+    /// Whether a party with `of_party` turns may have one more, while `parties` parties hold `held` in all.
     pub fn may_begin(self, of_party: usize, parties: usize, held: usize) -> bool {
         if of_party == 0 && parties < self.own {
             return true;

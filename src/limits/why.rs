@@ -1,35 +1,35 @@
-//! Bounds of what tells why: `smolet events`, `smolet top` and `smolet doctor`.
+//! Bounds of the diagnostic commands: `smolet events`, `smolet top` and `smolet doctor`.
 
 use std::time::Duration;
 
 use super::{ANSWER_PATIENCE, KIB, SERVER_CONNECTIONS_MAX};
 
-/// Entries of the ring of decisions and errors for one pod and reason. Full: further messages are combined in one of them
-/// (Kubernetes' `defaultAggregateMaxEvents`: 10; here a pod's containers, `Started` each, shall mostly stand for themselves).
+/// Entries of the ring of decisions and errors for one pod and reason. Full: further messages are combined in one entry
+/// (Kubernetes' `defaultAggregateMaxEvents`: 10; here each container of a pod should mostly have its own `Started`).
 pub const EVENTS_SIMILAR_MAX: usize = 16;
-/// Who waits for the next entry. More: they are answered at once, and ask again.
+/// Clients that wait for the next entry. More: they get a response at once, and ask again.
 pub const EVENTS_WAITING_MAX: usize = SERVER_CONNECTIONS_MAX / 2;
-/// How long one of them waits. Longer: it is told that there was none, and asks again.
+/// How long one of them waits. Longer: it gets an empty response, and asks again.
 pub const EVENTS_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Least time between two of its questions: what happens within is shown at once.
+/// Least time between two of its requests: entries in between are shown at once.
 pub const EVENTS_PAUSE: Duration = Duration::from_millis(200);
 const _: () = assert!(EVENTS_WAIT_MAX.as_millis() < ANSWER_PATIENCE.as_millis());
 
-/// Containers of the pods whose use is asked for. More: they are to be asked for pod by pod.
+/// Containers of the pods whose usage is requested. More: they have to be requested pod by pod.
 pub const STATS_CONTAINERS_MAX: usize = 1024;
-/// Time between the two looks at their counters.
+/// Time between the two samples of their counters.
 pub const STATS_SAMPLE_TIME: Duration = Duration::from_secs(1);
-/// Time between two readings of a counter, as the runtime dates them; it may read seldom and keep what it read. More: the
-/// clock was set in between.
+/// Time between two readings of a counter, by the runtime's timestamps; the runtime may read seldom and cache. More: the clock
+/// was set in between.
 pub const STATS_TIME_MAX: Duration = Duration::from_mins(1);
 const _: () = assert!(STATS_SAMPLE_TIME.as_millis() < STATS_TIME_MAX.as_millis());
 const _: () = assert!(STATS_SAMPLE_TIME.as_millis() < ANSWER_PATIENCE.as_millis());
 
-/// Bytes of a file, or of what a command prints, that `smolet doctor` reads. The rest counts as not there.
+/// Bytes of a file, or of a command's output, that `smolet doctor` reads. The rest counts as absent.
 pub const DOCTOR_FILE_BYTES_MAX: u64 = 256 * KIB as u64;
-/// Other node agents that are told of. More: those are enough.
+/// Other node agents that are reported. More: left out.
 pub const DOCTOR_KUBELETS_MAX: usize = 8;
-/// CNI configurations whose names are compared. More: some are not, in the order in which the directory lists them.
+/// CNI configurations whose names are compared. More: some are not, in the directory's order.
 pub const DOCTOR_CNI_FILES_MAX: usize = 256;
-/// How long a command may take. Longer: it is ended and has said nothing.
+/// How long a command may take. Longer: it is killed and counts as without output.
 pub const DOCTOR_COMMAND_PATIENCE: Duration = Duration::from_secs(3);

@@ -1,5 +1,5 @@
-//! The accept loop: connections are given places by the port's limits ([`places`](super::places)); those by which nobody was let in
-//! are closed for others.
+//! The accept loop: connections get places by the port's limits ([`places`](super::places)); unauthenticated ones may be closed
+//! for others.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -22,47 +22,47 @@ use crate::limits::NODE_KEEPALIVE;
 use crate::model::Mono;
 use crate::stream::Socket;
 
-/// A connection that nobody was let in by yet, and that makes room for others.
+/// A connection without an admitted request, which may be closed for another one.
 pub(super) struct PendingConnection {
-    /// Where it comes from.
+    /// Its origin.
     pub(super) origin: Origin,
-    told: Receiver<Infallible>,
+    evicted: Receiver<Infallible>,
     stage: Rc<Cell<Stage>>,
 }
 
 impl PendingConnection {
-    /// Ends when its place is wanted, which it never is once somebody was let in.
+    /// Resolves when its place is needed for another connection, which never happens after admission.
     pub(super) async fn displaced(&self) {
-        // Nothing is ever sent: this ends when the sender goes.
-        let _ = self.told.recv().await;
-        if self.is_let_in() {
+        // Nothing is ever sent: this ends when the sender is dropped.
+        let _ = self.evicted.recv().await;
+        if self.is_admitted() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Its certificate names somebody: others of its origin are closed before it.
+    /// Its certificate names a user: others of its origin are closed before it.
     pub(super) fn mark_authenticated(&self) {
         self.stage.set(self.stage.get().max(Stage::Authenticated));
     }
 
-    pub(super) fn mark_let_in(&self) {
+    pub(super) fn mark_admitted(&self) {
         self.stage.set(Stage::Admitted);
     }
 
-    pub(super) fn is_let_in(&self) -> bool {
+    pub(super) fn is_admitted(&self) -> bool {
         self.stage.get() == Stage::Admitted
     }
 }
 
-/// A connection as the accept loop knows it.
+/// The accept loop's record of a connection.
 struct OpenConnection {
     origin: Origin,
     stage: Rc<Cell<Stage>>,
-    /// Dropped: its place is wanted. Closed: it has ended.
+    /// Dropped: the place is needed. Closed: the connection has ended.
     wanted: Sender<Infallible>,
 }
 
-/// What tells known origins from others.
+/// Tells known origins from unknown ones.
 pub(super) struct KnownOrigins {
     pub(super) peers: Rc<RefCell<Peers>>,
     pub(super) tunnels: TunnelSockets,
@@ -70,8 +70,8 @@ pub(super) struct KnownOrigins {
 }
 
 impl KnownOrigins {
-    /// Where a connection comes from. The cluster's servers are known before anybody was let in from there: also those that a new
-    /// agent has only connected to itself.
+    /// The origin of a connection. The cluster's servers are known before a client was admitted from there, including those to
+    /// which a new agent has only connected itself.
     fn origin(&self, peer: SocketAddr, ours: Option<IpAddr>, now: Mono) -> Origin {
         if self.tunnels.take(peer) {
             return Origin::Tunnel;
@@ -83,7 +83,7 @@ impl KnownOrigins {
     }
 }
 
-/// Accepts connections, so many at once, and has each served by a task of its own.
+/// Accepts connections up to the limits, and spawns a task to serve each of them.
 pub(super) async fn accept<F: Future<Output = ()> + 'static>(
     listener: &Async<TcpListener>,
     limits: Limits,
@@ -93,16 +93,16 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
     serve: impl Fn(Socket<TcpStream>, PendingConnection) -> F,
 ) {
     let slots = Arc::new(Semaphore::new(limits.connections_max));
-    // All but those that are for tunnels alone.
+    // All places except those reserved for tunnels.
     let slots_of_others = Arc::new(Semaphore::new(limits.connections_max - limits.of_tunnels));
     let mut seats: Vec<OpenConnection> = Vec::with_capacity(limits.connections_max + 1);
-    let mut said = None;
+    let mut logged = None;
     loop {
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
-                if said.replace(error.kind()) != Some(error.kind()) {
+                // Usually out of descriptors: the loop can only wait, and logs it once.
+                if logged.replace(error.kind()) != Some(error.kind()) {
                     log::warn!("node API: accept failed: {error}; retrying every second");
                 }
                 clock.sleep(Duration::from_secs(1)).await;
@@ -133,22 +133,22 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
                 *slot = Some(pool.acquire_arc().await);
             }
         }
-        let (wanted, told) = smol::channel::bounded(1);
+        let (wanted, evicted) = smol::channel::bounded(1);
         let stage = Rc::new(Cell::new(Stage::Unauthenticated));
         seats.push(OpenConnection { origin, stage: stage.clone(), wanted });
-        let served = serve(socket.into(), PendingConnection { origin, told, stage });
+        let served = serve(socket.into(), PendingConnection { origin, evicted, stage });
         executor
             .spawn("node API request", async move {
                 served.await;
                 drop(held);
             })
             .detach();
-        // It is looked at once before another one comes, for which it might be closed.
+        // The task is polled once before the next accept, which might close it.
         smol::future::yield_now().await;
     }
 }
 
-/// Has the kernel find out when the other end is gone without a word. What it refuses is not missed before that.
+/// Enables TCP keepalive, so that the kernel detects a dead peer. An option that the kernel refuses is not needed before that.
 fn watch_over(socket: &TcpStream) {
     use rustix::net::sockopt;
     let _ = socket.set_nodelay(true);
@@ -156,7 +156,7 @@ fn watch_over(socket: &TcpStream) {
     let _ = sockopt::set_tcp_keepidle(socket, NODE_KEEPALIVE);
     let _ = sockopt::set_tcp_keepintvl(socket, NODE_KEEPALIVE);
     let _ = sockopt::set_tcp_keepcnt(socket, 3);
-    // Of one that data is on its way to nothing is asked.
+    // The kernel sends no keepalive probes while data is unacknowledged.
     let _ = sockopt::set_tcp_user_timeout(socket, 3 * millis(NODE_KEEPALIVE));
 }
 
@@ -164,7 +164,7 @@ fn millis(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// The same work, with the processor time that each of its steps takes while it `counts`.
+/// The same future, reporting the processor time of each of its polls while it `counts`.
 pub(super) async fn metered<T>(
     work: impl Future<Output = T>,
     counts: impl Fn() -> bool,
@@ -183,7 +183,7 @@ pub(super) async fn metered<T>(
     .await
 }
 
-/// That of this thread.
+/// Processor time of this thread.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()

@@ -1,5 +1,5 @@
-//! Who asks, and whether he may: client certificates, bearer tokens, the API server's word (`server.InstallAuthFilter`,
-//! `BuildAuth`).
+//! Authentication and authorization of requests: client certificates, bearer tokens, `SubjectAccessReview`s
+//! (`server.InstallAuthFilter`, `BuildAuth`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,13 +27,13 @@ use crate::limits::{
 use crate::metrics::NodeApiUse;
 use crate::x509;
 
-/// The group of everybody who is known.
+/// The group of all authenticated users.
 const AUTHENTICATED: &str = "system:authenticated";
 
-/// Who shows nothing, where that is allowed.
+/// The user of requests without credentials, where anonymous requests are allowed.
 const ANONYMOUS: &str = "system:anonymous";
 
-/// Somebody (`user.Info`).
+/// A user (`user.Info`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) name: String,
@@ -50,7 +50,7 @@ impl User {
         Self { name, groups, ..Self::default() }
     }
 
-    /// It is not everybody.
+    /// The user is not anonymous.
     fn is_named(&self) -> bool {
         self.name != ANONYMOUS
     }
@@ -63,7 +63,7 @@ impl User {
         }
     }
 
-    /// What a certificate names that was verified.
+    /// The user that a verified certificate names.
     pub(super) fn of_certificate(certificate: &CertificateDer<'_>) -> Option<Self> {
         let (name, groups) = x509::subject(certificate)?;
         let user = Self::new(name, groups);
@@ -109,41 +109,41 @@ impl User {
     }
 }
 
-/// What a client showed when it connected.
+/// The client certificate of a connection.
 pub(super) enum PeerCertificate {
     /// No certificate.
     Nothing,
-    /// A certificate that an authority of ours has signed, and that names somebody.
+    /// A certificate signed by a client authority, with a user name.
     User(User),
-    /// One that proves nothing.
-    PendingConnection,
+    /// A certificate that does not authenticate a user.
+    Unverified,
 }
 
 impl PeerCertificate {
-    /// Of the certificates, the client's own first. That it has the key was proven in the handshake.
+    /// Verifies the chain, the client's own certificate first. The handshake has proven that the client has its key.
     pub(super) fn of(clients: Option<&Clients>, chain: Option<&[CertificateDer<'_>]>) -> Self {
         match (clients, chain.and_then(<[_]>::split_first)) {
             (Some(clients), Some((own, others))) => {
                 let user = clients.verify(own, others).then(|| User::of_certificate(own)).flatten();
-                user.map_or(Self::PendingConnection, Self::User)
+                user.map_or(Self::Unverified, Self::User)
             }
             (None, _) | (_, None) => Self::Nothing,
         }
     }
 }
 
-/// Decides who is let in.
+/// The authentication and authorization filter.
 pub(super) struct Gate {
     client: Client,
     clock: SharedClock,
     settings: NodeApi,
     node: Box<str>,
     users: RefCell<DecisionCache<User>>,
-    /// Tokens of nobody: whoever tries many pushes out no user.
+    /// Rejected tokens, in a cache of their own, so that a client that tries many evicts no user.
     strangers: RefCell<DecisionCache<()>>,
     decisions: RefCell<DecisionCache<bool>>,
     reviews: Arc<Semaphore>,
-    /// Of them those that addresses wait for which nobody knows.
+    /// Slots of `reviews` that unknown addresses may use.
     strangers_reviews: Arc<Semaphore>,
     peers: Rc<RefCell<Peers>>,
 }
@@ -171,10 +171,11 @@ impl Gate {
         }
     }
 
-    /// Whether this request is let in.
+    /// Authenticates and authorizes the request.
     ///
     /// # Errors
-    /// The kubelet's answer: 401, 403, or 500 when the API server does not say; 429 when it is not asked whose token it is.
+    /// The kubelet's response: 401, 403, or 500 when the API server does not answer; 429 when the rate of `TokenReview`s is
+    /// exceeded.
     pub(super) async fn admit(
         &self,
         shown: &PeerCertificate,
@@ -214,7 +215,7 @@ impl Gate {
         ))
     }
 
-    /// Who it is: by the certificate, else by the token; who shows neither may be anonymous.
+    /// Authenticates by the certificate, else by the token; a request with neither may be anonymous.
     async fn user(
         &self,
         shown: &PeerCertificate,
@@ -227,13 +228,13 @@ impl Gate {
         let token = headers.get(AUTHORIZATION).and_then(|value| bearer(value.to_str().ok()?));
         match token.filter(|_| self.settings.token_ttl.is_some()) {
             Some(token) => self.user_of(token, origin).await,
-            // As the kubelet: what is wrong makes nobody anonymous.
-            None if matches!(shown, PeerCertificate::PendingConnection) => Ok(None),
+            // As the kubelet: invalid credentials do not make a request anonymous.
+            None if matches!(shown, PeerCertificate::Unverified) => Ok(None),
             None => Ok(self.settings.anonymous.then(User::anonymous)),
         }
     }
 
-    /// Whose token it is, in the API server's word (`TokenReview`).
+    /// The token's user (`TokenReview`).
     async fn user_of(&self, token: &str, origin: Origin) -> Result<Option<User>, Refusal> {
         let Some(ttl) = self.settings.token_ttl else { return Ok(None) };
         let place = key(&[token]);
@@ -249,7 +250,7 @@ impl Gate {
         let _turn_of_strangers =
             if is_stranger { Some(self.strangers_reviews.acquire().await) } else { None };
         let _turn = self.reviews.acquire().await;
-        // Whoever came before may have asked the same.
+        // A request before it in the queue may have reviewed the same token.
         if let Some(known) = known(self) {
             return Ok(known);
         }
@@ -263,7 +264,7 @@ impl Gate {
             Ok(answer) => {
                 let (status, now) = (answer.field("status"), self.clock.now().mono);
                 let user = status.and_then(User::of_review);
-                // As the kubelet: an error is no answer, and is not remembered.
+                // As the kubelet: an error is not a decision, and is not cached.
                 let error = status.and_then(|status| status.field("error")).and_then(Node::text);
                 match &user {
                     Some(user) => self.users.borrow_mut().put(place, user.clone(), now, ttl),
@@ -281,7 +282,7 @@ impl Gate {
         }
     }
 
-    /// Whether he may, in the API server's word (`SubjectAccessReview`).
+    /// Authorization decision (`SubjectAccessReview`).
     async fn allows(&self, user: &User, verb: &str, part: &str) -> Result<bool, KubeError> {
         let Authorization::Asked { allowed_ttl, denied_ttl } = self.settings.authorization else {
             return Ok(true);

@@ -1,44 +1,44 @@
-//! The connection limits of a port, and which connection is closed when a further one comes. PURE.
+//! The connection limits of a port, and which connection is closed for a further one. PURE.
 //!
 //! ```text
-//!     a further one comes ...                          of those that nobody was let in by yet is closed
-//!     its address has its share                        the oldest of that address
-//!     all unknown addresses have theirs together       of these addresses that which has most: its oldest
-//!     no place is free                                 of all addresses that which has most: its oldest
+//!      for a further connection, when ...            the closed one, of the unauthenticated connections, is
+//!      its address has its share                     the oldest of that address
+//!      all unknown addresses have theirs together    of these addresses the one with the most: its oldest
+//!      no place is free                              of all addresses the one with the most: its oldest
 //! ```
 //!
-//! Of an address that is known, and of this machine itself, so many do not count. The one that comes counts for its own
-//! address. Of several that have most the unknown ones are first, then the oldest. Of one address those by which nobody was
-//! authenticated go first, and those by which somebody was let in never: who shares a known address with the API server, by NAT or
-//! in one network of IPv6, ends none of its requests. Those of tunnels have places of their own, and are closed for no other's.
+//! A number of places of a known address, and of this machine itself, do not count. The further connection counts for its own
+//! address. Of several addresses with the most the unknown ones are first, then the oldest. Of one address the unauthenticated
+//! connections are closed first, and admitted ones never: a client that shares a known address with the API server, by NAT or in
+//! one network of IPv6, ends none of its requests. Tunnels have places of their own, and are closed for no other connection.
 
 use super::peers::Origin;
 
-/// How many there are of what.
+/// The limits of a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Connections.
+    /// Connections in all.
     pub(super) connections_max: usize,
-    /// Of them so many are for tunnels alone.
+    /// Of them those reserved for tunnels.
     pub(super) of_tunnels: usize,
-    /// Those from one address that nobody knows, and that nobody was let in by.
+    /// Unauthenticated connections from one unknown address.
     pub(super) of_address_max: usize,
-    /// The same of all those addresses.
+    /// Unauthenticated connections from all unknown addresses.
     pub(super) of_strangers_max: usize,
-    /// The same of one address that is known, and of this machine itself; tunnels apart.
+    /// Unauthenticated connections from one known address, and from this machine itself; tunnels apart.
     pub(super) of_known_max: usize,
-    /// So many of an address that is known are not closed for an unknown one's.
+    /// Connections of a known address that are not closed for an unknown one's.
     pub(super) of_known: usize,
 }
 
-/// How far a connection's client has come.
+/// How far a connection's client has been authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// It has proven nothing.
+    /// Not authenticated.
     Unauthenticated,
-    /// Its certificate names somebody; what he may is not known yet.
+    /// Its certificate names a user; it is not authorized yet.
     Authenticated,
-    /// It was let in.
+    /// A request was authorized.
     Admitted,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct ConnectionInfo {
 }
 
 impl Limits {
-    /// Which one is closed, of those that are here in the order in which they came; `free`: a place is.
+    /// The connection to close, of those in `here`, which are in the order of their acceptance; `free`: a place is free.
     pub(super) fn leaves(
         &self,
         here: &[ConnectionInfo],
@@ -84,15 +84,15 @@ impl Limits {
                 return None;
             }
             let all = count(of) + usize::from(of == newcomer);
-            // Twice, so that an unknown one is before a known one that has as many.
+            // Doubled, so that an unknown address is before a known one with as many.
             Some(if is_known(of) { 2 * all.saturating_sub(self.of_known) } else { 2 * all + 1 })
         })
     }
 
-    /// Of the address with the most the one that has come the least far, of several the oldest.
+    /// Of the address with the most connections the one at the lowest stage, of several the oldest.
     fn of_most(here: &[ConnectionInfo], has: impl Fn(Origin) -> Option<usize>) -> Option<usize> {
         let can_leave = here.iter().enumerate().filter(|(_, place)| place.stage != Stage::Admitted);
-        // Whole addresses are compared before the stages: an address of which each connection is authenticated may have most.
+        // Whole addresses are compared before the stages: an address whose connections are all authenticated may have the most.
         let most = can_leave.clone().filter_map(|(index, place)| Some((has(place.origin)?, index)));
         let (_, oldest) = most.min_by_key(|(has, index)| (usize::MAX - has, *index))?;
         let origin = here[oldest].origin;
@@ -120,8 +120,7 @@ mod tests {
         Origin::V4(Ipv4Addr::new(192, 0, 2, host))
     }
 
-    /// Capital letters are known, `O` is this machine, `T` a tunnel. By one with `+` somebody was authenticated, by one with `!`
-    /// somebody was let in.
+    /// Capital letters are known addresses, `O` is this machine, `T` a tunnel; `+`: authenticated, `!`: admitted.
     fn places(text: &str) -> Vec<ConnectionInfo> {
         let mut places: Vec<ConnectionInfo> = Vec::new();
         for letter in text.bytes() {
@@ -163,7 +162,7 @@ mod tests {
             // An address has its share.
             ("baaba", "a", true, Some(1)),
             ("aaa", "b", true, None),
-            // All that nobody knows have theirs.
+            // All unknown addresses have theirs.
             ("baaac", "d", true, Some(1)),
             ("abcde", "f", true, Some(0)),
             ("abcde", "c", true, Some(2)),
@@ -174,7 +173,7 @@ mod tests {
             ("abb", "O", false, Some(1)),
             ("OOa", "O", false, Some(2)),
             ("OOOOa", "O", false, Some(0)),
-            // One that is known has its share, too, and so has this machine.
+            // A known address has its share, too, and so has this machine.
             ("AaAAAA", "A", true, Some(0)),
             ("OOOOO", "O", true, Some(0)),
             ("OOOOO", "A", true, None),
@@ -183,7 +182,7 @@ mod tests {
             ("TTTTTTTT", "O", false, None),
             ("TTTTTTa", "O", false, Some(6)),
             ("OOOOOO", "T", false, Some(0)),
-            // Those by which somebody was authenticated are last, and nobody who was let in is closed.
+            // Authenticated connections come last, and admitted ones are never closed.
             ("a+aa", "a", true, Some(1)),
             ("a+a+a+", "a", true, Some(0)),
             ("a!a!aa", "a", true, None),
@@ -241,7 +240,7 @@ mod tests {
         }
     }
 
-    /// A neighbour of the API server's behind one address opens as many connections as it likes, at any time.
+    /// A neighbour of the API server behind one address opens as many connections as it likes, at any time.
     #[test]
     fn who_shares_a_known_address_ends_no_request_that_was_let_in() {
         let mut here = places("A!A+A!");

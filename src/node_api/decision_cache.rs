@@ -1,4 +1,4 @@
-//! What is remembered for a while, so that the API server is not asked with every request. PURE.
+//! A cache of API server decisions with expiry, so that not every request needs a review. PURE.
 use std::time::Duration;
 
 use sha2::{Digest as _, Sha256};
@@ -7,21 +7,21 @@ use crate::metrics::{Entered, Gauge};
 use crate::model::Mono;
 use crate::model::SortedMap;
 
-/// The digest of what is asked about; no token is kept as it is.
+/// The digest of a request; tokens are not kept in plain text.
 pub(super) type Key = [u8; 32];
 
 /// The key of these parts, in this order.
 pub(super) fn key(parts: &[&str]) -> Key {
     let mut digest = Sha256::new();
     for part in parts {
-        // With its length: no two lists of parts are one text.
+        // With its length, so that different lists of parts differ in the digest.
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part.as_bytes());
     }
     digest.finalize().into()
 }
 
-/// Answers by key. Full: the one whose time is over first goes.
+/// Decisions by key. Full: the one that expires first is dropped.
 pub(super) struct DecisionCache<T> {
     entries_max: usize,
     entries: SortedMap<Key, (Mono, T, Entered)>,
@@ -29,7 +29,7 @@ pub(super) struct DecisionCache<T> {
 }
 
 impl<T: Clone> DecisionCache<T> {
-    /// So many at most, which `held` counts.
+    /// A cache of at most `entries_max` decisions, which `held` counts.
     pub(super) fn new(entries_max: usize, held: Gauge) -> Self {
         Self { entries_max, entries: SortedMap::new(), held }
     }
@@ -39,7 +39,7 @@ impl<T: Clone> DecisionCache<T> {
         self.entries.get(key).filter(|(until, ..)| now < *until).map(|(_, known, _)| known.clone())
     }
 
-    /// Remembers it for so long; with no time at all it is not.
+    /// Caches it for `time`; not at all when that is zero.
     pub(super) fn put(&mut self, key: Key, known: T, now: Mono, time: Duration) {
         if time.is_zero() {
             return;

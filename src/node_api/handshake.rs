@@ -1,4 +1,4 @@
-//! The node's own API without its port, for the fuzz targets: they speak TLS with it in memory, and ask it.
+//! The node's own API without its port, for the fuzz targets, which send it TLS and requests in memory.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use crate::config::NodeApi;
 use crate::limits::NODE_HEAD_BYTES_MAX;
 use crate::server::{self, text};
 
-/// What its port accepts connections with.
+/// The server configuration of the port.
 pub struct Accepting(Serving);
 
 impl Accepting {
-    /// By these settings, with a certificate that is made below `root` when they name none. I/O, blocking.
+    /// With these settings; without a configured certificate one is created below `root`. I/O, blocking.
     ///
     /// # Errors
-    /// A sentence that names the file.
+    /// A message that names the file.
     pub fn new(settings: &NodeApi, root: &Path) -> Result<Self, String> {
         let files = Files::new(settings, root, vec!["gw".to_owned()], None);
         files.load()?.serving(&files).map(Self)
     }
 
-    /// TLS.
+    /// The TLS server configuration.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.0.config.clone()
     }
 
-    /// One of the clients' authorities has signed the first of the certificates.
+    /// Whether one of the client authorities has signed the first of the certificates.
     pub fn knows(&self, certificates: &[CertificateDer<'_>]) -> bool {
         let Some((own, others)) = certificates.split_first() else { return false };
         self.0.clients.as_ref().is_some_and(|clients| clients.verify(own, others))
     }
 }
 
-/// Reads one request as the API does; the answer is what it asks, or the refusal.
+/// Serves one request as the API does; the response is the parsed request, or its rejection.
 pub async fn ask<S: AsyncRead + AsyncWrite + Unpin>(stream: S) {
     let handler: server::Handler = Box::new(|request| {
         let (method, uri) = (request.method().as_str(), request.uri());

@@ -1,5 +1,5 @@
-//! What a container wrote, piece by piece: read on a thread, one piece at a time, when the client has taken the one before. Each has a
-//! deadline and takes none of the turns of the agent's own work: a container may have a hand in where its log lies.
+//! A container's log in chunks: each is read on a thread once the client has read the one before. Each has a deadline and takes
+//! none of the turns of the agent's own work: a container may control the file system of its log.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -34,7 +34,7 @@ pub(super) struct Reading {
     pub(super) clock: SharedClock,
 }
 
-/// Where a log is.
+/// Location of a log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct LogLocation {
     path: PathBuf,
@@ -42,18 +42,18 @@ struct LogLocation {
 }
 
 impl Reading {
-    /// The log that is asked for.
+    /// The requested log.
     ///
     /// # Errors
-    /// The kubelet's words: there is no such pod or container, it has not begun, its log cannot be read.
+    /// The kubelet's message: no such pod or container, the container has not started, its log cannot be read.
     pub(super) async fn show(self, request: LogRequest) -> Result<Response<Body>, Refusal> {
         let place = self.place(&request).await?;
         let shown = request.shown(self.clock.now().wall);
         let follow = request.follow && place.running;
         let part = Part { tail: request.tail, follow };
         let path = place.path.clone();
-        // A collector of logs may hold its directory, and lead its path anywhere.
-        // The directory of the pod's logs stands for the pod.
+        // A log collector may have the directory mounted, and redirect its path. The directory of the pod's logs identifies the
+        // pod.
         let pod = place.path.ancestors().nth(2).and_then(|dir| dir.file_name()?.to_str()).map(PodUid::from);
         let location = self.blocking.location_of(&place.path, pod.as_ref()).await;
         let opened = self.blocking.run_at(&location, move || {
@@ -77,7 +77,7 @@ impl Reading {
             match shower.next(source, piece).await {
                 Ok(None) => None,
                 Ok(Some((bytes, rest))) => Some((Ok(Frame::data(bytes)), rest)),
-                // Cut off, which the client sees.
+                // The response is truncated, which the client detects.
                 Err(error) => Some((Err(error), None)),
             }
         });
@@ -86,7 +86,7 @@ impl Reading {
         Ok(response)
     }
 
-    /// In the loop's words.
+    /// The location, by a query of the loop.
     async fn place(&self, request: &LogRequest) -> Result<LogLocation, Refusal> {
         let question = NodeQuestion::Log {
             target: request.target.clone(),
@@ -95,9 +95,9 @@ impl Reading {
         };
         match self.asker.ask(&Question::Node(Box::new(question))).await {
             Some(Answer::Found(text)) => {
-                let told: Value = serde_json::from_str(&text).unwrap_or_default();
-                let path = told["path"].as_str().unwrap_or_default();
-                Ok(LogLocation { path: path.into(), running: told["running"] == true })
+                let location: Value = serde_json::from_str(&text).unwrap_or_default();
+                let path = location["path"].as_str().unwrap_or_default();
+                Ok(LogLocation { path: path.into(), running: location["running"] == true })
             }
             Some(Answer::Refused(status, why)) => Err((status, why)),
             Some(_) | None => Err((503, STOPPING.to_owned())),
@@ -111,7 +111,7 @@ enum Source {
 }
 
 impl Source {
-    /// What says that there is more, of a log that is followed.
+    /// A descriptor that becomes readable when a followed log has grown.
     fn readable(&mut self) -> io::Result<Option<OwnedFd>> {
         match self {
             Self::Read(_) => Ok(None),
@@ -119,7 +119,7 @@ impl Source {
         }
     }
 
-    /// The next piece. I/O, blocking.
+    /// Reads the next chunk. I/O, blocking.
     fn step(&mut self, piece: &mut LogChunk, runs: bool) -> io::Result<NextAction> {
         let mut chunk = [0; NODE_LOG_BYTES];
         match self {
@@ -135,7 +135,7 @@ impl Source {
 struct LogChunk {
     bytes: Vec<u8>,
     only: Option<Stream>,
-    /// Of `limitBytes`.
+    /// Bytes left of `limitBytes`.
     left: Option<u64>,
 }
 
@@ -166,11 +166,11 @@ struct LogWriter {
     readable: Option<Async<OwnedFd>>,
 }
 
-/// What the next piece is made of.
+/// State for the next chunk.
 type Remainder = Option<(LogWriter, Source, LogChunk)>;
 
 impl LogWriter {
-    /// The next bytes, once there are some; nothing at the end.
+    /// The next bytes, as soon as there are some; `None` at the end.
     async fn next(self, mut source: Source, mut piece: LogChunk) -> io::Result<Option<(Bytes, Remainder)>> {
         loop {
             if piece.left == Some(0) {
@@ -200,7 +200,7 @@ impl LogWriter {
         }
     }
 
-    /// Until there is something to read, or that instant.
+    /// Waits until there is something to read, or until that instant.
     async fn wait(&self, at: Instant) -> io::Result<()> {
         let timer = self.reading.clock.sleep(at.saturating_duration_since(Instant::now()));
         let Some(readable) = &self.readable else {
@@ -217,7 +217,7 @@ impl LogWriter {
         Ok(())
     }
 
-    /// The container runs still, as far as the loop knows.
+    /// Whether the container still runs, by a query of the loop.
     async fn runs(&self) -> bool {
         self.reading.place(&self.request).await.is_ok_and(|now| now == self.place)
     }

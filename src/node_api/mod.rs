@@ -1,21 +1,21 @@
-//! The node's own API, on port 10250: what `kubectl logs`, `exec`, `attach`, `port-forward` and `top` come to in the end, and
+//! The node's own API, on port 10250: the target of `kubectl logs`, `exec`, `attach`, `port-forward` and `top`, and of
 //! metrics-server (kubelet `pkg/kubelet/server`).
 //!
 //! ```text
-//!     API server ─► TLS ─► who is it (certificate, TokenReview), may he (SubjectAccessReview) ─► what does he ask
-//!        /pods /runningpods/ /metrics /healthz           ─► a question for the loop
-//!        /metrics/resource /stats/summary                ─► one look at the runtime's counters, one at a time
-//!        /containerLogs/NAMESPACE/POD/CONTAINER          ─► where it is, from the loop; read on a thread, piece by piece
+//!     API server ─► TLS ─► authentication (certificate, TokenReview) ─► authorization (SubjectAccessReview) ─► route
+//!        /pods /runningpods/ /metrics /healthz           ─► a query of the loop
+//!        /metrics/resource /stats/summary                ─► a sample of the runtime's stats, one at a time
+//!        /containerLogs/NAMESPACE/POD/CONTAINER          ─► its path, from the loop; read on a thread, in chunks
 //!        /exec /attach /portForward                      ─► the runtime's URL, from the loop; upgraded, then spliced
 //!        /run /configz /logs/
 //! ```
 //!
-//! A connection has one request. The loop owns the state: each request becomes questions for it (`server::Query`). Nothing is
-//! done while nobody asks.
+//! A connection has one request. The loop owns the state: each request becomes queries for it (`server::Query`). Nothing is done
+//! without a request.
 //!
-//! Differs from the kubelet: HTTP/1.1 alone, a connection for each request; no `/debug/`, `/checkpoint`,
-//! `/metrics/cadvisor` and `/metrics/probes`; a WebSocket is passed to the runtime as it is, so that the node does not declare
-//! `ExtendWebSocketsToKubelet` and the API server translates to SPDY.
+//! Differs from the kubelet: HTTP/1.1 alone, a connection for each request; no `/debug/`, `/checkpoint`, `/metrics/cadvisor` and
+//! `/metrics/probes`; a WebSocket is passed to the runtime unchanged, so the node does not declare `ExtendWebSocketsToKubelet`
+//! and the API server translates to SPDY.
 //!
 //! `request`, `decision_cache`, `peers`, `connection_limits` and `stats` are PURE.
 
@@ -78,7 +78,7 @@ use upgrade::Backend;
 
 impl Duplex for TlsStream<Socket<TcpStream>> {}
 
-/// The bound ports, and the certificates that were found.
+/// The bound ports, and the loaded certificates.
 pub struct Listening {
     api: Async<TcpListener>,
     healthz: Option<Async<TcpListener>>,
@@ -90,15 +90,15 @@ pub struct Listening {
     tunnels: TunnelSockets,
 }
 
-/// What the node is called now: its names, and its addresses, which change.
+/// The node's current names and addresses, which change.
 pub type Names = Rc<dyn Fn() -> Vec<String>>;
 
 impl Listening {
-    /// Binds the ports, and reads or makes the certificate, for these names and addresses; what the cluster has `issued` takes
-    /// its place as soon as it is there. I/O, blocking.
+    /// Binds the ports, and loads or creates the certificate, for these names and addresses; the certificate that the cluster has
+    /// `issued` replaces it as soon as its file exists. I/O, blocking.
     ///
     /// # Errors
-    /// One sentence that names the port or the file, and the mend.
+    /// One message that names the port or the file, and the remedy.
     pub fn bind(
         settings: &NodeApi,
         root: &Path,
@@ -130,17 +130,17 @@ impl Listening {
         })
     }
 
-    /// The port, as the Node object says it (`status.daemonEndpoints`).
+    /// The port, for the Node's `status.daemonEndpoints`.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// By these k3s tunnels connect to it.
+    /// Local addresses of the k3s tunnels' connections.
     pub(crate) fn tunnel_sockets(&self) -> TunnelSockets {
         self.tunnels.clone()
     }
 
-    /// Where this machine itself reaches it.
+    /// The address by which this machine itself reaches it.
     pub(crate) fn own_address(&self) -> SocketAddr {
         let ip = match self.address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -155,36 +155,36 @@ fn listen(address: SocketAddr) -> std::io::Result<Async<TcpListener>> {
     use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let socket = net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-    // An agent that begins anew need not wait for connections of the one before.
+    // A restarted agent need not wait for the connections of the previous one.
     net::sockopt::set_socket_reuseaddr(&socket, true)?;
     net::bind(&socket, &address)?;
     net::listen(&socket, SERVER_BACKLOG)?;
     Async::new(TcpListener::from(socket))
 }
 
-/// What the API is put together from.
+/// Inputs of the API.
 pub struct Needs {
-    /// The settings.
+    /// Configuration of the API.
     pub settings: NodeApi,
     /// The node's name.
     pub node: Box<str>,
-    /// The settings as `/configz` shows them.
+    /// The response of `/configz`.
     pub configz: String,
     /// Client for `TokenReviews` and `SubjectAccessReviews`.
     pub client: Client,
-    /// Where the loop takes its questions.
+    /// Queue of the loop.
     pub queries: Sender<Query>,
-    /// Where logs are read.
+    /// Threads that read logs.
     pub blocking: Rc<Blocking>,
-    /// Runs a task for each connection.
+    /// Spawns a task for each connection.
     pub executor: Rc<Executor>,
     /// The machine's clock.
     pub clock: SharedClock,
-    /// Counts what it holds.
+    /// Memory gauges.
     pub held: NodeApiUse,
 }
 
-/// The places at the port of the API.
+/// Limits of the API's port.
 const OF_API: Limits = Limits {
     connections_max: NODE_CONNECTIONS_MAX,
     of_tunnels: NODE_TUNNEL_CONNECTIONS,
@@ -193,7 +193,7 @@ const OF_API: Limits = Limits {
     of_known_max: NODE_KNOWN_CONNECTIONS_MAX,
     of_known: NODE_KNOWN_CONNECTIONS,
 };
-/// The same at that of `/healthz`, by which nobody is let in.
+/// Limits of the `/healthz` port, which has no authentication.
 const OF_HEALTHZ: Limits = Limits {
     connections_max: HEALTHZ_CONNECTIONS_MAX,
     of_tunnels: 0,
@@ -203,7 +203,7 @@ const OF_HEALTHZ: Limits = Limits {
     of_known: HEALTHZ_ADDRESS_CONNECTIONS_MAX,
 };
 
-/// Serves the ports; ends with the executor.
+/// Serves the ports until the executor ends.
 pub async fn run(listening: Listening, needs: Needs) {
     let Listening { api, healthz, names, files, loaded, serving, tunnels, .. } = listening;
     let Needs { settings, node, configz, client, queries, blocking, executor, clock, held } = needs;
@@ -254,7 +254,7 @@ pub async fn run(listening: Listening, needs: Needs) {
     smol::future::or(of_api, of_healthz).await;
 }
 
-/// `/healthz`, without TLS, for whoever asks there.
+/// `/healthz`, without TLS and authentication.
 async fn serve_healthz(
     socket: Socket<TcpStream>,
     pending: Rc<PendingConnection>,
@@ -262,8 +262,8 @@ async fn serve_healthz(
     clock: SharedClock,
 ) {
     let handler: Handler = Box::new(move |request| {
-        // The answer is short, and its time bounded: whoever has asked is not closed for another one.
-        pending.mark_let_in();
+        // The response is short, and its time bounded: a connection with a request is not closed for another one.
+        pending.mark_admitted();
         let asker = asker.clone();
         Box::pin(async move {
             match route(request.method().as_str(), request.uri().path(), "") {
@@ -282,40 +282,40 @@ async fn serve_healthz(
     smol::future::or(served, clock.sleep(NODE_REQUEST_TIME)).await;
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Api {
     gate: Gate,
     reading: Reading,
     configz: String,
-    /// What `/logs/` shows.
+    /// The directory that `/logs/` serves.
     system_logs: Option<PathBuf>,
     tls: Tls,
-    /// The right to last.
+    /// Slots of long-lived connections.
     streams: Arc<Semaphore>,
-    /// How long what was upgraded lasts when nothing moves.
+    /// Idle timeout of an upgraded connection.
     stream_idle_max: Duration,
     peers: Rc<RefCell<Peers>>,
     clock: SharedClock,
 }
 
-/// The certificates, which are followed when their files change.
+/// The certificates, which are reloaded when their files change.
 struct Tls {
     names: Names,
-    /// For these the certificate of our own was looked at last.
+    /// The names and addresses for which the self-signed certificate was last checked.
     named: RefCell<Vec<String>>,
     files: Files,
     loaded: RefCell<Loaded>,
     serving: RefCell<Serving>,
     looked: Cell<Mono>,
-    /// The turn to look: files may lie on a disk that hangs.
+    /// Held while the files are checked: they may be on a disk that hangs.
     looking: Arc<Semaphore>,
 }
 
 impl Tls {
-    /// Those of the files, as they were `NODE_FILES_PERIOD` ago or later.
+    /// The certificates, as loaded `NODE_FILES_PERIOD` ago or later.
     async fn now(&self, clock: &SharedClock) -> Serving {
         let now = clock.now().mono;
-        // What the cluster issues is there for the first that connects after it.
+        // A certificate that the cluster issues is used by the first connection after it.
         let names = (self.names)();
         let is_makeshift = self.loaded.borrow().makeshift().is_some();
         let is_for_others = *self.named.borrow() != names;
@@ -358,11 +358,11 @@ impl Tls {
     }
 }
 
-/// What one connection has.
+/// State of one connection.
 struct ConnectionState {
     shown: PeerCertificate,
     pending: PendingConnection,
-    /// It lasts for as long as both ends want.
+    /// Its slot, while it is long-lived.
     unhurried: RefCell<Option<SemaphoreGuardArc>>,
     /// The backend connection after an upgrade.
     backend: RefCell<Option<Backend>>,
@@ -403,10 +403,10 @@ impl Api {
             let (api, own) = (api.clone(), of_handler.clone());
             Box::pin(async move { api.respond(&own, request).await.unwrap_or_else(refused) })
         });
-        // Also the request that nobody is let in by is one of its origin's.
+        // A request that is not admitted counts for its origin, too.
         let served = metered(
             server::serve(stream(tls).into_inner(), NODE_HEAD_BYTES_MAX, handler),
-            || !own.pending.is_let_in(),
+            || !own.pending.is_admitted(),
             |time| self.spend(own.pending.origin, time),
         );
         let served = async { Some(served.await) };
@@ -427,13 +427,13 @@ impl Api {
             (Some((client, already)), Some(backend)) => {
                 upgrade::splice(client, already, backend, &self.clock, self.stream_idle_max).await;
             }
-            // hyper leaves open what was to be upgraded, and was not.
+            // hyper leaves a connection open that was to be upgraded, and was not.
             (Some((mut client, _)), None) => upgrade::close(&mut client).await,
             (None, _) => {}
         }
     }
 
-    /// TLS, when it is this address' turn, and who is shown by it. What it costs is counted.
+    /// The TLS handshake, within its origin's rate limit, and the client certificate. Its processor time is counted.
     async fn greet(
         &self,
         socket: Socket<TcpStream>,
@@ -471,7 +471,7 @@ impl Api {
         let (head, _) = request.into_parts();
         let (path, query) = (head.uri.path(), head.uri.query().unwrap_or_default());
         self.gate.admit(&own.shown, own.pending.origin, &head.method, path, &head.headers).await?;
-        own.pending.mark_let_in();
+        own.pending.mark_admitted();
         let asker = self.reading.asker.clone();
         match route(head.method.as_str(), path, query)? {
             Route::Ask(question, kind) => {
@@ -504,7 +504,7 @@ impl Api {
         }
     }
 
-    /// The connection may last, if there is room for one more.
+    /// Takes a slot of the long-lived connections for this one.
     fn lasts(&self, own: &ConnectionState) -> Result<(), Refusal> {
         let full = || (429, "too many logs, commands and forwarded ports at once; try again\n".to_owned());
         own.unhurried.replace(Some(self.streams.try_acquire_arc().ok_or_else(full)?));
@@ -520,7 +520,7 @@ impl Api {
         if !upgrade::is_wanted(&head.headers) {
             return Err((400, "Upgrade request required".to_owned()));
         }
-        // The runtime and its streaming server have times of their own.
+        // The runtime and its streaming server have deadlines of their own.
         self.lasts(own)?;
         match self.reading.asker.ask(&Question::Node(Box::new(question))).await {
             Some(Answer::Found(url)) => {

@@ -1,13 +1,13 @@
-//! What strangers may cost, by where they come from. PURE.
+//! Rate limits of unauthenticated work, by origin. PURE.
 //!
 //! ```text
-//!                                   processor time of handshakes, questions whose token it is
-//!     an address                    its own share
-//!     all addresses nobody knows    a share of all of them, beside their own
-//!     one from which somebody came  a larger one of its own, whatever the others do
-//!     another process here          the same
-//!     k3s servers by their tunnels  the same, and no wait for what all together may take
-//!     all of these together         a share of a processor; when it is used up, each known one still has a little of its own
+//!                                   processor time of handshakes, rate of TokenReviews
+//!      an unknown address           its own share
+//!      all unknown addresses        a share of all of them, beside their own
+//!      a known address              a larger one of its own, whatever the others use
+//!      another process here         the same
+//!      k3s servers by tunnels       the same, without a wait for the share of all together
+//!      all of these together        a share of a processor; when it is used up, each known one still has a small one of its own
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -21,21 +21,21 @@ use crate::limits::{
 use crate::model::{Mono, SortedMap};
 use crate::rate::TokenBucket;
 
-/// Where somebody comes from.
+/// The origin of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
     /// A k3s server, through a tunnel: the agent has opened the socket itself.
     Tunnel,
-    /// Any other process on this machine, whoever's it is.
+    /// Any other process on this machine, whoever its user is.
     Own,
-    /// Another address.
+    /// Another IPv4 address.
     V4(Ipv4Addr),
-    /// A network of 64 bits: whoever has one of its addresses has all of them.
+    /// An IPv6 network of 64 bits: a host with one of its addresses has all of them.
     V6(u64),
 }
 
 impl Origin {
-    /// It is no other machine.
+    /// The origin is this machine.
     pub(super) fn is_here(self) -> bool {
         match self {
             Self::Tunnel | Self::Own => true,
@@ -43,7 +43,7 @@ impl Origin {
         }
     }
 
-    /// Of a connection from that address to this one of ours.
+    /// The origin of a connection from `peer` to the local address `ours`.
     pub(super) fn of(peer: IpAddr, ours: Option<IpAddr>) -> Self {
         match (peer.to_canonical(), ours.map(|ours| ours.to_canonical())) {
             (peer, Some(ours)) if peer == ours => Self::Own,
@@ -62,7 +62,7 @@ impl Origin {
 struct Budget {
     /// Processor time, in microseconds.
     handshakes: TokenBucket,
-    /// Of it what it has when all together have used up theirs; strangers have none.
+    /// Processor time that stays available when all origins together have used up theirs; unknown ones have none.
     guaranteed: Option<TokenBucket>,
     tokens: TokenBucket,
 }
@@ -96,13 +96,13 @@ impl Peer {
     }
 }
 
-/// Those that came last. Full: of those that nobody knows the one goes that was away for the longest.
+/// The most recent origins. Full: of the unknown ones the one that has been absent for the longest is dropped.
 #[derive(Debug)]
 pub(super) struct Peers {
     origins: SortedMap<Origin, Peer>,
-    /// Of all that nobody knows.
+    /// The budget of all unknown origins.
     strangers: Budget,
-    /// Processor time of all of them together, in microseconds.
+    /// Processor time of all origins together, in microseconds.
     handshakes: TokenBucket,
 }
 
@@ -113,12 +113,12 @@ impl Peers {
         Self { origins: SortedMap::new(), strangers, handshakes }
     }
 
-    /// It is a tunnel or this machine, or somebody was let in from there.
+    /// The origin is a tunnel, this machine, or an address from which a request was admitted.
     pub(super) fn is_known(&self, origin: Origin) -> bool {
         origin.is_here() || self.origins.get(&origin).is_some_and(|peer| peer.known)
     }
 
-    /// Somebody was let in from there. Too many are known: the one that was away for the longest is not any more.
+    /// A request was admitted from there. Too many are known: the one that has been absent for the longest becomes unknown.
     pub(super) fn mark_known(&mut self, origin: Origin, now: Mono) {
         let peer = self.peer(origin, now);
         if peer.known {
@@ -135,15 +135,15 @@ impl Peers {
         }
     }
 
-    /// When a handshake may begin that comes from there; nothing when it may now.
+    /// When a handshake of that origin may start; `None`: now.
     pub(super) fn handshake_at(&mut self, origin: Origin, now: Mono) -> Option<Mono> {
         let peer = self.peer(origin, now);
         let (known, own) = (peer.known, peer.rations.handshakes.wait(now));
-        // The earlier of the two: nothing when there is no wait.
+        // The earlier of the two; `None` when there is no wait.
         let guaranteed = peer.rations.guaranteed.as_mut().map(|bucket| bucket.wait(now));
         let of_strangers = if known { None } else { self.strangers.handshakes.wait(now) };
         let of_all = match (origin, self.handshakes.wait(now), guaranteed) {
-            // What tunnels cost counts, but nobody else makes them wait.
+            // The use of tunnels counts, but they do not wait for the others.
             (Origin::Tunnel, ..) => None,
             (_, of_all, Some(guaranteed)) => of_all.min(guaranteed),
             (_, of_all, None) => of_all,
@@ -151,7 +151,7 @@ impl Peers {
         own.max(of_strangers).max(of_all)
     }
 
-    /// A handshake has cost so much, also more than there was.
+    /// Charges the time of a handshake, even if it exceeds the budget.
     pub(super) fn spend(&mut self, origin: Origin, time: Duration, now: Mono) {
         let micros = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
         let is_used_up = self.handshakes.wait(now).is_some();
@@ -166,7 +166,7 @@ impl Peers {
         }
     }
 
-    /// The API server may be asked whose token it is that came from there.
+    /// Whether a `TokenReview` for that origin is within the rate.
     pub(super) fn may_ask(&mut self, origin: Origin, now: Mono) -> bool {
         let peer = self.peer(origin, now);
         let (known, own) = (peer.known, peer.rations.tokens.try_accept(now));
@@ -214,12 +214,12 @@ mod tests {
         assert_ne!(of("2001:db8:0:1::7", "::1"), of("2001:db8:0:2::7", "::1"));
     }
 
-    /// How much processor time those who always have a handshake to begin get within ten seconds; each costs 20 ms.
+    /// Processor time within ten seconds of origins that always have a handshake to start; each costs 20 ms.
     fn taken(peers: &mut Peers, origins: &[Origin]) -> Vec<Duration> {
         taken_from(peers, origins, at(0))
     }
 
-    /// The same from then on.
+    /// The same from that instant on.
     fn taken_from(peers: &mut Peers, origins: &[Origin], begun: Mono) -> Vec<Duration> {
         let (mut taken, cost) = (vec![Duration::ZERO; origins.len()], Duration::from_millis(20));
         for now in (0..10_000).step_by(5).map(|millis| begun + Duration::from_millis(millis)) {
@@ -238,7 +238,7 @@ mod tests {
         let mut peers = Peers::new(at(0));
         let one = taken(&mut peers, &[v4(1)])[0];
         assert!(one > Duration::from_millis(1900) && one < Duration::from_millis(2100), "{one:?}");
-        // A hundred of them together: a fifth of the time and what was saved up.
+        // A hundred of them together: a fifth of the time and the saved budget.
         let mut peers = Peers::new(at(0));
         let known = v4(200);
         peers.mark_known(known, at(0));
@@ -251,7 +251,7 @@ mod tests {
             assert!(*known > Duration::from_millis(220), "a client that is known has its own: {known:?}");
         }
         assert!(peers.origins.len() <= NODE_PEERS_MAX);
-        // One of them beside the strangers has its whole share.
+        // One of them beside the unknown addresses has its whole share.
         let mut peers = Peers::new(at(0));
         peers.mark_known(known, at(0));
         let all = taken(&mut peers, &origins[..=100]);
@@ -270,7 +270,7 @@ mod tests {
         let origins = [&known[..], &strangers, &[Origin::Own]].concat();
         let share = |seconds: u32| {
             let Rate { per_second, burst } = NODE_HANDSHAKES_IN_ALL;
-            // The last one may cost more than there was.
+            // The last one may exceed the budget.
             let guaranteed =
                 NODE_HANDSHAKES_GUARANTEED.burst * u32::try_from(NODE_PEERS_KNOWN_MAX + 2).unwrap();
             Duration::from_micros((burst + seconds * per_second + guaranteed).into())
@@ -281,7 +281,7 @@ mod tests {
             (all.iter().sum(), all[known.len()..known.len() + 20].iter().sum());
         assert!(sum > share(10).mul_f64(0.75) && sum < share(10), "{sum:?}");
         assert!(of_strangers < Duration::from_millis(4100), "{of_strangers:?}");
-        // The others have used up all that there is, and go on.
+        // The others have used up the common budget, and continue.
         let origins = [&origins[..], &[Origin::Tunnel]].concat();
         let all = taken_from(&mut peers, &origins, at(10_000));
         let (of_tunnel, sum) = (all[origins.len() - 1], all.iter().sum::<Duration>());
@@ -289,7 +289,7 @@ mod tests {
         assert!(sum < share(10), "what the tunnel takes the others do not: {sum:?}");
     }
 
-    /// The API server asks seldom. Whoever else is known takes all that there is, and so do strangers.
+    /// The API server asks seldom. Other known clients use all of the budget, and so do unknown ones.
     #[test]
     fn a_known_client_that_asks_seldom_does_not_wait_for_those_that_take_all() {
         let mut peers = Peers::new(at(0));

@@ -1,4 +1,4 @@
-//! What a request is, from its method, path and query: what it needs to be allowed, and what it asks. PURE.
+//! Parses a request's method, path and query into its authorization attributes and its route. PURE.
 
 use crate::limits::FORWARDED_PORTS_MAX;
 use crate::logs::line::{Shown, Stream, rfc3339};
@@ -11,9 +11,9 @@ use crate::server::node_question::{CommandStreams, NodeQuestion, Target};
 /// The verb and the subresources of this node, one of which has to be allowed (`GetRequestAttributes`, the fine-grained ones
 /// first).
 ///
-/// Other than there, what runs in a container or reaches its ports needs `create` whatever the method. With the kubelet a
-/// WebSocket begins with GET and so needs only `get` on nodes/proxy, which is given away to read metrics and logs, and would run
-/// any command in any pod. The API server, as whose client kubectl comes here, has every verb (`system:kubelet-api-admin`).
+/// Unlike in the kubelet, requests that run in a container or reach its ports need `create` whatever the method. With the kubelet
+/// a WebSocket begins with GET and so needs only `get` on nodes/proxy, which is granted to read metrics and logs, and would run
+/// any command in any pod. The API server, the client behind kubectl, has every verb (`system:kubelet-api-admin`).
 pub fn attributes(method: &str, path: &str) -> (&'static str, Vec<&'static str>) {
     let verb = match method {
         _ if reaches_into_a_container(path) => "create",
@@ -41,68 +41,68 @@ pub fn attributes(method: &str, path: &str) -> (&'static str, Vec<&'static str>)
     (verb, parts)
 }
 
-/// Whether `route` may make a command, an attachment or forwarded ports of this path; it decodes as that does.
+/// Whether `route` may return an exec, attach or port-forward for this path; it decodes the path in the same way.
 fn reaches_into_a_container(path: &str) -> bool {
     let first = path.strip_prefix('/').unwrap_or(path).split('/').next().and_then(decoded);
     first.is_some_and(|first| matches!(first.as_str(), "exec" | "attach" | "portForward" | "run"))
 }
 
-/// What a request asks.
+/// The target of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// Something of the loop, with the answer's type.
+    /// A query of the loop, with the response's content type.
     Ask(Question, &'static str),
-    /// The same, of which there is one at a time.
+    /// The same, of which one runs at a time.
     Measure(NodeQuestion, &'static str),
-    /// The settings.
+    /// `/configz`.
     Config,
-    /// What a container wrote.
+    /// A container's log.
     Log(LogRequest),
-    /// A file or a directory of the node's logs, by the parts of its path; with a slash at its end.
+    /// A file or a directory of the node's logs, by the components of its path; `true` with a trailing slash.
     SystemLog(Vec<String>, bool),
-    /// A connection that is to be upgraded.
+    /// A connection to upgrade.
     Stream(NodeQuestion),
-    /// A command with its output.
+    /// A command whose output is the response.
     Run(NodeQuestion),
 }
 
-/// Which log, and what of it (`v1.PodLogOptions`).
+/// A container's log and its options (`v1.PodLogOptions`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LogRequest {
-    /// Whose.
+    /// The pod.
     pub target: Target,
-    /// Which container's.
+    /// The container.
     pub container: String,
-    /// Of its life before this one.
+    /// The log of the previous, terminated container.
     pub previous: bool,
-    /// What comes yet, too.
+    /// Follow the log.
     pub follow: bool,
-    /// So many lines of its end; `None`: all.
+    /// Number of lines from the end; `None`: all.
     pub tail: Option<u64>,
-    /// From when on.
+    /// The start time.
     pub since: Since,
-    /// Each line with its time.
+    /// Prefix each line with its time.
     pub timestamps: bool,
-    /// So many bytes at most.
+    /// Greatest number of bytes.
     pub bytes_max: Option<u64>,
-    /// Only what went there.
+    /// Only this stream.
     pub only: Option<Stream>,
 }
 
-/// From when on.
+/// The start time of a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Since {
-    /// All of it.
+    /// From its beginning.
     #[default]
     Always,
     /// Seconds before now.
     Ago(i64),
-    /// From then on.
+    /// From this time on.
     At(Wall),
 }
 
 impl LogRequest {
-    /// How its lines are shown.
+    /// Which of its lines are shown.
     pub fn shown(&self, now: Wall) -> Shown {
         let since = match self.since {
             Since::Always => None,
@@ -113,7 +113,7 @@ impl LogRequest {
     }
 }
 
-/// Why a request asks nothing: the HTTP status and the kubelet's words.
+/// A rejected request: the HTTP status and the kubelet's message.
 pub type Refusal = (u16, String);
 
 /// Plain text.
@@ -123,17 +123,17 @@ pub const JSON: &str = "application/json";
 /// Prometheus' text format.
 pub const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Method, path and query → what is asked.
+/// Parses method, path and query.
 ///
 /// # Errors
-/// No such path, another method than it has, a parameter that cannot be.
+/// An unknown path, a method that it does not have, an invalid parameter.
 pub fn route(method: &str, path: &str, query: &str) -> Result<Route, Refusal> {
     let not_found = || (404, "404 page not found\n".to_owned());
     let parts: Option<Vec<String>> = path.strip_prefix('/').unwrap_or(path).split('/').map(decoded).collect();
     let parts = parts.ok_or_else(not_found)?;
     let mut parts: Vec<&str> = parts.iter().map(String::as_str).collect();
     let slash = parts.last() == Some(&"");
-    // A path may end so.
+    // A trailing slash is allowed.
     if parts.len() > 1 && parts.last() == Some(&"") {
         parts.pop();
     }
@@ -204,7 +204,7 @@ fn command(
     }
     let is = |name| query.first(name) == Some("1");
     let tty = is("tty");
-    // On a terminal all output is one (`NewOptions`).
+    // On a terminal stdout and stderr are one stream (`NewOptions`).
     let streams =
         CommandStreams { stdin: is("input"), stdout: is("output"), stderr: is("error") && !tty, tty };
     if !(streams.stdin || streams.stdout || streams.stderr) {
@@ -281,7 +281,7 @@ fn log(target: Target, container: &str, query: &Query) -> Result<LogRequest, Ref
     })
 }
 
-/// The decoded pairs of a query; as many as a head has room for.
+/// The decoded pairs of a query, bounded by the head's length.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -302,13 +302,13 @@ impl Query {
         self.all(name).next().filter(|value| !value.is_empty())
     }
 
-    /// As Go's conversion of a query reads a boolean: anything but a plain no.
+    /// Parses a boolean as Go's query conversion: everything but an explicit false.
     fn is_true(&self, name: &'static str) -> bool {
         self.all(name).next().is_some_and(|value| value != "0" && !value.eq_ignore_ascii_case("false"))
     }
 }
 
-/// Without the percent signs; nothing when that is no text.
+/// Decodes percent-encoding; `None` when the result is not UTF-8.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -345,7 +345,7 @@ mod tests {
             ("POST", "/checkpoint/a/b/c", "create", &["checkpoint"]),
             ("GET", "/statusz", "get", &["statusz"]),
             ("POST", "/exec/default/web/app", "create", &["proxy"]),
-            // Stricter than the kubelet, which asks for `get` here.
+            // Stricter than the kubelet, which requires `get` here.
             ("GET", "/exec/default/web/app", "create", &["proxy"]),
             ("GET", "/attach/default/web/0-1/app", "create", &["proxy"]),
             ("GET", "/portForward/default/web", "create", &["proxy"]),
@@ -353,7 +353,7 @@ mod tests {
             ("POST", "/run/default/web/app", "create", &["proxy"]),
             ("PUT", "/run/default/web/app", "create", &["proxy"]),
             ("OPTIONS", "/exec", "create", &["proxy"]),
-            // A route is found in the decoded path.
+            // A route is matched on the decoded path.
             ("GET", "/%65xec/default/web/app", "create", &["proxy"]),
             ("GET", "/port%46orward/default/web", "create", &["proxy"]),
             ("GET", "exec/default/web/app", "create", &["proxy"]),
@@ -365,7 +365,7 @@ mod tests {
             ("PATCH", "/x", "patch", &["proxy"]),
             ("DELETE", "/x", "delete", &["proxy"]),
             ("OPTIONS", "/x", "", &["proxy"]),
-            // What is not decoded is no path of ours.
+            // Without decoding it is not a known path.
             ("GET", "/%6detrics", "get", &["proxy"]),
         ] {
             assert_eq!(attributes(method, path), (verb, parts.to_vec()), "{method} {path}");

@@ -1,5 +1,5 @@
-//! What node, pods and containers use, as Prometheus reads it (`/metrics/resource`) and as metrics-server did before
-//! (`/stats/summary`). PURE.
+//! Resource usage of the node, its pods and containers, for Prometheus (`/metrics/resource`) and for the summary API
+//! (`/stats/summary`, older metrics-servers). PURE.
 
 use std::fmt::Write as _;
 use std::rc::Rc;
@@ -10,45 +10,45 @@ use crate::cri::CpuSample;
 use crate::filesystem::Filesystem;
 use crate::model::{PodKey, Wall};
 
-/// One look at all of it.
+/// One sample of the usage.
 #[derive(Debug, Default)]
 pub(crate) struct Uses {
     pub(crate) node: NodeUse,
     pub(crate) pods: Vec<PodUse>,
-    /// The runtime did not tell.
+    /// The runtime's stats call failed.
     pub(crate) failed: bool,
 }
 
-/// Of the machine.
+/// The machine's usage.
 #[derive(Debug, Default)]
 pub(crate) struct NodeUse {
     pub(crate) name: Box<str>,
-    /// When the machine began.
+    /// Boot time of the machine.
     pub(crate) booted: Wall,
-    /// When it was looked at.
+    /// Time of the sample.
     pub(crate) at: Wall,
-    /// CPU time of all cores since then, in nanoseconds.
+    /// CPU time of all cores since boot, in nanoseconds.
     pub(crate) cpu_nanos: Option<u64>,
-    /// Bytes of memory: all, and those that may be had.
+    /// Bytes of memory: total and available.
     pub(crate) memory: Option<(u64, u64)>,
-    /// Bytes of it that no file stands for (the root's `rss`).
+    /// Bytes of anonymous memory (the root's `rss`).
     pub(crate) anonymous: Option<u64>,
-    /// Bytes of swap that are taken.
+    /// Bytes of swap in use.
     pub(crate) swap: Option<u64>,
-    /// Of the pods' directories.
+    /// The file system of the pods' directories.
     pub(crate) disk: Option<Filesystem>,
 }
 
-/// Of a pod: its containers together.
+/// A pod's usage: the sum of its containers.
 #[derive(Debug)]
 pub(crate) struct PodUse {
     pub(crate) key: PodKey,
-    /// When its sandbox was made.
+    /// Creation time of its sandbox.
     pub(crate) started: Wall,
     pub(crate) containers: Vec<ContainerUse>,
 }
 
-/// Of a container that runs.
+/// A running container's usage.
 #[derive(Debug)]
 pub(crate) struct ContainerUse {
     pub(crate) name: Rc<str>,
@@ -57,14 +57,14 @@ pub(crate) struct ContainerUse {
     pub(crate) nano_cores: Option<u64>,
     /// The working set.
     pub(crate) memory: Option<u64>,
-    /// Bytes and inodes of what it has written to its root.
+    /// Bytes and inodes of its writable layer.
     pub(crate) written: Option<(u64, u64)>,
 }
 
 impl NodeUse {
-    /// From `/proc/stat` and `/proc/meminfo`.
+    /// Parses `/proc/stat` and `/proc/meminfo`.
     pub(crate) fn read(&mut self, stat: &str, meminfo: &str) {
-        // User, nice, system; not idle and waiting; interrupts, soft ones: in hundredths of a second.
+        // User, nice, system; not idle and iowait; irq, softirq: in hundredths of a second.
         let busy = stat.lines().find_map(|line| line.strip_prefix("cpu ")).map(|line| {
             let ticks = line.split_whitespace().map(|ticks| ticks.parse::<u64>().unwrap_or(0));
             ticks
@@ -85,14 +85,14 @@ impl NodeUse {
         self.swap = bytes("SwapTotal").zip(bytes("SwapFree")).map(|(all, free)| all.saturating_sub(free));
     }
 
-    /// As `memory.available` has it.
+    /// Working set, as `memory.available` computes it.
     fn working_set(&self) -> Option<u64> {
         self.memory.map(|(all, available)| all.saturating_sub(available))
     }
 }
 
 impl PodUse {
-    /// CPU time until the earliest of the looks, when it is known of every container.
+    /// CPU time at the earliest of the samples, when every container has one.
     fn cpu(&self) -> Option<CpuSample> {
         self.containers.iter().map(|container| container.cpu).reduce(|sum, cpu| {
             let (sum, cpu) = sum.zip(cpu)?;
@@ -106,13 +106,13 @@ impl PodUse {
 }
 
 impl Uses {
-    /// For Prometheus, with the times of the looks (kubelet `resourceMetricsCollector`).
+    /// Prometheus text with the times of the samples (kubelet `resourceMetricsCollector`).
     pub(crate) fn resources(&self) -> String {
         let mut page = String::new();
         let at = self.node.at;
         let named = |pod: &PodUse, name: Option<&str>| {
             let container = name.map(|name| format!("container=\"{name}\",")).unwrap_or_default();
-            // Names of Kubernetes need no escapes.
+            // Kubernetes names need no escapes.
             format!("{{{container}namespace=\"{}\",pod=\"{}\"}}", pod.key.namespace, pod.key.name)
         };
         let containers = || {
@@ -176,7 +176,7 @@ impl Uses {
             node["memory"] = json!({
                 "time": at.to_string(), "availableBytes": available, "usageBytes": used, "workingSetBytes": used,
             });
-            // Clients read it without asking whether it is there (upstream's e2e framework among them).
+            // Clients read it without checking that it is present (upstream's e2e framework among them).
             if let Some(bytes) = anonymous {
                 node["memory"]["rssBytes"] = (*bytes).into();
             }
@@ -188,7 +188,7 @@ impl Uses {
                 "inodesFree": disk.inodes_free, "inodesUsed": disk.inodes.saturating_sub(disk.inodes_free),
             });
         }
-        // Pod by pod: a tree of all of them would be many times as long as its text.
+        // Pod by pod: the JSON tree of all pods would need many times the bytes of its text.
         let mut text = format!("{{\"node\":{node},\"pods\":[");
         for (index, pod) in self.pods.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
@@ -247,7 +247,7 @@ impl Uses {
     }
 }
 
-/// Labels, value and time of a row.
+/// Labels, value and timestamp of a row.
 type Row = (String, String, Option<Wall>);
 
 fn family(page: &mut String, name: &str, kind: &str, help: &str, rows: impl Iterator<Item = Row>) {

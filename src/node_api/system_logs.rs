@@ -1,11 +1,12 @@
-//! `/logs/`: the files below `/var/log`, as the kubelet shows them (`enableSystemLogHandler`: `http.FileServer`): a directory as a
-//! list of links, a file piece by piece, read on a thread when the client has taken the piece before.
+//! `/logs/`: the files below `/var/log`, as the kubelet serves them (`enableSystemLogHandler`: `http.FileServer`): a directory as
+//! a list of links, a file in chunks, each read on a thread once the client has read the one before.
 //!
-//! Symbolic links are followed, as there, for the kubelet's own in `/var/log/containers` lead to the pods' logs. Other than there
-//! none leads out of the directory: a pod with a hostPath volume in it would read any file of the node by one (CVE-2017-1002101's
-//! kin). So they are read here, component by component, and what they name elsewhere is not even looked at: it may hang, and opening
-//! a device may do something. `openat2` would not do: with `RESOLVE_BENEATH` it refuses absolute links, which the kubelet's own are.
-//! What was found is what is read and listed, by its descriptor. Only regular files are read, for a pipe or a device may never end.
+//! Symbolic links are followed, as in the kubelet, because its own in `/var/log/containers` lead to the pods' logs. Unlike in the
+//! kubelet none leads out of the directory: a pod with a hostPath volume in it could read any file of the node by one (like
+//! CVE-2017-1002101). So links are resolved here, component by component, and a target outside the directory is not even opened:
+//! it may hang, and opening a device may have side effects. `openat2` would not do: with `RESOLVE_BENEATH` it refuses absolute
+//! links, which the kubelet's own are. The resolved object is read and listed by its descriptor. Only regular files are read,
+//! because reading a pipe or a device may never end.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -32,20 +33,20 @@ use crate::server::{self, Body};
 
 const HTML: &str = "text/html; charset=utf-8";
 
-/// What stands at a path.
+/// The object at a path.
 enum Entry {
     /// A directory: its entries as a page.
     Listed(String),
-    /// A directory that was asked for without a slash at the end: its own name with one.
+    /// A directory requested without a trailing slash: its name with one.
     Directory(String),
     /// A file: its first bytes, and the rest.
     File(Vec<u8>, File),
 }
 
-/// What is at `path`, which has come undecoded from behind `/logs/`, below `root`.
+/// The object at `path`, which is undecoded and without `/logs/`, below `root`.
 ///
 /// # Errors
-/// It is not there, or cannot be read.
+/// It does not exist, or cannot be read.
 pub(super) async fn show(
     blocking: &Rc<Blocking>,
     root: PathBuf,
@@ -78,7 +79,7 @@ pub(super) async fn show(
         let read = blocking.run_at(&location, move || next_piece(&mut file).map(|next| (next, file))).await;
         let rest = match read.map_err(io::Error::other).and_then(|read| read) {
             Ok((next, file)) => Some((blocking, location, next, file)),
-            // Cut off, which the client sees.
+            // The response is truncated, which the client detects.
             Err(error) => return Some((Err(error), None)),
         };
         Some((Ok(Frame::data(Bytes::from(piece))), rest))
@@ -102,16 +103,16 @@ fn not_found() -> io::Error {
 
 /// PURE: the path below the directory.
 fn names(parts: &[String]) -> io::Result<PathBuf> {
-    // Go's file server cleans the path first; whoever asks for these means no log.
+    // Go's file server cleans the path first; such components never name a log.
     let is_name = |part: &String| !matches!(part.as_str(), "" | "." | "..") && !part.contains(['/', '\0']);
     if parts.iter().all(is_name) { Ok(parts.iter().collect()) } else { Err(not_found()) }
 }
 
-/// A descriptor that only stands for what is there: a link is not followed, a device not opened.
+/// A descriptor that only identifies the object: a link is not followed, a device not opened.
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// A handle of what `below` means in the directory. Every component is opened from the one above, so that whatever is renamed
-/// meanwhile leads nowhere else, and `..` of a link only goes back where it came by. I/O, blocking.
+/// Resolves `below` in the directory. Every component is opened relative to the one above, so that a concurrent rename does not
+/// lead out, and `..` in a link only returns the way it came. I/O, blocking.
 fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
     let real = root.canonicalize()?;
     let top = open(&real, HANDLE, Mode::empty())?;
@@ -119,7 +120,7 @@ fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
         let parts = path.components().rev().filter(|part| *part != Component::CurDir);
         parts.map(|part| part.as_os_str().to_owned()).collect()
     };
-    // Those that were come by, and the names that are left, the next one last.
+    // The levels passed so far, and the remaining components, the next one last.
     let (mut levels, mut left, mut links) = (Vec::<OwnedFd>::new(), parts(below), 0);
     while let Some(name) = left.pop() {
         if name == ".." {
@@ -140,7 +141,7 @@ fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
         }
         let to = PathBuf::from(OsString::from_vec(readlinkat(&there, "", Vec::new())?.into_bytes()));
         if to.is_absolute() {
-            // As the directory is called, or where that name leads.
+            // The target below the directory, by the directory's name or by its resolved path.
             let inside =
                 to.strip_prefix(root).or_else(|_| to.strip_prefix(&real)).map_err(|_| not_found())?;
             levels.clear();
@@ -152,13 +153,13 @@ fn find(root: &Path, below: &Path) -> io::Result<OwnedFd> {
     Ok(levels.pop().unwrap_or(top))
 }
 
-/// The beginning of what was found; of a directory the list, unless it goes by another `name`. I/O, blocking.
+/// The first chunk of the object; of a directory the list, unless it has another `name`. I/O, blocking.
 fn read(found: &OwnedFd, name: Option<String>) -> io::Result<Entry> {
     let kind = FileType::from_raw_mode(fstat(found)?.st_mode);
     if kind.is_dir() {
         return match name {
             Some(name) => Ok(Entry::Directory(name)),
-            // Means what the handle stands for, whatever stands in its place by now.
+            // Refers to the handle's object, even if its path has been replaced.
             None => list(Path::new(&format!("/proc/self/fd/{}", found.as_raw_fd()))).map(Entry::Listed),
         };
     }
@@ -175,7 +176,7 @@ fn next_piece(file: &mut File) -> io::Result<Vec<u8>> {
     Ok(piece)
 }
 
-/// As Go's `dirList`, by name; a further entry than `SYSTEM_LOG_ENTRIES_MAX` is left out.
+/// As Go's `dirList`, sorted by name; entries over `SYSTEM_LOG_ENTRIES_MAX` are left out.
 fn list(directory: &Path) -> io::Result<String> {
     let entries = fs::read_dir(directory)?.flatten().take(SYSTEM_LOG_ENTRIES_MAX);
     let mut names: Vec<String> = entries
@@ -194,7 +195,7 @@ fn list(directory: &Path) -> io::Result<String> {
     Ok(page)
 }
 
-/// A name in an address.
+/// A name, escaped for a URL.
 fn escaped(name: &str) -> String {
     let mut text = String::new();
     for byte in name.bytes() {
@@ -207,7 +208,7 @@ fn escaped(name: &str) -> String {
     text
 }
 
-/// A name on a page.
+/// A name, escaped for HTML.
 fn shown(name: &str) -> String {
     let mut text = String::new();
     for letter in name.chars() {
@@ -279,7 +280,7 @@ mod tests {
         fs::create_dir_all(root.join("pods/web")).unwrap();
         fs::create_dir_all(root.join("containers")).unwrap();
         fs::write(root.join("pods/web/0.log"), "one\n").unwrap();
-        // The directory by another name, which the links in it use.
+        // The directory under another name, which the links in it use.
         let named = place.join("named");
         symlink("log", &named).unwrap();
         symlink(named.join("pods/web/0.log"), root.join("containers/web.log")).unwrap();
@@ -292,7 +293,7 @@ mod tests {
         assert!(seen(&named, "containers/web/").unwrap().contains("0.log"));
         assert_eq!(seen(&named, "containers/web"), Ok("-> web/".to_owned()));
 
-        // What is out there makes no difference: it is not looked at.
+        // An object outside makes no difference: it is not opened.
         symlink("../../log/pods/web/0.log", root.join("containers/back.log")).unwrap();
         symlink(root.join("../log/pods/web/0.log"), root.join("round.log")).unwrap();
         for (name, to) in
@@ -316,7 +317,7 @@ mod tests {
         assert_eq!(find(&root, &deep).unwrap_err().kind(), io::ErrorKind::NotFound);
         assert!(find(&root, deep.parent().unwrap()).is_ok());
 
-        // Exchanged once it was found: that is what is listed and read.
+        // Replaced after it was resolved: the resolved object is listed and read.
         let (directory, file) =
             (find(&root, Path::new("pods/web")).unwrap(), find(&root, Path::new("pods/web/0.log")).unwrap());
         fs::rename(root.join("pods"), root.join("away")).unwrap();
@@ -326,7 +327,7 @@ mod tests {
         fs::remove_dir_all(place).unwrap();
     }
 
-    /// The link to it is not followed; where it lies in the directory itself, it takes none of the agent's own turns.
+    /// A link to it is not followed; when it is mounted in the directory itself, it takes none of the agent's own turns.
     #[test]
     fn a_file_system_that_hangs_holds_up_nobody() {
         let place = std::env::temp_dir().join(format!("smolet-logs-hangs-{}", std::process::id()));

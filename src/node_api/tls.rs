@@ -1,8 +1,8 @@
-//! TLS of the node's own API: its certificate, its key, and the authorities behind clients' certificates.
+//! TLS of the node's own API: its certificate, its key, and the client certificate authorities.
 //!
-//! A client is let in with any certificate or none, as the kubelet lets it (`tls.RequestClientCert`): that it has the key is
-//! proven in the handshake, whose certificate it is is looked at with its request, which then has an answer. Who shows more
-//! certificates than may be looked at is refused in the handshake.
+//! The handshake succeeds with any client certificate or none, as the kubelet's does (`tls.RequestClientCert`): it proves that
+//! the client has the key; the certificate is verified with the request, which then gets a response. A client with more
+//! certificates than `limits::INTERMEDIATES_MAX` allows is refused in the handshake.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,30 +27,30 @@ use crate::limits::NODE_FILE_BYTES_MAX;
 use crate::tls::{bounded, certificates};
 use crate::x509::pem;
 
-/// Where the files are.
+/// Paths of the files.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
-    /// Certificate and key, which may be ours to make.
+    /// Certificate and key, which smolet creates if `own` is set.
     certificate: PathBuf,
     key: PathBuf,
-    /// Whose the certificate is when we sign it ourselves.
+    /// Names and addresses of the self-signed certificate.
     own: Option<Vec<String>>,
     client_ca: Option<PathBuf>,
-    /// Those that take the place of these as soon as they are there.
+    /// Files that replace these as soon as they exist.
     issued: Option<Box<Files>>,
     policy: TlsPolicy,
 }
 
-/// Which versions and suites are offered.
+/// Offered TLS versions and cipher suites.
 #[derive(Clone, Debug, Default)]
 struct TlsPolicy {
     tls13_only: bool,
-    /// Of TLS 1.2; empty: all.
+    /// Cipher suites of TLS 1.2; empty: all.
     suites: Vec<String>,
 }
 
 impl TlsPolicy {
-    /// As the Go names say; TLS 1.3 has its own suites in any case (`crypto/tls.Config.CipherSuites`).
+    /// By the Go names; TLS 1.3 has its own suites in any case (`crypto/tls.Config.CipherSuites`).
     fn provider(&self) -> CryptoProvider {
         let mut provider = ring::default_provider();
         provider.cipher_suites.retain(|suite| {
@@ -62,25 +62,25 @@ impl TlsPolicy {
     }
 }
 
-/// What a cluster gives a node for its API.
+/// Files that a cluster issues for a node's API.
 pub struct Issued {
     /// Certificate and key, in one file.
     pub certificate: PathBuf,
-    /// The authorities behind clients' certificates, where it gives them.
+    /// The client certificate authorities, where the cluster issues them.
     pub client_ca: Option<PathBuf>,
 }
 
-/// What stands in them.
+/// Content of the files.
 #[derive(PartialEq, Eq)]
 pub(super) struct Loaded {
     certificate: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
-    /// Others are waited for, because of this.
+    /// Why these files are a temporary substitute for others.
     makeshift: Option<String>,
 }
 
-/// What a connection is accepted with.
+/// The configuration with which connections are accepted.
 #[derive(Clone)]
 pub(super) struct Serving {
     pub(super) config: Arc<ServerConfig>,
@@ -88,7 +88,7 @@ pub(super) struct Serving {
 }
 
 impl Files {
-    /// Those of the settings, of the cluster, or ours below the state directory for these names and addresses.
+    /// Those of the settings, of the cluster, or the self-signed ones below the state directory for these names and addresses.
     pub(super) fn new(settings: &NodeApi, root: &Path, names: Vec<String>, issued: Option<Issued>) -> Self {
         let policy = TlsPolicy { tls13_only: settings.tls13_only, suites: settings.cipher_suites.clone() };
         let client_ca = settings.client_ca.clone();
@@ -101,7 +101,7 @@ impl Files {
         });
         match settings.certificate.clone() {
             Some((certificate, key)) => Self { certificate, key, own: None, client_ca, issued, policy },
-            // Not by the kubelet's names: those of a node that is taken over stay as they are.
+            // Not by the kubelet's file names: those of a node that is taken over stay unchanged.
             None => Self {
                 certificate: root.join("pki/smolet.crt"),
                 key: root.join("pki/smolet.key"),
@@ -113,16 +113,16 @@ impl Files {
         }
     }
 
-    /// The same, where the certificate is ours to make, for these names and addresses.
+    /// The same, with these names and addresses of the self-signed certificate.
     pub(super) fn with_names(mut self, names: Vec<String>) -> Self {
         self.own = self.own.map(|_| names);
         self
     }
 
-    /// Reads them, and makes those that are ours to make. I/O, blocking.
+    /// Reads them, and creates the self-signed ones. I/O, blocking.
     ///
     /// # Errors
-    /// A sentence that names the file.
+    /// A message that names the file.
     pub(super) fn load(&self) -> Result<Loaded, String> {
         let mut makeshift = None;
         if let Some(issued) = self.issued.as_deref() {
@@ -138,9 +138,9 @@ impl Files {
         Ok(Loaded { certificate: read(&self.certificate)?, key: read(&self.key)?, client_ca, makeshift })
     }
 
-    /// Makes certificate and key unless there are some for these names. The key stays when only the names are others.
+    /// Creates certificate and key unless they exist for these names. The key is kept when only the names have changed.
     ///
-    /// The certificate never ends (the kubelet's: after a year): many a gateway does not know the time when it begins.
+    /// The certificate never expires (the kubelet's: after a year): many a gateway does not know the time when it boots.
     fn make(&self, names: &[String]) -> Result<(), String> {
         let mark = format!("# {}\n", names.join(" "));
         let fail =
@@ -177,21 +177,21 @@ impl Files {
     }
 }
 
-/// A regular file of at most `limits::NODE_FILE_BYTES_MAX`: opening a FIFO would wait for its writer.
+/// Reads a regular file of at most `limits::NODE_FILE_BYTES_MAX`: opening a FIFO would wait for its writer.
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     read_linked(path, NODE_FILE_BYTES_MAX).map_err(|error| format!("{}: {error}", path.display()))
 }
 
 impl Loaded {
-    /// Why these are not the ones that are waited for; nothing when they are.
+    /// Why these files are a substitute; `None` when they are not.
     pub(super) fn makeshift(&self) -> Option<&str> {
         self.makeshift.as_deref()
     }
 
-    /// TLS 1.2 and 1.3 with these, for HTTP/1.1 alone. Nothing of a connection is kept for the next.
+    /// TLS 1.2 and 1.3 with these files, for HTTP/1.1 alone. Without session resumption.
     ///
     /// # Errors
-    /// A sentence, without a word of the key.
+    /// A message, without any part of the key.
     pub(super) fn serving(&self, files: &Files) -> Result<Serving, String> {
         let files = files.issued.as_deref().filter(|_| self.makeshift.is_none()).unwrap_or(files);
         let at = |path: &Path, why: &str| format!("{}: {why}", path.display());
@@ -224,7 +224,7 @@ impl Loaded {
     }
 }
 
-/// The authorities behind clients' certificates.
+/// The client certificate authorities.
 #[derive(Debug)]
 pub(super) struct Clients(Arc<dyn ClientCertVerifier>);
 
@@ -239,9 +239,9 @@ impl Clients {
         Ok(Self(verifier.build().map_err(|error| error.to_string())?))
     }
 
-    /// One of them has signed it for a client, and it is valid now.
+    /// Whether one of them has signed it for client authentication, and it is valid now.
     pub(super) fn verify(&self, own: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> bool {
-        // A clock before 1970 is one that nobody has set: nothing is valid yet.
+        // Before 1970 the clock has not been set: nothing is valid yet.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let verified = self.0.verify_client_cert(own, others, UnixTime::since_unix_epoch(now));
         if let Err(error) = &verified {
@@ -362,7 +362,7 @@ mod tests {
                 issued: None,
                 policy: TlsPolicy::default(),
             };
-            // On a thread: opening a FIFO never ends here.
+            // On a thread: opening a FIFO never returns here.
             let (sender, loaded) = std::sync::mpsc::channel();
             std::thread::spawn(move || sender.send(files.load().err()));
             let loaded = loaded.recv_timeout(Duration::from_secs(30)).expect("an answer in time");

@@ -1,8 +1,8 @@
-//! Which connections to the port come from the agent's own k3s tunnels: by their address they are this machine's, like those of
+//! Identifies connections to the port that come from the agent's own k3s tunnels: by their address they are local, like those of
 //! any local user.
 //!
-//! The tunnel connects the socket itself, and registers its local address before the accept loop can see the connection: both
-//! run on one thread. Nobody else can have that address and port towards this one while the socket is open.
+//! The tunnel connects the socket itself, and registers its local address before the accept loop can see the connection: both run
+//! on one thread. No other process can have that address and port towards this one while the socket is open.
 
 use std::cell::RefCell;
 use std::io;
@@ -25,7 +25,7 @@ impl TunnelSockets {
     /// Connects to the node's own API. The connection counts as the tunnel's when it is accepted while the registration lasts.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub(crate) async fn connect(&self, to: SocketAddr) -> io::Result<(Socket<TcpStream>, Registration)> {
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -34,7 +34,7 @@ impl TunnelSockets {
             Ok(()) | Err(Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        // It has an address from here on, and nothing was awaited yet.
+        // The socket has its address from here on, and nothing was awaited yet.
         let socket = Async::new(TcpStream::from(socket))?;
         let registration = self.register(socket.get_ref().local_addr()?);
         socket.writable().await?;
@@ -53,7 +53,7 @@ impl TunnelSockets {
         Registration { of: self.clone(), address }
     }
 
-    /// Whether the connection from that address is a tunnel's. True once for each registration.
+    /// Whether the connection from that address is a tunnel's; removes the registration, so true only once for each.
     pub(super) fn take(&self, peer: SocketAddr) -> bool {
         let mut sockets = self.0.borrow_mut();
         let found = sockets.iter().position(|socket| *socket == canonical(peer));
@@ -74,7 +74,7 @@ impl Drop for Registration {
     }
 }
 
-/// An address of IPv4 as such, without a scope.
+/// The IPv4 address of an IPv4-mapped one, without a scope.
 fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(socket.get_ref().local_addr().unwrap(), of_tunnel);
         assert!(!sockets.take(of_other) && sockets.take(of_tunnel) && !sockets.take(of_tunnel));
         drop(registration);
-        // One that was never accepted is forgotten with its connection.
+        // A registration that was never accepted is removed with its connection.
         let (socket, registration) = smol::block_on(sockets.connect(to)).unwrap();
         let address = socket.get_ref().local_addr().unwrap();
         drop((socket, registration));

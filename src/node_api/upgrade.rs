@@ -1,5 +1,5 @@
-//! Upgraded connections: what the client asks for (SPDY/3.1, WebSocket) is asked of the runtime's streaming server, whose
-//! answer is passed on; from then on bytes go both ways (`proxyStream`).
+//! Upgraded connections: the client's upgrade (SPDY/3.1, WebSocket) is forwarded to the runtime's streaming server, whose
+//! response is passed on; from then on bytes are copied both ways (`proxyStream`).
 
 use std::cell::Cell;
 use std::io;
@@ -22,7 +22,7 @@ use crate::server::{Body, text};
 use crate::stream::{Duplex, Socket};
 use crate::streaming::upgrade::{self, Head, Target};
 
-/// What of the client's head is passed on. Nothing else: no token of his is the runtime's business.
+/// Headers of the client that are forwarded. No others: the runtime must not see the client's token.
 const PASSED: [HeaderName; 9] = [
     HeaderName::from_static("connection"),
     HeaderName::from_static("upgrade"),
@@ -35,22 +35,22 @@ const PASSED: [HeaderName; 9] = [
     HeaderName::from_static("user-agent"),
 ];
 
-/// The other end, and what it said behind its answer.
+/// The backend connection, and bytes that followed the response's head.
 pub(super) struct Backend {
     socket: Socket<TcpStream>,
-    said: Vec<u8>,
+    rest: Vec<u8>,
 }
 
-/// Whether the client asks for an upgrade (`httpstream.IsUpgradeRequest`). PURE.
+/// Whether the client requests an upgrade (`httpstream.IsUpgradeRequest`). PURE.
 pub(super) fn is_wanted(headers: &HeaderMap) -> bool {
     let mut connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     connection.any(|value| value.to_ascii_lowercase().contains("upgrade")) && headers.contains_key(UPGRADE)
 }
 
-/// Asks the streaming server at `url` for what the client asks; its answer, and the connection when that is an upgrade.
+/// Sends the client's upgrade to the streaming server at `url`; returns its response, and the connection when that is an upgrade.
 ///
 /// # Errors
-/// It cannot be reached, or does not answer within `STREAM_OPEN_TIME`.
+/// It is unreachable, or does not answer within `STREAM_OPEN_TIME`.
 pub(super) async fn open(url: &str, request: &Parts) -> Result<(Response<Body>, Option<Backend>), Refusal> {
     let failed = |why: String| (502, format!("the runtime's streaming server: {why}\n"));
     let target = Target::parse(url).map_err(|why| (502, format!("{why}\n")))?;
@@ -64,7 +64,7 @@ pub(super) async fn open(url: &str, request: &Parts) -> Result<(Response<Body>, 
 async fn ask(target: &Target<'_>, request: &Parts) -> Result<(Response<Body>, Option<Backend>), String> {
     let words = |error: io::Error| error.to_string();
     let mut socket = Socket::<TcpStream>::connect(target.address).await.map_err(words)?;
-    // A keystroke goes out at once.
+    // A keystroke is sent at once.
     socket.get_ref().set_nodelay(true).map_err(words)?;
     socket.write_all(&head(target, request)).await.map_err(words)?;
     let mut bytes = vec![0; STREAM_HEAD_BYTES_MAX];
@@ -80,26 +80,26 @@ async fn ask(target: &Target<'_>, request: &Parts) -> Result<(Response<Body>, Op
         }
     };
     bytes.truncate(filled);
-    let mut said = bytes.split_off(end);
+    let mut rest = bytes.split_off(end);
     if status == StatusCode::SWITCHING_PROTOCOLS {
         let mut response = text(status, TEXT, String::new());
         *response.headers_mut() = headers;
-        return Ok((response, Some(Backend { socket, said })));
+        return Ok((response, Some(Backend { socket, rest })));
     }
     let length = headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
     let wanted = length.unwrap_or(NODE_REFUSAL_BYTES_MAX).min(NODE_REFUSAL_BYTES_MAX);
     let mut piece = [0; 512];
-    while said.len() < wanted {
+    while rest.len() < wanted {
         match socket.read(&mut piece).await {
             Ok(0) | Err(_) => break,
-            Ok(read) => said.extend_from_slice(&piece[..read]),
+            Ok(read) => rest.extend_from_slice(&piece[..read]),
         }
     }
-    said.truncate(wanted);
-    Ok((text(status, TEXT, String::from_utf8_lossy(&said).into_owned()), None))
+    rest.truncate(wanted);
+    Ok((text(status, TEXT, String::from_utf8_lossy(&rest).into_owned()), None))
 }
 
-/// The head that the streaming server gets. PURE.
+/// The request head for the streaming server. PURE.
 fn head(target: &Target<'_>, request: &Parts) -> Vec<u8> {
     let mut head =
         format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, target.path, target.host).into_bytes();
@@ -125,7 +125,7 @@ pub(super) async fn splice(
     idle_max: Duration,
 ) {
     let (mut client_in, mut client_out) = smol::io::split(client);
-    let Backend { socket, said } = backend;
+    let Backend { socket, rest } = backend;
     let moved = Cell::new(clock.now().mono);
     let moves = || moved.set(clock.now().mono);
     let there = async {
@@ -134,7 +134,7 @@ pub(super) async fn splice(
     };
     let back = async {
         let mut socket = &socket;
-        let _ = copy(&said, &mut socket, &mut client_out, &moves).await;
+        let _ = copy(&rest, &mut socket, &mut client_out, &moves).await;
     };
     let idle = async {
         while clock.now().mono < moved.get() + idle_max {
@@ -145,12 +145,12 @@ pub(super) async fn splice(
             idle_max.as_secs()
         );
     };
-    // Whichever has ended first ends it: a side that sends no more reads no more either, in what is spoken here.
+    // The first end closes both: in these protocols a side that sends no more reads no more either.
     smol::future::or(smol::future::or(back, there), idle).await;
     close(&mut client_out).await;
 }
 
-/// TLS says good-bye; nobody waits long for a client that does not read.
+/// Closes TLS, without a long wait for a client that does not read.
 pub(super) async fn close(client: &mut (impl AsyncWrite + Unpin)) {
     let close = async {
         let _ = client.close().await;

@@ -1,7 +1,7 @@
-//! PURE: `smolet describe POD`: everything about one pod for a person, ending with why.
+//! PURE: `smolet describe POD`: all details of one pod, and why it is not running.
 //!
-//! Laid out as `kubectl describe pod`. Values of Secrets are never shown; what a pod's author wrote into the
-//! manifest is. All text from outside is made harmless line by line.
+//! Formatted as `kubectl describe pod`. Values of Secrets are never shown; what is written in the manifest is. All outside text
+//! is escaped line by line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,26 +22,26 @@ use crate::model::{Mono, Wall};
 use crate::render::qos::pod_qos;
 use crate::status::nanos;
 
-/// Where a pod's own values stand.
+/// Column of a pod's values.
 const POD_VALUES: usize = 18;
-/// Where a container's values stand.
+/// Column of a container's values.
 const CONTAINER_VALUES: usize = 20;
 
 /// One decision or error of the agent about the pod, for the last section.
 #[derive(Clone, Debug)]
 pub struct Decision<'a> {
-    /// How long ago it was made last, and how often in which time.
+    /// Age, count and interval.
     pub seen: String,
-    /// Something went wrong.
+    /// It is a warning.
     pub warning: bool,
-    /// One word: `Pulling`, `BackOff` ...
+    /// The reason: `Pulling`, `BackOff` ...
     pub reason: &'a str,
-    /// One sentence.
+    /// The message.
     pub message: &'a str,
 }
 
 impl<'a> Decision<'a> {
-    /// An event of the pod's.
+    /// From an event of the pod.
     pub fn of(event: &'a Event, now: Mono) -> Self {
         Self {
             seen: events::seen(event, now),
@@ -74,21 +74,21 @@ pub fn describe(pod: &Pod, decisions: &[Decision<'_>], now: Wall, style: Style) 
     page.out
 }
 
-/// The text as it grows.
+/// The output.
 struct Page {
     out: String,
     style: Style,
 }
 
 impl Page {
-    /// `KEY:   value`, the value from column `values` on; nothing behind the key when it is empty.
+    /// `KEY:   value`, with the value in column `values`; nothing after the key when it is empty.
     fn field(&mut self, indent: usize, values: usize, key: &str, value: &str) {
         let key = harmless(key);
         let key = key.as_ref();
         if value.is_empty() {
             let _ = writeln!(self.out, "{:indent$}{key}:", "");
         } else {
-            // Long keys push their value, by two blanks at least.
+            // A long key is followed by at least two blanks.
             let blanks = values.saturating_sub(indent + key.chars().count() + 1).max(2);
             let _ = write!(self.out, "{:indent$}{key}:{:blanks$}", "", "");
             push_harmless(&mut self.out, value);
@@ -106,7 +106,7 @@ impl Page {
         self.field(4, CONTAINER_VALUES, key, value);
     }
 
-    /// Part of a container's field.
+    /// A field within a container's field.
     fn sub_field(&mut self, key: &str, value: &str) {
         self.field(6, CONTAINER_VALUES, key, value);
     }
@@ -154,7 +154,7 @@ impl Page {
     }
 }
 
-/// A text that says something, without the newline programs end their last words with.
+/// A text that is not empty, without the trailing newline of a termination message.
 fn filled(text: Option<&String>) -> Option<&str> {
     text.map(|t| t.trim_end()).filter(|t| !t.is_empty())
 }
@@ -213,7 +213,7 @@ fn head(page: &mut Page, pod: &Pod, spec: &PodSpec, status: &PodStatus, now: Wal
     }
 }
 
-/// Why the pod does not run, in sentences; nothing for a pod that is ready or has succeeded.
+/// The section "Why": why the pod is not running, in sentences; nothing for a pod that is ready or has succeeded.
 fn why(page: &mut Page, pod: &Pod, spec: &PodSpec, status: &PodStatus, now: Wall) {
     let is_ready = status.conditions.iter().flatten().any(|c| c.type_ == "Ready" && c.status == "True");
     if is_ready || status.phase.as_deref() == Some("Succeeded") || pod.metadata.deletion_timestamp.is_some() {
@@ -243,7 +243,7 @@ fn why(page: &mut Page, pod: &Pod, spec: &PodSpec, status: &PodStatus, now: Wall
     }
 }
 
-/// What keeps one container from running and being ready; `None` when nothing does or it only waits its turn.
+/// Why a container is not running or not ready; `None` when it is, or only waits for its turn.
 fn why_container(container: &ContainerStatus, runs_once: bool, now: Wall) -> Option<String> {
     let state = container.state.as_ref()?;
     if let Some(waiting) = &state.waiting {
@@ -358,7 +358,7 @@ fn ports(page: &mut Page, list: &[ContainerPort]) {
     page.container_field(host_key, if list.is_empty() { NONE } else { &host });
 }
 
-/// A command or its arguments, a line each; a word of several lines keeps them.
+/// A command or its arguments, one per line; line breaks within an argument are kept.
 fn words(page: &mut Page, key: &str, list: Option<&[String]>) {
     let Some(list) = list.filter(|l| !l.is_empty()) else { return };
     page.container_field(key, "");
@@ -433,7 +433,7 @@ fn probe_text(probe: &Probe) -> String {
     } else {
         "unknown".to_owned()
     };
-    // What is not set is what the API's defaulting sets.
+    // Absent fields show the API's defaults.
     format!(
         "{what} delay={}s timeout={}s period={}s #success={} #failure={}",
         probe.initial_delay_seconds.unwrap_or(0),
@@ -467,7 +467,7 @@ fn env_from(page: &mut Page, list: &[EnvFromSource]) {
     }
 }
 
-/// Names and where their values come from; a Secret's value is never looked up.
+/// Names and sources of environment variables; a Secret's value is never read.
 fn environment(page: &mut Page, list: &[EnvVar]) {
     if list.is_empty() {
         return page.container_field("Environment", NONE);

@@ -1,4 +1,4 @@
-//! PURE: what `smolet events` prints: `kubectl events`' columns, the event seen last at the end.
+//! PURE: the output of `smolet events`: `kubectl events`' columns, the most recent event last.
 
 use super::style::{Style, Tone};
 use super::text::{Cell, columns, human_duration};
@@ -10,16 +10,16 @@ use crate::model::Mono;
 pub struct Shown {
     /// The pods' namespaces.
     pub namespaces: bool,
-    /// The reader follows: columns keep their places from one part to the next.
+    /// The output is followed: columns keep their widths from one part to the next.
     pub followed: bool,
-    /// The heading was in a part before.
+    /// An earlier part had the heading.
     pub continued: bool,
 }
 
-/// The least characters of the columns where they have to keep their places.
+/// Least widths of the columns in followed output.
 const STEADY: [usize; 5] = [12, 20, 7, 16, 30];
 
-/// The table; nothing when there is no event. Ages count on the monotonic clock.
+/// The table; empty when there is no event. Ages are by the monotonic clock.
 pub fn events<'a>(events: impl Iterator<Item = &'a Event>, shown: Shown, now: Mono, style: Style) -> String {
     let mut events = events.peekable();
     if events.peek().is_none() {
@@ -43,7 +43,7 @@ pub fn events<'a>(events: impl Iterator<Item = &'a Event>, shown: Shown, now: Mo
     columns(&rows, 0, style)
 }
 
-/// How long ago, and how often in which time (kubectl's `getInterval`).
+/// Age, count and interval (kubectl's `getInterval`).
 pub fn seen(event: &Event, now: Mono) -> String {
     let ago = |then: Mono| human_duration(i64::try_from(now.since(then).as_secs()).unwrap_or(i64::MAX));
     if event.count > 1 {

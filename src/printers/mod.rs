@@ -1,5 +1,5 @@
-//! Text for people: tables, `describe`, events, usage and YAML, as kubectl's printers write them. PURE: values and a time in,
-//! text out.
+//! Output for users: tables, `describe`, events, usage and YAML, as kubectl's printers format them. PURE: values and a time to
+//! text.
 
 pub mod describe;
 pub mod events;

@@ -1,27 +1,27 @@
-//! PURE: colours and columns, or none.
+//! PURE: colours and column layout.
 
 use std::fmt::{self, Display};
 
-/// Whether to colour. Text is measured before it is painted, so columns stay straight.
+/// The style of output. Text is measured before it is coloured, so columns stay aligned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
     colour: bool,
-    /// Fields stand one tab apart instead of in columns.
+    /// Fields are separated by one tab instead of aligned.
     tabs: bool,
 }
 
-/// What a word means to the reader.
+/// The meaning of a word, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
-    /// As wanted.
+    /// As desired.
     Good,
-    /// On its way, or worth a look.
+    /// In progress, or worth attention.
     Wait,
-    /// Wrong.
+    /// An error.
     Bad,
     /// A heading.
     Heading,
-    /// Nothing special.
+    /// No meaning.
     Plain,
 }
 
@@ -34,18 +34,18 @@ impl Style {
         Self { colour: is_terminal && no_color.unwrap_or("").is_empty(), tabs: false }
     }
 
-    /// The same for another program: fields one tab apart, since a field may hold blanks (`2 (5m ago)`).
+    /// The same for another program: fields separated by one tab, because a field may contain blanks (`2 (5m ago)`).
     #[must_use]
     pub fn with_tabs(self) -> Self {
         Self { tabs: true, ..self }
     }
 
-    /// Fields stand one tab apart.
+    /// Fields are separated by one tab.
     pub fn tabs(self) -> bool {
         self.tabs
     }
 
-    /// `text` in the tone's colour, when there are colours. The text must be harmless already.
+    /// `text` in the tone's colour, if colours are on. The text must be escaped already.
     pub fn paint(self, tone: Tone, text: &str) -> impl Display + use<'_> {
         Painted { code: if self.colour { code(tone) } else { "" }, text }
     }
@@ -75,14 +75,14 @@ impl Display for Painted<'_> {
     }
 }
 
-/// The tone of a pod's STATUS word.
+/// The tone of a pod's STATUS.
 pub fn status_tone(status: &str) -> Tone {
     match status.strip_prefix("Init:").unwrap_or(status) {
         "Running" | "Completed" | "Succeeded" => Tone::Good,
         "Pending" | "ContainerCreating" | "PodInitializing" | "Terminating" | "NotReady" | "Unknown" => {
             Tone::Wait
         }
-        // `Init:1/2`: on its way.
+        // `Init:1/2`: in progress.
         other if other.split_once('/').is_some_and(|(n, of)| is_number(n) && is_number(of)) => Tone::Wait,
         _ => Tone::Bad,
     }

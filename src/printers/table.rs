@@ -1,6 +1,6 @@
-//! PURE: `smolet pods`: the pods as a table, as names, as JSON or as YAML.
+//! PURE: `smolet pods`: formats pods as a table, as names, as JSON or as YAML.
 //!
-//! STATUS, READY, RESTARTS and AGE are what `kubectl get pods` prints (its `printPod`).
+//! STATUS, READY, RESTARTS and AGE are those of `kubectl get pods` (its `printPod`).
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -15,7 +15,7 @@ use crate::model::Wall;
 use crate::status::nanos;
 use crate::text::push_json_text;
 
-/// The file a static pod was read from, when the source says so.
+/// Annotation with the file of a static pod, if its source sets it.
 pub const SOURCE_FILE_ANNOTATION: &str = "smolet.io/source-file";
 
 /// `-o`.
@@ -40,7 +40,7 @@ impl PodsFormat {
         matches!(self, Self::Json | Self::Yaml)
     }
 
-    /// From `-o`'s argument; `None` for a format there is not.
+    /// Parses `-o`'s argument; `None` for an unknown format.
     pub fn parse(text: &str) -> Option<Self> {
         match text {
             "" => Some(Self::Table),
@@ -53,8 +53,8 @@ impl PodsFormat {
     }
 }
 
-/// The pods in that format, in their order; tables show ages at `now`. Each pod is taken when its turn comes and
-/// dropped then, so that memory is that of the text and one pod.
+/// Formats the pods in their order; tables show ages at `now`. Each pod is taken from the iterator and dropped in turn, so that
+/// the memory is that of the text and one pod.
 pub fn pods(
     pods: &mut dyn Iterator<Item = Cow<'_, Pod>>,
     format: PodsFormat,
@@ -81,14 +81,14 @@ pub fn pods(
     }
 }
 
-/// A `v1.PodList` written piece by piece, as YAML or else as JSON.
+/// A `v1.PodList` written incrementally, as YAML or else as JSON.
 pub struct PodList {
     yaml: bool,
     empty: bool,
 }
 
 impl PodList {
-    /// The list's beginning.
+    /// Starts the list.
     pub fn begin(format: PodsFormat, out: &mut String) -> Self {
         let yaml = format == PodsFormat::Yaml;
         out.push_str(if yaml {
@@ -99,12 +99,12 @@ impl PodList {
         Self { yaml, empty: true }
     }
 
-    /// A list of which pods were written elsewhere.
+    /// Continues a list whose earlier pods were written elsewhere.
     pub fn resume(format: PodsFormat) -> Self {
         Self { yaml: format == PodsFormat::Yaml, empty: false }
     }
 
-    /// One pod more.
+    /// Appends one pod.
     pub fn push(&mut self, pod: &Pod, out: &mut String) {
         let first = std::mem::take(&mut self.empty);
         if self.yaml {
@@ -116,7 +116,7 @@ impl PodList {
         }
     }
 
-    /// The list's end.
+    /// Ends the list.
     pub fn end(self, out: &mut String) {
         out.push_str(match (self.yaml, self.empty) {
             (true, true) => " []\nkind: PodList\nmetadata: {}\n",
@@ -148,14 +148,14 @@ fn key(pod: &Pod) -> (&str, &str) {
     (meta.namespace.as_deref().unwrap_or(""), meta.name.as_deref().unwrap_or(""))
 }
 
-/// A pod always serialises: its maps have text keys. `Null` would be shown if it did not.
+/// A pod always serializes: its maps have string keys. `Null` would be shown if it did not.
 fn value(pod: &Pod) -> Value {
     serde_json::to_value(pod).unwrap_or_default()
 }
 
-/// Indented by four, as kubectl does, in lines that begin at `indent`; without a newline at the end.
+/// Indented by four, as kubectl does, in lines that start at `indent`; without a trailing newline.
 ///
-/// Written straight to `out`: escaped, a manifest's text may be six times as long, and need not be there twice.
+/// Written directly to `out`: escaped, a manifest's text may be six times as long, and need not be in memory twice.
 fn json(out: &mut String, value: &Value, indent: usize) {
     let inner = indent + 4;
     let begin = |out: &mut String, number: usize, indent: usize| {
@@ -188,7 +188,7 @@ fn json(out: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// JSON leaves some control and all reordering characters as they are; here they are escaped, which means the same.
+/// JSON allows some control and all reordering characters unescaped; here they are escaped, which is equivalent.
 fn json_text(out: &mut String, text: &str) {
     // An escape has six characters for one.
     make_room(out, text.len() + 5 * text.chars().filter(|c| is_hostile(*c)).count());
@@ -237,13 +237,13 @@ pub(super) fn source(pod: &Pod) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// When the pod began: its creation, or, as a static pod has none, its start.
+/// When the pod started: its creation, or its start time, because a static pod has no creation time.
 fn begin(pod: &Pod) -> Option<Wall> {
     let started = pod.status.as_ref().and_then(|s| s.start_time.as_ref());
     pod.metadata.creation_timestamp.as_ref().or(started).map(nanos)
 }
 
-/// A pod in a few words.
+/// The columns of a pod's row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Ready app containers and sidecars.
@@ -252,10 +252,9 @@ pub struct Summary {
     pub containers: usize,
     /// `Running`, `Init:0/2`, `CrashLoopBackOff` ...
     pub status: String,
-    /// Restarts of the containers that matter now: init containers' while initialising, else app containers' and
-    /// sidecars'.
+    /// Restarts of the relevant containers: init containers' while initialising, else app containers' and sidecars'.
     pub restarts: i64,
-    /// The newest end before a restart among them.
+    /// The most recent termination before a restart among them.
     pub last_restart: Option<Wall>,
 }
 

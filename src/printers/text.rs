@@ -1,4 +1,4 @@
-//! PURE: text made safe for a terminal, columns, and times as kubectl shows them.
+//! PURE: escapes text for a terminal, and formats columns and times as kubectl.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -10,16 +10,16 @@ use super::style::{Style, Tone};
 use crate::limits::KIB;
 use crate::model::Wall;
 
-/// What stands where there is nothing to show.
+/// Placeholder of an empty value.
 pub const NONE: &str = "<none>";
 
-/// Blanks between two columns, as kubectl has them.
+/// Blanks between two columns, as kubectl.
 const GAP: usize = 3;
-/// The narrowest column with its gap.
+/// Least width of a column with its gap.
 const COLUMN_MIN: usize = 6;
 
-/// True for characters that move the cursor, change colours, hide or reorder text, or end a line: names, messages
-/// and annotations come from strangers, and an escape sequence in one must not reach the terminal.
+/// Whether the character moves the cursor, changes colours, hides or reorders text, or ends a line: names, messages and
+/// annotations are untrusted, and an escape sequence in one must not reach the terminal.
 pub fn is_hostile(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -27,7 +27,7 @@ pub fn is_hostile(c: char) -> bool {
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// The text on one line, with every hostile character written out (`\n`, `\u{1b}`).
+/// The text on one line, with every hostile character escaped (`\n`, `\u{1b}`).
 pub fn harmless(text: &str) -> Cow<'_, str> {
     if !text.contains(is_hostile) {
         return Cow::Borrowed(text);
@@ -37,7 +37,7 @@ pub fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// The same behind what `out` has already.
+/// Appends the escaped text to `out`.
 pub(super) fn push_harmless(out: &mut String, text: &str) {
     let width = |c: char| if is_hostile(c) { c.escape_default().len() } else { c.len_utf8() };
     make_room(out, text.chars().map(width).sum());
@@ -50,8 +50,8 @@ pub(super) fn push_harmless(out: &mut String, text: &str) {
     }
 }
 
-/// Room for so many bytes and a little more, where a string that doubles would take twice the memory: a manifest's text
-/// may be full of what is to be escaped.
+/// Reserves the bytes and a little more, where doubling the string would take twice the memory: a manifest's text may consist of
+/// characters to escape.
 pub(super) fn make_room(out: &mut String, bytes: usize) {
     const LONG: usize = 64 * KIB;
     if bytes >= LONG && out.capacity() - out.len() < bytes {
@@ -59,8 +59,8 @@ pub(super) fn make_room(out: &mut String, bytes: usize) {
     }
 }
 
-/// How long ago, or how long, in kubectl's words (`duration.HumanDuration`). More than a second in the future is
-/// `<invalid>`: the clock was set back since.
+/// A duration in kubectl's format (`duration.HumanDuration`). More than a second in the future is `<invalid>`: the clock was set
+/// back since.
 pub fn human_duration(seconds: i64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     let days = hours / 24;
@@ -92,7 +92,7 @@ pub fn human_duration(seconds: i64) -> String {
     }
 }
 
-/// How long before `now` that was; `<unknown>` without a time.
+/// Age of `then` at `now`; `<unknown>` without a time.
 pub fn age(then: Option<Wall>, now: Wall) -> String {
     match then {
         None => "<unknown>".to_owned(),
@@ -100,19 +100,19 @@ pub fn age(then: Option<Wall>, now: Wall) -> String {
     }
 }
 
-/// `Thu, 01 Jan 2026 00:00:00 +0000`, as kubectl describe writes times.
+/// `Thu, 01 Jan 2026 00:00:00 +0000`, as kubectl describe formats times.
 pub fn long_time(time: &Time) -> String {
     strtime::format("%a, %d %b %Y %H:%M:%S +0000", time.0).unwrap_or_else(|_| "<invalid>".to_owned())
 }
 
-/// A cell: its text and how it is painted.
+/// A cell: its text and its colour.
 pub struct Cell {
     text: String,
     tone: Tone,
 }
 
 impl Cell {
-    /// A cell in a tone; the text is made harmless.
+    /// A cell in a tone; the text is escaped.
     pub fn toned(text: &str, tone: Tone) -> Self {
         Self { text: harmless(text).into_owned(), tone }
     }
@@ -130,7 +130,7 @@ impl From<String> for Cell {
     }
 }
 
-/// Rows of cells as straight columns; the last column is not padded. `indent` blanks stand before each row.
+/// Formats rows of cells as aligned columns; the last column is not padded. Each row is indented by `indent` blanks.
 pub fn columns(rows: &[Vec<Cell>], indent: usize, style: Style) -> String {
     let mut widths: Vec<usize> = Vec::new();
     for row in rows.iter().filter(|_| !style.tabs()) {

@@ -1,4 +1,4 @@
-//! PURE: what `smolet top` prints: `kubectl top pods`' columns.
+//! PURE: the output of `smolet top`: `kubectl top pods`' columns.
 
 use super::style::Style;
 use super::text::{Cell, columns};
@@ -6,24 +6,24 @@ use crate::cri::CpuSample;
 use crate::limits::{MIB, STATS_TIME_MAX};
 use crate::model::PodKey;
 
-/// What one pod's running containers use together. Of what the runtime does not tell of any of them there is no sum.
+/// The usage of one pod: the sum of its running containers. A value that the runtime does not report for one of them is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodUse {
-    /// Which pod.
+    /// The pod.
     pub pod: PodKey,
-    /// Cores in billionths.
+    /// Billionths of cores.
     pub nano_cores: Option<u64>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
 }
 
 impl PodUse {
-    /// Of a pod of which no container runs.
+    /// The usage of a pod without running containers.
     pub fn nothing(pod: PodKey) -> Self {
         Self { pod, nano_cores: Some(0), memory_bytes: Some(0) }
     }
 
-    /// One container more.
+    /// Adds a container.
     pub fn add(&mut self, nano_cores: Option<u64>, memory_bytes: Option<u64>) {
         let sum = |of: Option<u64>, more: Option<u64>| Some(of?.saturating_add(more?));
         self.nano_cores = sum(self.nano_cores, nano_cores);
@@ -31,8 +31,8 @@ impl PodUse {
     }
 }
 
-/// Cores in billionths between two samples. `None` when the second is none of a later time, as a runtime may keep samples
-/// for a while; when the clock was set meanwhile, by which they are dated; and when it is another counter.
+/// CPU usage in billionths of cores between two samples. `None` when the second is not later, because a runtime may cache
+/// samples; when the clock by which they are dated was set meanwhile; and when the counter was reset.
 pub fn nano_cores(before: CpuSample, after: CpuSample) -> Option<u64> {
     let time = u64::try_from(after.at.0.checked_sub(before.at.0)?).ok()?;
     let time = Some(time).filter(|time| (1..=STATS_TIME_MAX.as_nanos()).contains(&u128::from(*time)))?;
@@ -88,7 +88,7 @@ mod tests {
             (sample(5, 7), sample(2_000_000_005, 4_000_000_007), Some(2_000_000_000)),
             (sample(5, 7), sample(6, 7), Some(0)),
             (sample(0, 0), sample(60_000_000_000, 600_000_000), Some(10_000_000)),
-            // The same sample again, a clock that was set back or on, a counter that was set back.
+            // The same sample again, a clock that was set back or forward, a counter that was reset.
             (sample(5, 7), sample(5, 7), None),
             (sample(5, 7), sample(4, 8), None),
             (sample(0, 0), sample(60_000_000_001, 600_000_000), None),

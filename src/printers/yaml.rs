@@ -1,7 +1,7 @@
-//! PURE: JSON values as block YAML, laid out as kubectl does.
+//! PURE: formats JSON values as block YAML, as kubectl does.
 //!
-//! Strings are written plain only where YAML 1.1 and 1.2 alike read them back as strings; everything else is
-//! quoted, and nothing that could harm a terminal is written as it is.
+//! Strings are written plain only where YAML 1.1 and 1.2 both parse them as strings; all others are quoted, and characters that
+//! are hostile to a terminal are escaped.
 
 use std::fmt::Write as _;
 
@@ -10,14 +10,14 @@ use serde_json::Value;
 use super::text::{is_hostile, make_room};
 use crate::text::short_escape;
 
-/// The value as one YAML document, with a newline at the end.
+/// The value as one YAML document, with a trailing newline.
 pub fn to_yaml(value: &Value) -> String {
     let mut out = String::new();
     write_yaml(&mut out, value);
     out
 }
 
-/// The same, behind what `out` has already.
+/// Appends the value to `out`.
 pub fn write_yaml(out: &mut String, value: &Value) {
     match value {
         Value::Object(map) if !map.is_empty() => block(out, value, 0, true),
@@ -29,7 +29,7 @@ pub fn write_yaml(out: &mut String, value: &Value) {
     }
 }
 
-/// A map or list that is not empty. `at_start`: the cursor already stands at `indent`.
+/// A map or list that is not empty. `at_start`: the cursor is at `indent` already.
 fn block(out: &mut String, value: &Value, indent: usize, mut at_start: bool) {
     let mut begin = |out: &mut String| {
         if !std::mem::take(&mut at_start) {
@@ -47,7 +47,7 @@ fn block(out: &mut String, value: &Value, indent: usize, mut at_start: bool) {
                         out.push('\n');
                         block(out, value, indent + 2, false);
                     }
-                    // Lists stand at their key's own indent.
+                    // Lists have the same indent as their key.
                     Value::Array(inner) if !inner.is_empty() => {
                         out.push('\n');
                         block(out, value, indent, false);
@@ -78,7 +78,7 @@ fn block(out: &mut String, value: &Value, indent: usize, mut at_start: bool) {
     }
 }
 
-/// Everything that fits behind a key; `indent` is where the lines of a text go.
+/// A value on the line of its key; `indent` is that of a block's lines.
 fn scalar(out: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Null => out.push_str("null"),
@@ -92,14 +92,14 @@ fn scalar(out: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// A string: plain, as lines (only where `lines_at` allows them), or quoted.
+/// A string: plain, as a block (only where `lines_at` allows it), or quoted.
 fn string(out: &mut String, text: &str, lines_at: Option<usize>) {
     if is_plain(text) {
         out.push_str(text);
         return;
     }
     if let Some(indent) = lines_at.filter(|_| is_literal(text)) {
-        // `|-`: no newline at the end; `|`: one; `|+`: more than one.
+        // `|-`: no trailing newline; `|`: one; `|+`: more than one.
         let body = text.trim_end_matches('\n');
         out.push_str(match text.len() - body.len() {
             0 => "|-",
@@ -141,7 +141,7 @@ fn is_yaml_printable(c: char) -> bool {
     !matches!(c, '\u{e000}'..='\u{f8ff}' | '\u{fffe}'..='\u{ffff}') && u32::from(c) & 0xfffe != 0xfffe
 }
 
-/// Several lines that a literal block keeps as they are: harmless, no blank at a line's end or at the start.
+/// Several lines that a literal block preserves: without hostile characters, and without blanks at a line's end or at the start.
 fn is_literal(text: &str) -> bool {
     let harmless = |c: char| c == '\n' || !is_hostile(c) && is_yaml_printable(c);
     let lines_fit = text.split('\n').all(|line| !line.ends_with([' ', '\t']));
@@ -151,7 +151,7 @@ fn is_literal(text: &str) -> bool {
         && !text.starts_with([' ', '\n'])
 }
 
-/// A string no YAML reader takes for anything else.
+/// A string that every YAML parser reads as this string.
 fn is_plain(text: &str) -> bool {
     let Some(first) = text.chars().next() else { return false };
     let safe = |c: char| {
@@ -160,7 +160,7 @@ fn is_plain(text: &str) -> bool {
     if !text.chars().all(safe) || !is_starter(first) || text.ends_with([' ', ':']) || text.contains(": ") {
         return false;
     }
-    // YAML 1.1 reads all of these as booleans or nothing.
+    // YAML 1.1 parses all of these as booleans or null.
     const WORDS: [&str; 11] = ["y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"];
     if WORDS.iter().any(|word| text.eq_ignore_ascii_case(word)) {
         return false;
@@ -168,13 +168,13 @@ fn is_plain(text: &str) -> bool {
     !first.is_ascii_digit() || is_no_number(text)
 }
 
-/// May begin a plain string: no indicator, and nothing a number begins with but a digit.
+/// May start a plain string: not an indicator, and of the characters that start a number only a digit.
 fn is_starter(c: char) -> bool {
     c.is_ascii_alphanumeric() || "/_(;^$".contains(c) || (!c.is_ascii() && c.is_alphabetic())
 }
 
-/// A text that begins with a digit but is no number, date or sexagesimal: an address (`10.0.0.1`), a quantity
-/// (`100m`, `64Mi`) or an identifier with letters and dashes (`1a2b-3c`).
+/// A text that starts with a digit but is not a number, date or sexagesimal: an address (`10.0.0.1`), a quantity (`100m`, `64Mi`)
+/// or an identifier with letters and dashes (`1a2b-3c`).
 fn is_no_number(text: &str) -> bool {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let is_quantity =
@@ -247,7 +247,7 @@ mod tests {
         }
     }
 
-    /// Through the reader smolet itself uses for manifests.
+    /// Parsed by smolet's own manifest parser.
     fn read_back(yaml: &str) -> Value {
         serde_saphyr::from_str(yaml).unwrap_or_else(|e| panic!("{e}\n{yaml}"))
     }

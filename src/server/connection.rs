@@ -12,12 +12,12 @@ use smol_hyper::rt::FuturesIo;
 
 use super::Body;
 
-/// Answers a request. Called once, for a connection has one.
+/// Answers a request. Called once, because a connection has one request.
 pub(crate) type Handler = Box<dyn Fn(Request<Incoming>) -> Pin<Box<dyn Future<Output = Response<Body>>>>>;
 
-/// Serves a connection with one request to its end; a head of more than `head_bytes_max` is refused. What comes back is the
-/// connection, with what was read of it and does not belong to the request: it is closed, unless the answer was an upgrade.
-/// An agent's own streams are all `Box<dyn Duplex>`.
+/// Serves a connection with one request to its end; a head of more than `head_bytes_max` is refused. Returns the connection, with
+/// bytes that were read after the request: it is to be closed, unless the response was an upgrade. An agent's own streams are all
+/// `Box<dyn Duplex>`.
 pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     head_bytes_max: usize,
@@ -32,7 +32,7 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         .auto_date_header(false)
         .max_buf_size(head_bytes_max)
         .serve_connection(FuturesIo::new(stream), service);
-    // A broken or slow client is its own trouble. After an upgrade the stream is left open.
+    // A broken or slow client affects only its own connection. After an upgrade the stream is left open.
     if let Err(error) = (&mut connection).await {
         log::trace!("a request: {error}");
     }
@@ -40,8 +40,8 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     (parts.io.into_inner(), parts.read_buf.to_vec())
 }
 
-/// Says that the connection ends with this answer, unless it goes on as something else: of `Connection: Upgrade, close`, which is
-/// what hyper would make of an upgrade, Go's client drops the whole header, and sees none. PURE.
+/// Adds `Connection: close` to the response, except to an upgrade: hyper would make `Connection: Upgrade, close` of it, of which
+/// Go's client drops the whole header and then sees no upgrade. PURE.
 fn last(mut response: Response<Body>) -> Response<Body> {
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -1,15 +1,15 @@
-//! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and whoever has root.
+//! The local socket: HTTP/1.1 for `smolet pods`, `smolet describe` and other clients with root's rights.
 //!
-//! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` what
-//! `smolet pods` prints; `/describe?pod=NAME` → what `smolet describe` prints; `/logs?pod=NAME` → where its containers' logs
-//! are, for `smolet logs`; `/events` → what `smolet events` prints, and `/events/next?after=REVISION` → something, once there
-//! is more; `/metrics` → the counters, for Prometheus; `/top` → what `smolet top --self` prints, and `/top/pods` → what
-//! `smolet top` does; a POST to `/exec`, `/attach` or `/portforward` → where the runtime does that, and one to `/debug` adds a
-//! container to a pod (`stream`). Text is made here, as kubectl lets its server print tables: the commands stay small and show
-//! exactly what the agent knows.
+//! `/healthz` → `ok`; `/pods` → a `v1.PodList`, as the kubelet's own `/pods`, or with `?output=table` the output of `smolet
+//! pods`; `/describe?pod=NAME` → the output of `smolet describe`; `/logs?pod=NAME` → the paths of its containers' logs, for
+//! `smolet logs`; `/events` → the output of `smolet events`, and `/events/next?after=REVISION` → a response once there is a later
+//! event; `/metrics` → the metrics, for Prometheus; `/top` → the output of `smolet top --self`, and `/top/pods` → that of `smolet
+//! top`; a POST to `/exec`, `/attach` or `/portforward` → the runtime's streaming URL, and one to `/debug` adds a container to a
+//! pod (`stream`). Text is rendered here, as API servers render kubectl's tables: the commands stay small and show exactly the
+//! agent's state.
 //!
-//! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for
-//! a long list, with a part of it and the question for the next: a list of all pods takes the memory of a few.
+//! The server owns no state: each request becomes a [`Query`] for the loop, which answers with a finished body, or, for a long
+//! list, with a part of it and the query for the next part: a list of all pods takes the memory of a few.
 
 mod connection;
 #[cfg(feature = "tls")]
@@ -55,65 +55,65 @@ pub(crate) use connection::{Handler, serve};
 pub use node_question::NodeQuestion;
 pub use stream::{DebugQuestion, StreamKind, StreamQuestion};
 
-/// What a request asks of the loop.
+/// A request to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Does the loop turn?
+    /// Liveness of the loop.
     Health,
     /// The metrics, in Prometheus' text format.
     Metrics,
     /// The usage of each bounded structure.
     Top,
-    /// What pods use.
+    /// Usage of pods.
     TopPods(TopQuestion),
     /// All pods with their status.
     Pods(PodsQuestion),
-    /// One pod with all that is known of it.
+    /// One pod in detail.
     Describe {
-        /// The pod's name, with or without the node's name behind it.
+        /// The pod's name, with or without the node's name as its suffix.
         name: String,
-        /// Its namespace; without one, a name that stands in one namespace only is found.
+        /// Its namespace; without one, a name that exists in only one namespace is found.
         namespace: Option<String>,
         /// With colours or without.
         style: Style,
     },
-    /// Where the logs of one pod's containers are.
+    /// The log paths of one pod's containers.
     Logs {
-        /// As above.
+        /// The pod's name, with or without the node's name as its suffix.
         name: String,
-        /// As above.
+        /// Its namespace, optional as for `Describe`.
         namespace: Option<String>,
     },
-    /// Where the runtime streams to and from a pod.
+    /// A streaming URL of the runtime.
     Stream(StreamQuestion),
     /// Adds a container to a pod.
     Debug(Box<DebugQuestion>),
-    /// What happened.
+    /// Recorded events.
     Events(EventsQuestion),
-    /// When something happens after this revision of the ring.
+    /// Waits for an event after this revision of the ring.
     EventAfter(u64),
-    /// What the node's own API asks.
+    /// A query of the node's own API.
     #[cfg(feature = "tls")]
     Node(Box<NodeQuestion>),
 }
 
-/// Which pods, and how they are to be shown.
+/// Which pods, and their format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodsQuestion {
-    /// As what.
+    /// The format.
     pub format: PodsFormat,
     /// Only those of this namespace.
     pub namespace: Option<String>,
     /// With colours or without.
     pub style: Style,
-    /// What follows this one, without the list's beginning: the rest of an earlier answer.
+    /// Only pods after this one, without the list's beginning: the rest of an earlier response.
     pub after: Option<Place>,
 }
 
-/// The use of which pods, and how it is to be shown.
+/// Pods whose usage is requested, and its format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TopQuestion {
-    /// NAME or NAMESPACE/NAME of pods, with or without the node's name behind it; none: all pods.
+    /// NAME or NAMESPACE/NAME of pods, with or without the node's name as its suffix; empty: all pods.
     pub names: Vec<String>,
     /// Only those of this namespace.
     pub namespace: Option<String>,
@@ -121,33 +121,33 @@ pub struct TopQuestion {
     pub style: Style,
 }
 
-/// Which events, and how they are to be shown.
+/// Which events, and their format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventsQuestion {
-    /// Only those of pods of that name, with or without the node's name behind it.
+    /// Only those of pods of that name, with or without the node's name as its suffix.
     pub pod: Option<String>,
     /// Only those of this namespace.
     pub namespace: Option<String>,
-    /// For who follows: only those after this revision of the ring (0: all), behind a line `revision N`.
+    /// For a client that follows: only those after this revision of the ring (0: all), after a line `revision N`.
     pub since: Option<u64>,
-    /// Without the heading, which was in an answer before.
+    /// Without the heading, which an earlier response had.
     pub continued: bool,
     /// With colours or without.
     pub style: Style,
 }
 
-/// Where a pod stands in a list: by namespace, name and UID.
+/// A pod's position in a list: namespace, name and UID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place(Rc<str>, Rc<str>, PodUid);
 
 impl Place {
-    /// The pod's place.
+    /// The pod's position.
     pub fn of(key: &PodKey) -> Self {
         Self(key.namespace.clone(), key.name.clone(), key.uid.clone())
     }
 }
 
-/// What the loop answers.
+/// The loop's answer.
 #[derive(Debug)]
 pub enum Answer {
     /// The finished body.
@@ -156,14 +156,13 @@ pub enum Answer {
     Part(String, Question),
     /// The requested object does not exist; a sentence.
     NotFound(String),
-    /// It is refused: the HTTP status, and a sentence.
+    /// The request is refused: the HTTP status, and a message.
     Refused(u16, String),
-    /// It takes a while.
+    /// The answer takes a while.
     Later(Later),
 }
 
-/// An answer that has to be waited for, by the connection that wants it: as many are waited for as there are connections, for
-/// as long as those last.
+/// An answer that its connection awaits: as many are awaited as there are connections, for as long as those last.
 pub struct Later(pub Pin<Box<dyn Future<Output = Answer>>>);
 
 impl fmt::Debug for Later {
@@ -181,16 +180,16 @@ impl Answer {
     }
 }
 
-/// A question with the way back for its answer.
+/// A request with the channel for its answer.
 #[derive(Debug)]
 pub struct Query {
     /// The request.
     pub question: Question,
-    /// Takes one finished body. Nobody listens any more when the client hung up.
+    /// Takes one answer. Closed when the client has disconnected.
     pub answer: Sender<Answer>,
 }
 
-/// The bound socket; the file goes when this is dropped.
+/// The bound socket; its file is removed on drop.
 #[derive(Debug)]
 pub struct Server {
     listener: Async<UnixListener>,
@@ -198,12 +197,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the socket with mode 0600. A file left behind by a dead agent is replaced: the caller holds the
-    /// lock on the state directory, but another agent may have been given the same socket, so a socket that
-    /// answers is left alone, and so is whatever is no socket.
+    /// Binds the socket with mode 0600. A file left behind by a dead agent is replaced: the caller holds the lock on the state
+    /// directory, but another agent may have been configured with the same socket, so a socket with a listener is left alone, and
+    /// so is a file that is not a socket.
     ///
     /// # Errors
-    /// One sentence that names the path and the mend.
+    /// One message that names the path and the remedy.
     pub fn bind(path: &Path) -> Result<Server, String> {
         let fail = |what: &str, e: std::io::Error| {
             format!("socket {}: {what}: {e}; choose another with --socket", path.display())
@@ -217,7 +216,7 @@ impl Server {
                 path.display()
             ));
         }
-        // A mistyped --socket must not cost anybody a file.
+        // A mistyped --socket must not remove any other file.
         if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
             return Err(format!(
                 "socket {}: something that is no socket is there; choose another with --socket",
@@ -244,14 +243,14 @@ impl Server {
     ) {
         let slots = Arc::new(Semaphore::new(SERVER_CONNECTIONS_MAX));
         let asker = Asker::new(queries);
-        let mut told = None;
+        let mut logged = None;
         loop {
             let slot = slots.acquire_arc().await;
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of descriptors, as a rule: waiting is all that helps, and saying so once.
-                    if told.replace(error.kind()) != Some(error.kind()) {
+                    // Usually out of descriptors: the server can only wait, and logs it once.
+                    if logged.replace(error.kind()) != Some(error.kind()) {
                         log::warn!(
                             "local socket {}: accept failed: {error}; retrying every second",
                             self.path.display()
@@ -265,7 +264,7 @@ impl Server {
             let (asker, time_is_up) = (asker.clone(), clock.sleep(SERVER_CONNECTION_TIME));
             executor
                 .spawn("local socket request", async move {
-                    // A broken or slow client is its own trouble.
+                    // A broken or slow client affects only its own connection.
                     smol::future::or(asker.serve(of_socket(Socket::from(stream)).into_inner()), async {
                         time_is_up.await;
                     })
@@ -277,7 +276,7 @@ impl Server {
     }
 }
 
-/// Somebody listens there. Does not wait: a full queue means somebody too.
+/// Whether the socket has a listener. Does not wait: a full queue means one, too.
 fn is_answered(path: &Path) -> bool {
     use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -306,22 +305,22 @@ impl Drop for Server {
     }
 }
 
-/// What answers a connection's request with the loop's help.
+/// Answers a connection's request by the loop.
 #[derive(Clone)]
 pub struct Asker {
-    /// Where the loop takes its questions.
+    /// Queue of the loop.
     queries: Sender<Query>,
-    /// The right to hold an answer over `limits::SERVER_ANSWER_BYTES`; shared by all connections, so that clients that
-    /// never read cost the memory of one of them.
+    /// Permit to hold an answer over `limits::SERVER_ANSWER_BYTES`; shared by all connections, so that clients that never read
+    /// cost the memory of one of them.
     large: Arc<Semaphore>,
-    /// The turn to have an answer of which it is not known whether it is a large one.
+    /// Permit to hold an answer whose size is not known yet.
     turn: Arc<Semaphore>,
-    /// The right to have measured what pods use: between two looks at them much is noted.
+    /// Permit to measure pods' usage: between the two samples much is kept.
     measuring: Arc<Semaphore>,
 }
 
 impl Asker {
-    /// For all connections of a server: clones share the rights.
+    /// For all connections of a server: clones share the permits.
     pub fn new(queries: Sender<Query>) -> Self {
         let one = || Arc::new(Semaphore::new(1));
         Self { queries, large: one(), turn: one(), measuring: one() }
@@ -329,7 +328,7 @@ impl Asker {
 
     /// Serves one connection with one request to its end.
     pub async fn serve<S: AsyncRead + AsyncWrite + Unpin>(self, stream: S) {
-        // Given back when the connection has ended: until then its answer is there.
+        // Released when the connection has ended: until then its answer is held.
         let held = Held::default();
         let respond: Handler = Box::new(move |request| Box::pin(self.clone().respond(request, held.clone())));
         serve(stream, SERVER_BUFFER_BYTES, respond).await;
@@ -350,7 +349,7 @@ impl Asker {
             return response;
         }
         let (content_type, answer) = match known {
-            // In no turn: it waits, and is told nothing but that.
+            // Without a permit: it waits, and its answer is short.
             Some(Ok((question @ Question::EventAfter(_), content_type))) => {
                 (content_type, self.ask(&question).await)
             }
@@ -359,7 +358,7 @@ impl Asker {
             }
             Some(Ok((question, content_type))) => (content_type, self.ask_in_turn(&question, &held).await),
             Some(Err(_)) | None => match posted(path, query, body).await {
-                // In no turn: the runtime may keep it waiting, and its answer is a short one.
+                // Without a permit: the runtime may delay it, and its answer is short.
                 Ok(question) => (TEXT, self.ask(&question).await),
                 Err(what) => return text(StatusCode::BAD_REQUEST, TEXT, what.to_owned()),
             },
@@ -367,7 +366,7 @@ impl Asker {
         self.response(answer, content_type, held)
     }
 
-    /// The loop's answer as a response; the rest of one in parts is asked for as it is taken.
+    /// The loop's answer as a response; further parts are requested as the client reads.
     pub(crate) fn response(
         self,
         answer: Option<Answer>,
@@ -386,7 +385,7 @@ impl Asker {
         }
     }
 
-    /// The loop's answer. A large one is had with the right to hold it, which is kept in `held` from then on.
+    /// The loop's answer. A large one needs the permit to hold it, which is kept in `held` from then on.
     pub(crate) async fn ask_in_turn(&self, question: &Question, held: &Held) -> Option<Answer> {
         if held.borrow().is_some() {
             return self.ask(question).await;
@@ -400,15 +399,15 @@ impl Asker {
             held.replace(Some(right));
             return Some(answer);
         }
-        // Not kept while it waits.
+        // Not held while it waits.
         drop((answer, turn));
         let right = self.large.acquire_arc().await;
         held.replace(Some(right));
         self.ask(question).await
     }
 
-    /// The loop's answer, which takes a while, so that nobody who asks for anything else waits for it. It cannot be made
-    /// anew: a large one is kept while its connection waits for the right to hold it.
+    /// The loop's answer to a request that takes a while, without blocking other requests. It cannot be repeated: a large answer
+    /// is kept while its connection waits for the permit to hold it.
     pub(crate) async fn ask_alone(&self, question: &Question, held: &Held) -> Option<Answer> {
         let _alone = self.measuring.acquire().await;
         let answer = self.ask(question).await?;
@@ -430,7 +429,7 @@ impl Asker {
     }
 }
 
-/// The question of a POST, its body included.
+/// Parses a POST, its body included.
 async fn posted(path: &str, query: &str, body: Incoming) -> Result<Question, &'static str> {
     let body = Limited::new(body, STREAM_COMMAND_BYTES_MAX).collect().await;
     let body = body.map_err(|_| "the command is too long, or broke off\n")?;
@@ -443,7 +442,7 @@ pub(crate) const JSON: &str = "application/json";
 /// Prometheus' text format.
 pub(crate) const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Path and query → question and the type of its answer. PURE.
+/// Parses path and query into the request and its content type. PURE.
 fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'static str> {
     let value = |name: &str| {
         let pairs = query.split('&').filter_map(|pair| pair.split_once('='));
@@ -499,12 +498,12 @@ fn question(path: &str, query: &str) -> Result<(Question, &'static str), &'stati
     }
 }
 
-/// The right to hold a large answer, once it was needed; given back with the connection.
+/// The permit to hold a large answer, once it was needed; released with the connection.
 pub(crate) type Held = Rc<RefCell<Option<SemaphoreGuardArc>>>;
 /// A finished body, or one in parts.
 pub(crate) type Body = Either<Full<Bytes>, StreamBody<Pin<Box<dyn Pieces<Item = io::Result<Frame<Bytes>>>>>>>;
 
-/// A body in parts: the next one is asked for when the client has taken the one before.
+/// A body in parts: the next one is requested once the client has read the one before.
 fn parts(
     content_type: &'static str,
     first: String,
@@ -521,7 +520,7 @@ fn parts(
                 Some(Answer::Found(body) | Answer::NotFound(body) | Answer::Refused(_, body)) => {
                     (part(body), None)
                 }
-                // Cut off, which the client sees.
+                // The response is truncated, which the client detects.
                 Some(Answer::Later(_)) | None => (Err(io::Error::other(STOPPING)), None),
             })
         }

@@ -1,4 +1,4 @@
-//! What the node's own API asks of the loop. PURE.
+//! Queries of the node's own API to the loop. PURE.
 
 use std::net::IpAddr;
 
@@ -13,77 +13,77 @@ pub struct Target {
     pub uid: Option<String>,
 }
 
-/// Which streams of a command are wanted.
+/// The requested streams of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandStreams {
-    /// Input.
+    /// Standard input.
     pub stdin: bool,
-    /// Output.
+    /// Standard output.
     pub stdout: bool,
-    /// Errors; on a terminal they are in the output.
+    /// Standard error; on a terminal it is part of the output.
     pub stderr: bool,
-    /// On a terminal.
+    /// With a terminal.
     pub tty: bool,
 }
 
 /// A request of the node API to the loop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeQuestion {
-    /// Where a container's log is: the answer is JSON, its `path`, and whether the container is `running`.
+    /// Location of a container's log: the answer is JSON, its `path`, and whether the container is `running`.
     Log {
-        /// Whose.
+        /// The pod.
         target: Target,
-        /// Which container's.
+        /// The container.
         container: String,
-        /// Of its life before this one.
+        /// The previous, terminated container.
         previous: bool,
     },
-    /// Where the runtime runs a command: the answer is the URL.
+    /// CRI `Exec`: the answer is the URL.
     Exec {
-        /// Where.
+        /// The pod.
         target: Target,
-        /// In which container.
+        /// The container.
         container: String,
         /// The command.
         command: Vec<String>,
-        /// With which streams.
+        /// The streams.
         streams: CommandStreams,
     },
-    /// Where the runtime has the streams of a container's main process: the answer is the URL.
+    /// CRI `Attach`: the answer is the URL.
     Attach {
-        /// Whose.
+        /// The pod.
         target: Target,
-        /// Which container's.
+        /// The container.
         container: String,
-        /// Which streams.
+        /// The streams.
         streams: CommandStreams,
     },
-    /// Where the runtime reaches a pod's ports: the answer is the URL.
+    /// CRI `PortForward`: the answer is the URL.
     PortForward {
-        /// Whose.
+        /// The pod.
         target: Target,
-        /// Which; a client that speaks SPDY names them later.
+        /// The ports; a client that speaks SPDY names them later.
         ports: Vec<u16>,
     },
-    /// What a command says that is run in a container.
+    /// Runs a command in a container (`ExecSync`): the answer is its output.
     Run {
-        /// Where.
+        /// The pod.
         target: Target,
-        /// In which container.
+        /// The container.
         container: String,
         /// The command.
         command: Vec<String>,
     },
-    /// The pods that run, as the runtime knows them: a `v1.PodList`.
+    /// The runtime's running pods: a `v1.PodList`.
     RunningPods,
-    /// Whether a pod of this node is at that address, on its own network, or has that port on the node's.
+    /// Whether a pod of this node has that address in its own network, or that port in the node's.
     Reaches {
         /// The address.
         ip: IpAddr,
         /// The port.
         port: u16,
     },
-    /// What node, pods and containers use, for Prometheus.
+    /// Usage of node, pods and containers, for Prometheus.
     Resources,
     /// The same as the kubelet's `Summary`.
     Summary {

@@ -1,43 +1,43 @@
-//! What `smolet exec`, `attach`, `port-forward` and `debug` ask the agent with a POST.
+//! POST requests of `smolet exec`, `attach`, `port-forward` and `debug` to the agent.
 //!
-//! For the URL of the runtime's streaming server: `/exec?pod=NAME` with the command as the body, each word ended by a NUL;
-//! `/attach?pod=NAME`; `/portforward?pod=NAME` with a `port=` for each port, a number or a name. For one more container
-//! in a pod: `/debug?pod=NAME` with its image and then its command as the body. The answer is a line for each fact, `url`,
-//! `note` and so on.
+//! For the URL of the runtime's streaming server: `/exec?pod=NAME` with the command as the body, each argument terminated by a
+//! NUL; `/attach?pod=NAME`; `/portforward?pod=NAME` with a `port=` for each port, a number or a name. For a debug container:
+//! `/debug?pod=NAME` with its image and then its command as the body. The response is a line for each value, `url`, `note` and so
+//! on.
 
 use super::Question;
 use crate::limits::{DEBUGGER_BYTES_MAX, DEBUGGER_WORDS_MAX, FORWARDED_PORTS_MAX};
 
-/// Which pod, and what for.
+/// The pod and the kind of stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StreamQuestion {
-    /// The pod's name, with or without the node's name behind it.
+    /// The pod's name, with or without the node's name as its suffix.
     pub name: String,
-    /// Its namespace; without one, a name that stands in one namespace only is found.
+    /// Its namespace; without one, a name that exists in only one namespace is found.
     pub namespace: Option<String>,
-    /// What for.
+    /// The kind of stream.
     pub kind: StreamKind,
 }
 
 /// A request to stream to or from a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamKind {
-    /// The streams of a command that is run in a container.
+    /// Runs a command in a container.
     Exec {
-        /// Which container; without one, the pod's default.
+        /// The container; without one, the pod's default.
         container: Option<String>,
-        /// The command, at least one word.
+        /// The command, at least one argument.
         command: Vec<String>,
-        /// It gets input.
+        /// With standard input.
         stdin: bool,
-        /// It gets a terminal.
+        /// With a terminal.
         tty: bool,
     },
-    /// The streams of a container's main process.
+    /// Attaches to a container's main process.
     Attach {
-        /// Which container; without one, the pod's default.
+        /// The container; without one, the pod's default.
         container: Option<String>,
-        /// It gets input.
+        /// With standard input.
         stdin: bool,
     },
     /// Connections to ports of the pod.
@@ -47,35 +47,35 @@ pub enum StreamKind {
     },
 }
 
-/// The container that is to be added to which pod.
+/// The debug container and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DebugQuestion {
-    /// The pod's name, with or without the node's name behind it.
+    /// The pod's name, with or without the node's name as its suffix.
     pub name: String,
-    /// Its namespace; without one, a name that stands in one namespace only is found.
+    /// Its namespace; without one, a name that exists in only one namespace is found.
     pub namespace: Option<String>,
-    /// The container's name; without one, one is made.
+    /// The container's name; without one, it is generated.
     pub container: Option<String>,
     /// Its image.
     pub image: String,
     /// `imagePullPolicy`; without one, the image's default.
     pub pull_policy: Option<String>,
-    /// Its command; none = the image's own.
+    /// Its command; empty: the image's own.
     pub command: Vec<String>,
-    /// The container whose processes it sees.
+    /// The container whose PID namespace it shares.
     pub target: Option<String>,
-    /// It keeps its input open.
+    /// Its standard input stays open.
     pub stdin: bool,
     /// It has a terminal.
     pub tty: bool,
 }
 
-/// True for the paths of this file, which want a POST.
+/// Whether the path is one of this file, which need a POST.
 pub(super) fn is_path(path: &str) -> bool {
     matches!(path, "/exec" | "/attach" | "/portforward" | "/debug")
 }
 
-/// Path, query and body → question. PURE.
+/// Parses path, query and body. PURE.
 ///
 /// # Errors
 /// A sentence.

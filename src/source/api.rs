@@ -1,19 +1,20 @@
-//! The pods that an API server has bound to this node, as a source (`NewSourceApiserver`).
+//! The pods that are bound to this node in an API server, as a source (`NewSourceApiserver`).
 //!
-//! What the server tells of each pod becomes one entry:
+//! Each pod of the server becomes one entry:
 //!
-//! | the pod there | here |
+//! | the pod in the API | on this node |
 //! |---|---|
-//! | is a mirror of a static pod | is that pod's copy, and nothing that runs |
-//! | has a deletionTimestamp | ends, and is deleted there when nothing of it is left |
-//! | cannot be run by this version | is refused, and told so there |
-//! | has Succeeded or Failed, and something of it is here | is wanted, and does not begin; what runs of it ends, whoever said so |
-//! | has Succeeded or Failed | is forgotten (`filterOutInactivePods`) |
-//! | has a status that somebody changed | is wanted, and its status is sent again (`needsReconcile`) |
-//! | else | is wanted |
+//! | is a mirror pod | belongs to its static pod; nothing runs for it |
+//! | has a deletionTimestamp | is terminated, and deleted in the API once nothing of it is left |
+//! | cannot be run by this version | is rejected, with a status |
+//! | is Succeeded or Failed, and has state on this node | is desired but not started; its running containers are stopped, whichever client set the phase |
+//! | is Succeeded or Failed | is dropped (`filterOutInactivePods`) |
+//! | has a status that another client changed | is desired, and its status is sent again (`needsReconcile`) |
+//! | else | is desired |
 //!
-//! Room is for the pods that are here first, then for those that begin, the oldest first. Pods that are over take none of it; what
-//! they have left here is bounded by itself. What was left out for want of entries is listed anew when there are some.
+//! Memory is given first to pods that have state on this node, then to new ones, the oldest first. Terminated pods take none of
+//! it; their state on this node has a limit of its own. Pods that were left out for lack of entries are listed again when there
+//! are some.
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -38,49 +39,49 @@ use crate::model::annotations::CONFIG_MIRROR;
 use crate::model::{DesiredPod, PodKey, PodUid, Seconds};
 use crate::model::{SortedMap, SortedSet};
 
-/// What stands in the place of a manifest's file.
+/// The origin of these pods, in place of a manifest's file.
 pub(crate) const ORIGIN: &str = "the API server";
 
 /// `status.reason` of a pod that this version cannot run.
 const REFUSED: &str = "UnexpectedAdmissionError";
 
-/// What this source and the loop tell each other.
+/// State shared by this source and the loop.
 #[derive(Clone)]
 pub struct Shared {
-    /// By the loop: which pods have something here.
+    /// The pods that have state on this node, set by the loop.
     pub here: PodsHere,
     /// Statuses that were sent, and those that the API server has.
     pub statuses: StatusesThere,
 }
 
-/// The pods as the server has them, told to the loop with each change.
+/// The follower of the node's pods; each change is sent to the loop.
 pub struct ApiPods {
     node: NodeName,
     clock: SharedClock,
-    /// Bounded by one: the newest update takes the place of one that was not taken yet.
+    /// Bounded by one: the newest update replaces one that was not received yet.
     updates: Sender<SourceUpdate>,
     origin: Arc<str>,
-    /// At most `KUBE_PODS_MAX`, besides those that are here. Full: a further pod is left out, with a message, until there is
-    /// room.
+    /// At most `KUBE_PODS_MAX`, besides those with state on this node. Full: a further pod is left out, with a message, until
+    /// there is space.
     pods: SortedMap<PodUid, Entry>,
     shared: Shared,
-    /// How many were seen to end.
+    /// Number of pods that were seen to terminate.
     ended: u64,
     /// A pod was left out since the last list began.
     left_out: bool,
-    /// Those that the list under way has told so far.
+    /// Pods of the list in progress so far.
     listed: Option<SortedSet<PodUid>>,
-    /// That list does not tell all there are.
+    /// That list is incomplete.
     short: bool,
-    /// There is something that no update told yet; most of what comes is the echo of our own statuses.
+    /// There is a change that no update contains yet; most events are the echo of the agent's own statuses.
     changed: bool,
     lost: Option<KubeError>,
-    /// Where pods are left for the disk.
+    /// Objects for the offline copy.
     trees: Trees,
 }
 
 enum Entry {
-    /// `over`: it has Succeeded or Failed; after so many others did, or before the last list.
+    /// `over`: it is Succeeded or Failed; the number of pods that terminated before it, or 0 before the last list.
     Wanted {
         pod: SourcedPod,
         over: Option<u64>,
@@ -92,7 +93,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// It asks for the same.
+    /// The desired state is the same.
     fn is_as(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -113,7 +114,7 @@ impl Entry {
 }
 
 impl ApiPods {
-    /// Which pods are followed.
+    /// The collection of the node's pods.
     pub fn collection(node: &NodeName) -> Collection {
         Collection {
             resource: Resource::PODS,
@@ -122,8 +123,8 @@ impl ApiPods {
         }
     }
 
-    /// Tells each change to `updates`, which holds one, and leaves the pods in `trees`. Which pods are here has to be
-    /// known when the first list begins.
+    /// Sends each change to `updates`, which holds one, and puts the pods' objects into `trees`. The pods with state on this node
+    /// have to be known when the first list begins.
     pub fn new(
         node: NodeName,
         clock: SharedClock,
@@ -148,7 +149,7 @@ impl ApiPods {
         }
     }
 
-    /// Memory of the pods that are over, or of the others, and how many these are.
+    /// Memory and number of the terminated pods, or of the others.
     fn held(&self, are_over: bool) -> (usize, usize) {
         let bytes = |entry: &Entry| match entry {
             Entry::Wanted { pod, over, .. } if over.is_some() == are_over => Some(pod.bytes),
@@ -191,10 +192,10 @@ impl ApiPods {
                 return Some(refused(key, &shown.collect::<Vec<_>>().join("; "), generation));
             }
         };
-        // Of those that are over the bytes are counted apart.
+        // Terminated pods have their own byte limit.
         let (before, its) = match self.pods.get(&key.uid) {
             Some(Entry::Wanted { pod, .. }) if pod.config_hash == read.config_hash => {
-                // Only its status changed: what is held already stays.
+                // Only its status changed: the pod that is already held stays.
                 return Some(Entry::Wanted { pod: with_status(pod, status), over, changed });
             }
             Some(Entry::Wanted { pod, over: None, .. }) => (Some(pod), pod.bytes),
@@ -227,7 +228,7 @@ impl ApiPods {
         Some(Entry::Wanted { pod, over, changed })
     }
 
-    /// Since when the pod is over: it has Succeeded or Failed.
+    /// Number of the pod's termination, if it is Succeeded or Failed.
     fn over(&mut self, uid: &PodUid, object: &Node) -> Option<u64> {
         if !is_over(object) {
             return None;
@@ -242,8 +243,8 @@ impl ApiPods {
         }
     }
 
-    /// Pods that have not begun give so many bytes, the youngest first: to one that is here, or to one that is older than they
-    /// are. Nobody gives any when that would not do.
+    /// Drops pods that have not started, the youngest first, to free the bytes: for a pod with state on this node, or for an
+    /// older one. None is dropped when that would not suffice.
     fn give_way(&mut self, bytes: usize, to: Option<&Pod>) -> bool {
         let gives = |(uid, entry): (&PodUid, &Entry)| match entry {
             Entry::Wanted { pod, over: None, .. } if !self.shared.here.has(uid) => {
@@ -254,7 +255,7 @@ impl ApiPods {
             Entry::Wanted { .. } | Entry::Ending(_) | Entry::Refused(_) | Entry::Mirror(_) => None,
         };
         let mut giving: Vec<(Rc<Pod>, usize)> = self.pods.iter().filter_map(gives).collect();
-        // Their times have whole seconds: of one second the first in the order of the list stays.
+        // Creation times have whole seconds: within one second the first in list order stays.
         giving.sort_by(|(a, _), (b, _)| first_come(b, a).then_with(|| b.metadata.name.cmp(&a.metadata.name)));
         let mut given = 0;
         let enough = giving.iter().position(|(_, its)| {
@@ -278,8 +279,8 @@ impl ApiPods {
         self.trees.remove(uid);
     }
 
-    /// Of the pods that are over those stay that have something here, the newest, within the bounds of these. The others are not
-    /// wanted any more: what they have left here goes, their statuses stay with the server.
+    /// Keeps the newest terminated pods that have state on this node, within their limits. The others are no longer desired:
+    /// their state here is removed, their statuses stay in the server.
     fn forget_ended(&mut self) {
         loop {
             let (pods, bytes) = self.held(true);
@@ -317,11 +318,11 @@ impl Follower for ApiPods {
         self.left_out = false;
     }
 
-    fn passed_over(&mut self) {
+    fn skipped(&mut self) {
         self.short = true;
     }
 
-    fn is_there(&mut self, object: Node) {
+    fn apply(&mut self, object: Node) {
         let Some(key) = key(&object) else { return };
         let is_known = self.pods.contains_key(&key.uid) || self.shared.here.has(&key.uid);
         if self.pods.len() >= KUBE_PODS_MAX && !is_known && !is_over(&object) {
@@ -344,7 +345,7 @@ impl Follower for ApiPods {
         self.pods.insert(key.uid, entry);
     }
 
-    fn is_gone(&mut self, object: &Node) {
+    fn delete(&mut self, object: &Node) {
         if let Some(key) = key(object) {
             self.forget(&key.uid);
         }
@@ -358,7 +359,7 @@ impl Follower for ApiPods {
         if self.lost.take().is_some() {
             log::info!("API server reachable again");
         }
-        // One that was passed over may be any that is missing: nothing ends for it.
+        // A skipped object may be any missing one: no pod is terminated for its absence.
         if let Some(listed) = self.listed.take().filter(|_| !self.short) {
             let before = self.pods.len();
             self.pods.retain(|uid, _| {
@@ -414,7 +415,7 @@ impl Follower for ApiPods {
     }
 }
 
-/// It has Succeeded or Failed, and was not deleted; a static pod's copy is not meant.
+/// The pod is Succeeded or Failed, and not being deleted; mirror pods do not count.
 fn is_over(object: &Node) -> bool {
     let phase = object.field("status").and_then(|status| status.field("phase")).and_then(Node::text);
     let metadata = object.field("metadata");
@@ -423,7 +424,7 @@ fn is_over(object: &Node) -> bool {
         && metadata.is_some_and(|metadata| metadata.field("deletionTimestamp").is_none())
 }
 
-/// Which pod; nothing when the object names none that directories can be made for.
+/// The pod's key; `None` when its names are not valid for directories.
 fn key(object: &Node) -> Option<PodKey> {
     let metadata = object.field("metadata")?;
     let text = |field| metadata.field(field).and_then(Node::text);
@@ -431,8 +432,8 @@ fn key(object: &Node) -> Option<PodKey> {
     key.is_path_safe().then_some(key)
 }
 
-/// The conditions of the pod's status that its readiness gates name, as others have set them; of the others nothing is kept,
-/// nor words and times of these. As many as there are gates at most (`limits::READINESS_GATES_MAX`).
+/// The conditions of the pod's readiness gates, as other clients have set them, without their messages and times; other
+/// conditions are not kept. At most `limits::READINESS_GATES_MAX`.
 fn gates(object: &Node) -> Vec<PodCondition> {
     let items = |of: &'static str, list| object.field(of).and_then(|of| of.field(list)).map(Node::items);
     let conditions = items("status", "conditions").unwrap_or_default();
@@ -450,7 +451,7 @@ fn gates(object: &Node) -> Vec<PodCondition> {
     gates.filter_map(condition).collect()
 }
 
-/// What of the status there counts here: the conditions of readiness gates and, of a pod that is over, how it ended.
+/// The relevant part of the status: the conditions of readiness gates and, for a terminated pod, how it ended.
 fn status_of(object: &Node, over: bool) -> Option<PodStatus> {
     let status = object.field("status").filter(|_| over);
     let text = |field| Some(cut(status?.field(field)?.text()?, TERMINAL_STATUS_TEXT_BYTES_MAX).to_owned());
@@ -461,7 +462,7 @@ fn status_of(object: &Node, over: bool) -> Option<PodStatus> {
     is_some.then(|| PodStatus { phase, reason, message, conditions, ..PodStatus::default() })
 }
 
-/// The same wish, with this status.
+/// The same pod with this status.
 fn with_status(of: &SourcedPod, status: Option<PodStatus>) -> SourcedPod {
     let mut of = of.clone();
     if of.pod.pod.status != status {
@@ -472,7 +473,7 @@ fn with_status(of: &SourcedPod, status: Option<PodStatus>) -> SourcedPod {
     of
 }
 
-/// Of a static pod's copy: the hash of the manifest.
+/// The manifest's hash of a mirror pod.
 fn mirrored(object: &Node) -> Option<&str> {
     let annotations = object.field("metadata")?.field("annotations")?;
     Some(annotations.field(CONFIG_MIRROR)?.text().unwrap_or_default())
@@ -504,7 +505,7 @@ mod tests {
                     "spec": {{"nodeName": "gw", "containers": [{{"name": "app", "image": "{image}"}}]}},
                     "status": {{"phase": "{phase}"}}}}"#
             );
-            pods.is_there(crate::decode::json::read(text.as_bytes()).expect("JSON"));
+            pods.apply(crate::decode::json::read(text.as_bytes()).expect("JSON"));
             pods.settled();
             let update = told.try_recv().expect("an update");
             assert_eq!((update.pods.len(), update.server.refused.len()), (1, 0), "{phase} {image}");

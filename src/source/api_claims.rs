@@ -1,5 +1,5 @@
-//! Claims of persistent volumes that pods name. A node may read a claim of its pods, and the volume it is bound to, and follow
-//! neither: they are asked for until there is a volume, which stays.
+//! Persistent volume claims of pods. A node may read a claim of its pods, and the volume it is bound to, but may watch neither:
+//! they are polled until the claim is bound, which does not change afterwards.
 
 use std::sync::Arc;
 
@@ -12,10 +12,11 @@ use crate::limits::CLAIM_RETRY_MAX;
 use crate::model::object::{Claim, ClaimedVolume};
 use crate::model::{Object, ObjectKey};
 
-/// Asks for the claim and its volume, until it is dropped.
+/// Polls the claim and its volume until it is dropped.
 pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
     let mut wait = RetryWait::new(seed(&key.name));
-    let (mut told, mut of_claim, mut of_volume) = (None, AuthorizerLag::default(), AuthorizerLag::default());
+    let (mut reported, mut of_claim, mut of_volume) =
+        (None, AuthorizerLag::default(), AuthorizerLag::default());
     loop {
         let mut soon = None;
         match ask(&client, &key).await {
@@ -24,15 +25,15 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
                 if soon.is_none() && (why.is(403) || why.is_not_found()) {
                     let what = volume.map_or_else(|| "PVC".to_owned(), |volume| format!("PV {volume}"));
                     let why = format!("failed to fetch {what} from API server: {why}");
-                    put(&found, &key, &mut told, Err(why.into()));
+                    put(&found, &key, &mut reported, Err(why.into()));
                 } else {
-                    // The pod waits as it is.
+                    // The pod keeps its current state and waits.
                     log::debug!("{key}: {why}");
                 }
             }
             Ok(volume) => {
                 let is_there = volume.is_ok();
-                put(&found, &key, &mut told, volume);
+                put(&found, &key, &mut reported, volume);
                 if is_there {
                     return std::future::pending().await;
                 }
@@ -45,17 +46,17 @@ pub async fn keep_claim(client: Client, key: ObjectKey, found: Found) {
 type Claimed = Result<Arc<ClaimedVolume>, Arc<str>>;
 
 /// Records a claim; unchanged claims are not reported again.
-fn put(found: &Found, key: &ObjectKey, told: &mut Option<Claimed>, volume: Claimed) {
-    if told.as_ref() != Some(&volume) {
-        *told = Some(volume.clone());
+fn put(found: &Found, key: &ObjectKey, reported: &mut Option<Claimed>, volume: Claimed) {
+    if reported.as_ref() != Some(&volume) {
+        *reported = Some(volume.clone());
         let claim = Claim { namespace: key.namespace.clone(), name: key.name.clone(), volume };
         found.put(key, Sought::There(Object::Claim(Arc::new(claim))));
     }
 }
 
-/// Its volume, or why there is none; or why the claim, or the volume of that name, could not be read.
+/// The claim's volume, or why there is none; or the error of reading the claim, or the volume of that name.
 async fn ask(client: &Client, key: &ObjectKey) -> Result<Claimed, (Option<Box<str>>, KubeError)> {
-    // Behind it stands whose it is.
+    // The pod's UID follows the claim's name.
     let name = key.name.split('/').next().unwrap_or_default();
     let path = object_path(Resource::CLAIMS, &key.namespace, name);
     let claim = client.call(Method::GET, &path, None).await.map_err(|why| (None, why))?;

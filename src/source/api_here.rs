@@ -1,5 +1,5 @@
-//! Which pods have something on this node, for the source to know: what runs here comes first, and of a pod that is over and
-//! has nothing here nothing is kept.
+//! The pods that have state on this node, for the API source: running pods come first, and a terminated pod without state on this
+//! node is not kept.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -9,31 +9,30 @@ use smol::channel::{Receiver, Sender};
 use crate::model::PodUid;
 use crate::model::SortedSet;
 
-/// The pods with a record or something in the runtime. The loop tells them; the source only asks.
+/// The UIDs of pods with a record or with sandboxes or containers in the runtime. The loop sets them; the source only reads.
 #[derive(Clone)]
 pub struct PodsHere {
     /// As many as a relist and the records hold.
     uids: Rc<RefCell<SortedSet<PodUid>>>,
-    /// Bounded by one: the runtime was looked at.
+    /// Bounded by one: the first relist has completed.
     looked: Sender<()>,
 }
 
 impl PodsHere {
-    /// None are known; the receiver gets a word when the runtime was looked at for the first time. Nothing the server says
-    /// can be judged before.
+    /// An empty set; the receiver is notified of the first relist. The server's pods cannot be judged before.
     pub fn new() -> (Self, Receiver<()>) {
-        let (looked, told) = smol::channel::bounded(1);
-        (Self { uids: Rc::default(), looked }, told)
+        let (looked, first_look) = smol::channel::bounded(1);
+        (Self { uids: Rc::default(), looked }, first_look)
     }
 
-    /// These are all.
+    /// Replaces the set.
     pub fn are(&self, uids: SortedSet<PodUid>) {
         self.uids.replace(uids);
-        // Full, or nobody waits any more: it is known.
+        // Full, or the receiver is dropped: the first relist is known already.
         let _ = self.looked.try_send(());
     }
 
-    /// Something of the pod is here.
+    /// Whether the pod has state on this node.
     pub fn has(&self, uid: &PodUid) -> bool {
         self.uids.borrow().contains(uid)
     }

@@ -1,4 +1,5 @@
-//! The API server's pods on their way to the disk, and back from there when the server is away at the start.
+//! The API server's pods in the offline copy: handed over for writing, and read again when the server is unreachable at the
+//! start.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,8 +19,7 @@ use crate::model::PodUid;
 use crate::model::SortedMap;
 use crate::store::keep::tree;
 
-/// The objects of pods that are new or changed, as they are kept. They wait here until the loop has taken the pods of them
-/// over; nothing of them is held afterwards.
+/// Objects of new or changed pods, as they are written. They are held until the loop has processed the update with their pods.
 #[derive(Clone)]
 pub struct Trees {
     trees: Rc<RefCell<SortedMap<PodUid, Vec<u8>>>>,
@@ -28,7 +28,7 @@ pub struct Trees {
 }
 
 impl Trees {
-    /// `failed`, which holds one, is told when the server cannot be followed.
+    /// `failed`, which holds one message, is notified when the server cannot be followed.
     pub fn new(failed: Sender<()>) -> Self {
         Self { trees: Rc::default(), failed }
     }
@@ -51,7 +51,7 @@ impl Trees {
         self.trees.borrow_mut().remove(uid);
     }
 
-    /// How many wait, and their bytes.
+    /// Number of held objects, and their bytes.
     pub fn held(&self) -> (usize, usize) {
         let trees = self.trees.borrow();
         (trees.len(), trees.values().map(Vec::len).sum())
@@ -63,25 +63,25 @@ impl Trees {
     }
 
     pub(super) fn failed(&self) {
-        // Full: it is known.
+        // Full: a notification is pending already.
         let _ = self.failed.try_send(());
     }
 }
 
-/// The pods that were kept, as an update that is not complete: nothing ends for what is not in it.
+/// The pods of the offline copy, as an incomplete update: no pod is terminated because it is missing from it.
 pub fn update(node: &NodeName, clock: SharedClock, here: PodsHere, pods: Vec<Vec<u8>>) -> SourceUpdate {
-    let (updates, told) = smol::channel::bounded(1);
+    let (updates, receiver) = smol::channel::bounded(1);
     let (failed, _) = smol::channel::bounded(1);
     let shared = Shared { here, statuses: StatusesThere::default() };
     let mut source = ApiPods::new(node.clone(), clock, updates, Trees::new(failed), shared);
-    // One at a time: a tree takes ten times what its bytes do.
+    // One at a time: a parsed object takes ten times its bytes.
     for bytes in pods {
         if let Ok(object) = tree::decode(&bytes) {
-            source.is_there(object);
+            source.apply(object);
         }
     }
     source.settled();
-    let update = told.try_recv().unwrap_or_else(|_| SourceUpdate {
+    let update = receiver.try_recv().unwrap_or_else(|_| SourceUpdate {
         source: API,
         pods: Vec::new(),
         objects: Vec::new(),

@@ -1,5 +1,5 @@
-//! What others wrote on this node's Node object: its labels and taints, by which pods are admitted, its pods' addresses, and its
-//! conditions, which the cluster changes when it hears nothing of the node for a while.
+//! The reflector of this node's own Node object: labels and taints for admission, pod CIDRs, and conditions, which the node
+//! lifecycle controller changes when the node's lease expires.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,10 @@ use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{POD_CIDR_BYTES_MAX, POD_CIDRS_MAX};
 use crate::model::SortedMap;
 
-/// The labels, the taints, the conditions and the pods' addresses.
+/// Labels, taints, conditions and pod CIDRs of the Node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeMarks {
-    /// `metadata.uid`: another one of the same name is another Node.
+    /// `metadata.uid`: a Node of the same name with another UID was created anew.
     pub uid: Box<str>,
     /// `metadata.labels`.
     pub labels: BTreeMap<String, String>,
@@ -23,14 +23,14 @@ pub struct NodeMarks {
     pub taints: Vec<Taint>,
     /// `status.conditions`: types and statuses. At most what an object may hold.
     pub conditions: SortedMap<Box<str>, Box<str>>,
-    /// Of `status.allocatable` what others may have put there: extended resources. At most what an object may hold.
+    /// Extended resources of `status.allocatable`, which other clients may have added. At most what an object may hold.
     pub scalars: SortedMap<Box<str>, i64>,
     /// `spec.podCIDRs`, else `spec.podCIDR`; at most `POD_CIDRS_MAX`.
     pub pod_cidrs: Vec<Box<str>>,
 }
 
 impl NodeMarks {
-    /// Those of the object. What is none is left out: the server has checked them.
+    /// From the object. Invalid entries are left out: the server has validated them.
     fn of(object: &Node) -> Self {
         let metadata = object.field("metadata");
         let labels = metadata.and_then(|metadata| metadata.field("labels"));
@@ -68,16 +68,16 @@ impl NodeMarks {
     }
 }
 
-/// Follows the object.
+/// The follower of the Node object.
 pub struct ApiNode {
     now: Option<NodeMarks>,
-    told: Option<NodeMarks>,
-    /// Bounded by one: the newest takes the place of one that was not taken yet.
+    reported: Option<NodeMarks>,
+    /// Bounded by one: the newest replaces one that was not received yet.
     marks: Sender<Option<NodeMarks>>,
 }
 
 impl ApiNode {
-    /// Which object.
+    /// The collection of this Node alone.
     pub fn collection(name: &str) -> Collection {
         Collection {
             resource: Resource::NODES,
@@ -86,9 +86,9 @@ impl ApiNode {
         }
     }
 
-    /// Tells each change to `marks`, which holds one; `None` = it was there and is not any more.
+    /// Sends each change to `marks`, which holds one; `None` = the Node was deleted.
     pub fn new(marks: Sender<Option<NodeMarks>>) -> Self {
-        Self { now: None, told: None, marks }
+        Self { now: None, reported: None, marks }
     }
 }
 
@@ -97,18 +97,18 @@ impl Follower for ApiNode {
         self.now = None;
     }
 
-    fn is_there(&mut self, object: Node) {
+    fn apply(&mut self, object: Node) {
         self.now = Some(NodeMarks::of(&object));
     }
 
-    fn is_gone(&mut self, _: &Node) {
+    fn delete(&mut self, _: &Node) {
         self.now = None;
     }
 
     fn settled(&mut self) {
-        // One that is not registered yet was not there either.
-        if self.told != self.now {
-            self.told.clone_from(&self.now);
+        // A Node that is not registered yet was never deleted.
+        if self.reported != self.now {
+            self.reported.clone_from(&self.now);
             // The loop is gone only when the process ends.
             let _ = self.marks.force_send(self.now.clone());
         }

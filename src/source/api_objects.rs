@@ -1,5 +1,5 @@
-//! What the pods of an API server name: each ConfigMap and Secret followed by itself, for a node may read no others; tokens of
-//! their service accounts; and the services of their namespaces, for variables.
+//! API objects that pods of an API server reference: each ConfigMap and Secret is followed alone, because a node may read no
+//! others; tokens of their service accounts; and the services of their namespaces, for environment variables.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -25,38 +25,38 @@ use crate::model::SortedMap;
 use crate::model::object::{Services, Token, TokenWish};
 use crate::model::{Object, ObjectKey, ObjectKind};
 
-/// What the server says of an object.
+/// State of an object in the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sought {
-    /// It is there.
+    /// It exists.
     There(Object),
-    /// It is not there.
+    /// It does not exist.
     Missing,
-    /// Nothing: it has refused to say.
+    /// Unknown: the server denies access.
     Refused,
 }
 
-/// What was found of the followed objects and is not taken yet. One entry for each of them.
+/// States of followed objects that the loop has not taken yet. One entry for each object.
 #[derive(Clone)]
 pub struct Found {
     found: Rc<RefCell<SortedMap<ObjectKey, Sought>>>,
-    /// Bounded by one: there is something to take.
+    /// Bounded by one: there are entries to take.
     news: Sender<()>,
 }
 
 impl Found {
-    /// `news`, which holds one, is told when there is something to take.
+    /// `news`, which holds one message, is notified of new entries.
     pub fn new(news: Sender<()>) -> Self {
         Self { found: Rc::default(), news }
     }
 
     pub(super) fn put(&self, key: &ObjectKey, sought: Sought) {
         self.found.borrow_mut().insert(key.clone(), sought);
-        // Full: it is known that there is something.
+        // Full: a notification is pending already.
         let _ = self.news.try_send(());
     }
 
-    /// All that was found since the last time.
+    /// Takes all entries.
     pub fn take(&self) -> SortedMap<ObjectKey, Sought> {
         std::mem::take(&mut self.found.borrow_mut())
     }
@@ -69,7 +69,7 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
         ObjectKind::Secret => Resource::SECRETS,
         ObjectKind::Services => Resource::SERVICES,
         ObjectKind::RuntimeClass => Resource::RUNTIME_CLASSES,
-        // Nobody follows these: they are asked for.
+        // These are polled, not followed.
         ObjectKind::Token | ObjectKind::Claim => return,
     };
     let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
@@ -81,23 +81,23 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
     follow_or_list::<()>(&client, &collection, &mut *follower, Some((&watches, watches_max))).await;
 }
 
-/// Who is told of that object, or of those services.
+/// The follower of that object, or of those services.
 pub fn follower(key: ObjectKey, found: Found) -> Box<dyn Follower> {
     if key.kind == ObjectKind::Services {
-        Box::new(Several { key, now: SortedMap::new(), told: None, refused: false, found })
+        Box::new(Several { key, now: SortedMap::new(), reported: None, refused: false, found })
     } else {
         let lag = AuthorizerLag::default();
-        Box::new(One { key, now: None, told: None, refused: 0, lag, found })
+        Box::new(One { key, now: None, reported: None, refused: 0, lag, found })
     }
 }
 
 struct One {
     key: ObjectKey,
-    /// As it is there.
+    /// The current object.
     now: Option<Object>,
     /// The last reported state.
-    told: Option<Sought>,
-    /// How often the server has refused to tell; two are as many as any.
+    reported: Option<Sought>,
+    /// Consecutive denials; two count as any number.
     refused: u8,
     lag: AuthorizerLag,
     found: Found,
@@ -120,29 +120,29 @@ impl Follower for One {
         }
     }
 
-    fn is_gone(&mut self, _: &Node) {
+    fn delete(&mut self, _: &Node) {
         self.now = None;
     }
 
     fn settled(&mut self) {
-        self.lag.is_over();
+        self.lag.reset();
         let now = self.now.clone().map_or(Sought::Missing, Sought::There);
-        if self.told.as_ref() != Some(&now) {
-            self.told = Some(now.clone());
+        if self.reported.as_ref() != Some(&now) {
+            self.reported = Some(now.clone());
             self.found.put(&self.key, now);
         }
     }
 
     fn lost(&mut self, why: &KubeError) {
         self.refused = self.refused.saturating_add(match why {
-            // It has been asked for long enough.
+            // The fast retries are used up.
             KubeError::Refused { code: 403, .. } => 2,
             KubeError::Refused { .. } => 1,
             KubeError::Unreachable(_) | KubeError::Protocol(_) | KubeError::Config(_) => 0,
         });
-        if self.refused > 1 && self.told.is_none() {
+        if self.refused > 1 && self.reported.is_none() {
             log::warn!("{}: {why}; pods that reference it wait", self.key);
-            self.told = Some(Sought::Refused);
+            self.reported = Some(Sought::Refused);
             self.found.put(&self.key, Sought::Refused);
         } else {
             log::debug!("{}: {why}", self.key);
@@ -153,7 +153,7 @@ impl Follower for One {
         self.lag.wait(why)
     }
 
-    /// As with the kubelet, which stops its reflector then (`objectCache.Get`).
+    /// As the kubelet, which stops its reflector for an immutable object (`objectCache.Get`).
     fn is_final(&self) -> bool {
         self.now.as_ref().is_some_and(Object::is_immutable)
     }
@@ -162,9 +162,9 @@ impl Follower for One {
 /// Services of a namespace.
 struct Several {
     key: ObjectKey,
-    /// As they are there, at most `KUBE_SERVICES_MAX`. Full: a further one is passed over.
+    /// Current services, at most `KUBE_SERVICES_MAX`. Full: a further one is skipped.
     now: SortedMap<Box<str>, Service>,
-    told: Option<Vec<Service>>,
+    reported: Option<Vec<Service>>,
     refused: bool,
     found: Found,
 }
@@ -174,7 +174,7 @@ impl Follower for Several {
         self.now.clear();
     }
 
-    fn is_there(&mut self, object: Node) {
+    fn apply(&mut self, object: Node) {
         let Some(service) = service(&object) else { return };
         let name: Box<str> = service.metadata.name.as_deref().unwrap_or_default().into();
         if self.now.len() < KUBE_SERVICES_MAX || self.now.contains_key(&name) {
@@ -182,7 +182,7 @@ impl Follower for Several {
         }
     }
 
-    fn is_gone(&mut self, object: &Node) {
+    fn delete(&mut self, object: &Node) {
         if let Some(name) = service(object).and_then(|service| service.metadata.name) {
             self.now.remove(&*name);
         }
@@ -190,8 +190,8 @@ impl Follower for Several {
 
     fn settled(&mut self) {
         let now: Vec<Service> = self.now.values().cloned().collect();
-        if self.told.as_ref() != Some(&now) {
-            self.told = Some(now.clone());
+        if self.reported.as_ref() != Some(&now) {
+            self.reported = Some(now.clone());
             let (namespace, name) = (self.key.namespace.clone(), self.key.name.clone());
             let services = Services { namespace, name, list: now };
             self.found.put(&self.key, Sought::There(Object::Services(Arc::new(services))));
@@ -200,7 +200,7 @@ impl Follower for Several {
 
     fn lost(&mut self, why: &KubeError) {
         log::debug!("{}: {why}", self.key);
-        let is_news = self.told.is_none() && !self.refused && matches!(why, KubeError::Refused { .. });
+        let is_news = self.reported.is_none() && !self.refused && matches!(why, KubeError::Refused { .. });
         if is_news {
             log::warn!("{}: {why}; pods start without service environment variables", self.key);
             self.refused = true;
@@ -209,7 +209,7 @@ impl Follower for Several {
     }
 }
 
-/// What variables are made of; read by hand, for the whole type would cost the binary its code.
+/// The fields for environment variables; parsed by hand, because deserializing the whole type would add its code to the binary.
 fn service(object: &Node) -> Option<Service> {
     let text = |of: &Node, field: &str| of.field(field).and_then(Node::text).map(str::to_owned);
     let metadata = object.field("metadata")?;
@@ -235,7 +235,7 @@ fn service(object: &Node) -> Option<Service> {
     })
 }
 
-/// Asks for a token, and for the next before it ends, until it is dropped.
+/// Requests a token, and the next one before it expires, until it is dropped.
 pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: TokenWish, found: Found) {
     let path = subresource_path(Resource::SERVICE_ACCOUNTS, &key.namespace, &wish.account, "token");
     let audiences: Vec<&str> =
@@ -252,14 +252,15 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
     loop {
         let asked = client.call(Method::POST, &path, Some(Content::json(&request))).await;
         let answer = asked.and_then(|answer| {
-            let told = answer.field("status").and_then(|status| status.field("token")).and_then(Node::text);
-            told.map(Box::<str>::from)
+            let token = answer.field("status").and_then(|status| status.field("token")).and_then(Node::text);
+            token
+                .map(Box::<str>::from)
                 .ok_or_else(|| KubeError::Protocol("a TokenRequest without a token".to_owned()))
         });
         let pause = match answer {
             Ok(value) => {
                 wait.succeeded();
-                lag.is_over();
+                lag.reset();
                 has_one = true;
                 let token = Token { namespace: key.namespace.clone(), name: key.name.clone(), value };
                 found.put(&key, Sought::There(Object::Token(Arc::new(token))));
@@ -279,7 +280,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
     }
 }
 
-/// A token is renewed when four fifths of its time are over, and each day (`requiresRefresh`).
+/// When a token is renewed: after four fifths of its lifetime, and after a day at most (`requiresRefresh`).
 fn renewal(seconds: i64) -> Duration {
     let seconds = u64::try_from(seconds).unwrap_or_default();
     (Duration::from_secs(seconds) * 4 / 5).min(TOKEN_AGE_MAX)

@@ -1,14 +1,14 @@
 //! Whether the API server still has the statuses that were sent (`needsReconcile`). PURE.
 //!
-//! A status that somebody else changed is sent once more. The answer to a patch and what the watch tells of a pod are compared by
-//! their resourceVersions and a digest of the fields that a node agent writes: an event that is older than the answer, the echo of
-//! the patch, and what others write beside (readiness gates, labels, `nominatedNodeName`) are no changes of it.
+//! A status that another client has changed is sent again. The response to a patch and the pod in the watch are compared by their
+//! resourceVersions and a digest of the fields that a node agent owns: an event older than the response, the echo of the patch,
+//! and fields of other clients (readiness gates, labels, `nominatedNodeName`) do not count as changes.
 //!
-//! | the watch tells of the pod | the status was changed |
+//! | pod in the watch | the status was changed |
 //! |---|---|
 //! | nothing was sent since the agent started | no: it is sent anyway |
-//! | a patch is on its way | decided by its answer |
-//! | resourceVersion not after that of the answer | no |
+//! | a patch is in flight | decided by its response |
+//! | resourceVersion not after that of the response | no |
 //! | a later one, same digest | no |
 //! | a later one, another digest | yes |
 
@@ -19,7 +19,7 @@ use std::rc::Rc;
 use crate::decode::Node;
 use crate::model::{PodUid, SortedMap};
 
-/// What a node agent writes into a status.
+/// Status fields that a node agent writes.
 const FIELDS: &[&str] = &[
     "containerStatuses",
     "ephemeralContainerStatuses",
@@ -36,7 +36,7 @@ const FIELDS: &[&str] = &[
     "startTime",
 ];
 
-/// The conditions that are a node agent's (`PodConditionByKubelet`).
+/// Conditions that a node agent owns (`PodConditionByKubelet`).
 const CONDITIONS: &[&str] = &[
     "ContainersReady",
     "Initialized",
@@ -50,13 +50,13 @@ const CONDITIONS: &[&str] = &[
 /// One version of a pod's status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusThere {
-    /// `metadata.resourceVersion`; of one pod a later one is greater (KEP-5504).
+    /// `metadata.resourceVersion`; for one pod a later one is greater (KEP-5504).
     version: u64,
     digest: u64,
 }
 
 impl StatusThere {
-    /// That of this pod; nothing when its resourceVersion is no number.
+    /// The version of this pod; `None` when its resourceVersion is not a number.
     pub fn of(object: &Node) -> Option<Self> {
         let version = object.field("metadata")?.field("resourceVersion")?.text()?.parse().ok()?;
         let mut hasher = DefaultHasher::new();
@@ -75,7 +75,7 @@ impl StatusThere {
     }
 }
 
-/// Recursion is bounded by the reader's.
+/// Recursion is bounded by the parser.
 fn hash(node: &Node, into: &mut impl Hasher) {
     let mut put = |kind: u8, bytes: &[u8]| {
         into.write_u8(kind);
@@ -107,9 +107,9 @@ fn hash(node: &Node, into: &mut impl Hasher) {
 #[derive(Default)]
 struct Compared {
     is_sending: bool,
-    /// As the answer to the last patch had it.
+    /// From the response to the last patch.
     sent: Option<StatusThere>,
-    /// As the watch told it last.
+    /// From the last watch event.
     watched: Option<StatusThere>,
 }
 
@@ -120,15 +120,15 @@ impl Compared {
     }
 }
 
-/// The statuses of the pods that the API server has told of. The source notes what it is told, the loop what it sends.
+/// The versions of the pods' statuses in the API server. The source records watch events, the loop patches.
 #[derive(Clone, Default)]
 pub struct StatusesThere {
-    /// Those of the source's own pods: bounded as they are.
+    /// Entries of the source's pods, and bounded as they are.
     pods: Rc<RefCell<SortedMap<PodUid, Compared>>>,
 }
 
 impl StatusesThere {
-    /// The watch has told this of a pod. Whether somebody has changed the status that was sent.
+    /// Records a watch event of a pod. True when another client has changed the status that was sent.
     pub fn watched(&self, uid: &PodUid, status: Option<StatusThere>) -> bool {
         let mut pods = self.pods.borrow_mut();
         let compared = pods.entry(uid.clone()).or_default();
@@ -136,14 +136,14 @@ impl StatusesThere {
         compared.is_changed()
     }
 
-    /// A patch of the pod's status is on its way.
+    /// Records that a patch of the pod's status was sent.
     pub fn sending(&self, uid: &PodUid) {
         if let Some(compared) = self.pods.borrow_mut().get_mut(uid) {
             compared.is_sending = true;
         }
     }
 
-    /// The patch was answered so, or not at all. Whether somebody has changed the status since.
+    /// Records the response to the patch, or its absence. True when another client has changed the status since.
     pub fn sent(&self, uid: &PodUid, status: Option<StatusThere>) -> bool {
         let mut pods = self.pods.borrow_mut();
         let Some(compared) = pods.get_mut(uid) else { return false };
@@ -152,7 +152,7 @@ impl StatusesThere {
         compared.is_changed()
     }
 
-    /// The API server has no such pod any more.
+    /// Removes a pod that the API server no longer has.
     pub fn forget(&self, uid: &PodUid) {
         self.pods.borrow_mut().remove(uid);
     }

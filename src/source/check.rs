@@ -1,4 +1,4 @@
-//! `smolet check`: manifests read and validated as the agent would, without an agent.
+//! `smolet check`: reads and validates manifests as the agent does, without an agent.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,25 +14,25 @@ use crate::desired::Desired;
 use crate::limits;
 use crate::model::{Side, SortedMap, SortedSet, Wall};
 
-/// What [`check`] found.
+/// The result of [`check`].
 #[derive(Debug)]
 pub struct CheckReport {
     /// The pods that would run, by UID.
     pub pods: Vec<SourcedPod>,
     /// The ConfigMaps and Secrets, by their key.
     pub objects: Vec<SourcedObject>,
-    /// Everything that is wrong, at most `PROBLEMS_MAX` of each file's and of the whole; none = all is well.
+    /// All problems, at most `PROBLEMS_MAX` of each file and of the whole.
     pub problems: Vec<Problem>,
 }
 
 impl CheckReport {
-    /// Nothing is wrong.
+    /// There are no problems.
     pub fn is_good(&self) -> bool {
         self.problems.is_empty()
     }
 }
 
-/// One line a problem, then one line a pod.
+/// One line for each problem, then one for each pod.
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.problems.is_empty() && self.pods.is_empty() && self.objects.is_empty() {
@@ -56,8 +56,8 @@ impl fmt::Display for CheckReport {
     }
 }
 
-/// Checks files (whatever their names), directories (as the agent reads them) and `-` (standard input), together:
-/// two of them that name one pod are a problem. Blocking.
+/// Checks files (whatever their names), directories (as the agent reads them) and `-` (standard input) together: two of them with
+/// the same pod are a problem. Blocking.
 pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
     let mut update = SourceUpdate {
         source: NAME,
@@ -114,7 +114,7 @@ pub fn check(paths: &[PathBuf], node: &NodeName, seen: Wall) -> CheckReport {
             .problems
             .push(Problem::of_file(&Arc::from("all files"), format!("{} more problems", more + 1)));
     }
-    // All that was named is here, so nothing has to be held back: duplicates and the number of pods are judged.
+    // All inputs are given, so no removal has to be delayed: duplicates and the number of pods are checked.
     let mut desired = Desired::new(&[NAME]);
     desired.apply(update, |_| false);
     CheckReport {

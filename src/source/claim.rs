@@ -1,19 +1,19 @@
-//! What a claim of a persistent volume, and that volume, have for a pod of this node, in the words of the kubelet where they have
-//! nothing (`getPVCExtractPV`, `getPVSpec`). PURE.
+//! The volume of a persistent volume claim for a pod of this node, or the kubelet's message why there is none (`getPVCExtractPV`,
+//! `getPVSpec`). PURE.
 //!
-//! Read by hand: the whole types would cost the binary their code.
+//! Parsed by hand: deserializing the whole types would add their code to the binary.
 
 use crate::decode::{Node, Path, typed};
 use crate::limits::CLAIM_PATH_BYTES_MAX;
 use crate::model::NfsExport;
 use crate::model::object::{ClaimedVolume, VolumeSource};
 
-/// A claim that has its volume.
+/// A bound claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The claim's UID.
     pub uid: Box<str>,
-    /// The name of its volume.
+    /// The volume's name.
     pub volume: Box<str>,
 }
 
@@ -25,7 +25,7 @@ fn text<'a>(object: &'a Node, path: &[&str]) -> &'a str {
 /// The volume that the claim is bound to.
 ///
 /// # Errors
-/// Why a pod cannot have it yet.
+/// Why a pod cannot use it yet.
 pub fn bound(claim: &Node) -> Result<Bound, String> {
     if !text(claim, &["metadata", "deletionTimestamp"]).is_empty() {
         return Err("PVC is being deleted".to_owned());
@@ -40,7 +40,7 @@ pub fn bound(claim: &Node) -> Result<Bound, String> {
 /// The volume of that claim.
 ///
 /// # Errors
-/// Why it is not the claim's, or none that this version mounts.
+/// Why it is not the claim's, or not a type that this version mounts.
 pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
     let name = &claim.volume;
     let Some(reference) = volume.field("spec").and_then(|spec| spec.field("claimRef")) else {
@@ -61,7 +61,7 @@ pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
     let of = |kind: &str| volume.field("spec").and_then(|spec| spec.field(kind));
     let source = match (of("hostPath"), of("local"), of("nfs")) {
         (Some(host), ..) => path(name, text(host, &["path"]), text(host, &["type"]))?,
-        // A local volume is a directory that is there; a device would have to be formatted.
+        // A local volume must be an existing directory; a device would have to be formatted.
         (None, Some(local), _) => path(name, text(local, &["path"]), "Directory")?,
         (None, None, Some(nfs)) => VolumeSource::Nfs(export(volume, name, nfs)?),
         (None, None, None) => {
@@ -74,7 +74,7 @@ pub fn volume(volume: &Node, claim: &Bound) -> Result<ClaimedVolume, String> {
     let nodes = match nodes.map(|nodes| typed::read_known(nodes, Path::default())) {
         None => None,
         Some(Ok(nodes)) => Some(nodes),
-        // The server has checked it: what cannot be read is of a later version.
+        // The server has validated it: what cannot be parsed is of a later version.
         Some(Err(_)) => return Err(format!("volume {name} has a nodeAffinity that cannot be read")),
     };
     Ok(ClaimedVolume { name: name.clone(), source, nodes })
@@ -90,13 +90,13 @@ fn path(name: &str, path: &str, kind: &str) -> Result<VolumeSource, String> {
     Ok(VolumeSource::Path { path: path.into(), kind: kind.into() })
 }
 
-/// Its `readOnly` is not heeded, as in the kubelet (`getVolumeSource`): the claim's is.
+/// The volume's `readOnly` is ignored, as in the kubelet (`getVolumeSource`), in favour of the claim's.
 fn export(volume: &Node, name: &str, nfs: &Node) -> Result<NfsExport, String> {
-    // A directory of the pod's has its name.
+    // The name becomes a directory in the pod's directory.
     if name.contains('/') || matches!(name, "." | "..") {
         return Err(format!("volume {name:?} has a name that no directory can have"));
     }
-    // `MountOptionFromSpec`: the annotation instead of the field.
+    // `MountOptionFromSpec`: the annotation takes precedence over the field.
     let metadata = volume.field("metadata").and_then(|metadata| metadata.field("annotations"));
     let annotation = metadata.and_then(|annotations| annotations.field(OPTIONS)).and_then(Node::text);
     let field = volume.field("spec").and_then(|spec| spec.field("mountOptions"));

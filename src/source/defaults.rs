@@ -1,6 +1,6 @@
 //! Defaults of a pod, as the API server sets them (`pkg/apis/core/v1/defaults.go` and its generated walk). PURE.
 //!
-//! Only what static pods can have is walked: fields that are refused (see `validate::unsupported`) need no defaults.
+//! Only fields that static pods can have are walked: refused fields (see `validate::unsupported`) need no defaults.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use super::resources::{self, List};
 use crate::image::name::default_pull_policy;
 use crate::model::quantity::Quantity;
 
-/// Grace period of a pod that gives none, in seconds.
+/// Default grace period of a pod, in seconds.
 pub const GRACE_SECONDS: i64 = 30;
-/// Mode of the files of configMap, secret, downwardAPI and projected volumes that give none: 0644.
+/// Default mode of the files of configMap, secret, downwardAPI and projected volumes: 0644.
 pub const FILE_MODE: i32 = 0o644;
 
-/// Fills in what the manifest left out.
+/// Sets the defaults of missing fields.
 pub fn set(pod: &mut Pod) {
     let Some(spec) = pod.spec.as_mut() else { return };
     spec.volumes.iter_mut().flatten().for_each(volume);
@@ -34,14 +34,14 @@ pub fn set(pod: &mut Pod) {
     }
 }
 
-/// An absent or empty text gets the default.
+/// Sets the default of an absent or empty string.
 fn text(field: &mut Option<String>, default: &str) {
     if field.as_deref().unwrap_or_default().is_empty() {
         *field = Some(default.to_owned());
     }
 }
 
-/// An absent or zero number gets the default.
+/// Sets the default of an absent or zero number.
 fn number(field: &mut Option<i32>, default: i32) {
     if field.unwrap_or_default() == 0 {
         *field = Some(default);
@@ -60,7 +60,7 @@ fn pod_spec(spec: &mut PodSpec) {
     }
 }
 
-/// `SetDefaults_Container` and what the walk does below a container.
+/// `SetDefaults_Container` and the defaults of a container's fields.
 fn container(container: &mut Container) {
     let image = container.image.as_deref().unwrap_or_default();
     let policy = default_pull_policy(image);
@@ -98,7 +98,7 @@ fn requests_from_limits(resources: &mut ResourceRequirements) {
     }
 }
 
-/// Quantities keep thousandths and nothing finer, rounded up.
+/// Rounds quantities up to thousandths, the finest that is kept.
 fn round_up(list: &mut List) {
     for text in list.values_mut() {
         if let Ok(quantity) = Quantity::parse(&text.0)
@@ -131,7 +131,7 @@ fn http_get(action: &mut HTTPGetAction) {
     text(&mut action.scheme, "HTTP");
 }
 
-/// `SetDefaults_Volume` and the sources' own: an empty volume is an emptyDir.
+/// `SetDefaults_Volume` and those of the volume sources: an empty volume is an emptyDir.
 fn volume(volume: &mut Volume) {
     if (Volume { name: volume.name.clone(), ..Volume::default() }) == *volume {
         volume.empty_dir = Some(EmptyDirVolumeSource::default());
@@ -162,7 +162,7 @@ fn volume(volume: &mut Volume) {
     }
 }
 
-/// `defaultHugePagePodLimits` and `defaultPodRequests`: pod-level resources that were given in part.
+/// `defaultHugePagePodLimits` and `defaultPodRequests`: completes partial pod-level resources.
 fn pod_resources(spec: &mut PodSpec) {
     let Some(mut own) = spec.resources.take() else { return };
     own.limits.iter_mut().for_each(round_up);
@@ -193,7 +193,7 @@ fn pod_resources(spec: &mut PodSpec) {
     spec.resources = Some(own);
 }
 
-/// `defaultHostNetworkPorts`: on the host's network a container's port is the host's.
+/// `defaultHostNetworkPorts`: in the host's network a container's port is the host port.
 fn host_ports(containers: &mut [Container]) {
     for port in containers.iter_mut().flat_map(|container| container.ports.iter_mut().flatten()) {
         if port.host_port.unwrap_or_default() == 0 {
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Merges `given` into a minimal pod, defaults it, and looks at `pointer`.
+    /// Merges `given` into a minimal pod, sets the defaults, and returns the value at `pointer`.
     fn defaulted(spec: &Value, pointer: &str) -> Value {
         let mut pod: Pod =
             serde_json::from_value(json!({"metadata": {"name": "a"}, "spec": spec})).expect("a pod");

@@ -1,16 +1,16 @@
-//! The manifest directory as a source: inotify with a slow rescan behind it.
+//! The manifest directory as a source: inotify with a slow rescan.
 //!
 //! A change counts once the directory has settled:
 //!
 //! ```text
-//!     file renamed into place, or a new one closed after writing ──► look
-//!     other event ──► quiet for MANIFEST_DEBOUNCE (MANIFEST_WRITE_QUIET while a writer has the file open) ──► look
-//!     look: a file changed again within MANIFEST_DEBOUNCE ──► look again after it
-//!     look: a file became invalid, names fewer pods or is gone ──► MANIFEST_GRACE ──► look again ──► counts
+//!     file renamed into place, or a new one closed after writing ──► read
+//!     other event ──► quiet for MANIFEST_DEBOUNCE (MANIFEST_WRITE_QUIET while a writer has the file open) ──► read
+//!     read: a file changed again within MANIFEST_DEBOUNCE ──► read again after it
+//!     read: a file became invalid, has fewer pods or is missing ──► MANIFEST_GRACE ──► read again ──► counts
 //! ```
 //!
-//! so that half-written files, and files an editor takes away and puts back, are never taken for what they are not, and
-//! nothing is waited for where a file is certainly whole.
+//! so that half-written files, and files that an editor removes and restores, are never read in between, and a file that is
+//! certainly complete is read without a delay.
 use std::ffi::{OsStr, OsString};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -39,30 +39,30 @@ pub const NAME: &str = "file";
 /// Watches one directory of manifests.
 pub struct FileSource {
     dir: PathBuf,
-    /// The directory as problems name it.
+    /// The directory's name in problems.
     shown: Arc<str>,
     node: NodeName,
     clock: SharedClock,
     rescan: Duration,
     watch: Option<Async<OwnedFd>>,
-    /// The directory that `watch` watches.
+    /// The directory of the inotify watch.
     watched: Option<DirId>,
     /// The directory whose manifests count.
     home: Option<DirId>,
     files: SortedMap<OsString, Record>,
-    /// Events not yet looked at. Full: the whole directory is read anew.
+    /// Events not processed yet. Full: the whole directory is read again.
     pending: SortedMap<OsString, Pending>,
     read_all: bool,
     dir_problem: Option<String>,
     left_off: usize,
-    /// Names already said to be left alone, at most `MANIFEST_FILES_MAX`.
+    /// File names already logged as ignored, at most `MANIFEST_FILES_MAX`.
     ignored: SortedSet<OsString>,
     said_no_watch: bool,
-    said: Vec<Problem>,
-    /// A change that no update told yet.
+    reported: Vec<Problem>,
+    /// A change that no update contains yet.
     changed: bool,
     unsettled_since: Option<Mono>,
-    /// The last update was told all the same: another follows when the directory has settled.
+    /// The last update was sent before the directory had settled: another one follows once it has.
     told_unsettled: bool,
     look_at: Mono,
     first: bool,
@@ -70,41 +70,41 @@ pub struct FileSource {
     room: ManifestRoom,
 }
 
-/// What a file said when last it counted.
+/// The last content of a file that counted.
 #[derive(Default)]
 struct Record {
     stamp: Option<Stamp>,
     pods: Vec<SourcedPod>,
     objects: Vec<SourcedObject>,
-    /// Memory all of them take (`manifest::cost`, `object::cost`).
+    /// Memory of its pods and objects (`manifest::cost`, `object::cost`).
     bytes: usize,
     problems: Vec<Problem>,
-    /// Further ones that are not kept.
+    /// Number of further problems that are not kept.
     more_problems: usize,
-    /// When its content last became another one.
+    /// When its content last changed.
     changed_at: Option<Mono>,
-    /// Its new content is invalid, or names fewer pods or objects, since then; it may be half-written, or a pod on its way
-    /// to another file.
+    /// Since when its new content is invalid, or has fewer pods or objects; it may be half-written, or a pod is being moved to
+    /// another file.
     suspect_since: Option<Mono>,
-    /// It is gone since then; it may come back.
+    /// Since when it is missing; it may be restored.
     missing_since: Option<Mono>,
 }
 
-/// A file that was told to have changed.
+/// A file with inotify events.
 #[derive(Clone, Copy)]
 struct Pending {
     last: Mono,
     change: FileChange,
 }
 
-/// What the last event of a file says of its content.
+/// The state of a file's content by its last event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FileChange {
-    /// It is whole: it was renamed into place, or is new and was closed after writing.
+    /// Complete: it was renamed into place, or is new and was closed after writing.
     Whole,
-    /// It may change again at once: a further step of an editor, a further command of a script that appends to it.
+    /// It may change again at once: by the next step of an editor, or the next append of a script.
     Unsettled,
-    /// Written to and not closed yet.
+    /// Open for writing.
     Writing,
 }
 
@@ -138,7 +138,7 @@ impl FileSource {
             left_off: 0,
             ignored: SortedSet::new(),
             said_no_watch: false,
-            said: Vec::new(),
+            reported: Vec::new(),
             changed: false,
             unsettled_since: None,
             told_unsettled: false,
@@ -149,22 +149,22 @@ impl FileSource {
         }
     }
 
-    /// The same, leaving the files unread whose reading ended the process too often.
+    /// The same, without reading files whose parsing ended the process too often.
     #[must_use]
     pub fn setting_aside(mut self, set_aside: Arc<SetAside>) -> Self {
         self.set_aside = set_aside;
         self
     }
 
-    /// The same, sharing its room with the manifests of a URL.
+    /// The same, sharing its memory budget with the manifests of a URL.
     #[must_use]
     pub fn sharing(mut self, room: ManifestRoom) -> Self {
         self.room = room;
         self
     }
 
-    /// Waits for the next change and returns everything this source wants then; the first call returns after the
-    /// first look. May be dropped at any await: nothing is lost.
+    /// Waits for the next change and returns all pods, objects and problems; the first call returns after the first read. May be
+    /// dropped at any await: nothing is lost.
     pub async fn next(&mut self) -> SourceUpdate {
         loop {
             let now = self.clock.now().mono;
@@ -179,12 +179,12 @@ impl FileSource {
         }
     }
 
-    /// Sends every update until the receiver is gone.
+    /// Sends every update until the receiver is dropped.
     pub async fn run(mut self, updates: smol::channel::Sender<SourceUpdate>) {
         while updates.send(self.next().await).await.is_ok() {}
     }
 
-    /// When to look next, whatever inotify says.
+    /// The next time to read the directory, whatever inotify reports.
     fn wake_at(&self) -> Mono {
         let pending = self.pending.values().map(|pending| pending.ready_at());
         let grace = self.files.values().filter_map(Record::grace_until);
@@ -192,7 +192,7 @@ impl FileSource {
         pending.chain(grace).chain(overdue).chain([self.look_at]).min().unwrap_or(self.look_at)
     }
 
-    /// Waits for an event or the next time to look.
+    /// Waits for an event or for that time.
     async fn wait(&mut self) {
         let timer = self.clock.sleep_until(self.wake_at());
         let Some(watch) = &self.watch else {
@@ -200,7 +200,7 @@ impl FileSource {
             return;
         };
         let event = async {
-            // An error of the reactor is met again when the events are read.
+            // An error of the reactor reappears when the events are read.
             let _ = watch.readable().await;
             true
         };
@@ -249,7 +249,7 @@ impl FileSource {
             }
         }
         if lost {
-            // The directory is another one now, or none: the next look makes a new watch.
+            // The directory was replaced or removed: the next read creates a new watch.
             self.watched = None;
             self.look_soon(now);
         } else {
@@ -259,7 +259,7 @@ impl FileSource {
 
     fn note(&mut self, now: Mono, name: &OsStr, flags: ReadFlags) {
         if !is_manifest_name(name) {
-            // A directory of links to `..data/*` is switched by renaming `..data`.
+            // A ConfigMap-style directory of links to `..data/*` is updated by renaming `..data`.
             if name.as_bytes().starts_with(b"..") {
                 if flags.contains(ReadFlags::MOVED_TO) {
                     self.look_at = now;
@@ -279,7 +279,7 @@ impl FileSource {
         } else if flags.contains(ReadFlags::ATTRIB) {
             self.pending.get(name).map_or(FileChange::Unsettled, |pending| pending.change)
         } else if flags.contains(ReadFlags::MOVED_TO)
-            // Written over in place, a valid part of what is still to come would restart the pods that run.
+            // When a file is overwritten in place, a valid prefix of the new content would restart running pods.
             || (flags.contains(ReadFlags::CLOSE_WRITE) && self.files.get(name).is_none_or(Record::is_empty))
         {
             FileChange::Whole
@@ -293,7 +293,7 @@ impl FileSource {
         self.look_at = self.look_at.min(now + limits::MANIFEST_DEBOUNCE);
     }
 
-    /// Looks at the directory on a thread of its own and takes in what was found.
+    /// Reads the directory on a thread and processes the result.
     async fn look(&mut self) {
         let started = self.clock.now();
         let ready = |pending: &Pending| pending.ready_at() <= started.mono;
@@ -323,7 +323,7 @@ impl FileSource {
             set_aside: self.set_aside.clone(),
         };
         let outcome = crate::blocking::unblock(move || scan::look(&request)).await;
-        // From here on without an await: a dropped `next` leaves either all of this look or none of it.
+        // No await from here on: a dropped `next` has processed either all of this read or none of it.
         self.pending.retain(|_, pending| pending.ready_at() > started.mono);
         self.read_all = false;
         let now = self.clock.now().mono;
@@ -342,7 +342,7 @@ impl FileSource {
             }
         }
         self.room.of_files.set(self.files.values().map(|record| record.bytes).sum());
-        // What happened meanwhile, before anything is told: what was read may be changing already.
+        // Events since then, before an update is sent: the files may be changing already.
         self.take_events();
         let waits = |pending: &Pending| pending.change != FileChange::Whole;
         let unsettled =
@@ -350,7 +350,7 @@ impl FileSource {
         self.unsettled_since = if unsettled { self.unsettled_since.or(Some(now)) } else { None };
     }
 
-    /// Nothing is known of any file now: what waited to be looked at again waits for the directory instead.
+    /// The state of all files is unknown now: pending files wait for the directory instead.
     fn end_graces(&mut self) {
         for record in self.files.values_mut() {
             record.suspect_since = None;
@@ -358,7 +358,7 @@ impl FileSource {
         }
     }
 
-    /// Takes in a look that could read the directory.
+    /// Processes a successful read of the directory.
     fn take(&mut self, found: Found, now: Mono) {
         if self.watched != Some(found.id) {
             self.watch = found.watch.and_then(|fd| Async::new_nonblocking(fd).ok());
@@ -373,7 +373,7 @@ impl FileSource {
         }
         let moved = self.home.is_some_and(|home| home.0 != found.id.0);
         if moved && found.files.is_empty() && self.files.values().any(|record| !record.is_empty()) {
-            // What an unmounted directory leaves behind looks like one whose manifests were all removed.
+            // An empty mount point after an unmount looks like a directory whose manifests were all removed.
             self.changed |= self.dir_problem.as_deref() != Some(UNMOUNTED);
             self.dir_problem = Some(UNMOUNTED.to_owned());
             self.end_graces();
@@ -419,7 +419,7 @@ impl FileSource {
         let (stamp, unstable, parsed) = match file {
             FoundFile::Same => return,
             FoundFile::Skipped => {
-                // It is written to again: whether it is valid is asked anew when that ends.
+                // It is being written again: its validity is checked once that ends.
                 if let Some(record) = self.files.get_mut(&name) {
                     record.suspect_since = None;
                 }
@@ -439,7 +439,7 @@ impl FileSource {
             && record.problems.iter().zip(&parsed.problems).all(|(old, new)| old.same_as(new));
         let invalid = !parsed.problems.is_empty();
         if ((invalid && !same_problems) || record.names_more_than(&parsed)) && !self.first {
-            // Just now: it may be half-written. It counts when it is still so after the grace.
+            // It may be half-written. It counts when it is unchanged after the grace period.
             let since = *record.suspect_since.get_or_insert(now);
             if now < since + limits::MANIFEST_GRACE {
                 return;
@@ -450,7 +450,7 @@ impl FileSource {
             self.look_at = self.look_at.min(now + limits::MANIFEST_GRACE);
         }
         let mut pods: Vec<SourcedPod> = parsed.pods.into_iter().map(|pod| sourced(pod, &path)).collect();
-        // It stands where the much larger typed pods stood.
+        // The vector was allocated for the much larger typed pods.
         pods.shrink_to_fit();
         let same_pods = pods.len() == record.pods.len()
             && pods.iter().zip(&record.pods).all(|(new, old)| {
@@ -467,7 +467,7 @@ impl FileSource {
         if changes && !self.first {
             let settled_at = record.changed_at.map(|at| at + limits::MANIFEST_DEBOUNCE);
             if let Some(last) = record.changed_at.filter(|_| settled_at.is_some_and(|at| now < at)) {
-                // Told a moment ago, and another one already: whoever writes it may not have ended.
+                // Changed again shortly after the last change: its writer may not be done.
                 self.pending.insert(name, Pending { last, change: FileChange::Unsettled });
                 return;
             }
@@ -487,7 +487,7 @@ impl FileSource {
         self.changed |= changes;
     }
 
-    /// A change is told once the directory has settled, or has not for too long.
+    /// A change is reported once the directory has settled, or has not for too long.
     fn should_tell(&self) -> bool {
         let now = self.clock.now().mono;
         match self.unsettled_since {
@@ -497,10 +497,10 @@ impl FileSource {
         }
     }
 
-    /// What this source holds.
+    /// Memory that this source holds.
     fn held(&self) -> Held {
         let of_files = self.files.values().flat_map(|record| &record.problems);
-        let (mut held, all) = (Held::default(), of_files.chain(&self.said));
+        let (mut held, all) = (Held::default(), of_files.chain(&self.reported));
         for problem in all {
             held.problems += 1;
             held.problem_bytes += problem.bytes();
@@ -509,7 +509,7 @@ impl FileSource {
         held
     }
 
-    /// Everything this source wants and everything that is wrong.
+    /// All pods, objects and problems of this source.
     fn update(&mut self) -> SourceUpdate {
         let mut problems: Vec<Problem> = Vec::new();
         if let Some(problem) = &self.dir_problem {
@@ -529,12 +529,12 @@ impl FileSource {
             problems.push(Problem::of_file(&self.shown, format!("{} more problems", all - room + 1)));
         }
         for problem in &mut problems {
-            problem.fresh = !self.said.iter().any(|said| said.same_as(problem));
+            problem.fresh = !self.reported.iter().any(|reported| reported.same_as(problem));
         }
-        self.said.clone_from(&problems);
+        self.reported.clone_from(&problems);
         self.changed = false;
         self.first = false;
-        // While files are being written or replaced, a pod that is not named may still be meant.
+        // While files are being written or replaced, a missing pod may still be desired.
         let complete = problems.is_empty() && self.unsettled_since.is_none();
         self.told_unsettled = self.unsettled_since.is_some();
         let pods = self.files.values().flat_map(|record| record.pods.iter().cloned()).collect();
@@ -563,7 +563,7 @@ impl Record {
         self.pods.is_empty() && self.objects.is_empty()
     }
 
-    /// A pod or an object that it had is not in its new content.
+    /// A pod or an object of the record is missing from the new content.
     fn names_more_than(&self, parsed: &ParsedFile) -> bool {
         let same_pod = |pod: &SourcedPod, other: &ManifestPod| {
             let (key, of) = (&pod.pod.key, &other.pod.metadata);
@@ -585,12 +585,12 @@ impl Record {
     }
 }
 
-/// The object, with where it stands.
+/// The object with its origin.
 pub(super) fn sourced_object(object: ManifestObject, file: &Arc<str>) -> SourcedObject {
     SourcedObject { object: object.object, origin: Origin { file: file.clone(), document: object.document } }
 }
 
-/// Makes the pod of a file a pod of the loop's thread.
+/// Converts a pod of a file to the loop's type, with its origin.
 pub(super) fn sourced(pod: ManifestPod, file: &Arc<str>) -> SourcedPod {
     let (bytes, config_hash) = (pod.bytes, pod.config_hash);
     let mut desired = DesiredPod::new(pod.pod);

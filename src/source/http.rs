@@ -1,15 +1,15 @@
-//! Manifests behind a URL as a source (kubelet `pkg/kubelet/config/http.go`): fetched at the start and every
-//! `httpCheckFrequency`. What it may hold is what a manifest file may.
+//! Manifests at a URL as a source (kubelet `pkg/kubelet/config/http.go`): fetched at the start and every `httpCheckFrequency`.
+//! The limits are those of a manifest file.
 //!
 //! ```text
-//!     another body     its pods take the place of those before, as with a file that changed
-//!     the same body    nothing
-//!     no body at all   no pods
-//!     none fetched     the pods stay as they are; before the first one is, nothing that runs ends
+//!     a changed body   its pods replace the previous ones, as with a changed file
+//!     the same body    no change
+//!     an empty body    no pods
+//!     a failed fetch   the pods stay as they are; before the first successful one no running pod is terminated
 //! ```
 //!
-//! Differs from the kubelet: headers go to the URL's own host only, not to where it redirects to; nothing is followed to another
-//! scheme than http and https; credentials in the URL itself are refused. Neither headers nor what stands behind a `?` is logged.
+//! Differs from the kubelet: headers are sent to the URL's own host only, not to redirect targets; redirects to other schemes
+//! than http and https are not followed; credentials in the URL are refused. Neither headers nor the query are logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,10 +40,10 @@ use crate::stream::{Stream, stream};
 /// The name of this source in `SourceUpdate::source`.
 pub const NAME: &str = "http";
 
-/// Fetches one URL of manifests.
+/// The source of one manifest URL.
 pub struct HttpSource {
     get: HttpGet,
-    /// The URL as problems name it.
+    /// The URL as shown in problems.
     shown: Arc<str>,
     node: NodeName,
     clock: SharedClock,
@@ -55,20 +55,20 @@ pub struct HttpSource {
     trust: Trust,
     /// The digest of the last body; `None`: none was fetched, or it was empty.
     last: Option<[u8; 32]>,
-    /// One was fetched since the start, if an empty one.
+    /// A body was fetched since the start, even an empty one.
     seen: bool,
     pods: Vec<SourcedPod>,
     objects: Vec<SourcedObject>,
     bytes: usize,
     /// Errors in the last body.
     problems: Vec<Problem>,
-    /// Why the last fetch brought nothing to read; empty: it did.
+    /// Why the last fetch failed; empty: it did not.
     failure: String,
-    said: Vec<Problem>,
+    reported: Vec<Problem>,
     first: bool,
 }
 
-/// What one fetch says.
+/// A response.
 struct Reply {
     status: hyper::StatusCode,
     location: Option<String>,
@@ -76,7 +76,7 @@ struct Reply {
 }
 
 impl HttpSource {
-    /// A source for the manifests that this request brings. Nothing is asked before [`HttpSource::run`].
+    /// A source for the manifests of this request. Nothing is sent before [`HttpSource::run`].
     pub fn new(get: HttpGet, node: NodeName, clock: SharedClock, period: Duration) -> Self {
         let url = get.to_string();
         let shown = url.split('?').next().unwrap_or_default();
@@ -98,13 +98,13 @@ impl HttpSource {
             bytes: 0,
             problems: Vec::new(),
             failure: String::new(),
-            said: Vec::new(),
+            reported: Vec::new(),
             first: true,
         }
     }
 
-    /// The same, sharing its room with the manifests of files, and leaving a body unread whose reading ended the process too
-    /// often.
+    /// The same, sharing its memory budget with the manifests of files, and without reading a body whose parsing ended the
+    /// process too often.
     #[must_use]
     pub fn beside(mut self, room: ManifestRoom, set_aside: Arc<SetAside>) -> Self {
         self.room = room;
@@ -112,7 +112,7 @@ impl HttpSource {
         self
     }
 
-    /// Sends every update until the receiver is gone.
+    /// Sends every update until the receiver is dropped.
     pub async fn run(mut self, updates: Sender<SourceUpdate>) {
         loop {
             let update = self.look().await;
@@ -125,7 +125,7 @@ impl HttpSource {
         }
     }
 
-    /// Fetches once; everything this source wants then, if it is not what was told last.
+    /// Fetches once; returns all pods, objects and problems, if they differ from the last update.
     async fn look(&mut self) -> Option<SourceUpdate> {
         let seen = self.clock.now().wall;
         let late = async {
@@ -164,7 +164,7 @@ impl HttpSource {
         (changed || self.first).then(|| self.update())
     }
 
-    /// The body behind the URL, redirects followed.
+    /// The body at the URL, redirects followed.
     async fn fetch(&self) -> Result<Vec<u8>, String> {
         let mut next: Option<HttpGet> = None;
         for _ in 0..MANIFEST_URL_REQUESTS_MAX {
@@ -201,7 +201,7 @@ impl HttpSource {
         Err("redirects to https, and this build has no TLS".to_owned())
     }
 
-    /// Reads another body than before, on a thread of its own.
+    /// Parses a changed body on a thread.
     async fn parse(&mut self, body: Vec<u8>, seen: Wall) {
         let (shown, url, node) = (self.shown.clone(), self.get.to_string(), self.node.clone());
         let (room, set_aside) = (self.room.beside_files(), self.set_aside.clone());
@@ -235,16 +235,16 @@ impl HttpSource {
             (!self.failure.is_empty()).then(|| Problem::of_file(&self.shown, self.failure.as_str()));
         let mut problems: Vec<Problem> = self.problems.iter().cloned().chain(failure).collect();
         for problem in &mut problems {
-            problem.fresh = !self.said.iter().any(|said| said.same_as(problem));
+            problem.fresh = !self.reported.iter().any(|reported| reported.same_as(problem));
         }
-        self.said.clone_from(&problems);
+        self.reported.clone_from(&problems);
         self.first = false;
-        let kept = || self.problems.iter().chain(&self.said);
+        let kept = || self.problems.iter().chain(&self.reported);
         SourceUpdate {
             source: NAME,
             pods: self.pods.clone(),
             objects: self.objects.clone(),
-            // A fetch that fails says nothing of the pods of the one before.
+            // A failed fetch does not invalidate the pods of the one before.
             complete: self.seen && self.problems.is_empty(),
             held: Held {
                 pod_bytes: self.bytes,
@@ -261,7 +261,7 @@ async fn whole(response: Response<Incoming>) -> Result<Reply, String> {
     let status = response.status();
     let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
     let (mut incoming, mut body) = (response.into_body(), Vec::new());
-    // What another answer says is not looked at.
+    // The body of any other status is ignored.
     while status == hyper::StatusCode::OK
         && let Some(frame) = incoming.frame().await
     {
@@ -279,7 +279,7 @@ async fn whole(response: Response<Incoming>) -> Result<Reply, String> {
 #[cfg(feature = "tls")]
 use trust::Trust;
 
-/// Whose certificates are believed: the system's authorities, from where Go looks for them (`crypto/x509/root_linux.go`).
+/// The trusted certificate authorities: the system's, from the paths that Go uses (`crypto/x509/root_linux.go`).
 #[cfg(feature = "tls")]
 mod trust {
     use std::cell::RefCell;
@@ -299,7 +299,7 @@ mod trust {
     use crate::stream::{Socket, Stream, stream};
     use crate::tls::{certificates, server_verifier};
 
-    /// The variable that names another file.
+    /// The environment variable that names another file.
     const FILE: &str = "SSL_CERT_FILE";
     const FILES: [&str; 6] = [
         "/etc/ssl/certs/ca-certificates.crt",
@@ -310,16 +310,16 @@ mod trust {
         "/etc/ssl/cert.pem",
     ];
 
-    /// What connections are made with; read when the first one is, and after one that failed.
+    /// The TLS configuration; loaded for the first connection, and again after a failed one.
     #[derive(Default)]
     pub(super) struct Trust {
         config: RefCell<Option<Arc<ClientConfig>>>,
-        /// The only file, in a test.
+        /// The only file, in tests.
         pub(super) file: Option<PathBuf>,
     }
 
     impl Trust {
-        /// The files may be other ones by now.
+        /// Reloads the files for the next connection, because they may have changed.
         pub(super) fn forget(&self) {
             self.config.replace(None);
         }
@@ -327,7 +327,7 @@ mod trust {
         /// TLS 1.2 or 1.3 over this connection to `host`.
         ///
         /// # Errors
-        /// A sentence: there are no authorities, or the handshake failed.
+        /// There are no certificate authorities, or the handshake failed.
         pub(super) async fn connect(&self, host: &str, socket: Socket<TcpStream>) -> Result<Stream, String> {
             let known = self.config.borrow().clone();
             let config = if let Some(config) = known {
@@ -363,7 +363,7 @@ mod trust {
         // A bundle has some 200 KiB.
         let pem = files.iter().find_map(|path| read_linked(path, AUTHORITIES_BYTES_MAX).ok());
         let mut roots = RootCertStore::empty();
-        // Those that cannot be used are passed over.
+        // Unusable certificates are skipped.
         roots.add_parsable_certificates(pem.as_deref().and_then(certificates).unwrap_or_default());
         if roots.is_empty() {
             let looked = files.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
@@ -403,7 +403,7 @@ mod tests {
     use crate::clock::SystemClock;
     use crate::x509::pem;
 
-    /// A certificate that signs itself, in PEM, and what a server needs to show it.
+    /// A self-signed certificate in PEM, and the server configuration with it.
     fn signed(by: &str) -> (String, TlsAcceptor) {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(["localhost".to_owned()]).unwrap();
@@ -459,8 +459,8 @@ mod tests {
                     std::fs::write(&file, text).unwrap();
                 }
                 let update = source.look().await.unwrap();
-                let said = update.problems.first().map(|problem| problem.message.to_string());
-                assert!(said.unwrap_or_default().starts_with(why), "{:?}", update.problems);
+                let reported = update.problems.first().map(|problem| problem.message.to_string());
+                assert!(reported.unwrap_or_default().starts_with(why), "{:?}", update.problems);
                 assert_eq!(
                     (update.pods.len(), update.complete),
                     (usize::from(why.is_empty()), why.is_empty())

@@ -1,4 +1,4 @@
-//! Who a static pod is: its name on this node, its UID and the hash of its manifest. PURE.
+//! The identity of a static pod: its name on this node, its UID and the hash of its manifest. PURE.
 //!
 //! Both hashes are taken from the document as written, before defaulting and typing, in a canonical form: JSON
 //! without white space, keys sorted, nulls left out. So neither an upgrade of the agent nor a reformatted manifest
@@ -30,7 +30,7 @@ impl NodeName {
         &self.0
     }
 
-    /// What a manifest's pod is called here: `NAME-NODENAME`, the node's name in lower case (`generatePodName`).
+    /// The name of a manifest's pod: `NAME-NODENAME`, the node's name in lower case (`generatePodName`).
     pub fn pod_name(&self, name: &str) -> String {
         format!("{name}-{}", self.0.to_lowercase())
     }
@@ -48,25 +48,25 @@ impl fmt::Debug for NodeName {
     }
 }
 
-/// Where a manifest is.
+/// The kind of a manifest's source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ManifestKind<'a> {
-    /// In a directory.
+    /// A manifest directory.
     File,
-    /// Behind this URL.
+    /// This URL.
     Url(&'a str),
 }
 
-/// What is computed from a manifest before it is defaulted.
+/// Computed from a manifest before defaulting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// `metadata.uid`: the manifest's own, else the hash of what may not change while the pod lives.
+    /// `metadata.uid`: the manifest's own, else the hash of its immutable part.
     pub uid: String,
     /// `kubernetes.io/config.hash`: the hash of the whole manifest, `status` apart.
     pub config_hash: String,
 }
 
-/// The namespace a manifest asks for; `default` when it does not.
+/// The manifest's namespace; `default` when it has none.
 pub fn namespace(manifest: &Node) -> &str {
     let given = manifest.field("metadata").and_then(|m| m.field("namespace")).and_then(Node::text);
     given.filter(|namespace| !namespace.is_empty()).unwrap_or("default")
@@ -74,10 +74,10 @@ pub fn namespace(manifest: &Node) -> &str {
 
 /// Computes the identity of `manifest` on `node`.
 ///
-/// With `restartPolicy: Always` (or none) the images of app containers and sidecars and the metadata stay out of the
-/// UID: a change of these restarts one container in place. Everything else, and with another policy everything but
-/// the status, makes another pod. As the kubelet's (`applyDefaults`) the UID depends on the URL; unlike the kubelet's it does not
-/// depend on the file.
+/// With `restartPolicy: Always` (or none) the UID does not depend on the images of app containers and sidecars and on the
+/// metadata: a change of these restarts one container in place. A change of anything else, and with another policy of anything
+/// but the status, makes another pod. As the kubelet's (`applyDefaults`) the UID depends on the URL; unlike the kubelet's it does
+/// not depend on the file.
 pub fn identity(kind: ManifestKind<'_>, node: &NodeName, manifest: &Node) -> Identity {
     let metadata = manifest.field("metadata");
     let name = metadata.and_then(|m| m.field("name")).and_then(Node::text).unwrap_or_default();
@@ -95,7 +95,7 @@ pub fn identity(kind: ManifestKind<'_>, node: &NodeName, manifest: &Node) -> Ide
     Identity { uid, config_hash: digest("smolet config hash 1", &parts, &canonical(manifest)) }
 }
 
-/// Gives a decoded pod its identity, as `applyDefaults` of the kubelet's `pkg/kubelet/config` does.
+/// Sets a decoded pod's identity, as `applyDefaults` of the kubelet's `pkg/kubelet/config` does.
 pub fn apply(kind: ManifestKind<'_>, pod: &mut Pod, identity: &Identity, node: &NodeName, seen: Wall) {
     let meta = &mut pod.metadata;
     meta.uid = Some(identity.uid.clone());
@@ -110,7 +110,7 @@ pub fn apply(kind: ManifestKind<'_>, pod: &mut Pod, identity: &Identity, node: &
     annotations.insert(CONFIG_HASH.to_owned(), identity.config_hash.clone());
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node.as_str().to_owned());
-    // A file's pod stays when the node has problems (`AddOrUpdateTolerationInPod`).
+    // A static pod is not evicted by taints (`AddOrUpdateTolerationInPod`).
     let stays = Toleration {
         operator: Some("Exists".to_owned()),
         effect: Some("NoExecute".to_owned()),
@@ -122,15 +122,15 @@ pub fn apply(kind: ManifestKind<'_>, pod: &mut Pod, identity: &Identity, node: &
             tolerations.push(stays);
         }
     }
-    // What a manifest says of a status is not looked at; the kubelet sets the phase alone.
+    // The manifest's status is ignored; the kubelet sets only the phase.
     pod.status = Some(k8s_openapi::api::core::v1::PodStatus {
         phase: Some("Pending".to_owned()),
         ..Default::default()
     });
 }
 
-/// Half of a SHA-256 in hex: 32 characters, as long as the kubelet's. Parts are joined by their lengths, so that no
-/// two lists of parts hash alike.
+/// The first half of a SHA-256 in hex: 32 characters, as long as the kubelet's. Parts are prefixed by their lengths, so that
+/// different lists of parts differ in the digest.
 fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
     let mut hash = Sha256::new();
     for part in [purpose].iter().chain(parts).chain(&[body]) {
@@ -140,14 +140,14 @@ fn digest(purpose: &str, parts: &[&str], body: &str) -> String {
     crate::text::hex(&hash.finalize()[..16])
 }
 
-/// The canonical form of the whole manifest, its status apart.
+/// The canonical form of the whole manifest without its status.
 pub fn canonical(manifest: &Node) -> String {
     let mut out = String::new();
     write_node(&mut out, manifest, &|path: &[PathStep<'_>], _| is_left_out(path));
     out
 }
 
-/// The canonical form of what makes a manifest's pod this pod and no other.
+/// The canonical form of the immutable part of a manifest.
 pub fn canonical_immutable(manifest: &Node) -> String {
     let policy = manifest.field("spec").and_then(|spec| spec.field("restartPolicy"));
     let always = policy.is_none_or(|policy| policy.text() == Some("Always"));
@@ -166,8 +166,8 @@ pub fn canonical_immutable(manifest: &Node) -> String {
     out
 }
 
-/// What the source may write and nobody asked for: the status; and what says the same in every pod, which the items
-/// of a `PodList` leave out.
+/// Fields that are left out: the status, which the source may write; and `apiVersion` and `kind`, which are the same in every pod
+/// and which the items of a `PodList` leave out.
 fn is_left_out(path: &[PathStep<'_>]) -> bool {
     matches!(path, [PathStep::Key("status" | "apiVersion" | "kind")])
 }
@@ -273,7 +273,7 @@ mod tests {
         identity(ManifestKind::File, &NodeName::new("gw"), &tree(text)).config_hash
     }
 
-    /// (what changes, from, to, the UID stays under Always, the UID stays under Never)
+    /// Rows: (changed field, from, to, the UID stays under Always, the UID stays under Never)
     #[test]
     fn the_uid_changes_with_the_immutable_part_only() {
         for (what, from, to, stays_always, stays_never) in [

@@ -1,4 +1,4 @@
-//! One manifest file's bytes → its pods and its problems: decoding, identity, defaults and validation in order. PURE.
+//! Parses the bytes of one manifest file into its pods and problems: decoding, identity, defaults and validation. PURE.
 
 use std::sync::Arc;
 
@@ -12,16 +12,16 @@ use crate::model::annotations::{CONFIG_SEEN, CONFIG_SOURCE};
 use crate::model::packed::{self, PodManifest, leave_out};
 use crate::model::{NanoFixed, Object, ObjectKind, Wall};
 
-/// A valid pod of a file. Holds no `Rc`: files are read on another thread.
+/// A valid pod of a file. Holds no `Rc`, because files are read on another thread.
 #[derive(Clone, Debug)]
 pub struct ManifestPod {
     /// Defaulted, validated, with its identity.
     pub pod: Pod,
-    /// The document it stands in, from 1.
+    /// Its document in the file, from 1.
     pub document: u32,
     /// The hash of its whole manifest.
     pub config_hash: Box<str>,
-    /// Memory it takes, as [`cost`] estimates it.
+    /// Memory, as [`cost`] estimates it.
     pub bytes: usize,
 }
 
@@ -30,24 +30,24 @@ pub struct ManifestPod {
 pub struct ManifestObject {
     /// The object.
     pub object: Object,
-    /// The document it stands in, from 1.
+    /// Its document in the file, from 1.
     pub document: u32,
 }
 
-/// What one file says.
+/// The result of parsing one file.
 #[derive(Clone, Debug, Default)]
 pub struct ParsedFile {
     /// The valid pods, in the order of the documents.
     pub pods: Vec<ManifestPod>,
     /// The valid ConfigMaps and Secrets, in the same order.
     pub objects: Vec<ManifestObject>,
-    /// What is wrong, in the order of the documents; at most `PROBLEMS_PER_FILE_MAX`.
+    /// The problems, in the order of the documents; at most `PROBLEMS_PER_FILE_MAX`.
     pub problems: Vec<Problem>,
-    /// Memory all of them take, as [`cost`] and `object::cost` estimate it.
+    /// Memory of all of them, as [`cost`] and `object::cost` estimate it.
     pub bytes: usize,
 }
 
-/// Memory a pod takes once it is typed, estimated from its tree: in bytes, rather too many than too few.
+/// Memory of a typed pod in bytes, estimated from its tree, rather overestimated.
 pub fn cost(pod: &Node) -> usize {
     const POD: usize = 3 * 1024;
     const VOLUME: usize = 3328;
@@ -69,8 +69,8 @@ pub fn cost(pod: &Node) -> usize {
     POD + containers * limits::CONTAINER_BYTES + items("volumes") * VOLUME + values(pod)
 }
 
-/// Memory a pod of an API server takes while nothing is done for it: its object when that is small, else its text
-/// (`packed`). What its containers and volumes take while they are started is there in part, so that only so many are wanted.
+/// Memory of an idle pod of an API server: its object when that is small, else its text (`packed`). An allowance for its
+/// containers and volumes while they are started is included in part, which bounds the number of desired pods.
 fn packed_cost(pod: &Pod, tree: &Node) -> usize {
     const RECORD: usize = 1024;
     const VOLUME: usize = 1024;
@@ -86,7 +86,7 @@ fn packed_cost(pod: &Pod, tree: &Node) -> usize {
     }
     let opened = packed::opened_bytes(pod);
     if opened <= limits::POD_OPENED_BYTES {
-        // What it has of texts (arguments, scripts) stands in it as it stands there.
+        // Its long strings (arguments, scripts) are in the text once.
         return RECORD + opened + text(tree);
     }
     let (mut containers, mut volumes) = (0, 0);
@@ -99,15 +99,15 @@ fn packed_cost(pod: &Pod, tree: &Node) -> usize {
     RECORD + containers * limits::CONTAINER_BYTES + volumes * VOLUME + text(tree)
 }
 
-/// Reads the manifest in `bytes`, called `file`, for `node`. `seen` goes into the pods' `config.seen`. What it holds may
-/// take `room` bytes of memory; what does not fit is refused.
+/// Parses the manifest in `bytes`, called `file`, for `node`. `seen` becomes the pods' `config.seen`. Its content may take `room`
+/// bytes of memory; what does not fit is refused.
 ///
-/// Never fails as a whole: a document that is wrong becomes a problem, the others become pods.
+/// Never fails as a whole: an invalid document becomes a problem, the others become pods.
 pub fn parse(file: &Arc<str>, bytes: &[u8], node: &NodeName, seen: Wall, room: usize) -> ParsedFile {
     parse_as(ManifestKind::File, file, bytes, node, seen, room)
 }
 
-/// The same of a manifest that need not be a file.
+/// The same for a manifest that need not be a file.
 pub fn parse_as(
     kind: ManifestKind<'_>,
     file: &Arc<str>,
@@ -130,7 +130,7 @@ pub fn parse_as(
     });
     match outcome {
         Ok(()) if empty => {
-            // Not "no pods": an editor or a copy may just have emptied the file, and a full disk leaves such files.
+            // Not "no pods": an editor or a copy may just have truncated the file, and a full disk leaves such files.
             let message = "is empty; to stop its pods, remove the file";
             reader.report(None, Of::Document, FieldError::new("", message));
         }
@@ -143,8 +143,8 @@ pub fn parse_as(
     reader.finish()
 }
 
-/// Reads a pod that an API server has bound to this node: it has its identity and its defaults already. Fields of its status
-/// are not looked at, nor is what changes with each of its versions: the object is left without them.
+/// Parses a pod that an API server has bound to this node: it has its identity and its defaults already. Fields of its status are
+/// ignored, and so are fields that change with each of its versions; both are removed from the tree.
 ///
 /// # Errors
 /// What this version does not do, by field.
@@ -172,14 +172,14 @@ pub fn bound(tree: &mut Node, node: &NodeName, seen: Wall) -> Result<ManifestPod
     Ok(ManifestPod { pod, document: 1, config_hash, bytes })
 }
 
-/// What an error is of.
+/// The subject of an error.
 #[derive(Clone, Copy)]
 enum Of<'a> {
     /// The document, or the whole file.
     Document,
     /// The pod of that name, `NAMESPACE/NAME`.
     Pod(&'a str),
-    /// That ConfigMap or Secret, `KIND NAMESPACE/NAME`.
+    /// The ConfigMap or Secret, `KIND NAMESPACE/NAME`.
     Object(&'a str),
 }
 
@@ -266,7 +266,7 @@ impl FileReader<'_> {
             let mut at = Path::default();
             at.push("items");
             at.push_index(index);
-            // The items of a PodList may leave out what they are, as the API server's do.
+            // The items of a PodList may omit `apiVersion` and `kind`, as those of the API server do.
             let bare = kind == "PodList" && item.field("kind").is_none();
             if bare || item.field("kind").and_then(Node::text) == Some("Pod") {
                 self.pod(document, item, &at);

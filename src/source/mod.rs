@@ -1,4 +1,4 @@
-//! Where desired pods come from: bytes of manifests → pods and problems.
+//! Sources of desired pods: manifests and the API server.
 //!
 //! ```text
 //!     file.rs (when) + scan.rs (what), http.rs ──bytes──► decode ──► identity ──► defaults ──► validate ──► SourceUpdate
@@ -7,8 +7,7 @@
 //!     api.rs (an API server's pods) ──JSON──► manifest::bound ──► SourceUpdate; what they name: api_objects.rs
 //! ```
 //!
-//! A source always hands over the full set of pods it wants and the full list of problems it sees; `desired` turns
-//! these into changes.
+//! A source always sends its full set of pods and its full list of problems; `desired` turns these into changes.
 
 #[cfg(feature = "tls")]
 pub mod api;
@@ -53,8 +52,8 @@ pub use crate::desired::update::{
     SourcedPod,
 };
 
-/// The memory of manifests, files' and a URL's, which share `limits::PODS_BYTES_MAX`: what either has is out of the other's
-/// reach. Clones share it.
+/// The memory budget of manifests, which files and a URL share (`limits::PODS_BYTES_MAX`): what one uses the other cannot. Clones
+/// share it.
 #[derive(Clone, Debug, Default)]
 pub struct ManifestRoom {
     of_files: Rc<Cell<usize>>,

@@ -1,6 +1,6 @@
-//! A document of kind ConfigMap or Secret → a valid object (`ValidateConfigMap`, `ValidateSecret`). PURE.
+//! Parses and validates a document of kind ConfigMap or Secret (`ValidateConfigMap`, `ValidateSecret`). PURE.
 //!
-//! What is wrong with a Secret is said without any value of it.
+//! Errors about a Secret contain none of its values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::model::{NfsExport, Object, ObjectKind};
 
 type Texts = BTreeMap<String, String>;
 
-/// An object of that kind as a manifest has it: what both kinds have, and the fields of its own.
+/// The manifest type of one of these kinds: the fields that they share, and those of the kind.
 macro_rules! manifest {
     ($kind:literal $name:ident { $($(#[$attribute:meta])* $field:ident: $type:ty),* }) => {
         #[derive(Default, Deserialize)]
@@ -44,7 +44,7 @@ macro_rules! manifest {
 manifest!("ConfigMap" ConfigMapManifest { binary_data: Option<Texts> });
 manifest!("Secret" SecretManifest { string_data: Option<Texts>, #[serde(rename = "type")] type_: Option<String> });
 
-/// The kind of a document that is such an object.
+/// The object kind of a document; `None` for other kinds.
 pub(super) fn kind(kind: &str) -> Option<ObjectKind> {
     match kind {
         "ConfigMap" => Some(ObjectKind::ConfigMap),
@@ -110,7 +110,7 @@ fn secret(tree: &Node) -> Result<Object, FieldErrors> {
     })))
 }
 
-/// Memory an object takes: in bytes, rather too many than too few.
+/// Memory of an object in bytes, rather overestimated.
 pub(crate) fn cost(object: &Object) -> usize {
     const OBJECT: usize = 1024;
     const ENTRY: usize = 64;
@@ -145,7 +145,7 @@ pub(crate) fn cost(object: &Object) -> usize {
     OBJECT + entries
 }
 
-/// The same of what nodes are chosen by.
+/// Memory of a node selector.
 fn selector_cost(selector: &NodeSelector) -> usize {
     const REQUIREMENT: usize = 256;
     let terms = selector.node_selector_terms.iter();
@@ -163,7 +163,7 @@ fn checked(metadata: ObjectMeta, tree: &Node, unread: &[String], errors: &mut Fi
     ObjectMeta { name: metadata.name, namespace: Some(namespace), ..ObjectMeta::default() }
 }
 
-/// Base64 as Go reads it: line ends are passed over.
+/// Decodes base64 as Go does: line ends are skipped.
 fn decoded(
     field: &str,
     data: Option<Texts>,
@@ -327,7 +327,7 @@ mod tests {
         assert!(parsed.bytes > 2 * 1024 + 3 * 1024);
     }
 
-    /// What is wrong is named with object, field and mend, and no value of a Secret is in it.
+    /// Errors name object, field and remedy, and no value of a Secret.
     #[test]
     fn what_is_wrong_is_said_without_values() {
         let large = "x".repeat(OBJECT_BYTES_MAX / 2 + 1);

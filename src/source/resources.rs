@@ -7,19 +7,19 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
 
 use crate::model::quantity::Quantity;
 
-/// A resource list as the API has it.
+/// A resource list in the API's form.
 pub type List = BTreeMap<String, Text>;
 
-/// What a resource list says, by name; entries that are no quantities are left out (validation names them).
+/// A parsed resource list, by name; invalid quantities are left out (validation reports them).
 pub type Amounts = BTreeMap<String, Quantity>;
 
-/// Reads a resource list.
+/// Parses a resource list.
 pub fn amounts(list: Option<&List>) -> Amounts {
     let read = |(name, text): (&String, &Text)| Some((name.clone(), Quantity::parse(&text.0).ok()?));
     list.into_iter().flatten().filter_map(read).collect()
 }
 
-/// Writes a quantity: whole units, else thousandths (rounded up, the finest the API keeps in a pod).
+/// Formats a quantity: whole units, else thousandths (rounded up, the finest the API keeps in a pod).
 pub fn text(quantity: Quantity) -> Text {
     let millis = quantity.milli_value();
     if millis % 1000 == 0 && quantity == Quantity::from_millis(millis) {
@@ -29,8 +29,8 @@ pub fn text(quantity: Quantity) -> Text {
     }
 }
 
-/// What the containers need together: the app containers and sidecars at once, or one init container beside the
-/// sidecars before it, whichever is more.
+/// The containers' total: that of the app containers and sidecars together, or of one init container and the sidecars before it,
+/// whichever is more.
 pub fn aggregate(spec: &PodSpec, of: fn(&Container) -> Option<&List>) -> Amounts {
     let mut total = Amounts::new();
     for container in &spec.containers {
@@ -75,12 +75,12 @@ pub fn limits(container: &Container) -> Option<&List> {
     container.resources.as_ref()?.limits.as_ref()
 }
 
-/// True for what pod-level resources may hold (`IsSupportedPodLevelResource`).
+/// Whether pod-level resources may contain it (`IsSupportedPodLevelResource`).
 pub fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || is_hugepages(name)
 }
 
-/// True for `hugepages-SIZE`.
+/// Whether it is a `hugepages-SIZE`.
 pub fn is_hugepages(name: &str) -> bool {
     name.starts_with("hugepages-")
 }

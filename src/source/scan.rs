@@ -1,7 +1,7 @@
-//! One look at a manifest directory or file: blocking system calls, run on a thread of its own.
+//! Reads a manifest directory or file once: blocking system calls, run on a thread.
 //!
-//! Only regular files are opened, without ever waiting on one (`O_NONBLOCK`), and only when their stamp changed, so
-//! an idle look costs one `readdir` and one `stat` a file.
+//! Only regular files are opened, without ever blocking (`O_NONBLOCK`), and only when their stamp has changed, so an idle read
+//! costs one `readdir` and one `stat` a file.
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
@@ -23,14 +23,14 @@ use crate::model::{Object, Wall};
 use crate::model::{SortedMap, SortedSet};
 use crate::poison::{self, SetAside};
 
-/// What tells that a file changed, without reading it.
+/// Metadata by which a changed file is detected without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     dev: u64,
     ino: u64,
     size: u64,
     modified: (i64, i64),
-    /// The inode's own change time: seen even where a tool sets the modification time back.
+    /// The inode's change time: it advances even when a tool sets the modification time back.
     changed: (i64, i64),
 }
 
@@ -46,10 +46,10 @@ impl Stamp {
     }
 }
 
-/// Which directory: its device and inode.
+/// Device and inode of a directory.
 pub type DirId = (u64, u64);
 
-/// What one look needs to know.
+/// Inputs of one read.
 pub struct Look {
     /// The directory.
     pub dir: PathBuf,
@@ -57,40 +57,40 @@ pub struct Look {
     pub node: NodeName,
     /// For the pods' `config.seen`.
     pub seen: Wall,
-    /// The files known from earlier looks, and the memory their pods take (`manifest::cost`).
+    /// The files known from earlier reads, and the memory of their pods (`manifest::cost`).
     pub known: SortedMap<OsString, (Stamp, usize)>,
-    /// Files to read whatever their stamp says.
+    /// Files to read even when their stamp is unchanged.
     pub force: SortedSet<OsString>,
-    /// Files that are being written: not to be touched now.
+    /// Files that are being written, to be skipped.
     pub skip: SortedSet<OsString>,
-    /// Whether to watch the directory.
+    /// Whether to create an inotify watch.
     pub watch: Watch,
-    /// Memory that the pods of other sources take.
+    /// Memory of the pods of other sources.
     pub taken: usize,
-    /// Files that are not decoded any more.
+    /// Files that must not be parsed any more.
     pub set_aside: Arc<SetAside>,
 }
 
-/// Whether a look makes an inotify watch.
+/// Whether a read creates an inotify watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Watch {
-    /// No watch is wanted.
+    /// No.
     Without,
-    /// This directory is watched already; another one needs a new watch.
+    /// Only when the directory is not this one, which is watched already.
     Has(DirId),
-    /// None is there yet.
+    /// Yes.
     Wanted,
 }
 
-/// What one look found.
+/// The result of one read.
 pub struct Found {
-    /// Which directory it was.
+    /// The directory.
     pub id: DirId,
-    /// A new watch on it when `Look::watch` asked for one; nothing when there was no need or inotify is used up.
+    /// The new inotify watch, when `Look::watch` asked for one and one was left.
     pub watch: Option<OwnedFd>,
     /// The manifests, by name.
     pub files: SortedMap<OsString, FoundFile>,
-    /// Names that are no manifests, at most `MANIFEST_FILES_MAX`.
+    /// Names that are not manifests, at most `MANIFEST_FILES_MAX`.
     pub ignored: Vec<OsString>,
     /// Manifests beyond `MANIFEST_FILES_MAX`.
     pub left_off: usize,
@@ -98,15 +98,15 @@ pub struct Found {
 
 /// One manifest file.
 pub enum FoundFile {
-    /// Its stamp is as known.
+    /// Its stamp is unchanged.
     Same,
-    /// It was to be skipped.
+    /// It was in `Look::skip`.
     Skipped,
-    /// It cannot be read: why.
+    /// It cannot be read, for this reason.
     Refused(String),
     /// It was read.
     Read {
-        /// Its stamp before reading: when it changed meanwhile, the next look sees another one.
+        /// Its stamp before reading: when it changed meanwhile, the next read sees another one.
         stamp: Stamp,
         /// It changed while it was read.
         unstable: bool,
@@ -115,9 +115,9 @@ pub enum FoundFile {
     },
 }
 
-/// True for names of manifests: `.yaml`, `.yml` and `.json`, not hidden, no editor's or tool's copy.
+/// Whether the name is a manifest's: `.yaml`, `.yml` or `.json`, not hidden, not an editor's or tool's copy.
 ///
-/// The suffix alone leaves out `x.yaml~`, `x.yaml.backup`, `.bak`, `.orig`, `.swp`, `.rpmsave`, `.dpkg-*` and `#x#`.
+/// The suffix alone excludes `x.yaml~`, `x.yaml.backup`, `.bak`, `.orig`, `.swp`, `.rpmsave`, `.dpkg-*` and `#x#`.
 pub fn is_manifest_name(name: &OsStr) -> bool {
     let name = name.as_bytes();
     let suffix = |suffix: &[u8]| name.len() > suffix.len() && name.ends_with(suffix);
@@ -126,14 +126,14 @@ pub fn is_manifest_name(name: &OsStr) -> bool {
         && (suffix(b".yaml") || suffix(b".yml") || suffix(b".json"))
 }
 
-/// Looks at the directory; an error says in one sentence what is wrong with it.
+/// Reads the directory; the error says in one sentence why it cannot.
 pub fn look(look: &Look) -> Result<Found, String> {
     let meta = fs::metadata(&look.dir).map_err(|e| dir_error(&e))?;
     if !meta.is_dir() {
         return Err("is no directory; give the directory that holds the manifests".to_owned());
     }
     let id = (meta.dev(), meta.ino());
-    // Before reading: what changes from here on is told by an event.
+    // Before reading: a change from here on causes an event.
     let watch = match look.watch {
         Watch::Without => None,
         Watch::Has(watched) if watched == id => None,
@@ -154,7 +154,7 @@ pub fn look(look: &Look) -> Result<Found, String> {
         }
     }
     let left_off = names.len().saturating_sub(limits::MANIFEST_FILES_MAX);
-    // Files already known keep their room: a new one must not push out a pod that runs.
+    // Known files keep their memory: a new one must not push out a running pod.
     let taken = look.known.iter().filter(|(name, _)| names.contains(*name)).map(|(_, (_, bytes))| bytes);
     let mut room = limits::PODS_BYTES_MAX.saturating_sub(taken.sum::<usize>() + look.taken);
     let mut files = SortedMap::new();
@@ -215,13 +215,13 @@ fn one(look: &Look, path: &Path, known: Option<&(Stamp, usize)>, force: bool, ro
     }
 }
 
-/// Reads a file named by hand, whatever its name.
+/// Reads a file that the user names, whatever its name.
 pub fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     let (file, meta) = open(path)?;
     read(&file, meta.size())
 }
 
-/// Reads at most a manifest's bytes from anything, such as standard input.
+/// Reads at most `MANIFEST_BYTES_MAX` from any stream, such as standard input.
 pub fn read_stream(from: &mut dyn Read) -> Result<Vec<u8>, String> {
     let mut bytes = Vec::new();
     from.take(limits::MANIFEST_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|e| file_error(&e))?;
@@ -229,7 +229,7 @@ pub fn read_stream(from: &mut dyn Read) -> Result<Vec<u8>, String> {
 }
 
 fn open(path: &Path) -> Result<(File, Metadata), String> {
-    // For the message: what is no file is not opened in any case.
+    // For the message: a file that is not regular is not opened in any case.
     let kind = |meta: &Metadata| {
         let kind = meta.file_type();
         match () {
@@ -285,7 +285,7 @@ fn dir_error(error: &io::Error) -> String {
     }
 }
 
-/// An inotify watch on the directory; nothing when the system has none left.
+/// An inotify watch on the directory; `None` when the system has none left.
 fn watch(dir: &Path) -> Option<OwnedFd> {
     let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).ok()?;
     let events = WatchFlags::CREATE

@@ -30,25 +30,25 @@ pub struct Size {
     pub height: u16,
 }
 
-/// The near ends of a command's streams. A channel that is full makes the other side wait.
+/// The local ends of a command's streams. A full channel makes the other side wait.
 #[derive(Debug)]
 pub struct Streams {
-    /// Input to its end; without one the command has none.
+    /// Standard input to its end; `None`: the command has none.
     pub stdin: Option<Receiver<Vec<u8>>>,
-    /// Its output.
+    /// Standard output.
     pub stdout: Sender<Vec<u8>>,
-    /// Its errors; on a terminal they come with the output.
+    /// Standard error; on a terminal it is part of the output.
     pub stderr: Option<Sender<Vec<u8>>>,
     /// Sizes of the terminal, when there is one.
     pub sizes: Option<Receiver<Size>>,
 }
 
-/// How it ended.
+/// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The command's exit code.
     Exit(u8),
-    /// Nobody reads its output any more. What became of the command is not known.
+    /// Its output is no longer read. The command's own end is unknown.
     OutputClosed,
 }
 
@@ -71,33 +71,33 @@ pub async fn run(connection: Connection, streams: Streams) -> Result<Ending, Str
         .inspect(|(stream, kind, _)| outgoing.open(*stream, kind, &[]))
         .map(|(stream, ..)| stream)
         .collect();
-    let told = ReaderState::new();
+    let state = ReaderState::new();
     let send = async {
-        let never = send(&mut outgoing, &told, stdin, sizes).await;
+        let never = send(&mut outgoing, &state, stdin, sizes).await;
         match never {}
     };
-    let receive = receive(&mut incoming, &told, opened, stdout, stderr);
-    smol::future::or(smol::future::or(receive, told.late()), send).await
+    let receive = receive(&mut incoming, &state, opened, stdout, stderr);
+    smol::future::or(smol::future::or(receive, state.late()), send).await
 }
 
 /// Reads until the outputs and the error stream have ended.
 async fn receive(
     incoming: &mut Incoming,
-    told: &ReaderState,
+    state: &ReaderState,
     mut awaited: Vec<StreamId>,
     stdout: Sender<Vec<u8>>,
     stderr: Option<Sender<Vec<u8>>>,
 ) -> Result<Ending, String> {
     let mut running: Vec<StreamId> =
         awaited.iter().copied().filter(|stream| [ERROR, STDOUT, STDERR].contains(stream)).collect();
-    let mut said = Vec::new();
+    let mut error = Vec::new();
     while !running.is_empty() {
         let Some(frame) = incoming.frame()? else {
             if incoming.fill().await {
                 continue;
             }
-            if !said.is_empty() {
-                // All it had to say was said.
+            if !error.is_empty() {
+                // The command's output is complete.
                 break;
             }
             return Err("the connection to the runtime was lost before the command ended; \
@@ -105,7 +105,7 @@ async fn receive(
                 .to_owned());
         };
         match frame {
-            Frame::Reply(stream) => told.accepted(&mut awaited, stream),
+            Frame::Reply(stream) => state.accepted(&mut awaited, stream),
             Frame::Data(STDOUT, bytes) => {
                 if stdout.send(bytes.to_vec()).await.is_err() {
                     return Ok(Ending::OutputClosed);
@@ -113,27 +113,27 @@ async fn receive(
             }
             Frame::Data(STDERR, bytes) => {
                 if let Some(stderr) = &stderr {
-                    // Closed: nobody wants to read it, and the command goes on.
+                    // Closed: it is no longer read, and the command continues.
                     let _ = stderr.send(bytes.to_vec()).await;
                 }
             }
-            Frame::Data(ERROR, bytes) => keep(&mut said, bytes),
+            Frame::Data(ERROR, bytes) => keep(&mut error, bytes),
             Frame::Reset(stream) if awaited.contains(&stream) => {
                 return Err("the runtime's streaming server refuses a stream".to_owned());
             }
             Frame::End(stream) | Frame::Reset(stream) => {
                 running.retain(|runs| *runs != stream);
                 if stream == STDIN {
-                    told.input_closed.set(true);
-                    told.tell();
+                    state.input_closed.set(true);
+                    state.tell();
                 }
             }
-            Frame::Ping(number) => told.pinged(number),
-            // What it has begun it goes on with.
+            Frame::Ping(number) => state.pinged(number),
+            // Existing streams continue.
             Frame::Data(..) | Frame::GoAway => {}
         }
     }
-    status::exit_code(&said).map(Ending::Exit)
+    status::exit_code(&error).map(Ending::Exit)
 }
 
 enum Next {
@@ -142,19 +142,19 @@ enum Next {
     ReaderState,
 }
 
-/// Writes for as long as it is polled. A server that reads no more is left to the half that reads, for what it has said by then.
+/// Writes for as long as it is polled. When the server reads no more, the reading half still receives what it has sent.
 async fn send(
     outgoing: &mut Outgoing,
-    told: &ReaderState,
+    state: &ReaderState,
     mut stdin: Option<Receiver<Vec<u8>>>,
     mut sizes: Option<Receiver<Size>>,
 ) -> Infallible {
     let mut sent = outgoing.flush().await;
     while sent.is_ok() {
-        if told.input_closed.get() {
+        if state.input_closed.get() {
             stdin = None;
         }
-        let open = told.open.get();
+        let open = state.open.get();
         let input = async {
             match &stdin {
                 Some(stdin) if open => Next::Stdin(stdin.recv().await.ok()),
@@ -168,10 +168,10 @@ async fn send(
             }
         };
         let heard = async {
-            told.heard().await;
+            state.heard().await;
             Some(Next::ReaderState)
         };
-        // What is asked for first: a command that reads no input still hears of its terminal, as long as the server reads.
+        // Pings and sizes first: a command that reads no input still gets its terminal's size, as long as the server reads.
         let next = smol::future::or(heard, smol::future::or(size, async { Some(input.await) })).await;
         sent = match next {
             Some(Next::Stdin(Some(bytes))) => outgoing.data(STDIN, &bytes, false).await,
@@ -183,8 +183,8 @@ async fn send(
                 let size = format!("{{\"Width\":{width},\"Height\":{height}}}\n");
                 outgoing.data(RESIZE, size.as_bytes(), false).await
             }
-            Some(Next::ReaderState) => told.pong(outgoing).await,
-            // The terminal changes no more.
+            Some(Next::ReaderState) => state.pong(outgoing).await,
+            // The terminal's size does not change any more.
             None => {
                 sizes = None;
                 Ok(())

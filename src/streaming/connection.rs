@@ -1,4 +1,4 @@
-//! One connection to the streaming server: its reading and its writing half, which go on beside each other.
+//! One connection to the streaming server: its reading and its writing half, which run concurrently.
 
 use std::cell::Cell;
 use std::io;
@@ -23,7 +23,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Of the socket, and what was read of it behind the answer's head.
+    /// From the socket, and bytes that were read after the response's head.
     pub fn new(socket: Socket<TcpStream>, already: Vec<u8>) -> Self {
         let socket = Rc::new(socket);
         let end = already.len();
@@ -51,10 +51,10 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// The next frame of what was read.
+    /// The next frame of the bytes read so far.
     ///
     /// # Errors
-    /// A sentence: it is no SPDY.
+    /// It is not SPDY.
     pub fn frame(&mut self) -> Result<Option<Frame<'_>>, String> {
         let mut rest = &self.buffer[self.start..self.end];
         let frame = self.reader.next(&mut rest);
@@ -62,8 +62,8 @@ impl Incoming {
         frame.map_err(|error| format!("the runtime's streaming server: {error}"))
     }
 
-    /// Reads more, once [`Self::frame`] has found all there is. False when the server has closed the connection, or broken it
-    /// off, which a server does that closes it while something of ours is on its way.
+    /// Reads more, once [`Self::frame`] has returned all frames. False when the server has closed or reset the connection; a
+    /// server that closes it while frames of ours are in flight resets it.
     pub async fn fill(&mut self) -> bool {
         self.buffer.resize(STREAM_BUFFER_BYTES, 0);
         (self.start, self.end) = (0, 0);
@@ -95,13 +95,13 @@ impl Outgoing {
     /// Sends data; with `fin` nothing more follows on the stream.
     ///
     /// # Errors
-    /// The server does not read any more.
+    /// The server no longer reads.
     pub async fn data(&mut self, stream: StreamId, data: &[u8], fin: bool) -> io::Result<()> {
         put_data(&mut self.out, stream, data, fin);
         self.flush().await
     }
 
-    /// Gives a stream up; sent by [`Self::flush`].
+    /// Resets a stream; sent by [`Self::flush`].
     pub fn reset(&mut self, stream: StreamId) {
         put_reset(&mut self.out, stream);
     }
@@ -111,10 +111,10 @@ impl Outgoing {
         put_ping(&mut self.out, number);
     }
 
-    /// Sends what is not sent yet.
+    /// Sends the buffered frames.
     ///
     /// # Errors
-    /// The server does not read any more.
+    /// The server no longer reads.
     pub async fn flush(&mut self) -> io::Result<()> {
         (&*self.socket).write_all(&self.out).await?;
         self.out.clear();
@@ -122,15 +122,15 @@ impl Outgoing {
     }
 }
 
-/// What the half that reads has to tell the one that writes. It never waits for it: the other may stand still because the
-/// server does, and the server because nobody reads.
+/// State that the reading half shares with the writing half. It never waits for it: the writing half may be blocked by the
+/// server, and the server by a reader that does not read.
 #[derive(Debug)]
 pub(super) struct ReaderState {
     /// Every stream was accepted: data sent before is lost in the server.
     pub open: Cell<bool>,
-    /// The server takes no more input.
+    /// The server accepts no more input.
     pub input_closed: Cell<bool>,
-    /// A ping to be answered. Another one came before that: the last one is.
+    /// A ping to answer. When another one arrives before that, only the last one is answered.
     ping: Cell<Option<u32>>,
     wake: Sender<()>,
     woken: Receiver<()>,
@@ -143,7 +143,7 @@ impl ReaderState {
         Self { open, input_closed, ping, wake, woken }
     }
 
-    /// A stream was accepted; with the last of them, data may be sent.
+    /// The server has accepted a stream; with the last of them, data may be sent.
     pub(super) fn accepted(&self, awaited: &mut Vec<StreamId>, stream: StreamId) {
         awaited.retain(|waits| *waits != stream);
         if awaited.is_empty() {
@@ -152,13 +152,13 @@ impl ReaderState {
         }
     }
 
-    /// A ping came.
+    /// A ping was received.
     pub(super) fn pinged(&self, number: u32) {
         self.ping.set(Some(number));
         self.tell();
     }
 
-    /// Does what was told about pings.
+    /// Answers a received ping.
     pub(super) async fn pong(&self, outgoing: &mut Outgoing) -> io::Result<()> {
         if let Some(number) = self.ping.take() {
             outgoing.ping(number);
@@ -178,21 +178,21 @@ impl ReaderState {
         ))
     }
 
-    /// Says that there is something.
+    /// Wakes the writing half.
     pub(super) fn tell(&self) {
-        // Full: it was said and not heard yet.
+        // Full: a wake-up is pending already.
         let _ = self.wake.try_send(());
     }
 
-    /// Until something was told.
+    /// Waits for a wake-up.
     pub(super) async fn heard(&self) {
-        // Never closed: a sender stands beside it.
+        // Never closed: a sender is beside it.
         let _ = self.woken.recv().await;
     }
 }
 
-/// Puts a part of the error stream to what it said before; at most `STREAM_STATUS_BYTES_MAX` of it are kept.
-pub(super) fn keep(said: &mut Vec<u8>, bytes: &[u8]) {
-    let room = STREAM_STATUS_BYTES_MAX - said.len();
-    said.extend_from_slice(&bytes[..bytes.len().min(room)]);
+/// Appends a part of the error stream; at most `STREAM_STATUS_BYTES_MAX` of it are kept.
+pub(super) fn keep(kept: &mut Vec<u8>, bytes: &[u8]) {
+    let room = STREAM_STATUS_BYTES_MAX - kept.len();
+    kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
 }

@@ -1,4 +1,4 @@
-//! One forwarded connection (client-go `portforward.handleConnection`), with a connection to the server of its own.
+//! One forwarded connection (client-go `portforward.handleConnection`), with its own connection to the server.
 
 use std::convert::Infallible;
 use std::net::TcpStream;
@@ -14,77 +14,77 @@ use crate::limits::STREAM_CHUNK_BYTES;
 const ERROR: StreamId = StreamId(1);
 const DATA: StreamId = StreamId(3);
 
-/// Moves bytes between `local` and that port of the pod until the pod's end has closed.
+/// Copies bytes between `local` and that port of the pod until the pod's end has closed.
 ///
 /// # Errors
-/// A sentence, the runtime's as a rule: nobody listens on the port.
+/// A message, usually the runtime's: the port has no listener.
 pub async fn run(connection: Connection, local: &Async<TcpStream>, port: u16) -> Result<(), String> {
     let Connection { mut incoming, mut outgoing } = connection;
     let port = port.to_string();
     let headers = [("port", port.as_str()), ("requestid", "0")];
     outgoing.open(ERROR, "error", &headers);
     outgoing.open(DATA, "data", &headers);
-    let told = ReaderState::new();
+    let state = ReaderState::new();
     let send = async {
-        let never = send(&mut outgoing, &told, local).await;
+        let never = send(&mut outgoing, &state, local).await;
         match never {}
     };
-    smol::future::or(smol::future::or(receive(&mut incoming, &told, local), told.late()), send).await
+    smol::future::or(smol::future::or(receive(&mut incoming, &state, local), state.late()), send).await
 }
 
 async fn receive(
     incoming: &mut Incoming,
-    told: &ReaderState,
+    state: &ReaderState,
     local: &Async<TcpStream>,
 ) -> Result<(), String> {
     let mut awaited = vec![ERROR, DATA];
     let mut running = vec![ERROR, DATA];
-    let mut said = Vec::new();
+    let mut error = Vec::new();
     let mut local = local;
     while !running.is_empty() {
         let Some(frame) = incoming.frame()? else {
             if incoming.fill().await {
                 continue;
             }
-            if said.is_empty() && running.contains(&DATA) {
+            if error.is_empty() && running.contains(&DATA) {
                 return Err("the connection to the runtime was lost".to_owned());
             }
             break;
         };
         match frame {
-            Frame::Reply(stream) => told.accepted(&mut awaited, stream),
+            Frame::Reply(stream) => state.accepted(&mut awaited, stream),
             Frame::Data(DATA, bytes) => {
-                // The near end has gone; that is its own affair.
+                // The local end was closed; that is not an error.
                 if local.write_all(bytes).await.is_err() {
                     return Ok(());
                 }
             }
-            Frame::Data(ERROR, bytes) => keep(&mut said, bytes),
+            Frame::Data(ERROR, bytes) => keep(&mut error, bytes),
             Frame::End(stream) | Frame::Reset(stream) => running.retain(|runs| *runs != stream),
-            Frame::Ping(number) => told.pinged(number),
+            Frame::Ping(number) => state.pinged(number),
             Frame::Data(..) | Frame::GoAway => {}
         }
     }
-    if said.is_empty() { Ok(()) } else { Err(String::from_utf8_lossy(&said).into_owned()) }
+    if error.is_empty() { Ok(()) } else { Err(String::from_utf8_lossy(&error).into_owned()) }
 }
 
 /// Writes for as long as it is polled.
-async fn send(outgoing: &mut Outgoing, told: &ReaderState, mut local: &Async<TcpStream>) -> Infallible {
+async fn send(outgoing: &mut Outgoing, state: &ReaderState, mut local: &Async<TcpStream>) -> Infallible {
     let mut buffer = vec![0; STREAM_CHUNK_BYTES];
     let mut more = true;
     let mut sent = outgoing.flush().await;
     while sent.is_ok() {
-        let reads = more && told.open.get();
+        let reads = more && state.open.get();
         let input =
             async { if reads { Some(local.read(&mut buffer).await) } else { std::future::pending().await } };
         let heard = async {
-            told.heard().await;
+            state.heard().await;
             None
         };
         sent = match smol::future::or(heard, input).await {
-            None => told.pong(outgoing).await,
+            None => state.pong(outgoing).await,
             Some(Ok(read)) => {
-                // Its end: the pod may still have something to say.
+                // The local end has ended; the pod may still send.
                 more = read > 0;
                 outgoing.data(DATA, &buffer[..read], !more).await
             }

@@ -1,14 +1,14 @@
 //! PURE: SPDY/3.1 frames, as far as the streaming servers of container runtimes use them (moby/spdystream, on which
-//! `k8s.io/streaming` stands). Bytes in, frames out, and frames to bytes.
+//! `k8s.io/streaming` is built). Decodes bytes to frames, and encodes frames to bytes.
 //!
 //! ```text
 //!     control  |1| version 3 (15) | type (16) | flags (8) | length (24) | payload
 //!     data     |0| stream (31)                | flags (8) | length (24) | payload
 //! ```
 //!
-//! A DATA frame's payload is handed over as it comes, so no frame has to fit into memory. The header blocks of what the
-//! server sends say nothing that we need (its `SYN_REPLY` has none at all), so they are passed over, and nothing
-//! is ever inflated. Ours are deflated blocks of the kind "stored", which every zlib reads.
+//! A DATA frame's payload is passed on as it arrives, so no frame has to fit into memory. The header blocks of the server have no
+//! needed information (its `SYN_REPLY` has none at all), so they are skipped, and nothing is ever inflated. Sent header blocks
+//! are deflate blocks of type "stored", which every zlib reads.
 
 use std::fmt;
 
@@ -28,17 +28,17 @@ const GOAWAY: u16 = 7;
 /// The status `CANCEL` of a `RST_STREAM`.
 const CANCEL: u32 = 5;
 
-/// What begins the zlib stream of our header blocks: deflate, window of 32 KiB, a preset dictionary, and the checksum of SPDY/3's.
-/// Stored blocks refer to nothing in it, so we need not have it.
+/// The head of the zlib stream of sent header blocks: deflate, window of 32 KiB, a preset dictionary, and the checksum of
+/// SPDY/3's. Stored blocks do not refer to the dictionary, so it is not needed here.
 const ZLIB_HEAD: [u8; 6] = [0x78, 0xbb, 0xe3, 0xc6, 0xa7, 0xc2];
-/// An empty stored block (zlib's sync flush): what was written so far can be read in full.
+/// An empty stored block (zlib's sync flush): all that was written so far can be decoded.
 const ZLIB_FLUSH: [u8; 5] = [0, 0, 0, 0xff, 0xff];
 
-/// Names a stream of one connection; odd where the client opened it.
+/// A stream of one connection; odd if the client opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamId(pub u32);
 
-/// What the server tells.
+/// A frame of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'b> {
     /// It has accepted the stream.
@@ -47,15 +47,15 @@ pub enum Frame<'b> {
     Data(StreamId, &'b [u8]),
     /// It sends nothing more on the stream.
     End(StreamId),
-    /// It neither sends nor takes anything more on the stream.
+    /// It neither sends nor accepts anything more on the stream.
     Reset(StreamId),
-    /// It wants the same number back.
+    /// It expects the same number back.
     Ping(u32),
-    /// It takes no further streams.
+    /// It accepts no further streams.
     GoAway,
 }
 
-/// What came is not SPDY/3.1.
+/// The input is not SPDY/3.1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FrameError(&'static str);
 
@@ -65,7 +65,7 @@ impl fmt::Display for FrameError {
     }
 }
 
-/// Finds the frames in what comes, however it is cut.
+/// Decodes frames from the input, however it is cut.
 #[derive(Debug)]
 pub struct Reader(State);
 
@@ -73,11 +73,11 @@ pub struct Reader(State);
 enum State {
     /// In a frame's head.
     Head { bytes: [u8; HEAD_BYTES], filled: usize },
-    /// In the part of a control frame's payload that we read; `rest` of it comes behind.
+    /// In the needed part of a control frame's payload; `rest` bytes follow it.
     Fixed { kind: u16, fin: bool, bytes: [u8; HEAD_BYTES], filled: usize, wanted: usize, rest: usize },
     /// In a DATA frame.
     Data { stream: StreamId, fin: bool, left: usize },
-    /// In what we do not read of a control frame; a stream that ended with it is told then.
+    /// In the skipped part of a control frame; a stream that ends with the frame is reported after it.
     Skip { left: usize, ended: Option<StreamId> },
 }
 
@@ -90,10 +90,10 @@ impl Default for Reader {
 const HEAD: State = State::Head { bytes: [0; HEAD_BYTES], filled: 0 };
 
 impl Reader {
-    /// The next frame in `input`, which loses what was read; nothing when more has to come.
+    /// The next frame in `input`, from which the consumed bytes are removed; `None` when more are needed.
     ///
     /// # Errors
-    /// It is no SPDY/3.1; nothing more can be read then.
+    /// It is not SPDY/3.1; the reader cannot continue then.
     pub fn next<'b>(&mut self, input: &mut &'b [u8]) -> Result<Option<Frame<'b>>, FrameError> {
         loop {
             match &mut self.0 {
@@ -115,7 +115,7 @@ impl Reader {
                         RST_STREAM => Some(Frame::Reset(stream)),
                         PING => Some(Frame::Ping(number)),
                         GOAWAY => Some(Frame::GoAway),
-                        // SETTINGS, HEADERS and the like: nothing hangs on them. The server has no streams of its own.
+                        // SETTINGS, HEADERS and the like are irrelevant. The server opens no streams.
                         _ => None,
                     };
                     let ended = (*fin && *kind == SYN_REPLY).then_some(stream);
@@ -159,7 +159,7 @@ impl Reader {
     }
 }
 
-/// Takes what is missing from the input; true when it is all there.
+/// Copies missing bytes from the input; true when complete.
 fn fill(bytes: &mut [u8; HEAD_BYTES], filled: &mut usize, wanted: usize, input: &mut &[u8]) -> bool {
     let here = (wanted - *filled).min(input.len());
     let (taken, rest) = input.split_at(here);
@@ -203,7 +203,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// Puts a `SYN_STREAM` behind what is in `out`. Names of headers are in lower case; Go's server takes them in any.
+    /// Appends a `SYN_STREAM` to `out`. Names of headers are in lower case; Go's server accepts any case.
     pub fn open(&mut self, out: &mut Vec<u8>, stream: StreamId, headers: &[(&str, &str)]) {
         let mut block = Vec::with_capacity(128);
         put_number(&mut block, headers.len());
@@ -221,7 +221,7 @@ impl Opener {
         if !std::mem::replace(&mut self.begun, true) {
             out.extend_from_slice(&ZLIB_HEAD);
         }
-        // A stored block: its kind, its length, the same inverted, and the bytes.
+        // A stored block: its type, its length, the complement of the length, and the bytes.
         for part in block.chunks(usize::from(u16::MAX)) {
             let [low, high, ..] = part.len().to_le_bytes();
             out.extend_from_slice(&[0, low, high, !low, !high]);
@@ -233,7 +233,7 @@ impl Opener {
     }
 }
 
-/// Puts a DATA frame behind what is in `out`: at most 16 MiB - 1 of data. With `fin` nothing more follows on the stream.
+/// Appends a DATA frame to `out`: at most 16 MiB - 1 of data. With `fin` nothing more follows on the stream.
 pub fn put_data(out: &mut Vec<u8>, stream: StreamId, data: &[u8], fin: bool) {
     out.extend_from_slice(&stream.0.to_be_bytes());
     out.push(u8::from(fin) * FLAG_FIN);
@@ -241,13 +241,13 @@ pub fn put_data(out: &mut Vec<u8>, stream: StreamId, data: &[u8], fin: bool) {
     out.extend_from_slice(data);
 }
 
-/// Puts the answer to a `PING` behind what is in `out`.
+/// Appends the answer to a `PING` to `out`.
 pub fn put_ping(out: &mut Vec<u8>, number: u32) {
     out.extend_from_slice(&control_head(PING, 4));
     out.extend_from_slice(&number.to_be_bytes());
 }
 
-/// Puts a `RST_STREAM` behind what is in `out`: the stream is of no use any more.
+/// Appends a `RST_STREAM` to `out`: the stream is no longer needed.
 pub fn put_reset(out: &mut Vec<u8>, stream: StreamId) {
     out.extend_from_slice(&control_head(RST_STREAM, 8));
     out.extend_from_slice(&stream.0.to_be_bytes());
@@ -262,7 +262,7 @@ fn control_head(kind: u16, length: usize) -> [u8; HEAD_BYTES] {
     head
 }
 
-/// A length of 24 bits.
+/// A 24-bit length.
 fn length_bytes(length: usize) -> [u8; 3] {
     let [.., high, middle, low] = length.to_be_bytes();
     [high, middle, low]
@@ -277,8 +277,8 @@ fn put_number(out: &mut Vec<u8>, number: usize) {
 mod tests {
     use super::*;
 
-    /// What containerd 1.6.20 answered to `sh -c 'echo out; echo err >&2; exit 7'` on the streams 1 (error), 5 and 7, but for the
-    /// status' text, which stands shortened.
+    /// containerd 1.6.20's response to `sh -c 'echo out; echo err >&2; exit 7'` on the streams 1 (error), 5 and 7, with the
+    /// status' text shortened.
     const RECORDED: &str = "8003000200000014 00000007 78f9e3c6a7c26260606000000000ffff\
         800300020000000c 00000001 026100000000ffff 800300020000000c 00000005 026100000000ffff\
         0000000500000004 6f75740a 0000000501000000 0000000700000004 6572720a 0000000701000000\
@@ -290,7 +290,7 @@ mod tests {
         digits.chunks(2).map(pair).collect()
     }
 
-    /// The frames in what comes in these pieces, data put together.
+    /// Decodes the frames of these pieces, with data joined.
     fn read<'p>(pieces: impl IntoIterator<Item = &'p [u8]>) -> Result<Vec<String>, FrameError> {
         let (mut reader, mut frames, mut data) = (Reader::default(), Vec::new(), Vec::new());
         for piece in pieces {
@@ -343,7 +343,7 @@ mod tests {
             // A reply that ends its stream at once.
             ("8003000201000004 00000003", Ok(vec!["Reply((3))", "End((3))"])),
             ("8003000600000004 00000002", Ok(vec!["Ping(2)"])),
-            // SETTINGS, HEADERS, WINDOW_UPDATE, a stream of the server's, and one that nobody knows.
+            // SETTINGS, HEADERS, WINDOW_UPDATE, a stream of the server, and an unknown frame.
             (
                 "8003000400000004 00000000 8003000800000006 00000001aabb 8003000900000008 0000000100000001 \
                  800300010000000a 00000002000000000000 8003001000000000 0000000501000000",

@@ -5,16 +5,16 @@
 //!     command ◄──────── SPDY/3.1 ────────► the runtime's streaming server (loopback) ◄──► container
 //! ```
 //!
-//! The agent only asks for the URL (`node::streams`); the bytes never pass through it. All this runs in the command's own
-//! process: `frame` (PURE) knows SPDY, `upgrade` gets the connection, `command` moves a command's streams, `status` (PURE) reads
-//! how it ended, `forward` moves one forwarded connection.
+//! The agent only requests the URL (`node::streams`); the bytes never pass through it. All this runs in the command's own
+//! process: `frame` (PURE) encodes and decodes SPDY, `upgrade` opens the connection, `command` copies a command's streams,
+//! `status` (PURE) parses how it ended, `forward` copies one forwarded connection.
 //!
-//! SPDY and not WebSocket, as kubectl before 1.31: the WebSocket protocol of containerd 1.6 cannot say that
-//! standard input has ended.
+//! SPDY and not WebSocket, as kubectl before 1.31: the WebSocket protocol of containerd 1.6 cannot signal the end of standard
+//! input.
 //!
-//! There is no flow control but TCP's: spdystream ignores `WINDOW_UPDATE` and sends none, so neither side may wait for it. What is
-//! not read here holds up the server, and so the container. That is why each forwarded connection has a SPDY connection of its
-//! own: one that stands still holds up no other.
+//! There is no flow control but TCP's: spdystream ignores `WINDOW_UPDATE` and sends none, so neither side may wait for it. Unread
+//! bytes here hold up the server, and so the container. That is why each forwarded connection has a SPDY connection of its own: a
+//! stalled one holds up no other.
 
 pub mod command;
 pub mod connection;

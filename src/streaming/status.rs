@@ -1,11 +1,11 @@
-//! PURE: how a command ended, from what the server writes on its error stream (client-go `remotecommand/v4.go`).
+//! PURE: how a command ended, from the status on the server's error stream (client-go `remotecommand/v4.go`).
 
 use serde_json::Value;
 
 /// The command's exit code.
 ///
 /// # Errors
-/// A sentence: why the command did not run, or that the server says nothing that can be understood.
+/// Why the command did not run, or that the status cannot be parsed.
 pub fn exit_code(status: &[u8]) -> Result<u8, String> {
     let unclear = |what: &str| Err(format!("the runtime does not say how the command ended: {what}"));
     let Ok(status) = serde_json::from_slice::<Value>(status) else { return unclear("no status") };

@@ -1,4 +1,4 @@
-//! From the URL that the CRI gave to a connection that speaks SPDY/3.1 (`httpstream/spdy` in `k8s.io/streaming`).
+//! Opens a SPDY/3.1 connection to the URL that the CRI returned (`httpstream/spdy` in `k8s.io/streaming`).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 
@@ -11,28 +11,28 @@ use super::Connection;
 use crate::limits::{STREAM_HEAD_BYTES_MAX, STREAM_HEADERS_MAX, STREAM_OPEN_TIME};
 use crate::stream::Socket;
 
-/// The protocols of `exec` and `attach`: the fourth version is the first that tells the exit code. containerd and CRI-O know no
-/// fifth over SPDY; it would add nothing there.
+/// The protocol of `exec` and `attach`: the fourth version is the first with the exit code. containerd and CRI-O know no fifth
+/// over SPDY; it would add nothing there.
 pub const COMMAND_PROTOCOL: &str = "v4.channel.k8s.io";
-/// That of `port-forward`.
+/// The protocol of `port-forward`.
 pub const FORWARD_PROTOCOL: &str = "portforward.k8s.io";
 
-/// Where a URL leads.
+/// A parsed streaming URL.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Target<'u> {
     /// The streaming server.
     pub address: SocketAddr,
-    /// What stands in the URL for it.
+    /// Host and port as in the URL.
     pub host: &'u str,
-    /// With the token.
+    /// Path and query, with the token.
     pub path: &'u str,
 }
 
 impl<'u> Target<'u> {
-    /// Reads the URL. PURE.
+    /// Parses the URL. PURE.
     ///
     /// # Errors
-    /// A sentence: TLS, or a host by its name.
+    /// TLS, or a host name instead of an address.
     pub fn parse(url: &'u str) -> Result<Self, String> {
         const MEND: &str = "let it listen on loopback without TLS (containerd: stream_server_address = \"127.0.0.1\", \
             enable_tls_streaming = false; CRI-O: stream_address, stream_enable_tls), as it does by default";
@@ -46,7 +46,7 @@ impl<'u> Target<'u> {
             }
             None => host.parse().ok(),
         };
-        // What stands here goes into a request's head.
+        // The path becomes part of a request's head.
         let sound = path.bytes().all(|byte| byte.is_ascii_graphic()) && path.len() < STREAM_HEAD_BYTES_MAX;
         match numeric {
             Some(address) if sound && !path.is_empty() => Ok(Self { address, host, path }),
@@ -66,17 +66,17 @@ impl<'u> Target<'u> {
     }
 }
 
-/// The URL without its path: the token opens a container.
+/// The URL without its path, because the token gives access to a container.
 fn origin(url: &str) -> &str {
     let host = url.find("://").map_or(0, |at| at + 3);
     let end = url[host..].find(['/', '?', '#']).map_or(url.len(), |at| host + at);
     &url[..end]
 }
 
-/// The streaming server at `url`, having agreed to speak `protocol` over SPDY/3.1.
+/// Connects to the streaming server at `url`, with `protocol` over SPDY/3.1.
 ///
 /// # Errors
-/// A sentence: it cannot be reached, refuses, or does not answer within `STREAM_OPEN_TIME`.
+/// It is unreachable, refuses, or does not answer within `STREAM_OPEN_TIME`.
 pub async fn connect(url: &str, protocol: &str) -> Result<Connection, String> {
     let target = Target::parse(url)?;
     let late = async {
@@ -90,7 +90,7 @@ pub async fn connect(url: &str, protocol: &str) -> Result<Connection, String> {
 async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String> {
     let text = |error: std::io::Error| error.to_string();
     let mut socket = Socket::<TcpStream>::connect(target.address).await.map_err(text)?;
-    // A keystroke goes out at once.
+    // A keystroke is sent at once.
     socket.get_ref().set_nodelay(true).map_err(text)?;
     socket.write_all(target.request(protocol).as_bytes()).await.map_err(text)?;
     let mut head = vec![0; STREAM_HEAD_BYTES_MAX];
@@ -110,10 +110,10 @@ async fn open(target: &Target<'_>, protocol: &str) -> Result<Connection, String>
     }
 }
 
-/// Where the answer's head ends, once all of it is there. PURE.
+/// The length of the response's head, once it is complete. PURE.
 ///
 /// # Errors
-/// A sentence: it is no HTTP, too long, or refuses.
+/// It is not HTTP, too long, or a rejection.
 pub fn answer(bytes: &[u8]) -> Result<Option<usize>, String> {
     let Some(head) = head(bytes)? else { return Ok(None) };
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
@@ -189,7 +189,7 @@ mod tests {
             let target = Target::parse(url).unwrap();
             assert_eq!((target.address.to_string().as_str(), target.path), (address, path));
         }
-        for (url, said) in [
+        for (url, message) in [
             (
                 "https://127.0.0.1:10010/exec/secret",
                 "https://127.0.0.1:10010 wants TLS: let it listen on loopback",
@@ -202,7 +202,7 @@ mod tests {
             ("", "wants TLS"),
         ] {
             let why = Target::parse(url).unwrap_err();
-            assert!(why.contains(said) && !why.contains("secret"), "{url}: {why}");
+            assert!(why.contains(message) && !why.contains("secret"), "{url}: {why}");
         }
     }
 
@@ -224,7 +224,7 @@ mod tests {
         for cut in 0..switching.len() {
             assert_eq!(answer(&switching[..cut]), Ok((cut >= end).then_some(end)), "{cut}");
         }
-        for (bytes, said) in [
+        for (bytes, message) in [
             (&b"HTTP/1.1 404 Not Found\r\n\r\n404 page not found\n"[..], "it refuses: 404 page not found"),
             (b"HTTP/1.1 403 Forbidden\r\n\r\n", "it refuses: 403 Forbidden"),
             (b"HTTP/1.1 1010 Odd\r\n\r\n", "it does not speak HTTP"),
@@ -233,7 +233,7 @@ mod tests {
             (b"SSH-2.0-x\r\n\r\n", "it does not speak HTTP"),
             (&[b'x'; STREAM_HEAD_BYTES_MAX], "its answer has no end"),
         ] {
-            assert_eq!(answer(bytes), Err(said.to_owned()));
+            assert_eq!(answer(bytes), Err(message.to_owned()));
         }
     }
 

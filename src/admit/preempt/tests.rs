@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// The pods of the kubelet's own tests (`getTestPods`): what they ask for in thousandths of a CPU and MiB.
+/// The pods of the kubelet's own tests (`getTestPods`): their requests in thousandths of a CPU and MiB.
 fn pod(kind: &str) -> Pod {
     let (asked, priority) = match kind {
         "cluster-critical" => (100, Some(2_000_000_000)),
@@ -31,7 +31,7 @@ fn asking(cpu_milli: i64, memory: i64) -> Pod {
     of(&json!({"containers": [{"name": "c", "resources": {"requests": requests}}]}))
 }
 
-/// So much of CPU, MiB and pods is missing.
+/// Missing CPU, MiB and pods.
 fn missing(cpu_milli: i64, mib: i64, pods: i64) -> Vec<Shortage> {
     let all = [("cpu", cpu_milli), ("memory", mib << 20), ("pods", pods)];
     let all = all.into_iter().filter(|(_, requested)| *requested > 0);
@@ -40,7 +40,7 @@ fn missing(cpu_milli: i64, mib: i64, pods: i64) -> Vec<Shortage> {
     all.map(short).collect()
 }
 
-/// The kubelet's own rows (`TestGetPodsToPreempt`): what is missing of CPU, MiB and pods, who is there, who ends.
+/// The kubelet's own rows (`TestGetPodsToPreempt`): missing CPU, MiB and pods, the running pods, the preempted pods.
 const ROWS: &str = "
     cluster-critical | 0 0 0     |                                                                     |
     cluster-critical | 0 0 1     |                                                                     | nobody will do
@@ -95,7 +95,7 @@ fn where_nobody_will_do_the_pod_is_rejected_for_what_stays_missing() {
     assert_eq!(rejection.remedy, super::super::Remedy::None);
 }
 
-/// Critical is one of a manifest or of system priority; an equal priority is not enough.
+/// A static pod or one of system priority is critical; an equal priority is not enough.
 #[test]
 fn whom_a_pod_may_end() {
     let with = |priority: Option<i32>, source: Option<&str>| {
@@ -139,7 +139,7 @@ fn of_equally_near_pods_the_smallest_goes_and_of_equal_ones_the_last() {
     assert_eq!(chosen(&[asking(5, 5), asking(1, 5), asking(9, 5)], &one), [1], "CPU then");
     assert_eq!(chosen(&[asking(5, 5), asking(5, 5), asking(5, 5)], &one), [2]);
     assert_eq!(chosen(&[asking(5, 5), asking(5, 5), asking(9, 9)], &missing(0, 0, 2)), [1, 0]);
-    // The first is half of each, the second all of one: by squares the first is nearer.
+    // The first frees half of each, the second all of one: by squares the first is nearer.
     let both = [
         Shortage { resource: "cpu".into(), requested: 10, used: 0, capacity: 0 },
         Shortage { resource: "memory".into(), requested: 10, used: 0, capacity: 0 },
@@ -147,8 +147,8 @@ fn of_equally_near_pods_the_smallest_goes_and_of_equal_ones_the_last() {
     assert_eq!(chosen(&[asking(10, 1), asking(5, 5), asking(5, 5)], &both), [2, 1]);
 }
 
-/// Every four pods of a small space, for some needs: who ends is enough, nobody ends for nothing, and where
-/// nobody will do all together are not enough.
+/// Every four pods of a small space, for some needs: the preempted pods suffice, none is preempted in vain, and when none is
+/// preempted all together do not suffice.
 #[test]
 fn who_ends_is_enough_and_nobody_ends_for_nothing() {
     let kinds =
@@ -178,7 +178,7 @@ fn who_ends_is_enough_and_nobody_ends_for_nothing() {
                 for spared in &chosen {
                     let class = pod_qos(others[*spared]);
                     let rest: Vec<usize> = chosen.iter().copied().filter(|place| place != spared).collect();
-                    // The kubelet's choice may hold one too many of a class, but never of one alone.
+                    // The kubelet's choice may have one too many of a class, but never of a single class.
                     let alone = chosen.iter().filter(|place| pod_qos(others[**place]) == class).count() == 1;
                     assert!(!alone || !enough(&rest), "{chosen:?} without {spared}");
                 }

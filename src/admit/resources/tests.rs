@@ -81,7 +81,7 @@ fn an_allocatable_list_is_read_in_whole_numbers() {
     assert_eq!(read.pods, 110);
 }
 
-/// What counts for a pod that comes, and the same pod once it is here.
+/// The requests of a new pod, and of the same pod once it runs.
 #[test]
 fn sums_are_the_schedulers() {
     let cpu = |cpu: &str| json!({"cpu": cpu});
@@ -273,7 +273,7 @@ fn what_ending_a_pod_gives_back() {
     }
 }
 
-/// Every pair of sums of a small space: something is short when there would be less than nothing of it.
+/// Every pair of sums of a small space: a resource is short when less than nothing would be left of it.
 #[test]
 fn short_is_what_is_asked_for_and_not_left() {
     let amounts = [-1, 0, 1, 2, 3, i64::MAX];
@@ -291,7 +291,7 @@ fn short_is_what_is_asked_for_and_not_left() {
             amounts.iter().flat_map(|wanted| amounts.map(|capacity| (*wanted, capacity)))
         {
             for used in amounts {
-                // One more pod is asked for in any case.
+                // One more pod is requested in any case.
                 let wanted = if name == "pods" { 1 } else { wanted };
                 let mut there = Resources { pods: 1, ..Resources::default() };
                 let (mut asked, mut taken) = (Resources::default(), Resources::default());

@@ -1,4 +1,4 @@
-//! A tunnel that is open: the server's connections through it, each with its queue and its socket.
+//! An open tunnel: the server's connections through it, each with its queue and its socket.
 
 use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
@@ -30,18 +30,18 @@ use crate::server::NodeQuestion;
 use crate::server::{Answer, Question};
 use crate::stream::Socket;
 
-/// A tunnel that is open.
+/// An open tunnel.
 pub(super) struct Session {
     pub(super) frames: Sender<Vec<u8>>,
-    /// Messages so far.
+    /// Messages sent so far.
     pub(super) sent: Cell<i64>,
     pub(super) connections: RefCell<SortedMap<i64, Rc<Connection>>>,
     pub(super) places: Arc<Semaphore>,
-    /// Bytes that wait for sockets here.
+    /// Bytes queued for local sockets.
     pub(super) queued: Cell<usize>,
     /// The same of all tunnels.
     pub(super) of_all: Rc<Cell<usize>>,
-    /// Some were taken.
+    /// Notified when queued bytes were written.
     pub(super) drained: Sender<()>,
     pub(super) heard: Cell<Mono>,
     pub(super) held: Gauge,
@@ -49,33 +49,33 @@ pub(super) struct Session {
     pub(super) clock: SharedClock,
 }
 
-/// A connection of the server's through it.
+/// A connection of the server through the tunnel.
 pub(super) struct Connection {
-    /// Its queue; closed once the server has ended it.
+    /// Its queue; closed once the server has ended the connection.
     data: Sender<Vec<u8>>,
-    /// Bytes in it.
+    /// Bytes in the queue.
     queued: Cell<usize>,
-    /// The server is told to pause when the queue is longer than this.
+    /// The server is asked to pause when the queue is longer than this.
     pauses_at: Cell<usize>,
-    /// The server has told us to.
+    /// The server has asked us to pause.
     paused: Cell<bool>,
     resumed: Sender<()>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // What connections have queued goes with them.
+        // The queues of its connections are dropped with it.
         self.unqueued(self.queued.get());
     }
 }
 
 impl Session {
-    /// Nothing further is read.
+    /// The queues are full: nothing further is read.
     pub(super) fn is_full(&self) -> bool {
         self.queued.get() > TUNNEL_QUEUED_BYTES_SHARE && self.of_all.get() > TUNNEL_QUEUED_BYTES_MAX
     }
 
-    /// So many bytes do not wait any more.
+    /// Subtracts bytes that are no longer queued.
     fn unqueued(&self, count: usize) {
         let count = count.min(self.queued.get());
         self.queued.set(self.queued.get() - count);
@@ -83,7 +83,7 @@ impl Session {
     }
 
     pub(super) async fn frame(&self, kind: Kind, payload: &[&[u8]]) {
-        // The writer goes with the session, and whoever sends with it.
+        // The writer is dropped with the session, and so are its senders.
         let _ = self.frames.send(framed(kind, payload)).await;
     }
 
@@ -101,7 +101,7 @@ impl Session {
         self.connections.borrow().get(&id).cloned()
     }
 
-    /// Does what a message says.
+    /// Processes a message.
     pub(super) async fn take(
         self: &Rc<Self>,
         message: &[u8],
@@ -155,7 +155,7 @@ impl Session {
         let served = async move {
             let _held = session.held.enter();
             let why = match session.dial(&protocol, &address).await {
-                // Its registration lasts as long as it does.
+                // Its registration lasts as long as the socket.
                 Ok((socket, _registration)) => {
                     session.converse(id, &connection, &socket, &queue, &resuming).await;
                     END.to_owned()
@@ -164,7 +164,7 @@ impl Session {
             };
             session.unqueued(connection.queued.get());
             let _ = session.drained.try_send(());
-            // The server may have given its number to another meanwhile.
+            // The server may have reused its id meanwhile.
             let is_it = session.connection(id).is_some_and(|of| Rc::ptr_eq(&of, &connection));
             if is_it {
                 session.connections.borrow_mut().remove(&id);
@@ -179,7 +179,7 @@ impl Session {
         executor.spawn("k3s tunnel connection", smol::future::or(Box::pin(served), closed)).detach();
     }
 
-    /// Puts bytes into a connection's queue. Waits while all of them together are full.
+    /// Appends bytes to a connection's queue. Waits while all queues together are full.
     async fn queue(&self, id: i64, connection: &Connection, bytes: &[u8], draining: &Receiver<()>) {
         if bytes.is_empty() {
             return;
@@ -188,10 +188,10 @@ impl Session {
         connection.queued.set(connection.queued.get() + cost);
         self.queued.set(self.queued.get() + cost);
         self.of_all.set(self.of_all.get() + cost);
-        // Its task has ended, and takes what is queued off with it.
+        // Its task has ended, and subtracts the queued bytes.
         let _ = connection.data.try_send(bytes.to_vec());
         if connection.queued.get() > connection.pauses_at.get() {
-            // Once more when it goes on all the same: it forgets a pause when it takes something itself.
+            // Pause is sent again when the server keeps sending: it forgets a pause when it reads something itself.
             connection.pauses_at.set(connection.queued.get() + TUNNEL_PAUSE_BYTES);
             self.tell(id, Message::Pause).await;
         }
@@ -201,7 +201,7 @@ impl Session {
                 self.clock.sleep(TUNNEL_STUCK_TIME).await;
                 false
             };
-            // Of what the other tunnels have taken meanwhile nobody has told.
+            // This session is not notified of what the other tunnels have drained meanwhile.
             if smol::future::or(drained, late).await || !self.is_full() {
                 continue;
             }
@@ -217,7 +217,7 @@ impl Session {
         }
     }
 
-    /// Its end here has taken what cost so much.
+    /// The local end has read data that counted `count` bytes.
     async fn taken(&self, id: i64, connection: &Connection, count: usize) {
         connection.queued.set(connection.queued.get().saturating_sub(count));
         self.unqueued(count);
@@ -228,7 +228,7 @@ impl Session {
         }
     }
 
-    /// Whether something was said of going on.
+    /// Whether a Pause or Resume arrived within the time.
     async fn resumed_within(&self, time: Duration, resuming: &Receiver<()>) -> bool {
         let resumed = async { resuming.recv().await.is_ok() };
         let late = async {
@@ -238,7 +238,7 @@ impl Session {
         smol::future::or(resumed, late).await
     }
 
-    /// Moves bytes both ways until one side has no more, as remotedialer's does.
+    /// Copies bytes both ways until one side has ended, as remotedialer does.
     async fn converse(
         &self,
         id: i64,
@@ -270,15 +270,15 @@ impl Session {
                     Ok(_) | Err(_) => return,
                 };
                 if connection.data.is_closed() {
-                    // Nobody wants it any more; what came for the socket goes on to it.
+                    // The peer does not read any more; data received for the socket is still written.
                     return std::future::pending().await;
                 }
                 if !nudges {
                     self.tell(id, Message::Data(&buffer[..read])).await;
                     continue;
                 }
-                // remotedialer has one mark for both directions: a word of ours that what comes goes on takes off that it has
-                // paused us, and it never says that we go on. With the mark on it does, as soon as it has taken something.
+                // remotedialer has one flag for both directions: a Resume of ours clears its own pause of us, and it then never
+                // sends Resume. With the flag set it does, as soon as it has read something.
                 self.tell(id, Message::Pause).await;
                 self.tell(id, Message::Data(&buffer[..read])).await;
                 self.resumed_within(TUNNEL_NUDGE_TIME, resuming).await;
@@ -287,7 +287,7 @@ impl Session {
                 }
             }
         };
-        // What is still queued when the server has ended it has so long.
+        // The queue of a connection that the server has ended has this long to drain.
         let over = async {
             connection.data.closed().await;
             self.clock.sleep(TUNNEL_DRAIN_TIME).await;
@@ -342,10 +342,10 @@ impl Session {
     }
 }
 
-/// A frame as it goes out.
+/// A frame as it is sent.
 pub(super) fn framed(kind: Kind, payload: &[&[u8]]) -> Vec<u8> {
     let mut frame = Vec::new();
-    // The mask keeps proxies without TLS from taking data for something else: here it may be any.
+    // The mask keeps proxies without TLS from misinterpreting data: here its value is irrelevant.
     frame::put(&mut frame, kind, random().unwrap_or_default(), payload);
     frame
 }

@@ -61,7 +61,7 @@ impl World {
         Self { session, frames, draining, executor: Rc::new(Executor::new()), open, closed, clock, api }
     }
 
-    /// What the server says.
+    /// Sends a message of the server.
     async fn say(&self, id: i64, message: Message<'_>) {
         let rest = match &message {
             Message::Connect(protocol, address) => format!("{protocol}/{address}").into_bytes(),
@@ -77,7 +77,7 @@ impl World {
         self.say(id, Message::Connect("tcp", &to)).await;
     }
 
-    /// The next that the server hears: connection, kind and bytes.
+    /// The next message that the server receives: connection, kind and bytes.
     async fn hear(&self) -> (i64, &'static str, Vec<u8>) {
         let late = async {
             async_io::Timer::after(Duration::from_secs(30)).await;
@@ -138,7 +138,7 @@ fn who_reads_slowly_is_waited_for_and_everything_arrives_in_order() {
     world.run(async {
         world.dial(7).await;
         let socket = world.accept().await;
-        // Until the kernel's buffers are full, and then so many more.
+        // Until the kernel's buffers are full, and then some more.
         let mut pieces = 0_u32;
         while world.frames.is_empty() {
             let piece = vec![u8::try_from(pieces % 251).unwrap(); PIECE];
@@ -184,7 +184,7 @@ fn who_reads_nothing_is_given_up_when_the_others_stand_still_with_it() {
                 async_io::Timer::after(Duration::from_millis(1)).await;
             }
             let begun = world.clock.now().mono;
-            // Nothing further is taken meanwhile.
+            // Nothing further is read meanwhile.
             async_io::Timer::after(Duration::from_millis(20)).await;
             assert!(world.session.queued.get() <= TUNNEL_QUEUED_BYTES_MAX + PIECE);
             while world.session.connection(1).is_some() {
@@ -192,14 +192,14 @@ fn who_reads_nothing_is_given_up_when_the_others_stand_still_with_it() {
                 async_io::Timer::after(Duration::from_millis(1)).await;
             }
             assert!(world.clock.now().mono.since(begun) >= TUNNEL_STUCK_TIME);
-            // What was queued for it goes a while later.
+            // Its queue is dropped a while later.
             while world.session.queued.get() > 0 {
                 world.clock.advance(Duration::from_secs(1));
                 async_io::Timer::after(Duration::from_millis(1)).await;
             }
         };
         smol::future::zip(fill, time).await;
-        // It went on all the same, and was told so each time that as much had come again.
+        // It kept sending, and was asked to pause again after each such amount.
         let mut pauses = 0;
         while world.frames.len() > 1 {
             assert_eq!(world.hear().await, (1, "pause", Vec::new()));
@@ -234,7 +234,7 @@ fn a_tunnel_has_its_share_when_the_others_have_filled_the_rest() {
             async_io::Timer::after(Duration::from_millis(20)).await;
             assert!(world.session.queued.get() <= TUNNEL_QUEUED_BYTES_SHARE + 2 * PIECE);
             assert!(world.session.is_full());
-            // The others have taken theirs, of which nobody tells.
+            // The other tunnels have drained their queues, of which this session is not notified.
             world.session.of_all.set(world.session.queued.get());
             world.clock.advance(TUNNEL_STUCK_TIME);
             while world.session.queued.get() <= 2 * TUNNEL_QUEUED_BYTES_SHARE {
@@ -267,7 +267,7 @@ fn while_the_server_pauses_nothing_is_sent_and_a_gone_connection_is_said_to_be()
         (&socket).write_all(b"one").await.unwrap();
         assert_eq!(world.hear().await, (3, "data", b"one".to_vec()));
         world.say(3, Message::Pause).await;
-        // What is being read just then still comes.
+        // What is being read at that moment is still delivered.
         (&socket).write_all(b"two").await.unwrap();
         assert_eq!(world.hear().await, (3, "data", b"two".to_vec()));
         (&socket).write_all(b"three").await.unwrap();
@@ -285,7 +285,7 @@ fn while_the_server_pauses_nothing_is_sent_and_a_gone_connection_is_said_to_be()
     assert!(world.frames.is_empty() && world.session.connections.borrow().is_empty());
 }
 
-/// remotedialer forgets that it has paused us when we say in between that what it sends goes on.
+/// remotedialer forgets that it has paused us when a Resume of ours arrives in between.
 #[test]
 fn a_pause_that_the_server_has_forgotten_ends() {
     let world = World::new();
@@ -342,7 +342,7 @@ fn there_are_so_many_connections_at_once_and_no_more() {
     assert_eq!(twice, Err("connection 1001 is opened twice".to_owned()));
 }
 
-/// A link that has brought something, and is gone without a word: nothing comes, and nothing is taken.
+/// A link that has delivered some bytes and is lost silently: nothing is received, and no write is acknowledged.
 struct Gone(Vec<u8>);
 
 impl AsyncRead for Gone {
@@ -402,10 +402,10 @@ fn a_link_that_is_gone_without_a_word_is_given_up_while_much_waits_to_be_written
     assert_eq!(tunnel.common.held.tunnels.get(), 0);
 }
 
-/// A link on which a frame goes every ten seconds, to a server that answers pings and says nothing else.
+/// A link that transmits a frame every ten seconds, to a server that answers pings and sends nothing else.
 struct Slow {
     clock: VirtualClock,
-    /// Until when the frame before is on its way.
+    /// Until when the previous frame is being transmitted.
     busy: Option<crate::clock::Sleep>,
     coming: Rc<RefCell<(VecDeque<u8>, Option<Waker>)>>,
 }
@@ -450,7 +450,7 @@ impl AsyncWrite for Slow {
 
 impl Duplex for Slow {}
 
-/// The server counts no data as a sign of life, and answers none of it.
+/// The server does not count data as a sign of life, and answers none of it.
 #[test]
 fn a_long_upload_on_a_slow_link_does_not_end_the_tunnel() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! Golden pages, and what is said of pods in trouble.
+//! Golden pages, and the section "Why" of failing pods.
 
 use super::*;
 use crate::printers::text::is_hostile;
@@ -249,7 +249,7 @@ fn the_agents_events_are_decisions() {
     for second in [0, 10, 20] {
         ring.record((&pod).into(), EventKind::Warning, "BackOff", "restarting", at(second));
     }
-    // Whatever the wall clock says.
+    // Independent of the wall clock.
     let decisions: Vec<Decision<'_>> = ring.iter().map(|event| Decision::of(event, at(30))).collect();
     let page = describe(&Pod::default(), &decisions, NOW, Style::PLAIN);
     assert!(page.ends_with("  Warning   BackOff   10s (x3 over 30s)   restarting\n"), "{page}");
