@@ -31,29 +31,28 @@ use crate::render::CgroupDriver;
 use crate::render::labels::POD_UID;
 use crate::turns::{Turns, Wait};
 
-/// A container runtime behind a Unix socket. Clones share one connection, which the first call makes.
+/// A client of the container runtime behind a Unix socket. Clones share one connection, which the first call opens.
 #[derive(Clone)]
 pub struct GrpcRuntime {
     channel: Channel,
     clock: SharedClock,
-    /// Where the last words of containers are read.
+    /// Pool for reading containers' termination messages.
     blocking: Rc<Blocking>,
     operations: Rc<Operations>,
     /// kubelet `runtimeRequestTimeout`.
     timeout: Duration,
-    /// Turns of stops and of pulls, which may take minutes each: neither keeps the other or a look from its turn.
+    /// Turns of stops and of pulls, which may take minutes each: neither delays the other or status calls.
     stops: Turns,
     pulls: Turns,
-    /// How many items each list call skipped the last time, so that the log says so once. As many entries as there
-    /// are list calls.
+    /// Number of items that each list call skipped the last time, to log each change once. One entry per list call.
     skipped: Rc<RefCell<SortedMap<&'static str, u64>>>,
-    /// Streaming list calls that the runtime does not have, and on which connection it said so: after an upgrade it
-    /// may have them. As many entries as there are list calls.
+    /// Streaming list calls that the runtime does not implement, and on which connection it said so: an upgrade may add
+    /// them. One entry per list call.
     unimplemented: Rc<RefCell<SortedMap<&'static str, u64>>>,
 }
 
-/// A list call in both its forms (KEP-5825): the items are field 1 of the answer, or of every answer of the stream, and
-/// the requests are alike. The stream has no limit on the answer's size on the runtime's side.
+/// A list call in both its forms (KEP-5825): the items are field 1 of the response, or of every message of the stream, and
+/// the requests are the same. The stream has no limit on the response's size on the runtime's side.
 #[derive(Clone, Copy)]
 struct List {
     whole: &'static str,
@@ -67,7 +66,7 @@ macro_rules! method {
 }
 
 impl GrpcRuntime {
-    /// The runtime at `socket`. Connects on demand; `executor` must be driven for calls to get on.
+    /// A client for the runtime at `socket`. Connects on demand; `executor` must be driven for calls to proceed.
     pub fn new(socket: &Path, executor: &Rc<Executor>, clock: SharedClock) -> Self {
         let channel = Channel::new(socket, executor, clock.clone());
         let (operations, skipped, unimplemented) = Default::default();
@@ -91,31 +90,31 @@ impl GrpcRuntime {
         self
     }
 
-    /// The same with its files read in the turns of others.
+    /// The same, which reads files on that pool.
     #[must_use]
     pub fn reading_in(mut self, blocking: Rc<Blocking>) -> Self {
         self.blocking = blocking;
         self
     }
 
-    /// The same with its calls counted there.
+    /// The same, which counts its calls in `operations`.
     #[must_use]
     pub fn counted_by(mut self, operations: Rc<Operations>) -> Self {
         self.operations = operations;
         self
     }
 
-    /// containerd's own store of images, on the same connection. `lease` names the lease under which blobs are written.
+    /// containerd's own image store, on the same connection. `lease` names the lease under which blobs are written.
     pub fn image_store(&self, lease: &str) -> ImageStore {
         ImageStore::new(&self.channel, lease, self.timeout)
     }
 
-    /// Where the runtime's socket is.
+    /// Path of the runtime's socket.
     pub fn socket(&self) -> &Path {
         self.channel.path()
     }
 
-    /// What the runtime tells of its own settings (`StatusResponse.info["config"]`): JSON of its own making.
+    /// The runtime's own configuration (`StatusResponse.info["config"]`): JSON in the runtime's format.
     ///
     /// # Errors
     /// The runtime's.
@@ -125,12 +124,12 @@ impl GrpcRuntime {
         Ok(answer.info.remove("config"))
     }
 
-    /// True when the server knows `method`, asked with an empty request.
+    /// True when the server implements `method`, called with an empty request.
     pub(super) async fn answers(&self, method: &'static str) -> bool {
         self.channel.unary::<()>(method, &(), Some(self.timeout)).await.is_ok()
     }
 
-    /// A call with the usual deadline.
+    /// A call with the default deadline.
     fn call<'s, A: Message + Default + 'static>(
         &'s self,
         method: &'static str,
@@ -139,8 +138,8 @@ impl GrpcRuntime {
         self.call_within(method, request, Some(self.timeout))
     }
 
-    /// Takes the request, which is encoded at once: a call may wait for minutes, and a task keeps what its async
-    /// functions are given.
+    /// Takes the request, which is encoded at once: a call may wait for minutes, and a task keeps the arguments of its async
+    /// functions.
     fn call_within<'s, A: Message + Default + 'static>(
         &'s self,
         method: &'static str,
@@ -150,7 +149,7 @@ impl GrpcRuntime {
         self.call_in_turn(None, method, request, deadline)
     }
 
-    /// The same once there is a turn; the deadline, and what is counted, begin with it.
+    /// The same after waiting for a turn; deadline and duration start with the turn.
     fn call_in_turn<'s, A: Message + Default + 'static>(
         &'s self,
         turn: Option<Wait>,
@@ -177,18 +176,18 @@ impl GrpcRuntime {
         })
     }
 
-    /// Counts a call that has ended. One that was cancelled is not counted.
+    /// Counts a completed call. A cancelled one is not counted.
     fn count(&self, method: &'static str, begun: Mono, failed: bool) {
         self.operations.note(name(method), self.clock.now().mono.since(begun), failed);
     }
 
-    /// Lists by streaming where the runtime can (as the kubelet with `CRIListStreaming`), else in one answer. An item
-    /// over `limits::CRI_ITEM_BYTES_MAX` or without an id is skipped and counted in the log when `all` things are
-    /// listed: a foreign container must not blind the agent. In the list of one pod it is an error, so that nothing
-    /// of ours is taken for gone.
+    /// Lists by streaming if the runtime implements it (as the kubelet with `CRIListStreaming`), else in one response. An
+    /// item over `limits::CRI_ITEM_BYTES_MAX` or without an id is skipped and counted in the log when `all` objects are
+    /// listed: a foreign container must not blind the agent. In the list of one pod it is an error, so that no object of
+    /// ours is taken for removed.
     ///
     /// # Errors
-    /// The runtime's, or that the list broke off: what `each` got by then is a part of it and counts for nothing.
+    /// The runtime's, or that the list was interrupted: what `each` received by then is incomplete and must be discarded.
     async fn list<M: Message + Default, T>(
         &self,
         list: List,
@@ -214,9 +213,9 @@ impl GrpcRuntime {
             }
             Ok(())
         };
-        // On the heap, as every call is.
+        // Boxed, as every call is.
         let listed = match Box::pin(self.stream(list.streamed, request, &mut item)).await {
-            // Never after a part of a list: the items would come twice.
+            // Never after a part of a list: the items would be received twice.
             None if !handed_out.get() => {
                 let (timeout, cap) = (Some(self.timeout), CRI_ITEM_BYTES_MAX);
                 let listed =
@@ -226,7 +225,7 @@ impl GrpcRuntime {
             None => Err(RuntimeError::Protocol(format!("{}: it broke off", name(list.streamed)))),
             Some(listed) => listed.map_err(|error| blame(list.streamed, error)),
         };
-        // However it was listed: one call, as in the kubelet.
+        // Counted as one call in either form, as in the kubelet.
         self.count(list.whole, begun, listed.is_err());
         if all && self.skipped.borrow_mut().insert(list.whole, skipped).unwrap_or(0) != skipped {
             log::warn!("{}: {skipped} items skipped: broken or too large", name(list.whole));
@@ -234,10 +233,11 @@ impl GrpcRuntime {
         listed
     }
 
-    /// `RuntimeConfig`: the cgroup driver that the runtime uses. `None` from a runtime that does not tell (containerd before 2.0).
+    /// `RuntimeConfig`: the cgroup driver that the runtime uses. `None` from a runtime that does not report it (containerd
+    /// before 2.0).
     ///
     /// # Errors
-    /// Of the call, unless the runtime has no such one.
+    /// The call's, except for an unimplemented one.
     pub async fn cgroup_driver(&self) -> RuntimeResult<Option<CgroupDriver>> {
         let asked: RuntimeResult<cri::RuntimeConfigResponse> =
             self.call(method!("Runtime", "RuntimeConfig"), cri::RuntimeConfigRequest {}).await;
@@ -251,7 +251,8 @@ impl GrpcRuntime {
         }
     }
 
-    /// A streaming list; nothing when this runtime has none (the kubelet's fallback at the first `UNIMPLEMENTED`).
+    /// A streaming list; `None` when this runtime does not implement it (the kubelet's fallback at the first
+    /// `UNIMPLEMENTED`).
     async fn stream(
         &self,
         method: &'static str,
@@ -265,7 +266,7 @@ impl GrpcRuntime {
         let (timeout, cap) = (Some(self.timeout), CRI_ITEM_BYTES_MAX);
         let listed = self.channel.stream_fields(method, request, timeout, cap, item).await;
         if let Err(GrpcError::Status { code: Code::UNIMPLEMENTED, .. }) = listed {
-            // It came over this connection or a later one; wrong only until the next connection.
+            // Received over this connection or a later one; wrong only until the next connection.
             self.unimplemented.borrow_mut().insert(method, self.channel.connection());
             return None;
         }
@@ -303,7 +304,7 @@ impl Runtime for GrpcRuntime {
         const METHOD: &str = method!("Runtime", "RunPodSandbox");
         let request =
             cri::RunPodSandboxRequest { config: Some(config.clone()), runtime_handler: handler.to_owned() };
-        // Twice the usual time: the pause image may have to be pulled and the network set up.
+        // Twice the default deadline: the pause image may have to be pulled and the network set up.
         let answer: cri::RunPodSandboxResponse =
             self.call_within(METHOD, request, Some(self.timeout.saturating_mul(2))).await?;
         convert::id(answer.pod_sandbox_id).map(SandboxId::from).ok_or_else(|| no_id(METHOD))
@@ -389,10 +390,10 @@ impl Runtime for GrpcRuntime {
         let request = cri::ContainerStatusRequest { container_id: id.to_string(), verbose: false };
         let answer: cri::ContainerStatusResponse = self.call(METHOD, request).await?;
         let status = answer.status.unwrap_or_default();
-        // On the heap: nearly all containers run, and have none.
+        // Boxed: nearly all containers run, and have no termination message.
         let last_word = Box::pin(termination::message(&status, &self.blocking)).await;
         let mut status = convert::container_status(status).ok_or_else(|| no_id(METHOD))?;
-        // As the kubelet joins the runtime's word and the container's (`convertToKubeContainerStatus`).
+        // Joined as in the kubelet: the runtime's message and the container's (`convertToKubeContainerStatus`).
         status.message = match (status.message.is_empty(), last_word.is_empty()) {
             (true, _) => last_word,
             (false, true) => status.message,
@@ -467,7 +468,7 @@ impl Runtime for GrpcRuntime {
             timeout: i64::try_from(seconds).unwrap_or(i64::MAX),
         };
         let deadline = (!timeout.is_zero()).then(|| self.timeout.saturating_add(timeout));
-        // Field by field: what a command prints has no limit but the kept part's.
+        // Field by field: a command's output has no limit except for the part that is kept.
         let mut output = ExecOutput { stdout: Vec::new(), stderr: Vec::new(), exit_code: 0 };
         let mut field = |field: Field<'_>| {
             match (field.number, field.value) {
@@ -586,7 +587,7 @@ fn spec(image: &str) -> cri::ImageSpec {
     }
 }
 
-/// The CRI's stop and remove calls succeed when there is nothing left to do; some runtimes (containerd 1.6) say
+/// The CRI's stop and remove calls succeed when there is nothing left to do; some runtimes (containerd 1.6) return
 /// `NOT_FOUND` instead.
 fn idempotent<T>(result: RuntimeResult<T>) -> RuntimeResult<()> {
     match result {
@@ -604,7 +605,7 @@ fn no_id(method: &str) -> RuntimeError {
     RuntimeError::Protocol(format!("{}: the runtime answered without a valid id", name(method)))
 }
 
-/// gRPC's classes as the runtime's. The runtime's own words stay as they are: they are shown in pod statuses.
+/// Converts a gRPC error to the runtime's error class. The runtime's message is unchanged: it is shown in pod statuses.
 pub(super) fn blame(method: &str, error: GrpcError) -> RuntimeError {
     let named = |message: String| format!("{}: {message}", name(method));
     match error {

@@ -1,6 +1,6 @@
-//! What the runtime reports, as model types. PURE.
+//! Converts the runtime's messages to model types. PURE.
 //!
-//! Nothing here is trusted: unknown enum values get the cautious reading, texts are cut, counts are bounded
+//! The input is untrusted: unknown enum values are read cautiously, strings are truncated, counts are bounded
 //! (`limits::CRI_*`). Follows the kubelet's `toKubeContainerStatus`, `toKubeContainer`, `getKubeletSandboxes` and
 //! `labels.go`.
 
@@ -25,7 +25,7 @@ use crate::render::labels::{
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
 
-/// A row of `ListPodSandbox`; `None` without an id or metadata, which the kubelet skips too.
+/// An item of `ListPodSandbox`; `None` without an id or metadata, which the kubelet skips too.
 pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
     let metadata = row.metadata.take()?;
     let pod = PodKey::new(
@@ -48,7 +48,7 @@ pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
     })
 }
 
-/// A row of `ListContainers`; `None` without an id.
+/// An item of `ListContainers`; `None` without an id.
 pub fn container_item(mut row: cri::Container) -> Option<ContainerItem> {
     let metadata = row.metadata.take().unwrap_or_default();
     // Runtimes before Kubernetes 1.30 have no image_id (kubelet `toKubeContainer`).
@@ -84,8 +84,8 @@ pub fn sandbox_status(status: cri::PodSandboxStatus) -> Option<SandboxStatus> {
 
 /// `ContainerStatus` (kubelet `toKubeContainerStatus`); `None` when its id is empty or too long.
 ///
-/// `sandbox_id` is empty, for only lists have it, and `finished_mono` stays `None`: the reader sets the one, and fixes the
-/// other at first sight of `finished_at`.
+/// `sandbox_id` is empty, as only lists have it, and `finished_mono` is `None`: the caller sets both, the second when
+/// `finished_at` is first observed.
 pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerStatus> {
     let state = container_state(status.state);
     let exited = state == ContainerState::Exited;
@@ -123,7 +123,7 @@ pub fn container_status(mut status: cri::ContainerStatus) -> Option<ContainerSta
     })
 }
 
-/// `ImageStatusResponse.image` and the rows of `ListImages`; `None` without an id.
+/// `ImageStatusResponse.image` and the items of `ListImages`; `None` without an id.
 pub fn image(image: cri::Image) -> Option<Image> {
     let names = |names: Vec<String>| some(names).map(text).collect();
     Some(Image {
@@ -157,7 +157,7 @@ pub fn runtime_status(status: cri::StatusResponse) -> RuntimeStatus {
     }
 }
 
-/// What sandboxes are made of, from the JSON of the runtime's own settings: containerd 1 and CRI-O tell it.
+/// The pause image, from the JSON of the runtime's own configuration: reported by containerd 1 and CRI-O.
 pub fn sandbox_image(settings: &str) -> Option<String> {
     let settings: serde_json::Value = serde_json::from_str(settings).ok()?;
     let image = settings.get("sandboxImage")?.as_str()?;
@@ -175,7 +175,7 @@ pub fn filesystems(info: cri::ImageFsInfoResponse) -> Vec<FilesystemUsage> {
     some(info.image_filesystems).map(usage).collect()
 }
 
-/// A row of `ListContainerStats`; `None` without an id.
+/// An item of `ListContainerStats`; `None` without an id.
 pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
     let attributes = stats.attributes?;
     let cpu = stats.cpu.as_ref();
@@ -196,13 +196,13 @@ pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
     })
 }
 
-/// The pod a container belongs to; `None` unless all three labels are there.
+/// The container's pod; `None` unless all three labels are present.
 fn pod_key(labels: &Map) -> Option<PodKey> {
     let label = |key| labels.get(key).map(|value| shown(value, CRI_TEXT_BYTES_MAX));
     Some(PodKey::new(label(POD_NAMESPACE)?, label(POD_NAME)?, label(POD_UID)?))
 }
 
-/// A state of a later CRI is not ready for us.
+/// A state of a later CRI version counts as not ready.
 fn sandbox_state(state: i32) -> SandboxState {
     match cri::PodSandboxState::try_from(state) {
         Ok(cri::PodSandboxState::SandboxReady) => SandboxState::Ready,
@@ -228,12 +228,12 @@ fn namespace_mode(mode: i32) -> NamespaceMode {
     }
 }
 
-/// Nanoseconds since the epoch; 0 and Go's zero time (far below 0) say "not yet".
+/// Nanoseconds since the epoch; 0 and Go's zero time (far below 0) mean "not set".
 fn instant(nanos: i64) -> Option<Wall> {
     (nanos > 0).then_some(Wall(nanos))
 }
 
-/// An id as it is: half an id would name something else.
+/// The unchanged id: a truncated one would identify something else.
 pub(super) fn id(id: String) -> Option<String> {
     (!id.is_empty() && id.len() <= CRI_ID_BYTES_MAX).then_some(id)
 }
@@ -242,7 +242,7 @@ fn text(text: String) -> Box<str> {
     cut(text, CRI_TEXT_BYTES_MAX)
 }
 
-/// At most `max` bytes, whole characters.
+/// Truncates to at most `max` bytes, whole characters.
 pub(super) fn cut(mut text: String, max: usize) -> Box<str> {
     crate::text::cut(&mut text, max);
     text.into_boxed_str()
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(status.message.len(), CRI_MESSAGE_BYTES_MAX);
         assert_eq!((status.image_ref.len(), status.name.len()), (CRI_TEXT_BYTES_MAX, CRI_TEXT_BYTES_MAX));
         assert_eq!(status.user.unwrap().supplemental_groups.len(), CRI_ENTRIES_MAX);
-        // Half an id would name something else.
+        // A truncated id would identify something else.
         assert_eq!(container_status(cri::ContainerStatus { id: huge, ..exited() }), None);
         assert_eq!(container_status(cri::ContainerStatus { id: String::new(), ..exited() }), None);
     }

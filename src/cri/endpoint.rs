@@ -1,5 +1,5 @@
-//! Finds the container runtime: which sockets to try, whether a CRI v1 runtime answers there, and if not, one
-//! clear sentence that says what to do.
+//! Finds the container runtime: which sockets to try, whether a CRI v1 runtime answers there, and if not, one clear sentence
+//! that says how to fix it.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -16,17 +16,17 @@ use crate::filesystem::read_start;
 use crate::limits::{CRICTL_CONFIG_BYTES_MAX, ENDPOINT_CHECK_TIMEOUT, SOCKET_PATH_BYTES_MAX};
 use crate::stream::Socket;
 
-/// Where runtimes listen, in the order they are tried when nobody names one.
+/// Sockets of known runtimes, in the order in which they are tried when none is configured.
 pub const USUAL_SOCKETS: [&str; 3] =
     ["/run/containerd/containerd.sock", "/run/k3s/containerd/containerd.sock", "/run/crio/crio.sock"];
 
-/// crictl's settings, which name the runtime's socket too.
+/// crictl's configuration file, which has the runtime's socket too.
 pub const CRICTL_CONFIG: &str = "/etc/crictl.yaml";
 
-/// The environment variable that names the runtime's socket, shared with crictl.
+/// The environment variable with the runtime's socket, shared with crictl.
 pub const ENDPOINT_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
 
-/// Who named the socket.
+/// Source of the socket's path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// `--runtime-endpoint` or `containerRuntimeEndpoint`.
@@ -35,7 +35,7 @@ pub enum Origin {
     Environment,
     /// [`CRICTL_CONFIG`].
     Crictl,
-    /// Nobody: one of [`USUAL_SOCKETS`].
+    /// Not configured: one of [`USUAL_SOCKETS`].
     Usual,
 }
 
@@ -50,65 +50,65 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Which sockets to try.
+/// The sockets to try.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidates {
-    /// Who named them.
+    /// Source of the paths.
     pub origin: Origin,
-    /// In order; one, unless nobody named any.
+    /// In order; a single one if configured.
     pub sockets: Vec<PathBuf>,
 }
 
 /// A runtime that answered.
 pub struct Found {
-    /// Its client, already connected.
+    /// Its client, connected already.
     pub runtime: GrpcRuntime,
     /// CRI `VersionResponse`.
     pub version: RuntimeVersion,
-    /// Who named its socket.
+    /// Source of the socket's path.
     pub origin: Origin,
 }
 
-/// Why there is no usable runtime. The text is one sentence with what to do about it.
+/// Why there is no usable runtime. The text is one sentence that says how to fix it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EndpointError {
-    /// The name of the endpoint makes no sense.
+    /// The configured endpoint is invalid.
     Invalid {
-        /// Who gave it.
+        /// Its source.
         origin: Origin,
-        /// As it was given.
+        /// The configured value.
         given: String,
         /// The error.
         why: &'static str,
     },
     /// No file there.
     Missing(PathBuf),
-    /// A file, but not a socket.
+    /// The path is not a socket.
     NotASocket(PathBuf),
-    /// This user may not connect.
+    /// This user has no permission to connect.
     Denied(PathBuf),
-    /// A socket that nobody serves.
+    /// A socket on which no process listens.
     Refused(PathBuf),
-    /// Connects, but gives no answer in time.
+    /// Connected, but no response in time.
     Silent(PathBuf),
-    /// Whatever listens there speaks no gRPC.
+    /// The server does not speak gRPC.
     NotGrpc(PathBuf),
     /// containerd without its CRI plugin.
     CriDisabled(PathBuf),
-    /// The CRI as it was before version 1.
+    /// A CRI version before v1.
     CriTooOld(PathBuf),
-    /// gRPC, but no CRI.
+    /// A gRPC server without the CRI.
     NotCri(PathBuf),
-    /// A runtime that says it cannot run pods now.
+    /// A runtime that reports that it cannot run pods now.
     NotReady {
         /// `RuntimeReady` or `NetworkReady`.
         condition: Box<str>,
         /// The runtime's reason and message.
         why: String,
     },
-    /// Anything else, in the runtime's words.
+    /// Any other error, in the runtime's wording.
     Failed(PathBuf, String),
-    /// Nobody named a socket and none of the usual ones works; what each said.
+    /// No socket is configured and none of the usual ones works; the error of each.
     NoneAnswers(Vec<EndpointError>),
 }
 
@@ -201,12 +201,12 @@ impl fmt::Display for EndpointError {
 impl std::error::Error for EndpointError {}
 
 impl EndpointError {
-    /// The runtime works, but its pod network does not.
+    /// True when the runtime works, but not its pod network.
     pub fn is_network(&self) -> bool {
         matches!(self, Self::NotReady { condition, .. } if &**condition == "NetworkReady")
     }
 
-    /// A few words with the path, for a list; the whole sentence where the mend is the point.
+    /// A short form with the path, for a list; the whole sentence where the fix matters.
     fn short(&self) -> String {
         let (at, what) = match self {
             Self::Missing(at) => (at, "no such socket"),
@@ -227,8 +227,8 @@ impl EndpointError {
     }
 }
 
-/// Which sockets to try: the flag's, else the environment's, else crictl's, else the usual ones. PURE; the arguments
-/// are what stands there. An empty value counts as not set.
+/// The sockets to try: the flag's, else the environment's, else crictl's, else the usual ones. PURE; the arguments are the
+/// configured values. An empty value counts as not set.
 pub fn candidates(
     flag: Option<&str>,
     environment: Option<&str>,
@@ -249,13 +249,13 @@ pub fn candidates(
 /// [`candidates`] with the process' environment and [`CRICTL_CONFIG`].
 pub fn candidates_here(flag: Option<&str>) -> Result<Candidates, EndpointError> {
     let environment = std::env::var(ENDPOINT_VARIABLE).ok();
-    // Without the file, or with a broken one, crictl's word is simply not there.
+    // A missing or invalid file counts as not configured.
     let crictl = read_start(Path::new(CRICTL_CONFIG), CRICTL_CONFIG_BYTES_MAX).ok();
     let crictl = crictl.and_then(|bytes| String::from_utf8(bytes).ok());
     candidates(flag, environment.as_deref(), crictl.as_deref())
 }
 
-/// The first candidate where a CRI v1 runtime answers. Each gets `limits::ENDPOINT_CHECK_TIMEOUT`.
+/// The first candidate where a CRI v1 runtime answers, with `limits::ENDPOINT_CHECK_TIMEOUT` for each.
 pub async fn find(
     candidates: &Candidates,
     executor: &Rc<Executor>,
@@ -278,7 +278,7 @@ pub async fn find(
     }
 }
 
-/// Asks the runtime for its version and finds out why it does not answer.
+/// Queries the runtime's version, and finds out why it does not answer.
 pub async fn check(runtime: &GrpcRuntime) -> Result<RuntimeVersion, EndpointError> {
     let socket = runtime.socket().to_path_buf();
     match std::fs::metadata(&socket) {
@@ -296,7 +296,7 @@ pub async fn check(runtime: &GrpcRuntime) -> Result<RuntimeVersion, EndpointErro
         RuntimeError::Protocol(_) => EndpointError::NotGrpc(socket),
         RuntimeError::Unimplemented(_) => without_cri(&quick, socket).await,
         RuntimeError::Unavailable(message) => match Socket::<UnixStream>::connect(&socket).await {
-            // Accepts and hangs up: a server of another kind, most likely.
+            // Accepts and closes the connection: most likely a server of another protocol.
             Ok(_) => EndpointError::NotGrpc(socket),
             Err(error) => of_io(error.kind(), &socket, &message),
         },
@@ -306,8 +306,8 @@ pub async fn check(runtime: &GrpcRuntime) -> Result<RuntimeVersion, EndpointErro
     })
 }
 
-/// Whether the runtime can run pods: its conditions `RuntimeReady` and `NetworkReady`. The kubelet still starts
-/// host-network pods while only `NetworkReady` does not hold.
+/// Checks that the runtime can run pods: its conditions `RuntimeReady` and `NetworkReady`. The kubelet still starts
+/// host-network pods while only `NetworkReady` is false.
 pub async fn ready(runtime: &GrpcRuntime) -> Result<(), EndpointError> {
     let failed = |error: RuntimeError| EndpointError::Failed(runtime.socket().into(), error.to_string());
     for condition in runtime.status().await.map_err(failed)?.conditions {
@@ -319,7 +319,7 @@ pub async fn ready(runtime: &GrpcRuntime) -> Result<(), EndpointError> {
     Ok(())
 }
 
-/// Which server it is that does not know `runtime.v1.RuntimeService`.
+/// Identifies a server that does not implement `runtime.v1.RuntimeService`.
 async fn without_cri(runtime: &GrpcRuntime, socket: PathBuf) -> EndpointError {
     if runtime.answers("/runtime.v1alpha2.RuntimeService/Version").await {
         EndpointError::CriTooOld(socket)
@@ -340,7 +340,7 @@ fn of_io(kind: ErrorKind, socket: &Path, message: &str) -> EndpointError {
     }
 }
 
-/// `unix:///run/x.sock`, `unix:/run/x.sock` or `/run/x.sock` as a path; what is wrong with it otherwise.
+/// `unix:///run/x.sock`, `unix:/run/x.sock` or `/run/x.sock` as a path; otherwise the error.
 pub fn socket_path(given: &str) -> Result<PathBuf, &'static str> {
     let path = match given.split_once(':') {
         Some(("unix", rest)) => rest.strip_prefix("//").unwrap_or(rest),
@@ -357,7 +357,7 @@ pub fn socket_path(given: &str) -> Result<PathBuf, &'static str> {
     Ok(path.to_path_buf())
 }
 
-/// `runtime-endpoint` in crictl's settings. They are one flat YAML map, so that a line is enough to read it.
+/// `runtime-endpoint` in crictl's configuration: one flat YAML map, so reading single lines is enough.
 fn runtime_endpoint(config: &str) -> Option<String> {
     let value = config.lines().find_map(|line| line.strip_prefix("runtime-endpoint:"))?.trim();
     let value = match value.chars().next() {

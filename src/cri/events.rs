@@ -1,7 +1,7 @@
-//! What the runtime tells by itself: CRI `GetContainerEvents`, or containerd's own event service on the same socket.
+//! The runtime's event streams: CRI `GetContainerEvents`, or containerd's own event service on the same socket.
 //!
-//! An event says which sandbox or container to look at again, never what it is like now. containerd 1.6 and older has
-//! only its own service; CRI-O has only the CRI's, and sends nothing unless it is configured to (`enable_pod_events`).
+//! An event says which sandbox or container to read again, never its state. containerd 1.6 and older has only its own
+//! service; CRI-O has only the CRI's, and sends nothing unless configured to (`enable_pod_events`).
 
 use std::fmt;
 
@@ -14,17 +14,17 @@ use crate::model::PodUid;
 use crate::proto::containerd::events as containerd;
 use crate::proto::runtime::v1 as cri;
 
-/// Who tells.
+/// An event service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventService {
-    /// CRI `GetContainerEvents`. The runtime's status shows the change already when the event comes.
+    /// CRI `GetContainerEvents`. When the event arrives the runtime's status shows the change already.
     Cri,
     /// `containerd.services.events.v1.Events/Subscribe`. The CRI's status shows the change some 10 to 100 ms later.
     Containerd,
 }
 
 impl EventService {
-    /// The other one.
+    /// The other service.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -51,33 +51,33 @@ impl fmt::Display for EventService {
     }
 }
 
-/// What happened to a sandbox or container.
+/// Kind of an event of a sandbox or container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuntimeEventKind {
     /// It was created.
     Created,
     /// Its first process runs.
     Started,
-    /// Its first process has ended.
+    /// Its first process has exited.
     Exited,
-    /// The kernel killed a process of it for want of memory.
+    /// The OOM killer killed one of its processes.
     OutOfMemory,
-    /// It is gone.
+    /// It was removed.
     Deleted,
 }
 
 /// One event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeEvent {
-    /// What happened.
+    /// The kind.
     pub kind: RuntimeEventKind,
     /// The container's id, or the sandbox's; at most `limits::CRI_ID_BYTES_MAX`.
     pub id: Box<str>,
-    /// Its pod; `None` when the service does not say.
+    /// Its pod; `None` when the service does not report it.
     pub pod: Option<PodUid>,
 }
 
-/// The topics that matter, in the namespace of the CRI's containers: an event passes that any filter lets through.
+/// The relevant topics, in the namespace of the CRI's containers: an event passes when any filter matches.
 const FILTERS: [&str; 4] = [
     r#"namespace=="k8s.io",topic=="/tasks/start""#,
     r#"namespace=="k8s.io",topic=="/tasks/exit""#,
@@ -85,7 +85,7 @@ const FILTERS: [&str; 4] = [
     r#"namespace=="k8s.io",topic=="/containers/delete""#,
 ];
 
-/// Hands every event to `each` until the stream ends. A message that is no event of ours is skipped.
+/// Passes every event to `each` until the stream ends. Messages of other kinds are skipped.
 pub(super) async fn follow(
     channel: &Channel,
     service: EventService,
@@ -109,17 +109,17 @@ pub(super) async fn follow(
     Ok(())
 }
 
-/// PURE: a `ContainerEventResponse`; `None` for one without an id, or of a type that is not known yet.
+/// PURE: parses a `ContainerEventResponse`; `None` for one without an id, or of an unknown type.
 ///
-/// Taken apart field by field: of the statuses in it only the pod's UID counts, and a megabyte of small labels would take
-/// ten when it is decoded.
+/// Parsed field by field: of the statuses in it only the pod's UID is used, and a megabyte of small labels would take ten
+/// when decoded.
 pub fn of_cri(bytes: &[u8]) -> Option<RuntimeEvent> {
     use cri::ContainerEventType;
     let (mut id, mut kind, mut pod) = (None, ContainerEventType::ContainerCreatedEvent as u64, None);
     each_field(bytes, &mut |field| match (field.number, field.value) {
         (1, Value::Bytes { kept, .. }) => id = std::str::from_utf8(kept).ok().map(str::to_owned),
         (2, Value::Varint(value)) => kind = value,
-        // The status is not there when the sandbox went first.
+        // The status is missing when the sandbox was removed first.
         (4, Value::Bytes { kept, .. }) => pod = pod_of(kept),
         _ => {}
     })?;
@@ -143,7 +143,7 @@ fn pod_of(status: &[u8]) -> Option<PodUid> {
     convert::id(metadata?.uid).map(PodUid::from)
 }
 
-/// `None` when the message is broken.
+/// `None` when the message is malformed.
 fn each_field(message: &[u8], take: &mut dyn FnMut(Field<'_>)) -> Option<()> {
     let mut each = |field: Field<'_>| {
         take(field);
@@ -153,7 +153,7 @@ fn each_field(message: &[u8], take: &mut dyn FnMut(Field<'_>)) -> Option<()> {
     fields.piece(message).and_then(|()| fields.end()).ok()
 }
 
-/// PURE: an `Envelope`; `None` for another topic, and for the end of a command that ran beside the first process.
+/// PURE: parses an `Envelope`; `None` for another topic, and for the exit of an exec process.
 pub fn of_containerd(bytes: &[u8]) -> Option<RuntimeEvent> {
     let envelope = containerd::Envelope::decode(bytes).ok()?;
     let event = &*envelope.event?.value;

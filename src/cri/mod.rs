@@ -1,7 +1,8 @@
-//! The container runtime as smolet sees it: the [`Runtime`] trait in model types, and its gRPC implementation.
+//! The container runtime interface: the [`Runtime`] trait in model types, and its gRPC implementation.
 //!
-//! `convert` (PURE) turns reported messages into model types; `client` makes the calls; `events` follows what the
-//! runtime tells by itself; `store` puts images into containerd's own store; `endpoint` finds the socket; `termination` reads what a container left as its last word. Configuration goes out as the CRI's own messages (see `crate::proto`).
+//! `convert` (PURE) converts received messages to model types; `client` makes the calls; `events` follows the runtime's
+//! event streams; `store` imports images into containerd's own store; `endpoint` finds the socket; `termination` reads
+//! containers' termination messages. Configuration is sent as the CRI's own messages (see `crate::proto`).
 
 pub mod client;
 pub mod convert;
@@ -40,7 +41,7 @@ pub struct RuntimeVersion {
     pub runtime_api_version: Box<str>,
 }
 
-/// What a runtime makes of CRI `Mount.image` (KEP-4639).
+/// The runtime's support for CRI `Mount.image` (KEP-4639).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageVolumes {
     /// It mounts images.
@@ -49,10 +50,10 @@ pub struct ImageVolumes {
     pub in_part: bool,
 }
 
-/// The releases since which a runtime mounts images, and directories of them. The CRI has no word for either; of its
-/// fields a runtime passes over those that it does not know: older ones are left with a mount of nothing and fail, the
-/// ones between mount the whole image instead of the directory. Sources: containerd `container_image_mount.go` (v2.1.0,
-/// v2.2.0), CRI-O `mountImage` (v1.31.0, v1.33.0).
+/// The releases from which on a runtime mounts images, and directories of them. The CRI reports neither, and a runtime
+/// ignores fields that it does not know: older ones see a mount without a source and fail, those in between mount the whole
+/// image instead of the directory. Sources: containerd `container_image_mount.go` (v2.1.0, v2.2.0), CRI-O `mountImage`
+/// (v1.31.0, v1.33.0).
 const IMAGE_VOLUMES_SINCE: [(&str, Release, Release); 2] =
     [("containerd", (2, 1), (2, 2)), ("cri-o", (1, 31), (1, 33))];
 
@@ -60,8 +61,8 @@ const IMAGE_VOLUMES_SINCE: [(&str, Release, Release); 2] =
 type Release = (u32, u32);
 
 impl RuntimeVersion {
-    /// What it makes of volumes of images. Of a runtime or a version that nobody knows everything is expected: what it
-    /// answers then tells.
+    /// Support for image volumes. An unknown runtime or version is assumed to support everything: its response to the call
+    /// decides.
     pub fn image_volumes(&self) -> ImageVolumes {
         let since = IMAGE_VOLUMES_SINCE.iter().find(|(name, ..)| **name == *self.runtime_name);
         match (since, self.release()) {
@@ -84,90 +85,90 @@ impl RuntimeVersion {
 /// CRI `FilesystemUsage` of an image file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {
-    /// Where it is mounted.
+    /// The mount point.
     pub mountpoint: Box<str>,
     /// Bytes used by images.
     pub used_bytes: u64,
     /// Inodes used by images.
     pub inodes_used: u64,
-    /// When it was measured, by the runtime's wall clock.
+    /// Time of the measurement, on the runtime's wall clock.
     pub timestamp: Wall,
 }
 
-/// CRI `ContainerStats`: what a running container uses. What the runtime does not tell is `None`.
+/// CRI `ContainerStats`: resource usage of a running container. Values that the runtime does not report are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerStats {
-    /// Which container.
+    /// The container.
     pub id: ContainerId,
-    /// From its labels; `None` when it is no pod's.
+    /// From its labels; `None` for a container outside pods.
     pub pod: Option<PodKey>,
     /// CPU time since its start.
     pub cpu: Option<CpuSample>,
-    /// Cores in billionths, over a time of the runtime's choice.
+    /// Current use in billionths of a core, averaged over a time of the runtime's choice.
     pub nano_cores: Option<u64>,
-    /// Memory that cannot be taken back without writing (`working_set_bytes`), else all of it.
+    /// Memory that cannot be reclaimed without writing (`working_set_bytes`), else the total.
     pub memory_bytes: Option<u64>,
-    /// All of it (`usage_bytes`), else what stands in the field before.
+    /// The total (`usage_bytes`), else the working set.
     pub memory_usage_bytes: Option<u64>,
-    /// Bytes and inodes of what it has written to its root.
+    /// Bytes and inodes of its writable layer.
     pub writable_layer: Option<(u64, u64)>,
 }
 
-/// CRI `CpuUsage`: what was used until when.
+/// CRI `CpuUsage`: cumulative CPU time at a point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuSample {
-    /// By the runtime's wall clock.
+    /// On the runtime's wall clock.
     pub at: Wall,
-    /// Of all cores together (`usage_core_nano_seconds`).
+    /// Sum over all cores (`usage_core_nano_seconds`).
     pub nanos: u64,
 }
 
 /// CRI `ExecSyncResponse`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecOutput {
-    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; the rest is cut.
+    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; truncated beyond it.
     pub stdout: Vec<u8>,
-    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; the rest is cut.
+    /// At most `limits::EXEC_OUTPUT_BYTES_MAX`; truncated beyond it.
     pub stderr: Vec<u8>,
     /// The command's exit code.
     pub exit_code: i32,
 }
 
-/// What the runtime's streaming server is to do.
+/// A request to the runtime's streaming server.
 #[derive(Clone, Debug)]
 pub enum StreamRequest {
     /// Run a command in a container.
     Exec(ExecRequest),
-    /// Join a container's main process.
+    /// Attach to a container's main process.
     Attach(AttachRequest),
-    /// Reach a port of a pod.
+    /// Connect to a port of a pod.
     PortForward(PortForwardRequest),
 }
 
-/// Why a call to the runtime gave no answer. The class says what to do; the message names the call.
+/// Why a call to the runtime failed. The class says how to handle it; the message names the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeError {
-    /// The connection is lost or was never there: try again when it is back. Nothing is known of the call.
+    /// The connection is lost or could not be made: try again when it is back. Whether the call was executed is unknown.
     Unavailable(String),
-    /// No answer before the call's deadline: the runtime may still be working on it.
+    /// No response before the call's deadline: the runtime may still be executing it.
     DeadlineExceeded(String),
     /// gRPC `NOT_FOUND`: the sandbox, container or image does not exist.
     NotFound(String),
-    /// gRPC `UNIMPLEMENTED`: this runtime does not have the call.
+    /// gRPC `UNIMPLEMENTED`: this runtime does not implement the call.
     Unimplemented(String),
-    /// Every other status the runtime answered with: gRPC code and message as it gave them.
+    /// Every other status of the runtime: gRPC code and message unchanged.
     Failed {
         /// gRPC status code.
         code: i32,
         /// The runtime's message.
         message: String,
     },
-    /// The answer breaks the protocol or one of our limits.
+    /// The response violates the protocol or one of our limits.
     Protocol(String),
 }
 
 impl fmt::Display for RuntimeError {
-    /// The runtime's own words: they go into pod statuses as the kubelet puts them there.
+    /// The runtime's message: it is shown in pod statuses as by the kubelet.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unavailable(message)
@@ -185,29 +186,29 @@ impl std::error::Error for RuntimeError {}
 /// Result of a call to the runtime.
 pub type RuntimeResult<T> = Result<T, RuntimeError>;
 
-/// What the core asks of a container runtime: CRI v1's `RuntimeService` and `ImageService`, as far as smolet uses
-/// them. Every call but a pull has a deadline and may be dropped at any await.
+/// The core's interface to a container runtime: the part of CRI v1's `RuntimeService` and `ImageService` that smolet uses.
+/// Every call but a pull has a deadline and may be dropped at any await.
 ///
-/// List calls hand over one decoded item at a time, so memory follows what the caller keeps.
+/// List calls pass on one decoded item at a time, so memory depends on what the caller keeps.
 #[allow(async_fn_in_trait, reason = "all tasks run on one thread, so no Send bound is wanted")]
 pub trait Runtime {
     /// `Version`.
     async fn version(&self) -> RuntimeResult<RuntimeVersion>;
-    /// `Status`: the runtime's conditions, and what it can do.
+    /// `Status`: the runtime's conditions and features.
     async fn status(&self) -> RuntimeResult<RuntimeStatus>;
-    /// What sandboxes are made of, from the verbose `Status`; `None` when it does not tell (containerd from 2.0 on
-    /// pins that image instead).
+    /// The pause image, from the verbose `Status`; `None` when the runtime does not report it (containerd from 2.0 on pins
+    /// that image instead).
     async fn sandbox_image(&self) -> RuntimeResult<Option<String>> {
         Ok(None)
     }
 
     /// `RunPodSandbox`. `handler` is the runtime handler, empty for the default.
     async fn run_pod_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> RuntimeResult<SandboxId>;
-    /// `StopPodSandbox`; idempotent. `pod` is whose it is: stops wait for their turn, and turns are divided by pod.
+    /// `StopPodSandbox`; idempotent. `pod` is the sandbox's pod: stops wait for turns, which are limited per pod.
     async fn stop_pod_sandbox(&self, pod: &PodUid, id: &SandboxId) -> RuntimeResult<()>;
     /// `RemovePodSandbox`; idempotent, removes the sandbox's containers too.
     async fn remove_pod_sandbox(&self, id: &SandboxId) -> RuntimeResult<()>;
-    /// `PodSandboxStatus`; `NotFound` when it is gone.
+    /// `PodSandboxStatus`; `NotFound` when it does not exist.
     async fn pod_sandbox_status(&self, id: &SandboxId) -> RuntimeResult<SandboxStatus>;
     /// `ListPodSandbox`, of one pod or of all.
     async fn list_pod_sandboxes(
@@ -225,20 +226,20 @@ pub trait Runtime {
     ) -> RuntimeResult<ContainerId>;
     /// `StartContainer`.
     async fn start_container(&self, id: &ContainerId) -> RuntimeResult<()>;
-    /// `StopContainer`: the stop signal, `timeout`, then SIGKILL; idempotent. `pod` is whose it is, as above.
+    /// `StopContainer`: the stop signal, `timeout`, then SIGKILL; idempotent. `pod` as above.
     async fn stop_container(&self, pod: &PodUid, id: &ContainerId, timeout: Seconds) -> RuntimeResult<()>;
     /// `RemoveContainer`; idempotent.
     async fn remove_container(&self, id: &ContainerId) -> RuntimeResult<()>;
-    /// `ContainerStatus`; `NotFound` when it is gone.
+    /// `ContainerStatus`; `NotFound` when it does not exist.
     async fn container_status(&self, id: &ContainerId) -> RuntimeResult<ContainerStatus>;
-    /// `UpdateContainerResources`: gives a running container other resources; what is 0 in there stays as it is.
+    /// `UpdateContainerResources`: changes a running container's resources; a value of 0 leaves that resource unchanged.
     async fn update_container_resources(
         &self,
         id: &ContainerId,
         resources: LinuxContainerResources,
     ) -> RuntimeResult<()>;
-    /// `UpdatePodSandboxResources`: tells what a sandbox is about to get, which the runtime may refuse. What has no use for it
-    /// takes it all the same.
+    /// `UpdatePodSandboxResources`: announces a sandbox's new resources, which the runtime may refuse. Ignored by runtimes
+    /// that do not need it.
     async fn update_pod_sandbox_resources(
         &self,
         _id: &SandboxId,
@@ -262,17 +263,16 @@ pub trait Runtime {
         command: &[String],
         timeout: Duration,
     ) -> RuntimeResult<ExecOutput>;
-    /// `Exec`, `Attach` or `PortForward`: the URL of the runtime's streaming server that does it, once and soon.
+    /// `Exec`, `Attach` or `PortForward`: the URL on the runtime's streaming server, valid once and for a short time.
     async fn streaming_url(&self, request: StreamRequest) -> RuntimeResult<String>;
-    /// `UpdateRuntimeConfig`: the addresses of this node's pods, several with commas between them. What has no use for
-    /// them takes them all the same.
+    /// `UpdateRuntimeConfig`: the pod CIDRs of this node, separated by commas. Ignored by runtimes that do not need them.
     async fn update_runtime_config(&self, _pod_cidr: &str) -> RuntimeResult<()> {
         Ok(())
     }
     /// `ReopenContainerLog`.
     async fn reopen_container_log(&self, id: &ContainerId) -> RuntimeResult<()>;
 
-    /// `ImageStatus`; `None` when the image is not there.
+    /// `ImageStatus`; `None` when the image is not present.
     async fn image_status(&self, image: &str) -> RuntimeResult<Option<Image>>;
     /// `ListImages`.
     async fn list_images(&self, each: &mut dyn FnMut(Image)) -> RuntimeResult<()>;
@@ -288,8 +288,8 @@ pub trait Runtime {
     /// `ImageFsInfo`.
     async fn image_fs_info(&self) -> RuntimeResult<Vec<FilesystemUsage>>;
 
-    /// Follows what `service` tells until it ends the stream (`Ok`) or the connection is lost. No deadline; drop the
-    /// future to end it. `each` must not wait: a runtime may stand still behind a reader that does not read.
+    /// Follows the events of `service` until it ends the stream (`Ok`) or the connection is lost. No deadline; drop the
+    /// future to end it. `each` must not block: a runtime may stall when its events are not read.
     async fn follow_events(
         &self,
         service: EventService,
@@ -315,7 +315,7 @@ mod tests {
             ("cri-o", "1.30.14", false, false),
             ("cri-o", "1.31.0", true, false),
             ("cri-o", "1.33", true, true),
-            // Nobody knows.
+            // Unknown versions.
             ("containerd", "", true, true),
             ("containerd", "main", true, true),
             ("containerd", "2.x", true, true),

@@ -8,7 +8,7 @@ use crate::counters::{Counter, Gauge, Sum};
 #[derive(Debug, Default)]
 pub struct Operations {
     by_method: [Operation; OPERATIONS.len()],
-    /// Calls under way, those included that wait for their turn.
+    /// Calls in progress, including those that wait for their turn.
     pub under_way: Gauge,
 }
 
@@ -18,7 +18,7 @@ struct Operation {
     failed: Counter,
 }
 
-/// The method of the CRI and the kubelet's word for it (`kuberuntime/instrumented_services.go`).
+/// The CRI method and the kubelet's operation name (`kuberuntime/instrumented_services.go`).
 pub(crate) const OPERATIONS: [(&str, &str); 26] = [
     ("Version", "version"),
     ("Status", "status"),
@@ -49,7 +49,7 @@ pub(crate) const OPERATIONS: [(&str, &str); 26] = [
 ];
 
 impl Operations {
-    /// A call of `method` (the CRI's name of it) has ended.
+    /// Records a completed call of `method` (the CRI's name).
     pub fn note(&self, method: &str, took: Duration, failed: bool) {
         let known = OPERATIONS.iter().position(|(name, _)| *name == method);
         let operation = &self.by_method[known.unwrap_or(OPERATIONS.len() - 1)];
@@ -59,7 +59,7 @@ impl Operations {
         }
     }
 
-    /// The kubelet's word for each method, how long its calls took, and how many failed.
+    /// By the kubelet's operation name: the durations of the calls, and the number of failures.
     pub fn by_method(&self) -> impl Iterator<Item = (&'static str, &Sum, u64)> {
         let words = OPERATIONS.iter().map(|(_, word)| *word);
         words.zip(&self.by_method).map(|(word, operation)| (word, &operation.sum, operation.failed.get()))

@@ -1,7 +1,7 @@
 //! containerd's own stores behind the CRI, on the same socket: blobs and image records. CRI-O has no such services.
 //!
 //! ```text
-//!     lease ─► blobs, what others refer to first ─► image records ─► end of the lease
+//! |     lease ─► blobs, referenced ones first ─► image records ─► end of the lease
 //! ```
 //!
 //! Until a record refers to a blob, only the lease keeps it from containerd's garbage collector.
@@ -37,18 +37,18 @@ const LIST_IMAGES: &str = method!("images", "Images/List");
 /// Labels of a blob or an image record.
 pub type Labels = BTreeMap<String, String>;
 
-/// What a record points to.
+/// The target of an image record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
     /// The manifest's or index's media type.
     pub media_type: &'a str,
     /// Its digest.
     pub digest: &'a str,
-    /// Its bytes.
+    /// Its size in bytes.
     pub size: u64,
 }
 
-/// containerd's store of images.
+/// containerd's image store.
 pub struct ImageStore {
     /// Calls outside the lease.
     plain: Channel,
@@ -68,7 +68,7 @@ impl ImageStore {
         }
     }
 
-    /// Takes the lease; one that was left behind will do.
+    /// Creates the lease; an existing one is reused.
     pub async fn take_lease(&self) -> RuntimeResult<()> {
         let request = proto::CreateRequest { id: self.lease.to_string() };
         match self.plain.unary::<()>(CREATE_LEASE, &request, Some(self.timeout)).await {
@@ -77,7 +77,7 @@ impl ImageStore {
         }
     }
 
-    /// Ends the lease: what no record refers to is garbage then.
+    /// Deletes the lease: blobs without a reference from a record become garbage then.
     pub async fn end_lease(&self) -> RuntimeResult<()> {
         let request = proto::DeleteRequest { id: self.lease.to_string() };
         match self.plain.unary::<()>(DELETE_LEASE, &request, Some(self.timeout)).await {
@@ -86,7 +86,7 @@ impl ImageStore {
         }
     }
 
-    /// Begins to write a blob. `None`: it is there already, and belongs to the lease now.
+    /// Begins to upload a blob. `None`: it exists already, and is added to the lease.
     pub async fn write(&self, digest: &str, size: u64) -> RuntimeResult<Option<Upload>> {
         let opened = self.leased.bidirectional(WRITE, None).await;
         let (sender, answers) = opened.map_err(|error| blame(WRITE, error))?;
@@ -100,14 +100,14 @@ impl ImageStore {
             ..Default::default()
         };
         match upload.exchange(&first).await {
-            // What an upload before has left is written over.
+            // Data of an earlier upload is overwritten.
             Ok(_) => Ok(Some(upload)),
             Err(error) if is(&error, Code::ALREADY_EXISTS) => Ok(None),
             Err(error) => Err(blame(WRITE, error)),
         }
     }
 
-    /// Adds labels to a blob that is there.
+    /// Adds labels to an existing blob.
     pub async fn label(&self, digest: &str, labels: &Labels) -> RuntimeResult<()> {
         let request = proto::UpdateRequest {
             info: Some(proto::Info { digest: digest.to_owned(), labels: labels.clone() }),
@@ -117,7 +117,7 @@ impl ImageStore {
         answer.map_err(|error| blame(UPDATE_CONTENT, error))
     }
 
-    /// Lets a name mean that image, whatever it meant before.
+    /// Creates or replaces the record of an image name.
     pub async fn name(&self, name: &str, target: &Target<'_>, labels: &Labels) -> RuntimeResult<()> {
         let target = proto::Descriptor {
             media_type: target.media_type.to_owned(),
@@ -135,7 +135,7 @@ impl ImageStore {
         }
     }
 
-    /// Takes labels from a record; one that is gone has none.
+    /// Removes labels from a record; a missing record is no error.
     pub async fn unlabel(&self, name: &str, labels: &[&str]) -> RuntimeResult<()> {
         let (image, paths) = without(name, labels);
         match self.update_image(image, paths).await {
@@ -173,7 +173,7 @@ impl ImageStore {
     }
 }
 
-/// A blob on its way: one piece after the other, each once the one before has arrived.
+/// An upload of a blob: one piece at a time, each after the previous one is confirmed.
 pub struct Upload {
     sender: Sender,
     answers: Streaming,
@@ -202,7 +202,8 @@ impl Upload {
         Ok(())
     }
 
-    /// Ends it: the runtime compares size and digest. One that somebody else has written meanwhile is fine.
+    /// Completes the upload: the runtime verifies size and digest. A blob that another client has written meanwhile is no
+    /// error.
     pub async fn commit(mut self, labels: &Labels) -> RuntimeResult<()> {
         let request = proto::WriteContentRequest {
             action: proto::WriteAction::Commit.into(),
@@ -223,7 +224,7 @@ impl Upload {
     ) -> Result<proto::WriteContentResponse, GrpcError> {
         let Self { sender, answers, clock, timeout, .. } = self;
         let exchange = async {
-            // When the call has ended, the answer says why.
+            // When the call has ended, its response says why.
             let _ = sender.send(request).await;
             let answer = answers.next().await?;
             answer.ok_or_else(|| GrpcError::Protocol("Write: the runtime ended the call".to_owned()))
@@ -245,13 +246,13 @@ fn paths(labels: &Labels) -> impl Iterator<Item = String> {
     labels.keys().map(|label| format!("labels.{label}"))
 }
 
-/// A record without these labels, and what of it is to change.
+/// A record without these labels, and the field paths to update.
 fn without(name: &str, labels: &[&str]) -> (proto::Image, Vec<String>) {
-    // An empty value is none.
+    // An empty value removes the label.
     let labels: Labels = labels.iter().map(|label| ((*label).to_owned(), String::new())).collect();
     let paths = paths(&labels).collect();
-    // Not looked at, as no path names it, but it must be there: containerd since 1.7 reads its fields first, and ends with
-    // a nil pointer.
+    // Not updated, as no path names it, but required: containerd since 1.7 reads its fields first, and panics on a nil
+    // pointer.
     let target = Some(proto::Descriptor::default());
     (proto::Image { name: name.to_owned(), labels, target }, paths)
 }

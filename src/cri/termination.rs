@@ -1,8 +1,8 @@
-//! The termination message of a container that has exited: from the file it may have written, else from the end of its
-//! log (kubelet `getTerminationMessage`, `readLastStringFromContainerLogs`).
+//! The termination message of a container that has exited: from its termination log, else from the end of its container log
+//! (kubelet `getTerminationMessage`, `readLastStringFromContainerLogs`).
 //!
-//! Both are the container's: where it mounts a volume on the file's place, a server may have it that does not answer, and what
-//! it writes has any size. So both are read as paths of others, on a thread and with a deadline, and never more than their ends.
+//! Both files are under the container's control: a volume that it mounts over the file may be on a server that hangs, and
+//! the files have any size. So both are read as foreign paths, on a thread with a deadline, and never more than their ends.
 
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ use crate::proto::runtime::v1 as cri;
 const PATH: &str = "io.kubernetes.container.terminationMessagePath";
 const POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 
-/// What to append to the message of `status`; empty while the container has not exited or when it left no word.
+/// The text to append to the message of `status`; empty while the container has not exited, or when it left no message.
 pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<str> {
     let Some(MessageSources { written, log }) = MessageSources::of(status) else { return Box::default() };
     let written = match written {
@@ -46,12 +46,12 @@ pub async fn message(status: &cri::ContainerStatus, blocking: &Blocking) -> Box<
     }
 }
 
-/// Where the last words of a container that has exited may be.
+/// Sources of an exited container's termination message.
 #[derive(Debug, PartialEq, Eq)]
 struct MessageSources {
-    /// The file that it may have written.
+    /// The termination log.
     written: Option<PathBuf>,
-    /// Its log, when that counts.
+    /// The container log, when the policy allows it.
     log: Option<PathBuf>,
 }
 
@@ -61,7 +61,7 @@ impl MessageSources {
             return None;
         }
         let annotation = |name: &str| status.annotations.get(name).map_or("", String::as_str);
-        // A container that could not even be started has no log of its own.
+        // A container that could not be started has no log of its own.
         let from_log = annotation(POLICY) == "FallbackToLogsOnError"
             && status.exit_code != 0
             && status.reason != "ContainerCannotRun";
@@ -75,22 +75,22 @@ impl MessageSources {
     }
 }
 
-/// The last bytes of a file, and whether that is all of it.
+/// The last bytes of a file, and whether that is the whole file.
 async fn last_bytes(path: &Path, bytes_max: u64, blocking: &Blocking) -> io::Result<(Vec<u8>, bool)> {
     let theirs = path.to_owned();
-    // On the heap: nearly all containers run.
+    // Boxed: nearly all containers run.
     let read = Box::pin(blocking.run_outside(path, move || end_of(&theirs, bytes_max))).await;
     read.map_err(|stuck| io::Error::other(stuck.to_string()))?
 }
 
-/// PURE: the message that the end of a log makes: its last `limits::TERMINATION_LOG_LINES_MAX` lines, of them at most
-/// the last `limits::TERMINATION_LOG_BYTES_MAX` bytes. `whole` = `log` begins with the file's first line.
+/// PURE: the message from the end of a log: its last `limits::TERMINATION_LOG_LINES_MAX` lines, truncated to the last
+/// `limits::TERMINATION_LOG_BYTES_MAX` bytes. `whole` = `log` begins with the file's first line.
 pub fn last_words(log: &[u8], whole: bool) -> Box<str> {
     lossy(&contents(log, whole), TERMINATION_LOG_BYTES_MAX)
 }
 
-/// What the last lines of a CRI log say. A line is `TIME STREAM TAGS CONTENT`; the tag `P` says that the next line goes
-/// on with it. Other lines are skipped. `whole` = `log` begins with the file's first line.
+/// The content of a CRI log's last lines. A line is `TIME STREAM TAGS CONTENT`; the tag `P` says that the next line
+/// continues it. Other lines are skipped. `whole` = `log` begins with the file's first line.
 fn contents(log: &[u8], whole: bool) -> Vec<u8> {
     let mut lines: Vec<_> = log.split_inclusive(|byte| *byte == b'\n').collect();
     if !whole && !lines.is_empty() {
@@ -111,7 +111,7 @@ fn contents(log: &[u8], whole: bool) -> Vec<u8> {
     contents
 }
 
-/// As [`last_bytes`]. I/O, blocking.
+/// As [`last_bytes`]. Blocking I/O.
 fn end_of(path: &Path, bytes_max: u64) -> io::Result<(Vec<u8>, bool)> {
     let mut file = open_regular(path)?;
     let start = file.metadata()?.len().saturating_sub(bytes_max);
@@ -121,7 +121,7 @@ fn end_of(path: &Path, bytes_max: u64) -> io::Result<(Vec<u8>, bool)> {
     Ok((bytes, start == 0))
 }
 
-/// The last `max` bytes as text, whole characters; what is no UTF-8 is replaced.
+/// The last `max` bytes as text, whole characters; invalid UTF-8 is replaced.
 fn lossy(bytes: &[u8], max: usize) -> Box<str> {
     crate::text::end_of(&String::from_utf8_lossy(bytes), max).into()
 }

@@ -1,4 +1,4 @@
-//! Calls over the one connection: request out, answer in, deadline beside them.
+//! Calls over a channel's connection, with their deadlines.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -23,7 +23,7 @@ use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
 
-/// A call under way.
+/// A call in progress.
 pub type Call<'s, A, E = GrpcError> = Pin<Box<dyn Future<Output = Result<A, E>> + 's>>;
 
 /// A gRPC server behind a Unix socket. Clones share one connection.
@@ -46,8 +46,8 @@ struct Shared {
 }
 
 impl Channel {
-    /// A channel to the socket at `path`. Connects with the first call, not before. hyper's tasks run on
-    /// `executor`, which somebody else drives and keeps.
+    /// A channel to the socket at `path`. Connects with the first call, not before. hyper's tasks run on `executor`, which
+    /// the caller owns and drives.
     pub fn new(path: &Path, executor: &Rc<Executor>, clock: SharedClock) -> Self {
         let shared = Rc::new(Shared {
             path: path.into(),
@@ -60,28 +60,27 @@ impl Channel {
         Self { shared, metadata: Rc::from([]) }
     }
 
-    /// The same channel, with these headers on every call. A value that is none (control characters) is left out.
+    /// The same channel, with these headers on every call. An invalid value (control characters) is left out.
     #[must_use]
     pub fn with_metadata(&self, metadata: &[(&'static str, &str)]) -> Self {
         let header = |(name, value): &(&'static str, &str)| Some((*name, HeaderValue::from_str(value).ok()?));
         Self { shared: self.shared.clone(), metadata: metadata.iter().filter_map(header).collect() }
     }
 
-    /// Time for deadlines.
+    /// The clock for deadlines.
     pub fn clock(&self) -> &SharedClock {
         &self.shared.clock
     }
 
-    /// Where the socket is.
+    /// The socket's path.
     pub fn path(&self) -> &Path {
         &self.shared.path
     }
 
-    /// One request, one answer of at most `limits::GRPC_ANSWER_BYTES_MAX`. `method` is `/package.Service/Method`;
-    /// `deadline` covers everything from connecting to the trailers, `None` = as long as it takes.
+    /// One request, one response of at most `limits::GRPC_ANSWER_BYTES_MAX`. `method` is `/package.Service/Method`;
+    /// `deadline` covers everything from connecting to the trailers, `None` = no deadline.
     ///
-    /// The request is encoded at once and not kept, and the call stands on the heap while it runs: tasks that make
-    /// calls stay small.
+    /// The request is encoded at once and not kept, and the call is boxed while it runs: tasks that make calls stay small.
     pub fn unary<'s, A: Message + Default + 'static>(
         &'s self,
         method: &'static str,
@@ -89,7 +88,7 @@ impl Channel {
         deadline: Option<Duration>,
     ) -> Call<'s, A> {
         let message = framed(request);
-        // Only encoding and decoding know the types: the rest is compiled once for all methods.
+        // Only encoding and decoding depend on the types: the rest is compiled once for all methods.
         Box::pin(async move { decoded(&self.whole(method, message?, deadline).await?) })
     }
 
@@ -104,8 +103,8 @@ impl Channel {
         Ok(whole.take().unwrap_or_default())
     }
 
-    /// One request, one answer of any size, taken apart while it arrives: `each` gets the outermost fields one by
-    /// one, each cut to `cap` bytes, and may end the call with an error.
+    /// One request, one response of any size, parsed while it arrives: `each` gets the outermost fields one by one, each
+    /// truncated to `cap` bytes, and may end the call with an error.
     pub async fn unary_fields(
         &self,
         method: &'static str,
@@ -118,9 +117,9 @@ impl Channel {
         Box::pin(self.exchange(method, framed(request)?, deadline, &mut fields, Messages::One)).await
     }
 
-    /// One request, any number of answers, taken apart as [`Channel::unary_fields`] does: the fields of all of them one
-    /// after another. Ends without an error only when the server ended the stream with OK: the deadline covers all of it,
-    /// and what `each` got before an error is a part of the answer at most.
+    /// One request, any number of responses, parsed as in [`Channel::unary_fields`]: the fields of all of them one after
+    /// another. Ends without an error only when the server ended the stream with OK: the deadline covers all of it, and what
+    /// `each` got before an error may be incomplete.
     pub async fn stream_fields(
         &self,
         method: &'static str,
@@ -133,14 +132,14 @@ impl Channel {
         Box::pin(self.exchange(method, framed(request)?, deadline, &mut fields, Messages::Any)).await
     }
 
-    /// Which connection calls use now: counts up with each new one, 0 before the first. What a server cannot do is
-    /// worth remembering as long as it is the same server.
+    /// Number of the current connection: increases with each new one, 0 before the first. An unimplemented method is worth
+    /// remembering as long as it is the same server.
     pub fn connection(&self) -> u64 {
         self.shared.connection.get()
     }
 
-    /// One request, many answers. Returns when the request is on its way, without waiting for the server's headers: a
-    /// quiet stream sends them with its first message.
+    /// One request, many responses. Returns when the request is sent, without waiting for the server's headers: a quiet
+    /// stream sends them with its first message.
     pub async fn server_stream(
         &self,
         method: &'static str,
@@ -151,8 +150,8 @@ impl Channel {
         self.open(method, body, deadline).await
     }
 
-    /// Many requests, many answers. The request side ends when the [`Sender`] is dropped, the whole call when the
-    /// [`Streaming`] is. Up to `limits::GRPC_QUEUE_MAX` messages wait to be sent; then sending waits.
+    /// Many requests, many responses. The request side ends when the [`Sender`] is dropped, the whole call when the
+    /// [`Streaming`] is. Up to `limits::GRPC_QUEUE_MAX` messages are queued; then sending waits.
     pub async fn bidirectional(
         &self,
         method: &'static str,
@@ -202,8 +201,8 @@ impl Channel {
         self.within(method, deadline, work).await
     }
 
-    /// Sends the request and waits for the head of the answer. A call that the server certainly did not begin is made
-    /// once more, as gRPC's transparent retry does.
+    /// Sends the request and waits for the response head. A call that the server certainly did not begin is retried once, as
+    /// gRPC's transparent retry does.
     async fn respond(
         &self,
         method: &'static str,
@@ -221,7 +220,7 @@ impl Channel {
                 }
                 Err(mut failure) => {
                     let untouched = if not_begun(failure.error()) {
-                        // An answer of sorts: whoever says so speaks HTTP/2, and connecting again is free.
+                        // This counts as a response: the server speaks HTTP/2, and reconnecting needs no back-off.
                         up.fate.answered.set(true);
                         true
                     } else {
@@ -255,7 +254,7 @@ impl Channel {
         Ok(up)
     }
 
-    /// Ends `work` when the deadline passes; dropping it resets the call's stream.
+    /// Cancels `work` at the deadline; dropping it resets the call's stream.
     async fn within<T>(
         &self,
         method: &str,
@@ -271,13 +270,13 @@ impl Channel {
     }
 }
 
-/// The error of a deadline that passed here.
+/// The error of a deadline that passed on this side.
 fn late(method: &str, deadline: Duration) -> GrpcError {
     let name = method.rsplit('/').next().unwrap_or(method);
     GrpcError::DeadlineExceeded(format!("{name}: no answer within {} s", deadline.as_secs_f32()))
 }
 
-/// The head of a request. `method` is one of our own constants, so that building it cannot fail.
+/// A request head. `method` is one of our own constants, so building it cannot fail.
 pub(super) fn request(
     method: &'static str,
     body: RequestBody,
@@ -301,7 +300,7 @@ pub(super) fn request(
     request
 }
 
-/// `grpc-timeout`: at most eight digits and a unit; rounded up, so that the server does not give up before us.
+/// `grpc-timeout`: at most eight digits and a unit; rounded up, so that the server does not time out before us.
 fn timeout_header(deadline: Duration) -> String {
     const DIGITS_MAX: u128 = 99_999_999;
     let millis = deadline.as_nanos().div_ceil(1_000_000).max(1);
@@ -316,14 +315,14 @@ fn timeout_header(deadline: Duration) -> String {
     }
 }
 
-/// How many messages an answer has.
+/// Number of messages in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Messages {
     One,
     Any,
 }
 
-/// Reads an answer of that many messages into `sink`, then the trailers.
+/// Reads a response with that many messages into `sink`, then the trailers.
 pub(super) async fn read(
     response: Response<Incoming>,
     sink: &mut dyn Sink,

@@ -1,5 +1,4 @@
-//! The one connection: made when a call needs it, replaced when it is gone, with a capped back-off between
-//! attempts that fail.
+//! A channel's connection: opened when a call needs it, replaced when lost, with a capped back-off between failed attempts.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
@@ -20,40 +19,40 @@ use crate::limits::{
 use crate::model::Mono;
 use crate::stream::{Socket, Stream, stream};
 
-/// A connection as calls hold it.
+/// A connection as held by calls.
 #[derive(Clone)]
 pub(super) struct Connected {
     pub(super) requests: SendRequest<RequestBody>,
-    /// Which connection of this channel it is, from 1.
+    /// The connection's number on this channel, from 1.
     pub(super) number: u64,
-    /// What became of it.
+    /// Its fate.
     pub(super) fate: Rc<Fate>,
 }
 
 #[derive(Default)]
 pub(super) struct Fate {
-    /// Set by the first answer: whoever listens there speaks HTTP/2.
+    /// Set by the first response: the server speaks HTTP/2.
     pub(super) answered: Cell<bool>,
-    /// Why the connection ended, when it was not in order.
+    /// Why the connection ended, when with an error.
     error: RefCell<Option<GrpcError>>,
 }
 
-/// What is known of the connection; behind an async lock, so that calls that start together share one attempt.
+/// State of the connection; behind an async lock, so that calls that start together share one attempt.
 #[derive(Default)]
 pub(super) struct Link {
     up: Option<Connected>,
     /// Connections made so far.
     made: u64,
     failures: u32,
-    /// No attempt before this instant, because of this; calls fail at once until then.
+    /// No attempt before this instant, because of this error; calls fail at once until then.
     wait: Option<(Mono, GrpcError)>,
 }
 
 impl Link {
-    /// The connection, made now when there is none.
+    /// The connection, opened now when there is none.
     ///
     /// # Errors
-    /// `Unavailable` when connecting fails, and at once while the back-off lasts.
+    /// `Unavailable` when connecting fails, and immediately during the back-off.
     pub(super) async fn connected(
         &mut self,
         path: &Path,
@@ -62,11 +61,11 @@ impl Link {
     ) -> Result<Connected, GrpcError> {
         if let Some(up) = self.up.take_if(|up| up.requests.is_closed()) {
             if up.fate.answered.get() {
-                // The runtime was there a moment ago (a restart, say): the first attempt is free.
+                // The runtime was reachable a moment ago (a restart, say): the first attempt needs no back-off.
                 self.failures = 0;
                 self.wait = None;
             } else {
-                // Accepted and hung up without a word: counts as an attempt that failed.
+                // Accepted and closed without a response: counts as a failed attempt.
                 let hung_up = || {
                     let at = path.display();
                     GrpcError::Unavailable(format!("{at} accepts connections and closes them unanswered"))
@@ -106,7 +105,7 @@ impl Link {
         }
     }
 
-    /// Waits twice as long after each failure in a row (grpc-go's back-off, as the kubelet sets it up).
+    /// Doubles the back-off after each consecutive failure (grpc-go's back-off, as the kubelet configures it).
     fn failed(&mut self, clock: &SharedClock, error: GrpcError) {
         let wait = GRPC_BACKOFF_MIN.saturating_mul(1 << self.failures.min(16)).min(GRPC_BACKOFF_MAX);
         self.failures = self.failures.saturating_add(1);
@@ -120,7 +119,7 @@ async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connecte
     Ok(Connected { requests, number, fate })
 }
 
-/// Makes a connection of a socket; it runs on the spawner's executor until its requests are gone.
+/// Opens an HTTP/2 connection on a socket; it runs on the spawner's executor until its requests are gone.
 pub(super) async fn handshake(
     socket: Stream,
     spawner: &Spawner,
@@ -146,7 +145,7 @@ pub(super) async fn handshake(
     Ok((requests, fate))
 }
 
-/// hyper's error as ours: who is to blame, and whether the call may be made again.
+/// Converts hyper's error: which side is to blame, and whether the call may be retried.
 pub(super) fn blame(error: &hyper::Error) -> GrpcError {
     let Some(h2) = h2_error(error) else {
         return GrpcError::Unavailable(format!("the connection ended before the answer: {error}"));
@@ -176,8 +175,8 @@ pub(super) fn blame(error: &hyper::Error) -> GrpcError {
     GrpcError::Status { code, message: format!("the server reset the call: {reason}") }
 }
 
-/// True when the server says it has not begun the call: a reset with `REFUSED_STREAM`, or GOAWAY without an
-/// error for a stream it did not take (RFC 9113, 6.8 and 8.7). Making the call again doubles nothing.
+/// True when the server says that it has not begun the call: a reset with `REFUSED_STREAM`, or GOAWAY without an error for a
+/// stream that it did not accept (RFC 9113, 6.8 and 8.7). A retry then executes nothing twice.
 pub(super) fn not_begun(error: &hyper::Error) -> bool {
     h2_error(error).is_some_and(|h2| {
         let graceful = h2.is_go_away() && h2.reason() == Some(h2::Reason::NO_ERROR);

@@ -1,8 +1,7 @@
-//! gRPC's length-prefixed messages and protobuf's outermost fields, taken from pieces as they arrive. PURE.
+//! gRPC's length-prefixed messages and protobuf's outermost fields, parsed from pieces as they arrive. PURE.
 //!
-//! [`Deframer`] finds messages in the bytes of HTTP/2 frames and feeds a [`Sink`]: [`WholeMessage`] keeps a message up
-//! to a cap; [`Fields`] takes it apart and keeps one field at a time, so that a list of 5,000 items costs the
-//! memory of one.
+//! [`Deframer`] finds messages in the bytes of HTTP/2 frames and feeds a [`Sink`]: [`WholeMessage`] keeps a message up to a
+//! limit; [`Fields`] parses it and keeps one field at a time, so that a list of 5,000 items needs the memory of one.
 
 use hyper::body::Bytes;
 use prost::Message;
@@ -32,11 +31,11 @@ pub(super) fn framed(message: &impl Message) -> Result<Bytes, GrpcError> {
     Ok(bytes.into())
 }
 
-/// Takes a message's bytes as they come.
+/// Receives a message's bytes as they arrive.
 pub trait Sink {
-    /// A message begins that says it has so many bytes.
+    /// A message begins, with that declared length in bytes.
     fn begin(&mut self, _length: usize) {}
-    /// The next piece; pieces end where HTTP/2 frames do.
+    /// The next piece; pieces end at HTTP/2 frame boundaries.
     fn piece(&mut self, bytes: &[u8]) -> Result<(), GrpcError>;
     /// The message is complete.
     fn end(&mut self) -> Result<(), GrpcError>;
@@ -46,18 +45,18 @@ pub trait Sink {
 #[derive(Debug, Default)]
 pub struct Deframer {
     prefix: [u8; PREFIX_BYTES],
-    /// How much of the prefix is there.
+    /// Number of prefix bytes read so far.
     prefix_bytes: usize,
-    /// How much of the message is still to come.
+    /// Remaining bytes of the message.
     left: usize,
 }
 
 impl Deframer {
-    /// Feeds `bytes` to `sink` up to the end of the first message in them. Returns how many bytes were taken and
-    /// whether a message ended.
+    /// Feeds `bytes` to `sink` up to the end of the first message in them. Returns how many bytes were consumed and whether
+    /// a message ended.
     ///
     /// # Errors
-    /// `Protocol` for a compressed message (none was asked for), and whatever the sink says.
+    /// `Protocol` for a compressed message (none was requested), and the sink's errors.
     pub fn feed(&mut self, bytes: &[u8], sink: &mut dyn Sink) -> Result<(usize, bool), GrpcError> {
         let mut taken = 0;
         if self.prefix_bytes < PREFIX_BYTES {
@@ -112,8 +111,8 @@ impl WholeMessage {
 
 impl Sink for WholeMessage {
     fn begin(&mut self, length: usize) {
-        // At once and not by doubling, which would take up to three times the message. Pages become resident only as
-        // bytes come, whatever the length says.
+        // Reserved at once, as doubling would take up to three times the message. Pages become resident only as bytes
+        // arrive, whatever the declared length.
         self.bytes.reserve_exact(length.min(GRPC_ANSWER_BYTES_MAX));
     }
 
@@ -149,13 +148,13 @@ pub enum Value<'a> {
     Bytes {
         /// At most the cap.
         kept: &'a [u8],
-        /// How many bytes the field has; over `kept.len()` when the rest was cut.
+        /// The field's length in bytes; more than `kept.len()` when it was truncated.
         length: u64,
     },
 }
 
-/// Takes a message apart into its outermost fields and hands over one at a time. The message's total size has no
-/// cap, and memory never exceeds one field's.
+/// Parses a message into its outermost fields and passes on one at a time. The message's total size is unlimited, and memory
+/// never exceeds one field's.
 pub struct Fields<'a> {
     cap: usize,
     each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>,
@@ -175,12 +174,12 @@ enum Step {
 }
 
 impl<'a> Fields<'a> {
-    /// Each field's value is cut to `cap` bytes.
+    /// Truncates each field's value to `cap` bytes.
     pub fn new(cap: usize, each: &'a mut dyn FnMut(Field<'_>) -> Result<(), GrpcError>) -> Self {
         Self { cap, each, step: Step::Key, varint: 0, shift: 0, kept: Vec::new() }
     }
 
-    /// A varint, when its last byte is there.
+    /// A varint, complete with its last byte.
     fn varint(&mut self, byte: u8) -> Result<Option<u64>, GrpcError> {
         let bits = u64::from(byte & 0x7f);
         if self.shift > 63 || self.shift == 63 && bits > 1 {
@@ -203,7 +202,7 @@ impl<'a> Fields<'a> {
             1 => Step::Fixed { left: 8 },
             2 => Step::Length { number },
             5 => Step::Fixed { left: 4 },
-            // Groups are no part of proto3.
+            // Groups are not part of proto3.
             _ => return Err(malformed("a field has an unknown wire type")),
         })
     }
@@ -236,7 +235,7 @@ impl Sink for Fields<'_> {
                     bytes = rest;
                     let left = left - take as u64;
                     if left == 0 && self.kept.is_empty() {
-                        // The usual case: the whole field lies in this piece, so nothing is copied.
+                        // The usual case: the whole field is in this piece, so nothing is copied.
                         let kept = &now[..now.len().min(self.cap)];
                         self.field(number, Value::Bytes { kept, length })?
                     } else {
@@ -340,7 +339,7 @@ mod tests {
     fn a_field_never_takes_more_memory_than_the_cap() {
         let mut ignore = |_: Field<'_>| Ok(());
         let mut fields = Fields::new(1000, &mut ignore);
-        // Field 1 says it has 2^40 bytes, of which a MiB comes.
+        // Field 1 declares 2^40 bytes, of which one MiB arrives.
         fields.piece(&[0x0a, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]).unwrap();
         for _ in 0..1024 {
             fields.piece(&[7; 1024]).unwrap();

@@ -1,4 +1,4 @@
-//! One call on a connection of its own: for a server that is asked now and then, at an address of its own.
+//! One call on its own connection: for servers that are called rarely, each at its own address.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,22 +20,23 @@ use crate::stream::Stream;
 pub(crate) struct Once<'a> {
     /// `/package.Service/Method`.
     pub(crate) method: &'static str,
-    /// The server's name, as its address says it.
+    /// The server's name as in its address.
     pub(crate) authority: &'a str,
-    /// Who asks.
+    /// The user agent.
     pub(crate) user_agent: &'static str,
-    /// What the server is told of the deadline; the caller holds it.
+    /// The deadline sent to the server; the caller enforces it.
     pub(crate) deadline: Duration,
 }
 
-/// One request, one answer of at most `limits::GRPC_ANSWER_BYTES_MAX`. The connection ends with the call, dropped or not.
+/// One request, one response of at most `limits::GRPC_ANSWER_BYTES_MAX`. The connection ends with the call, dropped or not.
 pub(crate) async fn unary_once<A: Message + Default>(
     socket: Stream,
     call: Once<'_>,
     message: &impl Message,
 ) -> Result<A, GrpcError> {
     let message = framed(message)?;
-    // hyper's tasks live on an executor of their own, which goes with this future: a server that does not answer leaves none.
+    // hyper's tasks run on their own executor, which is dropped with this future: a server that does not answer leaves none
+    // behind.
     let executor = Rc::new(Executor::new());
     let spawner = Spawner::new(&executor);
     let mut whole = WholeMessage::default();

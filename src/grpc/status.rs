@@ -1,4 +1,4 @@
-//! Why a call failed: gRPC status codes, and how HTTP answers become one. PURE.
+//! Errors of a call: gRPC status codes, and how HTTP responses map to them. PURE.
 
 use std::fmt;
 
@@ -8,37 +8,37 @@ use hyper::http::StatusCode;
 
 use crate::limits::GRPC_STATUS_MESSAGE_BYTES_MAX;
 
-/// A gRPC status code as it stands on the wire; codes of later versions are kept as they are.
+/// A gRPC status code; codes of later versions are kept unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code(pub i32);
 
 impl Code {
     /// No error.
     pub const OK: Self = Self(0);
-    /// The call was cancelled by its other end.
+    /// The call was cancelled by its peer.
     pub const CANCELLED: Self = Self(1);
-    /// The server gave no class.
+    /// The server gave no specific code.
     pub const UNKNOWN: Self = Self(2);
-    /// The server gave up at the call's deadline.
+    /// The server reached the call's deadline.
     pub const DEADLINE_EXCEEDED: Self = Self(4);
-    /// What the request names does not exist.
+    /// The requested object does not exist.
     pub const NOT_FOUND: Self = Self(5);
     /// The object to create exists already.
     pub const ALREADY_EXISTS: Self = Self(6);
     /// Not allowed.
     pub const PERMISSION_DENIED: Self = Self(7);
-    /// Some quota is used up.
+    /// A quota is exhausted.
     pub const RESOURCE_EXHAUSTED: Self = Self(8);
-    /// The server has no such method.
+    /// The server does not implement the method.
     pub const UNIMPLEMENTED: Self = Self(12);
     /// Broken invariants, also in HTTP/2.
     pub const INTERNAL: Self = Self(13);
-    /// The server is not able to take calls now.
+    /// The server cannot accept calls now.
     pub const UNAVAILABLE: Self = Self(14);
-    /// Nobody says who is calling.
+    /// The caller is not authenticated.
     pub const UNAUTHENTICATED: Self = Self(16);
 
-    /// What an HTTP status without a gRPC status means (gRPC's `http-grpc-status-mapping.md`).
+    /// The code for an HTTP status without a gRPC status (gRPC's `http-grpc-status-mapping.md`).
     pub fn of_http(status: StatusCode) -> Self {
         match status.as_u16() {
             400 => Self::INTERNAL,
@@ -51,21 +51,21 @@ impl Code {
     }
 }
 
-/// Why a call gave no answer.
+/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrpcError {
-    /// No connection, or it broke before the answer: whether the server did the work is not known.
+    /// No connection, or it was lost before the response: whether the server executed the call is unknown.
     Unavailable(String),
-    /// The deadline passed here first; the server was told to stop.
+    /// The deadline passed on this side first; the call was cancelled at the server.
     DeadlineExceeded(String),
-    /// The server answered with this status.
+    /// The server returned this status.
     Status {
-        /// Its class.
+        /// Its code.
         code: Code,
-        /// The server's words, cut to `limits::GRPC_STATUS_MESSAGE_BYTES_MAX`.
+        /// The server's message, truncated to `limits::GRPC_STATUS_MESSAGE_BYTES_MAX`.
         message: String,
     },
-    /// The answer breaks HTTP/2, gRPC or protobuf, or one side's message is over its cap.
+    /// The response violates HTTP/2, gRPC or protobuf, or a message exceeds its limit.
     Protocol(String),
 }
 
@@ -80,9 +80,9 @@ impl fmt::Display for GrpcError {
 
 impl std::error::Error for GrpcError {}
 
-/// The status that a block of headers or trailers carries; `None` when it has no `grpc-status`.
+/// The status in a block of headers or trailers; `None` when it has no `grpc-status`.
 ///
-/// A `grpc-status` that is no number counts as `UNKNOWN`, as in grpc-go.
+/// A `grpc-status` that is not a number counts as `UNKNOWN`, as in grpc-go.
 pub(super) fn of_headers(headers: &HeaderMap) -> Option<Result<(), GrpcError>> {
     let raw = headers.get("grpc-status")?;
     let code = raw.to_str().ok().and_then(|text| text.parse().ok()).map_or(Code::UNKNOWN, Code);
@@ -93,7 +93,7 @@ pub(super) fn of_headers(headers: &HeaderMap) -> Option<Result<(), GrpcError>> {
     Some(Err(GrpcError::Status { code, message }))
 }
 
-/// Checks the head of an answer. `Ok(true)` = the answer is all there (trailers-only, status OK).
+/// Checks a response head. `Ok(true)` = the response is complete (trailers-only, status OK).
 pub(super) fn of_head(status: StatusCode, headers: &HeaderMap) -> Result<bool, GrpcError> {
     if let Some(result) = of_headers(headers) {
         return result.map(|()| true);
@@ -110,8 +110,8 @@ pub(super) fn of_head(status: StatusCode, headers: &HeaderMap) -> Result<bool, G
     Err(GrpcError::Status { code: Code::of_http(status), message })
 }
 
-/// `grpc-message` as text: percent-encoded UTF-8. Broken escapes stay as they are, broken UTF-8 is replaced, and
-/// what is over the cap is cut.
+/// Decodes `grpc-message`: percent-encoded UTF-8. Invalid escapes are kept, invalid UTF-8 is replaced, and the text is
+/// truncated to the limit.
 fn percent_decoded(raw: &[u8]) -> String {
     let mut bytes = Vec::with_capacity(raw.len().min(GRPC_STATUS_MESSAGE_BYTES_MAX));
     let mut rest = raw;

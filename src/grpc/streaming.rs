@@ -1,4 +1,4 @@
-//! Calls with many messages: the reading side and the writing side.
+//! Calls with many messages: receiving and sending.
 
 use std::pin::Pin;
 
@@ -17,9 +17,9 @@ use crate::model::Mono;
 
 type Head = Pin<Box<dyn Future<Output = Result<Response<Incoming>, GrpcError>>>>;
 
-/// The answers of a streaming call; drop it to cancel the call.
+/// The responses of a streaming call; drop it to cancel the call.
 ///
-/// Unread answers stay with the server once `limits::GRPC_WINDOW_STREAM_BYTES` are buffered here.
+/// Unread responses stay with the server once `limits::GRPC_WINDOW_STREAM_BYTES` are buffered here.
 pub struct Streaming {
     state: State,
     deadline: Option<(SharedClock, Mono)>,
@@ -27,7 +27,7 @@ pub struct Streaming {
 }
 
 enum State {
-    /// The server's headers are not there yet.
+    /// The server's headers have not arrived yet.
     Waiting(Head),
     Reading {
         body: Incoming,
@@ -49,7 +49,7 @@ impl Streaming {
         self.next_bytes().await?.map(|bytes| decoded(&bytes)).transpose()
     }
 
-    /// [`Streaming::next`] before it is decoded.
+    /// [`Streaming::next`] without decoding.
     pub async fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, GrpcError> {
         let state = &mut self.state;
         let result = match &self.deadline {

@@ -1,5 +1,4 @@
-//! Where the logins for a pull come from: the pod's pull secrets, then the node's own configuration file
-//! (`MakeDockerKeyring`).
+//! Registry credentials for a pull: the pod's pull secrets, then the node's own configuration file (`MakeDockerKeyring`).
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -13,13 +12,13 @@ use super::pulled::record::PullSecret;
 use crate::filesystem::{open_linked, read_whole};
 use crate::limits::NODE_LOGINS_BYTES_MAX;
 
-/// The node's own logins, below the state directory; docker's format.
+/// The node's own credentials, in the state directory; docker's format.
 pub const NODE_LOGINS: &str = "config.json";
 
-/// The logins of pull secrets. Secrets of another type are passed over.
+/// The credentials in pull secrets. Secrets of another type are ignored.
 ///
 /// # Errors
-/// The first one that cannot be read, by its name: as in the kubelet no pull is tried then.
+/// The first secret that cannot be parsed, by name: as in the kubelet no pull is tried then.
 pub fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, String> {
     let mut keyring = Keyring::default();
     for secret in secrets {
@@ -43,16 +42,16 @@ pub fn of_secrets(secrets: &[Arc<Secret>]) -> Result<Keyring, String> {
     Ok(keyring)
 }
 
-/// What the node's file says.
+/// Content of the node's credentials file.
 #[derive(Debug, Default)]
 pub struct NodeLogins {
-    /// Its logins; none when it cannot be read.
+    /// The credentials; empty when the file cannot be read.
     pub keyring: Keyring,
-    /// A sentence about what is wrong with it.
+    /// A warning about the file.
     pub complaint: Option<String>,
 }
 
-/// Reads the node's file, which need not be there. Blocks.
+/// Reads the node's file, which is optional. Blocks.
 pub fn of_node(path: &Path) -> NodeLogins {
     let complaint = |what: &str| Some(format!("{}: {what}", path.display()));
     let (bytes, mode) = match read(path) {
@@ -93,13 +92,13 @@ fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     Ok((read_whole(&file, NODE_LOGINS_BYTES_MAX)?, mode))
 }
 
-/// A text without that login, should a registry or a proxy repeat it in an error.
+/// Removes the credentials from a text, in case a registry or a proxy repeats them in an error.
 pub fn without_login(text: String, auth: &crate::proto::runtime::v1::AuthConfig) -> String {
     let pair = k8s_openapi::ByteString(format!("{}:{}", auth.username, auth.password).into_bytes());
     let encoded = serde_json::to_value(&pair).ok();
     let encoded = encoded.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
     let secrets = [encoded, encoded.trim_end_matches('='), &auth.password];
-    // What is shorter is in every other sentence, and no secret.
+    // Shorter texts occur in ordinary sentences, and are no secrets.
     let secrets = secrets.into_iter().filter(|secret| secret.len() >= 4);
     secrets.fold(
         text,
@@ -118,7 +117,7 @@ mod tests {
     use crate::proto::runtime::v1::AuthConfig;
     use serde_json::json;
 
-    /// As a Secret stands in memory: its values are base64 on the way.
+    /// A Secret as in memory: its values are base64 only in JSON.
     fn secret(type_: &str, key: &str, value: &str) -> Arc<Secret> {
         let data = std::collections::BTreeMap::from([(
             key.to_owned(),

@@ -1,20 +1,22 @@
-//! PURE: which images go when their disk is nearly full, or when they are old (`image_gc_manager.go`).
+//! PURE: image garbage collection: which images to remove when their disk is nearly full, or when they are old
+//! (`image_gc_manager.go`).
 //!
 //! ```text
-//!     all images ── in use, pinned, imported, named by a manifest, a sandbox's own, young ──► stay
-//!         │ the others, least recently used first ([`candidates`])
-//!         ▼
-//!     not used for longer than the greatest age ──► goes
-//!     the disk is over the high threshold       ──► goes, until it is below the low one
-//!     a pull failed for want of room            ──► goes (`DeleteUnusedImages`)
+//! |     all images ── in use, pinned, imported, in a manifest, a pause image, young ──► kept
+//! |         │ the others, least recently used first ([`candidates`])
+//! |         ▼
+//! |     not used for longer than the maximum age  ──► removed
+//! |     the disk is over the high threshold       ──► removed, until it is below the low one
+//! |     a pull failed because the disk is full    ──► removed (`DeleteUnusedImages`)
 //! ```
 //!
-//! Ages are on the monotonic clock since the image was first seen ([`super::seen`]): a clock that steps makes none old.
+//! Ages are measured on the monotonic clock since the image was first seen ([`super::seen`]): a clock step makes no image
+//! old.
 //!
-//! Differs from the kubelet, which removes what no container uses at the moment: here an image that a manifest names
-//! stays although nothing runs of it (a gateway may be offline when its pod starts again), and so does one that was
-//! imported from an archive. Between two removals the disk is measured, where the kubelet adds up the images' sizes:
-//! those are of compressed layers, which other images may share.
+//! Differs from the kubelet, which removes every image that no container uses at the moment: here an image in a manifest is
+//! kept although none of its containers exists (a gateway may be offline when its pod starts again), and so is one that was
+//! imported from an archive. Between two removals the disk is measured, where the kubelet adds up the images' sizes: those
+//! are of compressed layers, which other images may share.
 use std::time::Duration;
 
 use super::name::{ImageName, full_name, is_of_a_pause};
@@ -28,19 +30,19 @@ use crate::model::SortedSet;
 /// `ImageGCPolicy`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGcPolicy {
-    /// Percent of the disk in use from which on images go; 100 = only for their age.
+    /// Disk usage in percent from which on images are removed; 100 = only for their age.
     pub high_percent: u8,
-    /// Percent in use down to which they go.
+    /// Disk usage in percent down to which images are removed.
     pub low_percent: u8,
-    /// Bytes that are to be free all the same, at most a share of the disk; not with `high_percent` 100.
+    /// Bytes to keep available in any case, at most a share of the disk; not with `high_percent` 100.
     pub available_min: u64,
-    /// Younger images stay.
+    /// Younger images are kept.
     pub min_age: Duration,
-    /// Images not used for longer go whatever the disk has; `None` = none does.
+    /// Images not used for longer are removed whatever the disk usage; `None` = none is.
     pub max_age: Option<Duration>,
 }
 
-/// The kubelet's defaults, and a floor.
+/// The kubelet's defaults, and a minimum of available bytes.
 impl Default for ImageGcPolicy {
     fn default() -> Self {
         Self {
@@ -54,19 +56,19 @@ impl Default for ImageGcPolicy {
 }
 
 impl ImageGcPolicy {
-    /// The disk has less room than is wanted.
+    /// True when the disk usage is over the threshold.
     pub fn is_over(&self, disk: DiskSpace) -> bool {
         disk.used_percent() >= self.high_percent || disk.available < self.floor(disk)
     }
 
-    /// Bytes to be freed until there is enough.
+    /// Bytes to free to get below the low threshold.
     pub fn missing(&self, disk: DiskSpace) -> u64 {
         let percent = u64::from(100_u8.saturating_sub(self.low_percent));
         let wanted = share(disk.capacity, percent).max(self.floor(disk));
         wanted.saturating_sub(disk.available)
     }
 
-    /// One of the [`candidates`] goes now.
+    /// True when this one of the [`candidates`] is to be removed now.
     pub fn goes(&self, goal: Goal, disk: DiskSpace, candidate: &Candidate) -> bool {
         candidate.is_old
             || match goal {
@@ -84,54 +86,54 @@ impl ImageGcPolicy {
     }
 }
 
-/// So many percent of it; an image's disk may have more bytes than a hundredth of 64 bits.
+/// A percentage of a size; computed in 128 bits, since a disk may have more bytes than a hundredth of 64 bits.
 fn share(of: u64, percent: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(percent) / 100).unwrap_or(u64::MAX)
 }
 
-/// The disk that images lie on, in bytes.
+/// Space on the images' disk, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSpace {
-    /// All of it.
+    /// The capacity.
     pub capacity: u64,
-    /// What a user who is not root may still write; at most the capacity.
+    /// Available to users other than root; at most the capacity.
     pub available: u64,
 }
 
 impl DiskSpace {
-    /// As the kubelet rounds: what is left is rounded down. 100 of a disk without a byte.
+    /// Usage in percent as the kubelet rounds it: the available percentage is rounded down. 100 for a disk of zero bytes.
     pub fn used_percent(self) -> u8 {
         let left = u128::from(self.available.min(self.capacity)) * 100 / u128::from(self.capacity.max(1));
         100 - u8::try_from(left).unwrap_or(100)
     }
 }
 
-/// What a collection is for.
+/// The reason for a collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// The disk has room: only what is older than the greatest age.
+    /// The disk has space: only images older than the maximum age.
     OldOnes,
     /// The disk is over the high threshold.
     Room,
-    /// A pull found no room, whatever the disk has now: all that is not used.
+    /// A pull failed because the disk was full: all unused images, whatever the usage is now.
     Everything,
 }
 
 /// An image of the runtime's list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedImage {
-    /// Its id.
+    /// The image id.
     pub id: Box<str>,
-    /// Its names with tags and with digests.
+    /// Names with tags and with digests.
     pub names: Vec<Box<str>>,
-    /// Bytes as the runtime counts them.
+    /// Size as reported by the runtime, in bytes.
     pub size_bytes: u64,
-    /// It stays whatever it is for.
+    /// Pinned: never removed.
     pub pinned: bool,
 }
 
 impl ListedImage {
-    /// Bytes of its texts.
+    /// Size of its strings in bytes.
     pub fn bytes(&self) -> usize {
         self.names.iter().map(|name| name.len()).sum::<usize>() + self.id.len()
     }
@@ -140,14 +142,14 @@ impl ListedImage {
 impl From<Image> for ListedImage {
     fn from(image: Image) -> Self {
         let Image { id, repo_tags, repo_digests, size_bytes, pinned, .. } = image;
-        // Of that many names not all were read: one that is left out may be the one that a manifest has.
+        // The list of names was truncated: the one that a manifest has may be missing.
         let cut = repo_tags.len().max(repo_digests.len()) >= CRI_ENTRIES_MAX;
         let names = repo_tags.into_iter().chain(repo_digests).collect();
         Self { id, names, size_bytes, pinned: pinned || cut }
     }
 }
 
-/// Images by what names them: ids, names as runtimes keep them, and digests.
+/// Image references: ids, full names and digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Named {
     names: SortedSet<String>,
@@ -155,7 +157,7 @@ pub struct Named {
     bytes: usize,
 }
 
-/// Counts the bytes of what was not there.
+/// Adds a text, and its bytes when it is new.
 fn put(texts: &mut SortedSet<String>, text: String, bytes: &mut usize) {
     let length = text.len();
     if texts.insert(text) {
@@ -164,12 +166,12 @@ fn put(texts: &mut SortedSet<String>, text: String, bytes: &mut usize) {
 }
 
 impl Named {
-    /// Bytes of their texts.
+    /// Size of the strings in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// One more: as a manifest, a container or an image record has it.
+    /// Adds a reference as in a manifest, a container or an image record.
     pub fn add(&mut self, image: &str) {
         if image.is_empty() || self.names.contains(image) {
             return;
@@ -179,13 +181,13 @@ impl Named {
         {
             put(&mut self.digests, name.digest, &mut self.bytes);
         }
-        // What nobody can read as a name may be an id.
+        // A text that is not a valid name may be an id.
         for name in full_name(image).into_iter().chain([image.to_owned()]) {
             put(&mut self.names, name, &mut self.bytes);
         }
     }
 
-    /// The image is among them.
+    /// True when one of the references is to this image.
     pub fn holds(&self, image: &ListedImage) -> bool {
         let digest =
             |name: &str| name.split_once('@').is_some_and(|(_, digest)| self.digests.contains(digest));
@@ -202,28 +204,28 @@ impl<'a> FromIterator<&'a str> for Named {
     }
 }
 
-/// How long an image is known.
+/// Age and use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageAge {
-    /// Since it was first seen.
+    /// Time since it was first seen.
     pub seen: Duration,
-    /// Since its last use, or since it was first seen when it was never used.
+    /// Time since its last use, or since it was first seen when it was never used.
     pub idle: Duration,
-    /// A container was seen to use it.
+    /// A container that used it was observed.
     pub was_used: bool,
 }
 
-/// An image that may go.
+/// An image that may be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Which.
+    /// The image.
     pub image: ListedImage,
-    /// Not used for longer than the greatest age.
+    /// Not used for longer than the maximum age.
     pub is_old: bool,
 }
 
-/// What may go of these images, in this order (`imagesInEvictionOrder`, `byLastUsedAndDetected`): first what was never
-/// used, then what was not used for the longest time. `age` knows nothing of images beyond `IMAGES_SEEN_MAX`: they stay.
+/// Removable images in eviction order (`imagesInEvictionOrder`, `byLastUsedAndDetected`): first those never used, then those
+/// not used for the longest time. `age` is `None` for images beyond `IMAGES_SEEN_MAX`: they are kept.
 pub fn candidates(
     policy: &ImageGcPolicy,
     images: Vec<ListedImage>,
@@ -246,14 +248,14 @@ pub fn candidates(
     found.into_iter().map(|(_, candidate)| candidate).collect()
 }
 
-/// What every sandbox is made of. No container is listed that uses it, and containerd pins it since 1.7.3 only; without
-/// it, and offline, no pod would start any more. Besides the one that the runtime tells of, all with the usual name
-/// (`registry.k8s.io/pause`, `rancher/mirrored-pause`) stay.
+/// True for pause images. No listed container uses them, and containerd pins its own only since 1.7.3; without it, and
+/// offline, no pod could start. All images with a usual name (`registry.k8s.io/pause`, `rancher/mirrored-pause`) are kept
+/// besides the one that the runtime reports.
 fn is_of_sandboxes(image: &ListedImage) -> bool {
     image.names.iter().any(|name| is_of_a_pause(name))
 }
 
-/// A size as the kubelet shows it (`formatSize`), rounded to one digit.
+/// A size as the kubelet shows it (`formatSize`), rounded to one decimal.
 pub fn shown_size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
     let Some(mut unit) = (bytes >= 1024).then_some(0_usize) else { return format!("{bytes} B") };

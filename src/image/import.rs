@@ -1,16 +1,17 @@
-//! Brings image archives from a directory into the runtime's store, at start-up and whenever they change.
+//! Imports image archives from a directory into the runtime's store, at start-up and whenever they change.
 //!
 //! ```text
-//!     change ──► quiet for IMAGE_ARCHIVE_QUIET ──► look ──► plan (archive) ──► lease, blobs, records (cri::store)
+//! |     change ──► quiet for IMAGE_ARCHIVE_QUIET ──► scan ──► plan (archive) ──► lease, blobs, records (cri::store)
 //! ```
 //!
-//! What was imported is written at the image records themselves ([`ARCHIVE_LABEL`]: size, time and name of the archive, and
-//! how many images it has), so nothing is imported twice, after a restart either, and nothing has to be kept here. An
-//! imported image is pinned for as long as its archive stands there: runtimes report that, and garbage collection spares
-//! it. An archive that cannot be imported is tried again when it changes, or when the agent starts.
+//! The state of an import is kept in a label of the image records ([`ARCHIVE_LABEL`]: size, time, name and number of images
+//! of the archive), so nothing is imported twice, not even after a restart, and no other state is stored. An imported image
+//! is pinned for as long as its archive exists: runtimes report that, and garbage collection keeps it. An archive that could
+//! not be imported is retried when it changes, or when the agent starts.
 //!
-//! An image that several archives have is that of the last by name: they are taken from the last to the first, and none
-//! takes what belongs to one behind it. When that one goes, or has the image no more, the others are looked at again.
+//! An image in several archives belongs to the last of them by name: archives are processed from the last to the first, and
+//! none takes over an image of a later one. When that one is removed, or no longer has the image, the others are processed
+//! again.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -37,17 +38,17 @@ use crate::limits::{
 };
 use crate::model::backoff::GoDuration;
 
-/// On the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
+/// Label on the record of an imported image: `SIZE MTIME IMAGES NAME` of its archive.
 pub const ARCHIVE_LABEL: &str = "smolet.io/archive";
-/// containerd's own: the CRI reports the image as pinned (from 1.7.3 on).
+/// containerd's own label: the CRI reports the image as pinned (from 1.7.3 on).
 const PINNED_LABEL: &str = "io.cri-containerd.pinned";
 
-/// The name of the lease that imports of that node hold.
+/// Name of the lease that a node's imports hold.
 pub fn lease(node_name: &str) -> String {
     format!("smolet-images-{node_name}")
 }
 
-/// What tells one state of an archive from another.
+/// State of an archive, to detect changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     size: u64,
@@ -59,7 +60,7 @@ impl Stamp {
         Self { size: meta.size(), modified: (meta.mtime(), meta.mtime_nsec()) }
     }
 
-    /// The label of an archive in this state with so many images.
+    /// The label of an archive in this state with that number of images.
     fn label(&self, images: usize, name: &str) -> String {
         format!("{} {images} {name}", self.state())
     }
@@ -70,23 +71,23 @@ impl Stamp {
     }
 }
 
-/// The name of the archive in a label.
+/// The archive's name in a label.
 fn archive_of(label: &str) -> &str {
     label.splitn(4, ' ').nth(3).unwrap_or_default()
 }
 
-/// The records of imported images: the label by the image's name, at most `limits::IMAGE_RECORDS_MAX`.
+/// Records of imported images: the label by the image's name, at most `limits::IMAGE_RECORDS_MAX`.
 type Records = BTreeMap<String, String>;
 
-/// Why an archive is not imported.
+/// Why an archive was not imported.
 enum Failure {
-    /// Until it changes: what is wrong with it, to be read behind its name.
+    /// Not until it changes: the error, as a text that follows the archive's name.
     Refused(String),
-    /// For now: the runtime is away.
+    /// Not now: the runtime is unreachable.
     Later(String),
-    /// For now: nothing was read.
+    /// Not now: no thread was available to read it.
     NoThread(io::Error),
-    /// This runtime has no such services.
+    /// This runtime does not have containerd's services.
     Unsupported,
 }
 
@@ -102,35 +103,35 @@ impl From<RuntimeError> for Failure {
     }
 }
 
-/// An archive that was looked at.
+/// An archive that was processed.
 struct Settled {
     archive: (String, Stamp),
     /// It cannot be imported.
     refused: bool,
 }
 
-/// Imports the archives of one directory. What blocks has a thread of its own, one at a time, and no turn: an archive may be a
-/// link to a server that is away, and then nothing waits but the other archives.
+/// Imports the archives of one directory. Blocking work has a thread of its own, one at a time, and takes no turn of the
+/// shared pool: an archive may be a link to an unreachable file server, and then only the other archives wait.
 pub struct Importer {
     dir: PathBuf,
     runtime: GrpcRuntime,
     store: ImageStore,
     platform: Platform,
     clock: SharedClock,
-    /// Is told the whole names of images that came.
+    /// Receives the full names of imported images.
     told: smol::channel::Sender<Vec<String>>,
-    /// Archives not to be looked at until they change; as many as there are in the directory.
+    /// Archives not to be read until they change; as many as the directory has.
     settled: Vec<Settled>,
-    /// No import that was killed has left its lease.
+    /// True once the lease of an interrupted import has been ended.
     lease_ended: bool,
     watch: Option<Async<OwnedFd>>,
-    /// What was said last about the directory or the runtime, so that it is said once.
+    /// The last error logged about the directory or the runtime, to log each once.
     said: Option<String>,
 }
 
 impl Importer {
-    /// For the archives in `dir`, which is made when it is not there. The node's name tells this agent's lease from
-    /// others'.
+    /// An importer for the archives in `dir`, which is created when missing. The node's name distinguishes this agent's
+    /// lease from those of others.
     pub fn new(
         dir: &Path,
         runtime: GrpcRuntime,
@@ -144,7 +145,7 @@ impl Importer {
         Self { dir: dir.to_owned(), runtime, store, platform, clock, told, settled, lease_ended, watch, said }
     }
 
-    /// Looks now, and whenever something changed, for as long as the agent lives.
+    /// Scans now, and after every change, for the agent's lifetime.
     pub async fn run(mut self) {
         loop {
             let retry = match self.look().await {
@@ -168,9 +169,9 @@ impl Importer {
         }
     }
 
-    /// Waits for a change and for the quiet after it, or until it is time to look all the same.
+    /// Waits for a change and the quiet time after it, or until the retry is due.
     async fn wait(&mut self, retry: Option<Duration>) {
-        // Without a watch nothing tells of a change.
+        // Without a watch there are no change events.
         let retry = if self.watch.is_none() { Some(IMAGE_ARCHIVE_RETRY) } else { retry };
         let due = async {
             match retry {
@@ -184,7 +185,7 @@ impl Importer {
             return;
         };
         let change = async {
-            // An error of the reactor is met again when the events are read.
+            // A reactor error shows again when the events are read.
             let _ = watch.readable().await;
             true
         };
@@ -195,7 +196,7 @@ impl Importer {
             match self.watch.as_ref().map(|watch| drain(watch.get_ref())) {
                 Some(Ok(0)) => return,
                 Some(Ok(_)) => self.clock.sleep(IMAGE_ARCHIVE_QUIET).await,
-                // The directory is another one now, or none: the next look makes a new watch.
+                // The directory was replaced or removed: the next scan creates a new watch.
                 Some(Err(())) | None => {
                     self.watch = None;
                     return self.clock.sleep(IMAGE_ARCHIVE_QUIET).await;
@@ -204,7 +205,7 @@ impl Importer {
         }
     }
 
-    /// Imports what is new. The error is about the directory or the runtime; what is wrong with an archive is logged.
+    /// Imports new archives. The error is about the directory or the runtime; errors of an archive are logged.
     async fn look(&mut self) -> Result<(), String> {
         let (dir, watches) = (self.dir.clone(), self.watch.is_none());
         let found = unblock_apart(move || look(&dir, watches)).await.flatten();
@@ -229,7 +230,7 @@ impl Importer {
             Err(failure) => return Err(of_runtime(failure)),
         };
         if !self.lease_ended {
-            // Of an import that was killed: what it keeps from being garbage is imported anew, or not at all.
+            // The lease of an interrupted import: the blobs that it protects are imported again, or not at all.
             self.store.end_lease().await.map_err(|error| of_runtime(error.into()))?;
             self.lease_ended = true;
         }
@@ -253,18 +254,18 @@ impl Importer {
         Ok(())
     }
 
-    /// Imports an archive unless that was done.
+    /// Imports an archive unless that was done already.
     async fn bring(&mut self, name: &str, stamp: Stamp, records: &mut Records) -> Result<(), Failure> {
         let mut now = stamp;
         if !is_imported(records, name, stamp) {
             now = self.import(name, records).await?;
         }
-        // What it had before, and has no more.
+        // Images that it had before and no longer has.
         let now = format!("{} ", now.state());
         self.release(records, |label| archive_of(label) == name && !label.starts_with(&now)).await
     }
 
-    /// Images whose archive is gone, or is without them now, are as any other image. Another may have had them too.
+    /// Images whose archive is gone, or no longer has them, become ordinary images. Another archive may have had them too.
     async fn release(
         &mut self,
         records: &mut Records,
@@ -282,8 +283,8 @@ impl Importer {
         Ok(())
     }
 
-    /// Imports what is missing of an archive, whose state by then is returned. Images that got their name are told of,
-    /// whatever goes wrong behind them.
+    /// Imports what is missing of an archive, and returns its state. Images that got their name are reported, whatever fails
+    /// after them.
     async fn import(&mut self, name: &str, records: &mut Records) -> Result<Stamp, Failure> {
         let began = self.clock.now().mono;
         let (path, platform) = (self.dir.join(name), self.platform.clone());
@@ -302,7 +303,7 @@ impl Importer {
         if plan.images.is_empty() {
             return Ok(stamp);
         }
-        // What is not ended here, the next look ends.
+        // A lease that is not ended here is ended by the next scan.
         self.lease_ended = false;
         self.store.take_lease().await?;
         let mut named = Vec::new();
@@ -316,7 +317,7 @@ impl Importer {
             }
             let took = GoDuration(self.clock.now().mono.since(began));
             log::info!("{shown}: imported in {took}: {}", named.join(", "));
-            // The loop is gone only when the process ends.
+            // The receiving loop is gone only when the process ends.
             let _ = self.told.send(named).await;
         }
         stored?;
@@ -324,7 +325,7 @@ impl Importer {
         Ok(stamp)
     }
 
-    /// Stores the blobs, then the names of the images, which are noted in `named`.
+    /// Stores the blobs, then creates the image names, which are added to `named`.
     async fn put(
         &self,
         file: &Arc<File>,
@@ -351,7 +352,7 @@ impl Importer {
 
     async fn put_blob(&self, file: &Arc<File>, blob: &Blob) -> Result<(), Failure> {
         let Some(mut upload) = self.store.write(&blob.digest, blob.size).await? else {
-            // Whoever stored it need not have labelled it.
+            // A blob stored by somebody else may lack the labels.
             if !blob.labels.is_empty() {
                 self.store.label(&blob.digest, &blob.labels).await?;
             }
@@ -379,7 +380,7 @@ impl Importer {
         Ok(())
     }
 
-    /// Waits until the CRI knows the image: it hears of it by an event.
+    /// Waits until the CRI has the image, which it learns by an event.
     async fn known(&self, name: &str) {
         let until = self.clock.now().mono + IMAGE_KNOWN_TIME;
         let mut wait = Duration::from_millis(5);
@@ -391,7 +392,7 @@ impl Importer {
 }
 
 impl Failure {
-    /// As it is said of the runtime.
+    /// The error in terms of the runtime.
     fn of_runtime(&self) -> String {
         match self {
             Self::Refused(why) => why.clone(),
@@ -408,8 +409,8 @@ impl Failure {
     }
 }
 
-/// All images of the archive in this state are there. Not when another archive has one of them: then only the archive itself
-/// tells which.
+/// True when all images of the archive in this state exist. Not when another archive has one of them: then only the archive
+/// itself can tell which.
 fn is_imported(records: &Records, name: &str, stamp: Stamp) -> bool {
     let of_archive: Vec<usize> = records
         .values()
@@ -430,17 +431,17 @@ fn standing<'r>(there: Option<&'r String>, name: &str, label: &str) -> (bool, Op
     }
 }
 
-/// What a look at the directory found.
+/// Result of a scan of the directory.
 struct ArchiveDirectory {
     watch: Option<OwnedFd>,
-    /// In name order.
+    /// Sorted by name.
     archives: Vec<(String, Stamp)>,
 }
 
-/// Looks at the directory, and makes it when it is not there. Blocks.
+/// Scans the directory, and creates it when missing. Blocks.
 fn look(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
     fs::create_dir_all(dir)?;
-    // Before reading: what changes from here on is told by an event.
+    // Before reading: later changes are reported by events.
     let watch = if watches { watch(dir).ok() } else { None };
     let mut archives = Vec::new();
     for entry in fs::read_dir(dir)?.take(MANIFEST_DIR_ENTRIES_MAX) {
@@ -448,7 +449,7 @@ fn look(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
         if !is_archive(&name) {
             continue;
         }
-        // Links are followed; what is gone again meanwhile is not there.
+        // Links are followed; files removed meanwhile are skipped.
         if let Ok(meta) = fs::metadata(dir.join(&name)) {
             archives.push((name, Stamp::of(&meta)));
         }
@@ -462,7 +463,7 @@ fn look(dir: &Path, watches: bool) -> io::Result<ArchiveDirectory> {
     Ok(ArchiveDirectory { watch, archives })
 }
 
-/// By its name: `.tar`, and the compressed ones that k3s takes, which are refused with a sentence when they are read.
+/// By its name: `.tar`, and the compressed ones that k3s accepts, which are rejected with an error when read.
 fn is_archive(name: &str) -> bool {
     const ENDINGS: [&str; 9] =
         [".tar", ".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.bz2", ".tbz", ".tar.lz4", ".tar.xz"];
@@ -485,7 +486,7 @@ fn watch(dir: &Path) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Takes the events that are there; how many, or that the watch is lost.
+/// Drains the pending events; returns their number, or an error when the watch is lost.
 fn drain(watch: &OwnedFd) -> Result<usize, ()> {
     let mut buffer = [MaybeUninit::uninit(); INOTIFY_BUFFER_BYTES];
     let mut reader = Reader::new(watch, &mut buffer);
@@ -517,7 +518,7 @@ fn read(path: &Path, platform: &Platform) -> Result<(File, Stamp, Plan), String>
     Ok((file, Stamp::of(&meta), plan))
 }
 
-/// That piece of a file; at most `limits::IMAGE_JSON_BYTES_MAX`, as its callers ask.
+/// Reads a range of a file; at most `limits::IMAGE_JSON_BYTES_MAX`, which the callers ensure.
 fn read_at(file: &File, at: Extent) -> Result<Vec<u8>, String> {
     let size = usize::try_from(at.size).map_err(|_| "is too large".to_owned())?;
     let mut bytes = vec![0; size];

@@ -1,7 +1,7 @@
-//! Which logins fit an image (`BasicDockerKeyring`), and docker's configuration files that hold them. PURE.
+//! Matches registry credentials to images (`BasicDockerKeyring`), and parses docker's configuration files with them. PURE.
 //!
-//! A registry is written as `host[:port][/path]`, with `*` for any part of a name in the host. A path fits every image
-//! whose name begins with it; of several that fit, the longest comes first, and all of them are tried.
+//! A registry is written as `host[:port][/path]`, with `*` for any part of a label of the host. A path matches every image
+//! whose name begins with it; of several matches, the longest comes first, and all of them are tried.
 
 use std::fmt;
 
@@ -11,16 +11,16 @@ use serde_json::{Map, Value};
 use super::pulled::record::{PullSecret, credential_hash};
 use crate::proto::runtime::v1::AuthConfig;
 
-/// The host under which docker keeps the login of its own registry.
+/// The host name under which docker stores the credentials of Docker Hub.
 const DEFAULT_REGISTRY: &str = "index.docker.io";
 
-/// A login at a registry. Its `Debug` shows nothing of it.
+/// Credentials for a registry. The `Debug` output hides them.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Login {
     username: String,
     password: String,
     email: String,
-    /// The pull secret that it stands in; `None` for one of the node's own.
+    /// The pull secret with these credentials; `None` for the node's own.
     secret: Option<PullSecret>,
 }
 
@@ -31,13 +31,13 @@ impl fmt::Debug for Login {
 }
 
 impl Login {
-    /// As the runtime is told it: the kubelet fills these two fields and no other.
+    /// The CRI's `AuthConfig`: the kubelet fills these two fields and no other.
     pub fn auth(&self) -> AuthConfig {
         let (username, password) = (self.username.clone(), self.password.clone());
         AuthConfig { username, password, ..AuthConfig::default() }
     }
 
-    /// The pull secret that it stands in, with the digest of the login; `None` for one that all pods of the node may use.
+    /// The pull secret with these credentials, with their digest; `None` for credentials that all pods of the node may use.
     pub fn secret(&self) -> Option<PullSecret> {
         let secret = self.secret.clone()?;
         let credential_hash = credential_hash(&self.username, &self.password, &self.email);
@@ -45,19 +45,19 @@ impl Login {
     }
 }
 
-/// What a configuration file of docker's says: registries as they are written, with their logins.
+/// A docker configuration file: registries as written, with their credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DockerConfig {
     logins: Vec<(String, Login)>,
-    /// It names programs to ask for logins. As in the kubelet, none is run.
+    /// The file configures credential helpers. As in the kubelet, none is run.
     pub names_helpers: bool,
 }
 
 impl DockerConfig {
-    /// `config.json`, and the key `.dockerconfigjson` of a Secret.
+    /// Parses `config.json` and the key `.dockerconfigjson` of a Secret.
     ///
     /// # Errors
-    /// What is wrong, with the registry it belongs to and without any value.
+    /// The error, with the registry that it is about and without any value.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut config = object(bytes)?;
         let names_helpers = ["credsStore", "credHelpers"].iter().any(|field| config.contains_key(*field));
@@ -69,7 +69,7 @@ impl DockerConfig {
         Ok(Self { logins, names_helpers })
     }
 
-    /// The older `.dockercfg`: the logins alone.
+    /// Parses the older `.dockercfg`, with only the credentials.
     ///
     /// # Errors
     /// As [`Self::parse`].
@@ -78,10 +78,10 @@ impl DockerConfig {
     }
 }
 
-/// Reads what a pull secret holds.
+/// Parser of a pull secret's value.
 pub type Reader = fn(&[u8]) -> Result<DockerConfig, String>;
 
-/// The key of a pull secret of that type, and how its value is read; `None` when it is of another type.
+/// The key and the parser of a pull secret of that type; `None` for another type.
 pub fn pull_secret(type_: &str) -> Option<(&'static str, Reader)> {
     match type_ {
         "kubernetes.io/dockerconfigjson" => Some((".dockerconfigjson", DockerConfig::parse)),
@@ -97,7 +97,7 @@ fn object(bytes: &[u8]) -> Result<Map<String, Value>, String> {
 fn logins(entries: Map<String, Value>) -> Result<Vec<(String, Login)>, String> {
     let login = |(registry, entry): (String, Value)| match login(entry) {
         Ok(login) => Ok((registry, login)),
-        // The key, for what is written may hold a login too.
+        // Only the key: the value may contain credentials too.
         Err(error) => Err(format!("[{:?}]{error}", key(&registry).unwrap_or_default())),
     };
     entries.into_iter().map(login).collect()
@@ -116,7 +116,7 @@ fn login(entry: Value) -> Result<Login, String> {
         Some(_) => Err(format!(".{field}: must be a string")),
     };
     let (username, password, auth) = (text("username")?, text("password")?, text("auth")?);
-    // Nobody signs in with it, and the kubelet reads it no more strictly.
+    // Unused for authentication, and not validated by the kubelet either.
     let email = text("email").unwrap_or_default();
     let login = |username, password| Login { username, password, email, secret: None };
     if auth.is_empty() {
@@ -128,7 +128,7 @@ fn login(entry: Value) -> Result<Login, String> {
     }
 }
 
-/// Base64 with its padding or without, as text.
+/// Decodes base64 text, with or without padding.
 fn decoded(auth: &str) -> Option<String> {
     let mut auth: String = auth.trim().chars().filter(|c| !matches!(c, '\r' | '\n')).collect();
     if !auth.ends_with('=') {
@@ -137,15 +137,15 @@ fn decoded(auth: &str) -> Option<String> {
     String::from_utf8(BASE64_STANDARD.decode(auth).ok()?).ok()
 }
 
-/// Logins by registry.
+/// Credentials by registry.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// By key (`host[:port][/path]`), as they were added.
+    /// By key (`host[:port][/path]`), in the order of adding.
     logins: Vec<(String, Login)>,
 }
 
 impl Keyring {
-    /// Takes in what a file of the node's says, or that pull secret. A registry that is no name of one is left out (`Add`).
+    /// Adds the credentials of a file of the node, or of that pull secret. An invalid registry name is left out (`Add`).
     pub fn add(&mut self, config: DockerConfig, secret: Option<&PullSecret>) {
         let keyed = config.logins.into_iter().filter_map(|(registry, login)| {
             Some((key(&registry)?, Login { secret: secret.cloned(), ..login }))
@@ -153,20 +153,20 @@ impl Keyring {
         self.logins.extend(keyed);
     }
 
-    /// The logins to try for a repository (`docker.io/library/busybox`), one after the other (`Lookup`).
+    /// The credentials to try for a repository (`docker.io/library/busybox`), in order (`Lookup`).
     pub fn lookup(&self, repository: &str) -> Vec<&Login> {
         let mut found: Vec<&(String, Login)> =
             self.logins.iter().filter(|(key, _)| urls_match(key, repository)).collect();
         if found.is_empty() && is_of_default_registry(repository) {
             found = self.logins.iter().filter(|(key, _)| key == DEFAULT_REGISTRY).collect();
         }
-        // Stable: those of one registry stay as they were added. Backwards, so that longer paths come first.
+        // Stable: credentials of one registry keep their order. Reversed, so that longer paths come first.
         found.sort_by(|(a, _), (b, _)| b.cmp(a));
         found.into_iter().map(|(_, login)| login).collect()
     }
 }
 
-/// A registry without its scheme, and without `/v1/` or `/v2/`, which docker writes behind the host.
+/// A registry without its scheme, and without `/v1/` or `/v2/`, which docker appends to the host.
 fn key(registry: &str) -> Option<String> {
     let rest = registry.strip_prefix("https://").or_else(|| registry.strip_prefix("http://"));
     let (host, path) = split(rest.unwrap_or(registry))?;
@@ -183,8 +183,7 @@ fn is_of_default_registry(image: &str) -> bool {
     }
 }
 
-/// Host (with its port) and path of a URL without its scheme, as Go's `url.Parse` takes it apart; `None` for what it
-/// refuses.
+/// Host (with its port) and path of a URL without its scheme, parsed as in Go's `url.Parse`; `None` when that rejects it.
 fn split(url: &str) -> Option<(&str, &str)> {
     let url = url.find(['?', '#']).map_or(url, |end| &url[..end]);
     let (authority, path) = url.split_at(url.find('/').unwrap_or(url.len()));
@@ -201,7 +200,8 @@ fn split(url: &str) -> Option<(&str, &str)> {
         .then_some((host, path))
 }
 
-/// `URLsMatch`: the same port, as many parts of the host's name, each of which fits, and a path that begins alike.
+/// `URLsMatch`: the same port, the same number of labels in the host, each of which matches, and a path with the same
+/// prefix.
 fn urls_match(glob: &str, target: &str) -> bool {
     let (Some((glob_host, glob_path)), Some((host, path))) = (split(glob), split(target)) else {
         return false;
@@ -216,7 +216,7 @@ fn urls_match(glob: &str, target: &str) -> bool {
             .all(|(glob, part)| fits(glob.as_bytes(), part.as_bytes()))
 }
 
-/// `net.SplitHostPort`; what it refuses has no port.
+/// `net.SplitHostPort`; a text that it rejects has no port.
 fn split_port(host: &str) -> (&str, &str) {
     match host.rsplit_once(':') {
         Some((name, port)) => match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
@@ -228,10 +228,10 @@ fn split_port(host: &str) -> (&str, &str) {
     }
 }
 
-/// `filepath.Match` for a part of a name: `*`, `?` and `[a-z]`. In time by the product of both lengths.
+/// `filepath.Match` for one label: `*`, `?` and `[a-z]`. Time is bounded by the product of both lengths.
 fn fits(glob: &[u8], text: &[u8]) -> bool {
     let (mut g, mut t) = (0, 0);
-    // Behind the last star, and how far the text was when it took nothing more.
+    // Position after the last star, and the text position where it matched nothing.
     let mut star: Option<(usize, usize)> = None;
     loop {
         if glob.get(g) == Some(&b'*') {
@@ -254,7 +254,7 @@ fn fits(glob: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Bytes of the glob's first element when it takes that byte.
+/// Number of bytes of the glob's first element when it matches that byte.
 fn takes(glob: &[u8], byte: u8) -> Option<usize> {
     match glob.first()? {
         b'?' => Some(1),
@@ -283,7 +283,7 @@ fn takes(glob: &[u8], byte: u8) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// `registry=user:password`, in the order in which they are added.
+    /// `registry=user:password`, in the order of adding.
     fn keyring(entries: &[&str]) -> Keyring {
         let mut keyring = Keyring::default();
         for entry in entries {
@@ -300,8 +300,8 @@ mod tests {
         keyring.lookup(image).iter().map(|login| login.username.as_str()).collect::<Vec<_>>().join(" ")
     }
 
-    /// The kubelet's own cases (`TestURLsMatch`, `TestDockerKeyringForGlob`, `TestKeyringMiss` …), and what is written by
-    /// hand in real files.
+    /// The kubelet's own cases (`TestURLsMatch`, `TestDockerKeyringForGlob`, `TestKeyringMiss` …), and registries as found
+    /// in real files.
     #[test]
     fn a_registry_fits_as_in_the_kubelet() {
         for (registry, image, fits) in [
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(login(&auth(" dXNlcjpw\nYXNzOndvcmQ=\n")), user);
         assert_eq!(login(&auth("dTpwcA==")), Ok(("u".to_owned(), "pp".to_owned())));
         assert_eq!(login(&auth("dTpwcA")), Ok(("u".to_owned(), "pp".to_owned())));
-        // `auth` counts when it is there.
+        // `auth` takes precedence when present.
         let all =
             r#"{"auths": {"r.io": {"username": "x", "password": "y", "email": "z", "auth": "dTpwcA=="}}}"#;
         assert_eq!(login(all), Ok(("u".to_owned(), "pp".to_owned())));

@@ -1,5 +1,5 @@
-//! Images: their names and the logins that fit them (PURE, [`name`], [`keyring`]), how they come to the node, and which go
-//! (PURE, [`gc`], [`seen`]). Which pods may use what is there already is in [`pulled`].
+//! Images: names and registry credentials (PURE, [`name`], [`keyring`]), pulls and imports, and garbage collection (PURE,
+//! [`gc`], [`seen`]). Which pods may use an image that is present is in [`pulled`].
 
 pub mod archive;
 pub mod credentials;

@@ -1,7 +1,6 @@
-//! Image names. PURE: splits and completes them as the kubelet does (`pkg/util/parsers`,
-//! `distribution/reference`).
+//! Image names. PURE: parses and completes them as the kubelet does (`pkg/util/parsers`, `distribution/reference`).
 
-/// A name split up.
+/// A parsed image name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageName {
     /// Domain and path: `docker.io/library/busybox`.
@@ -19,15 +18,14 @@ const TAG_BYTES_MAX: usize = 128;
 const INVALID: &str = "invalid reference format";
 
 impl ImageName {
-    /// Splits a name (`ParseImageName`). The error is the kubelet's.
+    /// Parses a name (`ParseImageName`). The error is the kubelet's.
     pub fn parse(image: &str) -> Result<Self, String> {
         parse(image)
             .map_err(|error| format!("couldn't parse image name {}: {error}", crate::text::quoted(image)))
     }
 }
 
-/// The name as the runtime is asked for it (`applyDefaultImageTag`): with `:latest` when it has neither tag nor
-/// digest, and otherwise as it was written.
+/// The name for the CRI (`applyDefaultImageTag`): with `:latest` when it has neither tag nor digest, otherwise unchanged.
 pub fn for_runtime(image: &str) -> Result<String, String> {
     let name = ImageName::parse(image)?;
     let complete =
@@ -35,14 +33,14 @@ pub fn for_runtime(image: &str) -> Result<String, String> {
     Ok(if complete { image.to_owned() } else { format!("{image}:{}", name.tag) })
 }
 
-/// The name as it was written, without its tag and its digest (`trimImageTagDigest`).
+/// The name as written, without its tag and digest (`trimImageTagDigest`).
 pub fn without_tag(image: &str) -> &str {
     let image = image.split_once('@').map_or(image, |(image, _)| image);
     let path_from = image.rfind('/').map_or(0, |at| at + 1);
     image[path_from..].find(':').map_or(image, |at| &image[..path_from + at])
 }
 
-/// The whole name, as a runtime keeps it: `docker.io/library/busybox:latest` for `busybox`.
+/// The full name, as runtimes store it: `docker.io/library/busybox:latest` for `busybox`.
 pub fn full_name(image: &str) -> Result<String, String> {
     let ImageName { mut repository, tag, digest } = ImageName::parse(image)?;
     for (mark, part) in [(':', tag), ('@', digest)] {
@@ -54,8 +52,7 @@ pub fn full_name(image: &str) -> Result<String, String> {
     Ok(repository)
 }
 
-/// `Always` for the tag `latest`, else `IfNotPresent` (`SetDefaults_Container`); a name nobody can read counts as
-/// any other.
+/// `Always` for the tag `latest`, else `IfNotPresent` (`SetDefaults_Container`); an invalid name is treated like any other.
 pub fn default_pull_policy(image: &str) -> &'static str {
     match ImageName::parse(image) {
         Ok(name) if name.tag == "latest" => "Always",
@@ -63,7 +60,7 @@ pub fn default_pull_policy(image: &str) -> &'static str {
     }
 }
 
-/// It has the usual name of what sandboxes are made of: `registry.k8s.io/pause:3.10`, `rancher/mirrored-pause`.
+/// True for the usual names of pause images: `registry.k8s.io/pause:3.10`, `rancher/mirrored-pause`.
 pub fn is_of_a_pause(image: &str) -> bool {
     let path = image.split_once('@').map_or(image, |(path, _)| path);
     let last = path.rsplit_once('/').map_or(path, |(_, last)| last);
@@ -84,7 +81,7 @@ fn parse(image: &str) -> Result<ImageName, String> {
     reference(&format!("{domain}/{remainder}"))
 }
 
-/// `splitDockerDomain`: what stands before the first slash is a domain when it looks like one.
+/// `splitDockerDomain`: the part before the first slash is a domain when it looks like one.
 fn split_domain(image: &str) -> (&str, String) {
     let (domain, remainder) = match image.split_once('/') {
         None => return (DOMAIN_DEFAULT, format!("library/{image}")),
@@ -105,7 +102,7 @@ fn split_domain(image: &str) -> (&str, String) {
 /// `Parse`: `[domain/]path[:tag][@digest]`.
 fn reference(text: &str) -> Result<ImageName, String> {
     let Some(split) = split_reference(text) else {
-        // The same, but for capital letters?
+        // Valid but for upper-case letters?
         let lower = text.to_lowercase();
         let capital = split_reference(&lower).is_some();
         return Err(if capital { "repository name must be lowercase" } else { INVALID }.to_owned());
@@ -123,7 +120,7 @@ fn reference(text: &str) -> Result<ImageName, String> {
     Ok(ImageName { repository: name.to_owned(), tag: tag.to_owned(), digest: digest.to_owned() })
 }
 
-/// Name, tag and digest; empty for what is not there. `None` when it matches no reference (`ReferenceRegexp`).
+/// Name, tag and digest; empty when absent. `None` when it is not a valid reference (`ReferenceRegexp`).
 fn split_reference(text: &str) -> Option<(&str, &str, &str)> {
     let (rest, digest) = match text.split_once('@') {
         Some((rest, digest)) if is_digest(digest) => (rest, digest),
@@ -172,7 +169,7 @@ fn is_path(path: &str) -> bool {
 
 fn is_domain(domain: &str) -> bool {
     let (host, port) = match domain.rfind(':') {
-        // Colons inside brackets belong to the address.
+        // Colons inside brackets are part of the address.
         Some(at) if !domain[at..].contains(']') => (&domain[..at], Some(&domain[at + 1..])),
         _ => (domain, None),
     };
@@ -209,7 +206,7 @@ fn is_digest(digest: &str) -> bool {
         && hex.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// `digest.Validate`: a known algorithm and its length.
+/// `digest.Validate`: a supported algorithm and its length.
 fn check_digest(digest: &str) -> Result<(), &'static str> {
     let Some((algorithm, hex)) = digest.split_once(':') else { return Ok(()) };
     let length = match algorithm {

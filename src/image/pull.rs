@@ -1,16 +1,16 @@
-//! Makes sure that a container's image is on the node (`imageManager.EnsureImageExists`).
+//! The image puller: ensures that a container's image is on the node (`imageManager.EnsureImageExists`).
 //!
 //! ```text
-//!     Never          there, and this pod's to use? ──no──► ErrImageNeverPull
-//!     IfNotPresent   there, and this pod's to use? ──no──► back-off over? ──no──► ImagePullBackOff
-//!     Always         ────────────────────────────────────►     │ yes
-//!                                                              ▼
-//!                                               wait for a turn, pull ──error──► ErrImagePull, the wait doubles
+//! |     Never          present, and this pod may use it? ──no──► ErrImageNeverPull
+//! |     IfNotPresent   present, and this pod may use it? ──no──► back-off over? ──no──► ImagePullBackOff
+//! |     Always         ────────────────────────────────────────►     │ yes
+//! |                                                                  ▼
+//! |                                                   wait for a turn, pull ──error──► ErrImagePull, the back-off doubles
 //! ```
 //!
-//! One puller serves all tasks. Its back-off table is its own and not the loop's, because the second container
-//! of a pod must see within the same sync that the first one's pull of the same image failed. No borrow of it is
-//! held over an await.
+//! One puller serves all tasks. It has its own back-off table, apart from the loop's, because the second container of a pod
+//! must see within the same sync that the first one's pull of the same image failed. No borrow of it is held across an
+//! await.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -38,36 +38,36 @@ use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::rate::TokenBucket;
 use crate::text::quoted;
 
-/// An image that is there.
+/// An image that is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyImage {
-    /// What `CreateContainer` is told: the image's id, or what `PullImage` answered.
+    /// The image reference for `CreateContainer`: the image's id, or the result of `PullImage`.
     pub image_ref: Box<str>,
-    /// The image as the runtime describes it; `None` when it does not.
+    /// The runtime's image status; `None` when it has none.
     pub image: Option<Image>,
 }
 
-/// Why an image is not there. The words are the kubelet's: they are shown as a container's waiting reason.
+/// Why an image is not available. The names are the kubelet's: they are shown as a container's waiting reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ImageProblem {
-    /// The name cannot be read.
+    /// The name is invalid.
     InvalidName,
-    /// The runtime could not say whether it is there.
+    /// The runtime's `ImageStatus` failed.
     Inspect,
-    /// It is not there, and the policy is Never.
+    /// It is not present, and the policy is Never.
     NeverPull,
     /// The pull failed.
     Pull,
     /// The registry could not be reached.
     RegistryUnavailable,
-    /// The image's signature was refused.
+    /// The image's signature was rejected.
     SignatureValidationFailed,
-    /// The pull failed before and waits.
+    /// The pull failed before and is in back-off.
     BackOff,
 }
 
 impl ImageProblem {
-    /// A pull was tried just now and failed.
+    /// True when a pull was tried just now and failed.
     pub fn is_of_a_pull(self) -> bool {
         match self {
             Self::Pull | Self::RegistryUnavailable | Self::SignatureValidationFailed => true,
@@ -90,40 +90,40 @@ impl fmt::Display for ImageProblem {
     }
 }
 
-/// An image that could not be made sure of.
+/// The error of an image that is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageError {
     /// The class.
     pub problem: ImageProblem,
-    /// The sentence for the pod's status.
+    /// The message for the pod's status.
     pub message: String,
-    /// When a pull may be tried again, if one is what is missing.
+    /// The time of the next pull attempt, if a pull is needed.
     pub retry_at: Option<Mono>,
 }
 
-/// What to make sure of.
+/// An image to ensure.
 #[derive(Clone, Copy)]
 pub struct ImageRequest<'a> {
-    /// The pod that wants it: its back-off is its own.
+    /// The pod: each pod has its own back-off.
     pub pod: &'a PodUid,
-    /// The image as the manifest names it.
+    /// The image's name in the manifest.
     pub image: &'a str,
     /// `imagePullPolicy`.
     pub policy: PullPolicy,
-    /// Where credentials for the registry are.
+    /// Sources of registry credentials.
     pub logins: LoginSources<'a>,
-    /// The pod's sandbox configuration, which the runtime may want for the pull.
+    /// The pod's sandbox configuration, which the runtime may need for the pull.
     pub sandbox: &'a PodSandboxConfig,
 }
 
-/// Where the credentials for a pull are, in the order in which they are tried.
+/// Sources of registry credentials, in the order in which they are tried.
 #[derive(Clone, Copy)]
 pub struct LoginSources<'a> {
     /// The pod's pull secrets.
     pub secrets: &'a [Arc<Secret>],
-    /// The node's own logins ([`credentials::NODE_LOGINS`]).
+    /// The node's own credentials ([`credentials::NODE_LOGINS`]).
     pub node: &'a Path,
-    /// Reads them.
+    /// Pool for reading them.
     pub blocking: &'a Blocking,
 }
 
@@ -132,15 +132,14 @@ pub struct LoginSources<'a> {
 pub enum PullPolicy {
     /// Pull before every start.
     Always,
-    /// Pull when it is not there.
+    /// Pull when it is not present.
     IfNotPresent,
     /// Never pull.
     Never,
 }
 
 impl PullPolicy {
-    /// Reads the field. An absent or unknown value pulls every time, as the kubelet does with a pod that was
-    /// not defaulted.
+    /// Parses the field. An absent or unknown value means Always, as in the kubelet for a pod without defaults.
     pub fn parse(text: Option<&str>) -> Self {
         match text {
             Some("IfNotPresent") => Self::IfNotPresent,
@@ -150,26 +149,26 @@ impl PullPolicy {
     }
 }
 
-/// The one puller of an agent.
+/// The image puller; one per agent.
 pub struct ImagePuller {
     clock: SharedClock,
     turns: Semaphore,
     rate: RefCell<Option<TokenBucket>>,
     failures: RefCell<Failures>,
-    /// What was said last about the node's logins, so that it is said once.
+    /// The last warning about the node's credentials, to log each once.
     complaint: RefCell<Option<String>>,
-    /// Which pods may use what is there; `None`: each may.
+    /// Verifies which pods may use a present image; `None`: all pods may.
     pulled: Option<PullManager>,
 }
 
 struct Failures {
     backoff: Backoff,
-    /// The last pull's error by key (`prevPullErrMsg`), oldest first.
+    /// The error of the last pull by key (`prevPullErrMsg`), oldest first.
     messages: Vec<(BackoffKey, Box<str>)>,
 }
 
 impl ImagePuller {
-    /// A puller that lets `at_once` pulls run at the same time (`limits::PULLS_AT_ONCE` unless configured).
+    /// A puller that runs up to `at_once` pulls at the same time (`limits::PULLS_AT_ONCE` unless configured).
     pub fn new(clock: SharedClock, at_once: usize) -> Self {
         let backoff = Backoff::for_images(clock.now().mono);
         Self {
@@ -182,7 +181,7 @@ impl ImagePuller {
         }
     }
 
-    /// As before; a pod uses what is there as this allows it (`KubeletEnsureSecretPulledImages`).
+    /// The same puller, which verifies access to present images (`KubeletEnsureSecretPulledImages`).
     #[must_use]
     pub fn verifying(self, pulled: PullManager) -> Self {
         Self { pulled: Some(pulled), ..self }
@@ -193,7 +192,7 @@ impl ImagePuller {
         self.pulled.as_ref()
     }
 
-    /// As before, with at most so many pulls a second, and so many at once (`throttleImagePulling`).
+    /// The same puller with a rate limit on pulls per second and a burst (`throttleImagePulling`).
     #[must_use]
     pub fn limited(self, rate: Option<Rate>) -> Self {
         let now = self.clock.now().mono;
@@ -201,22 +200,22 @@ impl ImagePuller {
         self
     }
 
-    /// The waits after failed pulls, for a checkpoint (`Backoff::waits`).
+    /// The back-offs after failed pulls, for a checkpoint (`Backoff::waits`).
     pub fn waits(&self, now: Mono) -> Vec<(BackoffKey, Duration, Duration)> {
         self.failures.borrow().backoff.waits(now).collect()
     }
 
-    /// Restores a wait (`Backoff::restore`); its cause is not known any more.
+    /// Restores a back-off (`Backoff::restore`); its error message is lost.
     pub fn restore(&self, key: BackoffKey, wait: Duration, at: Mono) {
         self.failures.borrow_mut().backoff.restore(key, wait, at);
     }
 
-    /// Rises with each change of the waits.
+    /// Increases with each change of the back-offs.
     pub fn changes(&self) -> u64 {
         self.failures.borrow().backoff.changes()
     }
 
-    /// Waits known, errors kept, and these errors' bytes.
+    /// Number of back-offs, number of kept errors, and the errors' bytes.
     pub fn held(&self) -> (usize, usize, usize) {
         let failures = self.failures.borrow();
         let bytes =
@@ -224,7 +223,7 @@ impl ImagePuller {
         (failures.backoff.len(), failures.messages.len(), failures.messages.iter().map(bytes).sum())
     }
 
-    /// Forgets that the image could not be pulled for that pod: it begins afresh.
+    /// Forgets the failed pulls of the image for that pod: the back-off starts again.
     pub fn forget(&self, pod: &PodUid, image: &str) {
         let key = BackoffKey::image(pod, image);
         let mut failures = self.failures.borrow_mut();
@@ -232,8 +231,8 @@ impl ImagePuller {
         failures.messages.retain(|(known, _)| *known != key);
     }
 
-    /// `EnsureImageExists`. `note` is told what happens while it happens: pulls take minutes. `before_pull` is called
-    /// when one is needed.
+    /// `EnsureImageExists`. `note` receives events as they happen: pulls take minutes. `before_pull` is called when a pull
+    /// is needed.
     pub async fn ensure<R: Runtime>(
         &self,
         runtime: &R,
@@ -258,7 +257,7 @@ impl ImagePuller {
             PullPolicy::IfNotPresent | PullPolicy::Never => match runtime.image_status(&name).await {
                 Ok(image) => image,
                 Err(error) => {
-                    // The kubelet shows an empty name here; the image's is more use.
+                    // The kubelet shows an empty name here; the image's is more useful.
                     let message = format!("Failed to inspect image {wanted}: {error}");
                     return fail(ImageProblem::Inspect, "InspectFailed", message);
                 }
@@ -267,7 +266,7 @@ impl ImagePuller {
         let present = present.filter(|image| !image.id.is_empty());
         let may_use = match &present {
             None => false,
-            // On the heap: it is over before anything is made.
+            // Boxed: it ends before anything is created.
             Some(image) => match Box::pin(self.may_use(runtime, request, image)).await {
                 Ok(may_use) => may_use,
                 Err(message) => {
@@ -283,12 +282,12 @@ impl ImagePuller {
             return Ok(ReadyImage { image_ref: image.id.clone(), image: Some(image) });
         }
         match request.policy {
-            // Nobody learns whether an image is here that is not theirs to use (`imageNotPresentOnNeverPolicyError`).
+            // A pod must not learn that an image is present which it may not use (`imageNotPresentOnNeverPolicyError`).
             PullPolicy::Never => {
                 let message = format!("Container image {wanted} is not present with pull policy of Never");
                 fail(ImageProblem::NeverPull, "ErrImageNeverPull", message)
             }
-            // On the heap: most starts find their image, and need no room for a pull.
+            // Boxed: most starts find their image, and need no memory for a pull.
             PullPolicy::Always | PullPolicy::IfNotPresent => {
                 before_pull();
                 Box::pin(self.pull(runtime, request, &name, note)).await
@@ -296,7 +295,7 @@ impl ImagePuller {
         }
     }
 
-    /// Whether the pod may use an image that is there without asking the registry.
+    /// True when the pod may use a present image without asking the registry.
     async fn may_use<R: Runtime>(
         &self,
         runtime: &R,
@@ -313,7 +312,7 @@ impl ImagePuller {
         Ok(!must_pull)
     }
 
-    /// `pullImage`. Differs from the kubelet, which writes a pull down also while it backs off.
+    /// `pullImage`. Differs from the kubelet, which records a pull also during back-off.
     async fn pull<R: Runtime>(
         &self,
         runtime: &R,
@@ -392,8 +391,8 @@ impl ImagePuller {
             }
         };
         self.failures.borrow_mut().backoff.collect(now.mono);
-        // For the user the image names and for its size. A runtime that cannot say is no reason to fail a pull:
-        // the kubelet only logs the missing size, and takes a missing description for root's.
+        // For the image's user and its size. An error is no reason to fail the pull: the kubelet only logs a missing size,
+        // and treats a missing image status as root's.
         let image = runtime.image_status(name).await.ok().flatten();
         let ms = |since: Mono| GoDuration(now.mono.since(since));
         let size = image.as_ref().map_or(0, |image| image.size_bytes);
@@ -406,7 +405,7 @@ impl ImagePuller {
         Ok(ReadyImage { image_ref, image })
     }
 
-    /// The credentials to try (`makeLookupPullCredentialsFunc`); none to pull without any.
+    /// The credentials to try (`makeLookupPullCredentialsFunc`); empty to pull anonymously.
     async fn logins(&self, request: &ImageRequest<'_>) -> Result<Vec<Login>, String> {
         let LoginSources { secrets, node, blocking } = request.logins;
         let repository = ImageName::parse(request.image)?.repository;
@@ -423,7 +422,7 @@ impl ImagePuller {
         Ok(found.take(PULL_LOGINS_MAX).cloned().collect())
     }
 
-    /// The wait the image is in; without one its old message is forgotten.
+    /// The back-off of the image; without one its old error is forgotten.
     fn wait_of(&self, key: BackoffKey, now: Now) -> Option<(Mono, Option<Box<str>>)> {
         let failures = &mut *self.failures.borrow_mut();
         let at = failures.messages.iter().position(|(known, _)| *known == key);
@@ -448,7 +447,7 @@ impl ImagePuller {
     }
 }
 
-/// `kubeGenericRuntimeManager.PullImage`: one login after the other, until one will do, which is returned too.
+/// `kubeGenericRuntimeManager.PullImage`: tries the credentials in order until a pull succeeds, and returns those used.
 async fn pull_with<'a, R: Runtime>(
     runtime: &R,
     name: &str,
@@ -472,11 +471,11 @@ async fn pull_with<'a, R: Runtime>(
             }
         }
     }
-    // As `utilerrors.NewAggregate` puts them.
+    // The format of `utilerrors.NewAggregate`.
     Err(if errors.len() == 1 { errors.remove(0) } else { format!("[{}]", errors.join(", ")) })
 }
 
-/// `evalCRIPullErr`: two errors have names of their own in the CRI.
+/// `evalCRIPullErr`: the CRI defines two specific errors.
 fn pull_problem(image: &str, text: String) -> (ImageProblem, String) {
     let named = [
         (ImageProblem::RegistryUnavailable, "the registry is unavailable"),

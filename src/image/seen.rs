@@ -1,6 +1,7 @@
-//! PURE: which images are here, since when, and until when they were used: garbage collection goes by it.
+//! PURE: when images were first seen and last used, for garbage collection.
 //!
-//! The kubelet keeps these times in memory (`imageRecord`) and begins anew with each start; here they survive it.
+//! The kubelet keeps these times in memory (`imageRecord`) and starts again with each restart; here they are in the
+//! checkpoint.
 
 use std::time::Duration;
 
@@ -11,15 +12,15 @@ use crate::model::Mono;
 /// One image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SeenImage {
-    /// Its id; until a look at all images has shown that, the name by which a container has it.
+    /// Its id; before the first list of all images, the reference that a container has.
     image: Box<str>,
     first: Mono,
-    /// Of one in use: when it was last found to be. The next look moves it on, which is no change.
+    /// For an image in use: when that was last observed. The next observation moves it, which does not count as a change.
     last: Mono,
     in_use: bool,
 }
 
-/// The images seen. Full (`IMAGES_SEEN_MAX`): a further one is not remembered until another is gone.
+/// The images seen. Full (`IMAGES_SEEN_MAX`): a further one is not remembered until another is removed.
 #[derive(Clone, Debug, Default)]
 pub struct ImagesSeen {
     /// Sorted by image.
@@ -28,8 +29,8 @@ pub struct ImagesSeen {
 }
 
 impl ImagesSeen {
-    /// Containers that were seen just now have these, each by its id or by a name with a digest (`imageRef`): until the next
-    /// look at all images they count as in use.
+    /// Marks the images of containers just observed, each by its id or by a name with a digest (`imageRef`), as in use until
+    /// the next list of all images.
     pub fn used<'a>(&mut self, images: impl Iterator<Item = &'a str>, now: Mono) {
         for image in images.filter(|image| fits(image)) {
             match self.index(image) {
@@ -43,8 +44,8 @@ impl ImagesSeen {
         }
     }
 
-    /// These images are here at `now`, in use or not, and no others (`detectImages`). What was known of one by another name
-    /// is its own from now on.
+    /// Records that exactly these images exist at `now`, in use or not (`detectImages`). Times recorded under another name
+    /// of an image move to its id.
     pub fn observe(&mut self, listed: &[ListedImage], in_use: impl Fn(&ListedImage) -> bool, now: Mono) {
         let (mut known, mut fresh): (Vec<SeenImage>, Vec<SeenImage>) = Default::default();
         for image in listed.iter().filter(|image| fits(&image.id)) {
@@ -74,12 +75,12 @@ impl ImagesSeen {
         self.images = known;
     }
 
-    /// An image of the checkpoint, not in use until it is seen.
+    /// Restores an image from the checkpoint; not in use until it is observed.
     pub fn restore(&mut self, image: &str, first: Mono, last: Mono) {
         self.put(SeenImage { image: image.into(), first, last: last.max(first), in_use: false });
     }
 
-    /// Image, age, and time since the last use of every one.
+    /// Image, age, and time since the last use of every image.
     pub fn ages(&self, now: Mono) -> impl Iterator<Item = (&str, Duration, Duration)> {
         self.images.iter().map(move |seen| {
             let idle = if seen.in_use { Duration::ZERO } else { now.since(seen.last) };
@@ -87,19 +88,19 @@ impl ImagesSeen {
         })
     }
 
-    /// How long this one is known; `None` when it is not.
+    /// Age and use of that image; `None` when it is unknown.
     pub fn age(&self, image: &str, now: Mono) -> Option<ImageAge> {
         let seen = self.images.get(self.index(image).ok()?)?;
         let idle = if seen.in_use { Duration::ZERO } else { now.since(seen.last) };
         Some(ImageAge { seen: now.since(seen.first), idle, was_used: seen.in_use || seen.last > seen.first })
     }
 
-    /// Rises with each change but time's.
+    /// Increases with each change but that of time.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// How many images, and their bytes.
+    /// Number of images and their bytes.
     pub fn held(&self) -> (usize, usize) {
         let bytes = |seen: &SeenImage| size_of::<SeenImage>() + seen.image.len();
         (self.images.len(), self.images.iter().map(bytes).sum())
@@ -119,7 +120,7 @@ impl ImagesSeen {
     }
 }
 
-/// Of such a length that it is kept.
+/// True when the name is short enough to be kept.
 fn fits(image: &str) -> bool {
     !image.is_empty() && image.len() <= CRI_TEXT_BYTES_MAX
 }
@@ -138,13 +139,13 @@ mod tests {
             .collect()
     }
 
-    /// An image with that id, and these names besides.
+    /// An image with that id and these additional names.
     fn image(id: &str, names: &[&str]) -> ListedImage {
         let names = names.iter().map(|name| Box::from(*name)).collect();
         ListedImage { id: id.into(), names, size_bytes: 1, pinned: false }
     }
 
-    /// A look that shows images by id; those with a `+` are in use.
+    /// Observes images by id; those with a `+` are in use.
     fn look(seen: &mut ImagesSeen, images: &str, now: i64) {
         let listed: Vec<ListedImage> =
             images.split_whitespace().map(|id| image(id.trim_end_matches('+'), &[])).collect();
@@ -182,7 +183,7 @@ mod tests {
         seen.used(["a"].into_iter(), at(30));
         assert_eq!(seen.changes(), changes + 1);
         assert_eq!(ages(&seen, 40), owned(&[("a", 30, 0), ("b", 30, 30)]));
-        // Its container is gone by now.
+        // Its container is removed by now.
         look(&mut seen, "a b", 50);
         assert_eq!(ages(&seen, 60), owned(&[("a", 50, 10), ("b", 50, 50)]));
         assert!(seen.age("a", at(60)).is_some_and(|age| age.was_used));
@@ -239,7 +240,7 @@ mod tests {
     fn full_remembers_no_further_one_until_another_is_gone() {
         let all: Vec<ListedImage> =
             (0..IMAGES_SEEN_MAX).map(|n| image(&format!("image-{n:04}"), &[])).collect();
-        // The first of all by name.
+        // The first of all in name order.
         let more = |images: &[ListedImage]| [&[image("another", &[])][..], images].concat();
         let mut seen = ImagesSeen::default();
         seen.observe(&all, |_| false, at(0));

@@ -1,11 +1,11 @@
-//! Which container of a pod, and which of its lives, `smolet logs` shows. PURE.
+//! Selects the container, current or previous, whose log `smolet logs` shows. PURE.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 
-/// The id, with the runtime's name before it, of the container whose log is asked for (`validateContainerLogStatus`).
+/// The container id, with the runtime's name as prefix, of the requested log (`validateContainerLogStatus`).
 ///
 /// # Errors
-/// The kubelet's sentence.
+/// The kubelet's message.
 pub fn container_id<'s>(pod: &str, status: &'s ContainerStatus, previous: bool) -> Result<&'s str, String> {
     let name = &status.name;
     let state = status.state.as_ref();
@@ -72,7 +72,7 @@ mod tests {
             (running(), none(), found("c://now"), why(NO_OTHER)),
             (running(), ended("c://old"), found("c://now"), found("c://old")),
             (ended("c://end"), ended("c://old"), found("c://end"), found("c://old")),
-            // The one after it did not start.
+            // The next container did not start.
             (ended(""), ended("c://old"), found("c://old"), found("c://old")),
             (ended(""), none(), why(ENDED), why(NO_OTHER)),
             (waiting("CrashLoopBackOff"), ended("c://old"), found("c://old"), found("c://old")),

@@ -1,8 +1,8 @@
-//! The files of a container's log: `N.log`, which the runtime writes, and `N.log.STAMP`, rotated, the older ones as
-//! `N.log.STAMP.gz` (kubelet `container_log_manager.go`). I/O, blocking.
+//! The files of a container's log: `N.log`, which the runtime writes, and rotated files: `N.log.STAMP`, the older ones
+//! compressed as `N.log.STAMP.gz` (kubelet `container_log_manager.go`). Blocking I/O.
 //!
-//! Other than the kubelet's, stamps are in UTC and each is later than the one before, whatever the clock says: their order is
-//! the order of the logs, and two rotations in a second have two names. Files beside them that have no such name are left
+//! Differs from the kubelet: stamps are in UTC and each is later than the previous one, whatever the clock says. So their
+//! order is the order of the logs, and two rotations within a second have two names. Other files in the directory are left
 //! alone.
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -18,23 +18,23 @@ use crate::limits::{LOG_CHUNK_BYTES, LOG_NAMES_READ_MAX};
 use crate::model::SortedMap;
 use crate::model::Wall;
 
-/// Behind the name of a compressed log.
+/// Suffix of a compressed log.
 const COMPRESSED: &str = ".gz";
-/// Behind the name of one that is being compressed.
+/// Suffix of an incomplete compression.
 const UNFINISHED: &str = ".tmp";
 
-/// When a log was rotated, as its name has it: `20260102-030405`.
+/// Rotation time in a log's name: `20260102-030405`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Stamp(Box<str>);
 
 impl Stamp {
-    /// PURE: the text, when it is a stamp.
+    /// PURE: parses a stamp.
     pub fn parse(text: &str) -> Option<Self> {
         let fits = |(at, byte): (usize, u8)| if at == 8 { byte == b'-' } else { byte.is_ascii_digit() };
         (text.len() == 15 && text.bytes().enumerate().all(fits)).then(|| Self(text.into()))
     }
 
-    /// PURE: the second in which `now` falls.
+    /// PURE: the stamp of the second of `now`.
     fn of(now: Wall) -> Self {
         // `2026-01-02T03:04:05Z`
         let digits: String = now.to_string().chars().filter(char::is_ascii_digit).collect();
@@ -42,7 +42,7 @@ impl Stamp {
         Self(format!("{day}-{time}").into())
     }
 
-    /// PURE: a second later, or the last second there is.
+    /// PURE: one second later; the last possible second stays.
     fn next(&self) -> Self {
         let number =
             |from: usize, to: usize| self.0.get(from..to).and_then(|digits| digits.parse().ok()).unwrap_or(0);
@@ -50,7 +50,7 @@ impl Stamp {
         Self::of(Wall::of_civil(number(0, 4), number(4, 6), number(6, 8), of_day))
     }
 
-    /// PURE: the stamp of a log that is rotated now, behind those that are there.
+    /// PURE: the stamp of a log that is rotated now, later than all existing ones.
     fn after(newest: Option<&Self>, now: Wall) -> Self {
         let now = Self::of(now);
         match newest {
@@ -60,27 +60,27 @@ impl Stamp {
     }
 }
 
-/// How a rotated log is there: at least one of the two.
+/// Existing forms of a rotated log: at least one of the two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Forms {
-    /// As it was written.
+    /// Uncompressed.
     pub plain: bool,
     /// Compressed.
     pub compressed: bool,
 }
 
-/// The rotated logs of one log, the oldest first.
+/// The rotated files of one log, the oldest first.
 #[derive(Debug, Default)]
 pub struct Rotated {
     log: PathBuf,
     /// At most `limits::LOG_NAMES_READ_MAX`.
     pub logs: SortedMap<Stamp, Forms>,
-    /// Left by a compression that was cut off.
+    /// Left by interrupted compressions.
     unfinished: Vec<Stamp>,
 }
 
 impl Rotated {
-    /// Those that are there.
+    /// Reads the existing rotated files.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -104,12 +104,12 @@ impl Rotated {
         Ok(rotated)
     }
 
-    /// Where one of them is, as it was written.
+    /// Path of an uncompressed rotated log.
     pub fn plain(&self, stamp: &Stamp) -> PathBuf {
         self.path(stamp, "")
     }
 
-    /// Where one of them is, compressed.
+    /// Path of a compressed rotated log.
     pub fn compressed(&self, stamp: &Stamp) -> PathBuf {
         self.path(stamp, COMPRESSED)
     }
@@ -121,35 +121,35 @@ impl Rotated {
     }
 }
 
-/// PURE: what stands behind `LOG.` in a file's name.
+/// PURE: the part of a file name after `LOG.`.
 fn stamp_part<'n>(name: &'n str, log: &str) -> Option<&'n str> {
     name.strip_prefix(log)?.strip_prefix('.')
 }
 
-/// PURE: the stamp in the name of a rotated log of that name, compressed or not.
+/// PURE: the stamp in a rotated log's name, compressed or not.
 pub fn stamp_of(name: &str, log: &str) -> Option<Stamp> {
     let rest = stamp_part(name, log)?;
     Stamp::parse(rest.strip_suffix(COMPRESSED).unwrap_or(rest))
 }
 
-/// The bytes of a log; nothing when it is no regular file.
+/// The size of a log in bytes; `None` when it is not a regular file.
 ///
 /// # Errors
-/// It is not there, or cannot be looked at.
+/// It does not exist, or cannot be accessed.
 pub fn size(log: &Path) -> io::Result<Option<u64>> {
     let meta = fs::symlink_metadata(log)?;
     Ok(meta.is_file().then_some(meta.len()))
 }
 
-/// Gives the log the name of a rotated one (`rotateLatestLog`), which is the answer, and removes the oldest before, so that
-/// with it and the one the runtime makes next there are `files_max` at most.
+/// Renames the log to a rotated one (`rotateLatestLog`), and returns its path. Removes the oldest before, so that with the
+/// rotated and the next log there are at most `files_max`.
 ///
 /// # Errors
-/// What could not be done, with the file's name.
+/// The operation that failed, with the file's name.
 pub fn rotate(log: &Path, files_max: usize, now: Wall) -> Result<PathBuf, String> {
     let rotated = Rotated::of(log).map_err(|error| format!("the directory of {}: {error}", log.display()))?;
     let excess = rotated.logs.len().saturating_sub(files_max.saturating_sub(2));
-    // From the oldest on, so that whoever follows the log misses none between two.
+    // The oldest first, so that a follower misses none in between.
     for (stamp, forms) in rotated.logs.iter().take(excess) {
         let plain = forms.plain.then(|| rotated.plain(stamp));
         for path in plain.into_iter().chain(forms.compressed.then(|| rotated.compressed(stamp))) {
@@ -161,22 +161,22 @@ pub fn rotate(log: &Path, files_max: usize, now: Wall) -> Result<PathBuf, String
     Ok(to)
 }
 
-/// Gives a rotated log its name back, unless the runtime has made a new one after all.
+/// Renames a rotated log back, unless the runtime has created a new one after all.
 ///
 /// # Errors
-/// It keeps the other name, and is one of the rotated logs.
+/// It keeps the rotated name and counts as a rotated log.
 pub fn put_back(rotated: &Path, log: &Path) -> io::Result<()> {
     Ok(rustix::fs::renameat_with(CWD, rotated, CWD, log, RenameFlags::NOREPLACE)?)
 }
 
-/// Compresses the rotated logs but for the newest, which may still be written to, and removes what a compression that was cut
-/// off has left. Only one at a time may do so.
+/// Compresses the rotated logs except for the newest, which may still be written to, and removes leftovers of interrupted
+/// compressions. Only one at a time may run.
 ///
 /// # Errors
-/// The first thing that could not be done, with the file's name; the others are tried all the same.
+/// The first operation that failed, with the file's name; the others are tried all the same.
 pub fn compress(log: &Path) -> Result<(), String> {
     let rotated = match Rotated::of(log) {
-        // It went with its container.
+        // Removed with its container.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         rotated => rotated.map_err(|error| format!("the directory of {}: {error}", log.display()))?,
     };
@@ -188,7 +188,7 @@ pub fn compress(log: &Path) -> Result<(), String> {
     for (stamp, forms) in rotated.logs.iter().take(old).filter(|(_, forms)| forms.plain) {
         let plain = rotated.plain(stamp);
         first = first.and(if forms.compressed {
-            // It was cut off before it removed the other.
+            // Interrupted before it removed the uncompressed file.
             remove(&plain)
         } else {
             let compressed = rotated.compressed(stamp);
@@ -199,7 +199,7 @@ pub fn compress(log: &Path) -> Result<(), String> {
     first
 }
 
-/// `compressLog`. The disk has the new file before the old one goes.
+/// `compressLog`. The new file is synced to the disk before the old one is removed.
 fn compress_one(plain: &Path, unfinished: &Path, compressed: &Path) -> io::Result<()> {
     let mut from = match open_regular(plain) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
@@ -208,7 +208,7 @@ fn compress_one(plain: &Path, unfinished: &Path, compressed: &Path) -> io::Resul
     let mode = from.metadata()?.mode() & 0o777;
     let to = OpenOptions::new().write(true).create_new(true).mode(mode).open(unfinished)?;
     let done = (|| {
-        // As fast as can be: the processor is a gateway's, and what there is to gain is little. (The kubelet: level 6.)
+        // The fastest level: gateways have slow processors, and higher levels gain little. (The kubelet: level 6.)
         let mut packer = GzEncoder::new(to, Compression::fast());
         let mut chunk = vec![0; LOG_CHUNK_BYTES];
         loop {
@@ -228,7 +228,7 @@ fn compress_one(plain: &Path, unfinished: &Path, compressed: &Path) -> io::Resul
         return done;
     }
     match fs::remove_file(plain) {
-        // It was removed meanwhile, as too old or with its container: so goes this.
+        // Removed meanwhile, by rotation or with its container: remove the compressed one too.
         Err(error) if error.kind() == ErrorKind::NotFound => fs::remove_file(compressed),
         removed => removed,
     }

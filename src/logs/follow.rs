@@ -1,9 +1,9 @@
-//! Follows logs until their containers have ended. I/O, blocking, in a process of its own; the node's API follows one step by
-//! step, each on a thread.
+//! Follows logs until their containers have exited. Blocking I/O: `smolet logs` does it in its own process, the node API in
+//! steps on pool threads.
 //!
-//! inotify on the logs' directories says when to look again; where the kernel has none left to give (128 for each user, as a
-//! rule), logs are looked at every `LOG_LOOK_UNTOLD`. A container that ends takes its log's writer with it, which is
-//! when somebody is asked whether it runs; and now and then, should nothing tell.
+//! inotify on the logs' directories triggers the reads; without inotify instances (the usual limit is 128 per user), logs
+//! are polled every `LOG_LOOK_UNTOLD`. When a container exits, its log's writer closes the file: then the runtime is asked
+//! whether the container runs, and also at intervals, in case there is no event.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -28,32 +28,32 @@ use crate::limits::{
 struct Followed {
     reader: LogReader,
     watch: Option<i32>,
-    /// It was seen rotated at that instant, and is read to its end when its writer has let go of it.
+    /// When its rotation was detected; it is read to its end once its writer has closed it.
     rotated: Option<Instant>,
-    /// The file that a writer has let go of last.
+    /// The file that a writer closed last.
     closed: Option<OsString>,
-    /// When it is asked next whether the container runs.
+    /// Time of the next query whether the container runs.
     ask_at: Instant,
-    /// The wait after that.
+    /// Interval to the query after that.
     ask_wait: Duration,
-    /// The container has ended: what is there is the rest.
+    /// The container has exited: the current content is the rest.
     ended: bool,
-    /// That was shown too.
+    /// The rest was shown too.
     over: bool,
 }
 
 /// Logs that are followed together.
 pub struct Follower {
-    /// `None`: there was none left.
+    /// `None`: no inotify instance was available.
     inotify: Option<OwnedFd>,
     logs: Vec<Followed>,
 }
 
 impl Follower {
-    /// Follows nothing yet.
+    /// A follower without logs.
     ///
     /// # Errors
-    /// inotify's, but for that it is used up.
+    /// inotify's errors, except for reached limits.
     pub fn new() -> io::Result<Self> {
         let inotify = match inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK) {
             Ok(inotify) => Some(inotify),
@@ -63,18 +63,18 @@ impl Follower {
         Ok(Self { inotify, logs: Vec::new() })
     }
 
-    /// One that nothing tells of changes.
+    /// A follower without inotify.
     #[cfg(test)]
     pub(super) const fn untold() -> Self {
         Self { inotify: None, logs: Vec::new() }
     }
 
-    /// When to look again where nothing tells of a change.
+    /// Time of the next poll without inotify.
     pub(crate) fn look_at(&self, at: Instant) -> Instant {
         if self.inotify.is_some() { at } else { at.min(Instant::now() + LOG_LOOK_UNTOLD) }
     }
 
-    /// Watches the log's directory and opens the log after that, so that nothing falls between.
+    /// Watches the log's directory and then opens the log, so that no change is missed in between.
     ///
     /// # Errors
     /// inotify's, or those of `open`.
@@ -90,7 +90,7 @@ impl Follower {
         {
             None => None,
             Some(Ok(watch)) => Some(watch),
-            // No more watches for this user: as if there were no inotify.
+            // The user's limit on watches is reached: handled as without inotify.
             Some(Err(Errno::NOSPC | Errno::NOMEM)) => {
                 self.inotify = None;
                 None
@@ -102,7 +102,7 @@ impl Follower {
             watch,
             rotated: None,
             closed: None,
-            // It may have ended since it was looked up.
+            // It may have exited since its status was read.
             ask_at: Instant::now() + LOG_ASK_FIRST,
             ask_wait: LOG_ASK_FIRST,
             ended: false,
@@ -111,8 +111,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Hands all that comes to the sink, until every container has ended, of which `runs` is asked by its place in the order
-    /// of adding.
+    /// Writes all output to the sink until every container has exited. `runs` is queried with the container's index in the
+    /// order of adding.
     ///
     /// # Errors
     /// A log's or the sink's.
@@ -180,7 +180,7 @@ impl Follower {
 /// For a task that follows one log, a step at a time.
 #[cfg(feature = "tls")]
 impl Follower {
-    /// It is readable when there is something to do: the task waits for it by itself. `None`: nothing tells.
+    /// Returns a descriptor that becomes readable on events: the task waits for it by itself. `None`: no inotify.
     ///
     /// # Errors
     /// Out of descriptors.
@@ -188,8 +188,8 @@ impl Follower {
         self.inotify.as_ref().map(OwnedFd::try_clone).transpose()
     }
 
-    /// Takes inotify's events, and reads on in the first log, of which so many bytes at once fit into `chunk`. `runs`: its
-    /// container does, as far as anybody knows; asked for when [`Follower::asks`].
+    /// Drains inotify's events, and continues reading the first log, at most one `chunk` at a time. `runs`: whether its
+    /// container runs, as far as known; required when [`Follower::asks`].
     ///
     /// # Errors
     /// The log's or the sink's.
@@ -209,19 +209,19 @@ impl Follower {
         }
     }
 
-    /// The next [`Follower::step`] wants to know whether the first log's container runs.
+    /// True when the next [`Follower::step`] needs to know whether the first log's container runs.
     pub(crate) fn asks(&self) -> bool {
         self.logs.first().is_some_and(|log| !log.ended && log.ask_at <= Instant::now())
     }
 }
 
-/// What a log needs next.
+/// The next action for a log.
 pub(crate) enum NextAction {
     /// There is more to read.
     More,
-    /// Another look, then or when something happens.
+    /// Read again at that time, or at an event.
     Until(Instant),
-    /// Nothing: it has ended.
+    /// Nothing: the container has exited and everything was shown.
     Over,
 }
 
@@ -241,13 +241,13 @@ impl Followed {
         Ok(NextAction::More)
     }
 
-    /// At the end of what is there.
+    /// Handles the end of the current content.
     fn at_end(&mut self, runs: impl FnOnce() -> bool) -> io::Result<NextAction> {
         let now = Instant::now();
         let mut wake_at = self.ask_at;
         if self.reader.is_rotated()? {
             let patience = *self.rotated.get_or_insert(now) + LOG_LAST_WORDS;
-            // What its writer had still in hand comes before it lets go of the file.
+            // A writer writes its buffered output before it closes the file.
             let name = self.reader.name_now();
             let closed =
                 self.closed.as_deref().is_some_and(|closed| name.as_deref().map(OsStr::new) == Some(closed));
@@ -258,7 +258,7 @@ impl Followed {
                 self.rotated = None;
                 return Ok(NextAction::More);
             }
-            // Between the two steps of another rotation, or removed.
+            // In the middle of another rotation, or removed.
             wake_at = wake_at.min(now + LOG_ASK_FIRST);
         } else {
             self.rotated = None;
@@ -278,10 +278,10 @@ impl Followed {
         Ok(NextAction::Until(self.ask_at))
     }
 
-    /// A writer has let go of the file of that name. (So has who compressed one; that is no log of this name.)
+    /// A writer has closed the file of that name. (So has the compression; its file is not a log of this name.)
     fn closed(&mut self, name: &OsStr) {
         if self.reader.log_name() == Some(name) {
-            // The container has ended, or the runtime.
+            // The container exited, or the runtime did.
             self.ask_at = Instant::now();
             self.ask_wait = LOG_ASK_FIRST;
         } else {

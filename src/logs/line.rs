@@ -1,16 +1,16 @@
-//! The lines of a container's log, as the CRI has them (kubelet `parseCRILog`, `logWriter`). PURE.
+//! The lines of a container's log in the CRI format (kubelet `parseCRILog`, `logWriter`). PURE.
 //!
 //! ```text
 //!     2026-01-02T03:04:05.678901234Z stdout F a whole line
 //!     2026-01-02T03:04:05.678901235Z stderr P a part, which goes on in the next line of this stream
 //! ```
 //!
-//! A line is taken as it comes, piece by piece: one without an end takes no memory.
+//! A line is processed in pieces: one without an end takes no memory.
 
 use crate::limits::LOG_HEAD_BYTES_MAX;
 use crate::model::Wall;
 
-/// Which output of the container.
+/// An output stream of the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// `stdout`.
@@ -19,39 +19,39 @@ pub enum Stream {
     Err,
 }
 
-/// What stands before a line's content.
+/// The fields before a line's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// When it was written.
     pub time: Wall,
-    /// Where to.
+    /// The output stream.
     pub stream: Stream,
-    /// The tag `P`: the next line of the stream goes on with it.
+    /// The tag `P`: the stream's next line continues this one.
     pub partial: bool,
 }
 
-/// Where the content goes. An error ends the reading.
+/// Receiver of the content. An error ends the reading.
 pub trait Sink {
-    /// Takes a piece of what the container wrote.
+    /// Takes a piece of the container's output.
     ///
     /// # Errors
     /// It cannot be written.
     fn write(&mut self, stream: Stream, bytes: &[u8]) -> std::io::Result<()>;
 
-    /// For now nothing more comes.
+    /// No more content is available for now.
     ///
     /// # Errors
-    /// The lines that were taken cannot be written.
+    /// The lines taken before cannot be written.
     fn flush(&mut self) -> std::io::Result<()>;
 }
 
-/// The head of the line that `text` begins with; nothing when it is no line of a log, or not yet one.
+/// Parses the head of the line that `text` begins with; `None` when it is incomplete or not a log line.
 pub fn head(text: &[u8]) -> Option<Head> {
     let text = &text[..text.len().min(LOG_HEAD_BYTES_MAX)];
     let text = text.split(|byte| *byte == b'\n').next()?;
     let mut parts = text.splitn(4, |byte| *byte == b' ');
     let (time, stream, tags) = (parts.next()?, parts.next()?, parts.next()?);
-    // The blank behind the tags belongs to the head.
+    // The blank after the tags is part of the head.
     parts.next()?;
     let stream = match stream {
         b"stdout" => Stream::Out,
@@ -104,7 +104,7 @@ fn decimal(digits: &[u8]) -> i64 {
     digits.iter().fold(0, |number, digit| number * 10 + i64::from(digit - b'0'))
 }
 
-/// The head's own time with nine digits behind the point (`RFC3339NanoFixed`), and a blank.
+/// The head's own time with nine decimals (`RFC3339NanoFixed`), and a blank.
 fn nine_digits(head: &[u8]) -> Vec<u8> {
     let time = head.split(|byte| *byte == b' ').next().unwrap_or_default();
     let (whole, rest) = time.split_at(time.len().min(19));
@@ -121,41 +121,41 @@ fn nine_digits(head: &[u8]) -> Vec<u8> {
 /// Selection and format of the lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
-    /// Only lines written then or later.
+    /// Only lines written at that time or later.
     pub since: Option<Wall>,
-    /// With the time before each.
+    /// Prefix each line with its time.
     pub timestamps: bool,
 }
 
-/// Where in a line the bytes so far end.
+/// The position in a line at the end of the bytes so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     /// In its head.
     Head,
     /// In its content.
     Content(Head),
-    /// In one that is not shown, or is no line of a log.
+    /// In a line that is not shown, or is not a log line.
     Skipped,
 }
 
-/// Takes the bytes of a log and gives the content of its lines.
+/// Parses a log's bytes and writes the content of its lines to a sink.
 #[derive(Debug)]
 pub struct Lines {
     shown: Shown,
     at: At,
     /// The line's head so far, at most `LOG_HEAD_BYTES_MAX`.
     head: Vec<u8>,
-    /// What each stream got last was a part.
+    /// By stream: the last line was partial.
     parts: [bool; 2],
 }
 
 impl Lines {
-    /// Nothing was read yet.
+    /// A parser at the beginning of a log.
     pub fn new(shown: Shown) -> Self {
         Self { shown, at: At::Head, head: Vec::with_capacity(LOG_HEAD_BYTES_MAX), parts: [false; 2] }
     }
 
-    /// The next bytes are another file's, which begins with a line. A line cut off before is left as it is.
+    /// The next bytes are from another file, which begins with a line. An incomplete line before it stays incomplete.
     pub fn next_file(&mut self) {
         self.at = At::Head;
         self.head.clear();
@@ -192,11 +192,11 @@ impl Lines {
         Ok(())
     }
 
-    /// Takes what belongs to the line's head; what is left.
+    /// Consumes the line's head; returns the rest.
     fn begin<'b>(&mut self, bytes: &'b [u8], sink: &mut impl Sink) -> std::io::Result<&'b [u8]> {
         for (at, byte) in bytes.iter().enumerate() {
             if *byte == b'\n' {
-                // No line of a log.
+                // Not a log line.
                 self.next_file();
                 return Ok(&bytes[at + 1..]);
             }
@@ -224,7 +224,7 @@ impl Lines {
     }
 }
 
-/// The bytes to the line's end, with it, and what is behind; whether it is there.
+/// The bytes up to and including the line's end, the rest, and whether there is an end.
 fn line_end(bytes: &[u8]) -> (&[u8], &[u8], bool) {
     match bytes.iter().position(|byte| *byte == b'\n') {
         Some(at) => (&bytes[..=at], &bytes[at + 1..], true),
@@ -250,7 +250,7 @@ mod tests {
         }
     }
 
-    /// What a log says on both streams, taken in pieces of so many bytes.
+    /// A log's content on both streams, parsed in pieces of that size.
     fn read(log: &[u8], shown: Shown, piece: usize) -> [String; 2] {
         let (mut lines, mut both) = (Lines::new(shown), Both::default());
         log.chunks(piece).for_each(|piece| lines.push(piece, &mut both).unwrap());

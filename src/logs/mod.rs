@@ -4,8 +4,8 @@
 //!     runtime ─► N.log ──(rename, ReopenContainerLog)──► N.log.STAMP ──(gzip)──► N.log.STAMP.gz ──► removed
 //! ```
 //!
-//! `line` and `choose` are PURE; `files` names, renames and compresses files; `read` and `follow` show them, in the process of
-//! `smolet logs`; `rotate` is the agent's task that keeps them small.
+//! `line` and `choose` are PURE; `files` names, renames and compresses files; `read` and `follow` show them, in the process
+//! of `smolet logs`; `rotate` is the agent's task that limits their size.
 
 pub mod choose;
 pub mod files;

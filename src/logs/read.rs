@@ -1,11 +1,11 @@
-//! Reads a container's log, its end or all of it, and follows it across rotations. I/O, blocking, in a process of its own.
+//! Reads a container's log, its tail or all of it, and follows it across rotations. Blocking I/O, in its own process.
 //!
 //! ```text
-//!     N.log.STAMP, the newest (not compressed yet) ─► N.log ─► (follow) what comes
-//!                                                      └─ rotated: read to its end ─► the next one, compressed or not ─► N.log
+//! |     N.log.STAMP, the newest (not compressed yet) ─► N.log ─► (follow) new lines
+//! |                                                      └─ rotated: read to its end ─► the next one, compressed or not ─► N.log
 //! ```
 //!
-//! The kubelet reads `N.log` alone, so that right after a rotation there is nothing to see.
+//! The kubelet reads only `N.log`, which is empty right after a rotation.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -21,16 +21,16 @@ use super::line::{Lines, Shown, Sink, head};
 use crate::filesystem::open_regular;
 use crate::limits::{LOG_CHUNK_BYTES, LOG_HEAD_BYTES_MAX, LOG_LAST_WORDS, LOG_OPEN_PAUSE, LOG_OPEN_TRIES};
 
-/// How much of a log is read.
+/// The part of a log to read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Only so many lines before the end.
+    /// Only that many last lines.
     pub tail: Option<u64>,
-    /// What comes later too; without it, what is there now.
+    /// New lines too; otherwise only the current content.
     pub follow: bool,
 }
 
-/// Where the bytes come from.
+/// Source of the bytes.
 enum Source {
     Plain(File),
     Compressed(Box<MultiGzDecoder<File>>),
@@ -45,33 +45,33 @@ impl Read for Source {
     }
 }
 
-/// A file, whatever its name is now.
+/// Device and inode: a file, whatever its name is now.
 type Inode = (u64, u64);
 
 fn inode(file: &File) -> io::Result<Inode> {
     file.metadata().map(|meta| (meta.dev(), meta.ino()))
 }
 
-/// One log that is read.
+/// Reader of one log.
 pub struct LogReader {
     log: PathBuf,
     source: Source,
-    /// The source was the log itself, or is rotated by now.
+    /// The source was opened as the current log; it may be rotated by now.
     own: Option<Inode>,
     /// The source was opened as this rotated log.
     stamp: Option<Stamp>,
-    /// What follows the source, opened together with it.
+    /// The file after the source, opened together with it.
     behind: Option<File>,
-    /// Bytes of the log itself that are wanted; `None` = all that come.
+    /// Bytes to read of the current log; `None` = no limit.
     left: Option<u64>,
     lines: Lines,
 }
 
 impl LogReader {
-    /// Opens the log, and goes to where the wanted part begins.
+    /// Opens the log and seeks to the beginning of the requested part.
     ///
     /// # Errors
-    /// It is not there or cannot be read.
+    /// It does not exist or cannot be read.
     pub fn open(log: &Path, part: Part, shown: Shown) -> io::Result<Self> {
         let Opened { current, older } = Opened::new(log)?;
         let length = current.metadata()?.len();
@@ -103,7 +103,7 @@ impl LogReader {
                 reader.source = Source::Plain(older);
                 reader.own = None;
                 reader.stamp = Some(stamp);
-                // Who follows goes on with whatever is the next one by then.
+                // A follower continues with whatever file is next by then.
                 reader.behind = (!part.follow).then_some(current);
             }
             _ => reader.seek(from)?,
@@ -118,7 +118,7 @@ impl LogReader {
         Ok(())
     }
 
-    /// Hands the next piece to the sink; false at the end of what is there.
+    /// Reads the next piece into the sink; false at the end of the current content.
     ///
     /// # Errors
     /// The file's or the sink's.
@@ -150,7 +150,7 @@ impl LogReader {
         self.lines.next_file();
     }
 
-    /// Reads to the end of what is there.
+    /// Reads to the end of the current content.
     ///
     /// # Errors
     /// As [`LogReader::pump`].
@@ -160,7 +160,7 @@ impl LogReader {
         Ok(())
     }
 
-    /// Its writer may still have the rotated log that was read to its end: it was the log a moment ago.
+    /// True when the rotated log that was read to its end may still get lines: it was the current log a moment ago.
     ///
     /// # Errors
     /// The file's.
@@ -168,7 +168,7 @@ impl LogReader {
         let Source::Plain(file) = &self.source else { return Ok(false) };
         let Some(stamp) = &self.stamp else { return Ok(true) };
         let written = file.metadata()?.modified()?;
-        // Written in the future, after the clock was set back: it counts as young, which costs a moment.
+        // Modified in the future, after the clock was set back: counts as young, which costs a moment.
         let is_young = written.elapsed().map_or(true, |age| age < LOG_LAST_WORDS);
         Ok(is_young && Rotated::of(&self.log)?.logs.keys().next_back() == Some(stamp))
     }
@@ -178,14 +178,14 @@ impl LogReader {
         self.log.file_name()
     }
 
-    /// Whether the log's name belongs to another file now than the one that was read to its end.
+    /// True when the log's name now belongs to another file than the one that was read to its end.
     ///
     /// # Errors
     /// The file's.
     pub(super) fn is_rotated(&mut self) -> io::Result<bool> {
         let Some(own) = self.own else { return Ok(true) };
         match fs::symlink_metadata(&self.log) {
-            // Between the two steps of a rotation, or removed.
+            // In the middle of a rotation, or removed.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
             Ok(there) => {
@@ -194,7 +194,7 @@ impl LogReader {
                     && let Source::Plain(file) = &mut self.source
                     && there.len() < file.stream_position()?
                 {
-                    // Emptied by somebody else's rotation.
+                    // Truncated by another program's rotation.
                     file.seek(SeekFrom::Start(0))?;
                     self.lines.next_file();
                 }
@@ -203,7 +203,7 @@ impl LogReader {
         }
     }
 
-    /// The name that the file has now.
+    /// The file's current name.
     pub(super) fn name_now(&self) -> Option<String> {
         let Source::Plain(file) = &self.source else { return None };
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
@@ -211,8 +211,8 @@ impl LogReader {
         Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
     }
 
-    /// Goes on with the file behind the one that was read to its end: the next rotated one, or the log. False when it is not
-    /// there (yet).
+    /// Continues with the file after the one that was read to its end: the next rotated one, or the log. False when it does
+    /// not exist (yet).
     ///
     /// # Errors
     /// The file's.
@@ -232,10 +232,10 @@ impl LogReader {
                 None => open_regular(&self.log).map(|file| (Source::Plain(file), None)),
             };
             match opened {
-                // Compressed, removed or rotated since the look.
+                // Compressed, removed or rotated since the directory was read.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
-                // Rotated since the look, and perhaps another one made before it was opened.
+                // Rotated since the directory was read, perhaps twice before the file was opened.
                 Ok((_, None)) if next_of(&Rotated::of(&self.log)?, stamp.as_ref()).is_some() => {}
                 Ok((source, stamp)) => {
                     self.own = match (&source, &stamp) {
@@ -251,12 +251,12 @@ impl LogReader {
     }
 }
 
-/// The rotated log behind that one.
+/// The rotated log after that stamp.
 fn next_of<'r>(rotated: &'r Rotated, stamp: Option<&Stamp>) -> Option<(&'r Stamp, &'r Forms)> {
     stamp.and_then(|stamp| rotated.logs.iter().find(|(other, _)| *other > stamp))
 }
 
-/// The log and the newest of the rotated ones, when it is not compressed: as they are at one moment.
+/// The log and the newest rotated one, if uncompressed, at one point in time.
 struct Opened {
     current: File,
     older: Option<(File, Stamp)>,
@@ -275,7 +275,7 @@ impl Opened {
         Ok(Self { current: open_regular(log)?, older: None })
     }
 
-    /// Nothing when the log was rotated meanwhile.
+    /// `None` when the log was rotated meanwhile.
     fn at_once(log: &Path) -> io::Result<Option<Self>> {
         let current = open_regular(log)?;
         let rotated = Rotated::of(log)?;
@@ -288,8 +288,8 @@ impl Opened {
     }
 }
 
-/// Where the last `lines` whole lines of the first `length` bytes begin, and how many there are. A line in parts counts once,
-/// where it ends; what is behind the last line's end comes on top.
+/// Offset of the last `lines` complete lines in the first `length` bytes, and their number. A line in several parts counts
+/// once, where it ends; an incomplete last line comes on top.
 fn tail_start(file: &File, length: u64, lines: u64) -> io::Result<(u64, u64)> {
     let is_whole = |start: u64| -> io::Result<bool> {
         let mut text = [0; LOG_HEAD_BYTES_MAX];
@@ -297,14 +297,14 @@ fn tail_start(file: &File, length: u64, lines: u64) -> io::Result<(u64, u64)> {
         Ok(head(&text[..bytes]).is_some_and(|head| !head.partial))
     };
     let mut block = vec![0; LOG_CHUNK_BYTES];
-    // Behind the end of the line whose begin comes next.
+    // End of the line whose beginning is searched.
     let mut end = None;
     let (mut found, mut right) = (0, length);
     while right > 0 {
         let left = right.saturating_sub(block.len() as u64);
         let bytes = usize::try_from(right - left).unwrap_or(block.len());
         file.read_exact_at(&mut block[..bytes], left)?;
-        // A line begins behind each line's end, and at the file's begin.
+        // A line begins after each line's end, and at the file's beginning.
         let ends = (0..bytes).rev().filter(|at| block[*at] == b'\n').map(|at| left + at as u64 + 1);
         for start in ends.chain((left == 0).then_some(0)) {
             if let Some(end) = end.replace(start)

@@ -1,15 +1,15 @@
-//! Rotates the logs of running containers (kubelet `container_log_manager.go`): a task of its own, which the loop tells what
-//! runs.
+//! Rotates the logs of running containers (kubelet `container_log_manager.go`): a task of its own, to which the loop reports
+//! running containers.
 //!
 //! ```text
-//!     quiet ──(inotify: it is written to)──► look after what is left of the limit, at 5 MB/s ──► grew? look again
-//!       ▲                                                       │                                  │
-//!       └──────────────────── did not grow ◄────────────────────┘     limit reached: rename, ReopenContainerLog ─► gzip
+//! |     quiet ──(inotify: log written)──► check after (rest of the limit) / (5 MB/s) ──► grew? check again
+//! |       ▲                                               │                                │
+//! |       └──────────────── did not grow ◄────────────────┘   limit reached: rename, ReopenContainerLog ─► gzip
 //! ```
 //!
-//! The kubelet looks at every log every ten seconds, in which one of 5 MB/s grows by five times the limit; here nothing wakes
-//! up for a log that nobody writes to. And an agent that ends between the two steps of a rotation loses no log there: a log
-//! that is missing is asked for again, and what was renamed stays a rotated one.
+//! The kubelet checks every log every ten seconds, in which a log at 5 MB/s grows by five times the limit; here a quiet log
+//! causes no wakeups. And when an agent ends in the middle of a rotation no log is lost: a missing log is reopened, and the
+//! renamed one counts as rotated.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind};
@@ -34,52 +34,52 @@ use crate::limits::{
 use crate::model::SortedMap;
 use crate::model::{ContainerId, Mono, PodUid};
 
-/// When logs are rotated, and how many are kept.
+/// Settings of log rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Bytes of a log, or more, at which it is rotated.
+    /// Size in bytes from which on a log is rotated.
     pub size_max: u64,
-    /// Files of one log, the one that is written among them.
+    /// Number of files per log, including the current one.
     pub files_max: usize,
-    /// Longest time between two looks at a log that grows.
+    /// Longest interval between two checks of a growing log.
     pub look_max: Duration,
 }
 
 /// The log of a running container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningLog {
-    /// Whose.
+    /// The container.
     pub id: ContainerId,
-    /// Where the runtime writes it.
+    /// The path to which the runtime writes it.
     pub path: PathBuf,
 }
 
-/// What the loop says of pods until the rotator takes it: of each pod the last word alone, so at most one for each pod in hand.
+/// Reports from the loop until the rotator takes them: only the latest of each pod, so at most one per pod in hand.
 #[derive(Clone)]
 pub struct Told {
     pods: Rc<RefCell<SortedMap<PodUid, Vec<RunningLog>>>>,
     wake: Sender<()>,
-    /// Logs that are watched, and the bytes they take.
+    /// Number of watched logs, and their bytes.
     held: Rc<Cell<(usize, usize)>>,
 }
 
 impl Told {
-    /// With what wakes the one who takes it. Once that is dropped, nothing is kept.
+    /// With the channel that wakes the rotator. After that is dropped, nothing is kept.
     pub fn new() -> (Self, Receiver<()>) {
         let (wake, woken) = smol::channel::bounded(1);
         (Self { pods: Rc::default(), wake, held: Rc::default() }, woken)
     }
 
-    /// These containers of the pod run, and no others of it.
+    /// Reports that exactly these containers of the pod run.
     pub fn tell(&self, pod: &PodUid, logs: Vec<RunningLog>) {
         if !self.wake.is_closed() {
             self.pods.borrow_mut().insert(pod.clone(), logs);
-            // Full: it wakes anyway.
+            // Full: the rotator is woken already.
             let _ = self.wake.try_send(());
         }
     }
 
-    /// Logs that are watched, and the bytes they take.
+    /// Number of watched logs, and their bytes.
     pub fn held(&self) -> (usize, usize) {
         self.held.get()
     }
@@ -100,7 +100,7 @@ pub struct Rotator<R> {
     inotify: Option<Async<OwnedFd>>,
     /// At most `limits::LOGS_WATCHED_MAX`.
     logs: SortedMap<ContainerId, Log>,
-    /// Whose log a watch is on.
+    /// The log of each watch.
     watches: SortedMap<i32, ContainerId>,
     to_compress: Sender<PathBuf>,
     said_full: bool,
@@ -109,27 +109,27 @@ pub struct Rotator<R> {
 struct Log {
     pod: PodUid,
     path: PathBuf,
-    /// At the last look.
+    /// At the last check.
     size: u64,
     looked: Mono,
     next: Next,
-    /// In a row.
+    /// Consecutive failures.
     failures: u32,
 }
 
-/// When a log is looked at next.
+/// The next check of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// Then.
+    /// At that time.
     At(Mono),
-    /// When somebody writes to it.
+    /// When it is written to.
     Written(i32),
-    /// Never: it is no file, or none of ours.
+    /// Never: it is not a regular file, or not one of ours.
     Never,
 }
 
 impl<R: Runtime> Rotator<R> {
-    /// With the task that compresses what it rotates.
+    /// With the task that compresses rotated logs.
     pub fn new(
         rotation: Rotation,
         runtime: R,
@@ -164,7 +164,7 @@ impl<R: Runtime> Rotator<R> {
         (rotator, compressing)
     }
 
-    /// Never ends by itself.
+    /// Runs for the process' lifetime.
     pub async fn run(mut self) {
         loop {
             self.take_told();
@@ -209,7 +209,7 @@ impl<R: Runtime> Rotator<R> {
                 self.logs.insert(id, log);
             }
         }
-        // Their ids are those of the relist.
+        // The ids are shared with the relist.
         let bytes = |log: &Log| size_of::<(ContainerId, Log)>() + log.path.as_os_str().len();
         self.told.held.set((self.logs.len(), self.logs.values().map(bytes).sum()));
     }
@@ -224,7 +224,7 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// Waits until a log is due, one is written to, or the loop tells something.
+    /// Waits until a log is due, a log is written to, or the loop reports containers.
     async fn wait(&mut self) {
         let due = |log: &Log| match log.next {
             Next::At(at) => Some(at),
@@ -239,13 +239,13 @@ impl<R: Runtime> Rotator<R> {
             false
         };
         let told = async {
-            // The sender stands in `told`.
+            // The sender is in `told`.
             let _ = self.woken.recv().await;
             false
         };
         let written = async {
             match &self.inotify {
-                // An error of the reactor is met again when the events are read.
+                // A reactor error shows again when the events are read.
                 Some(inotify) => drop(inotify.readable().await),
                 None => std::future::pending().await,
             }
@@ -257,7 +257,7 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// Those that were written to, as the kernel tells.
+    /// Drains inotify's events: the logs that were written to.
     fn take_events(&mut self) -> Vec<ContainerId> {
         let Some(inotify) = self.inotify.take() else { return Vec::new() };
         let mut written = Vec::new();
@@ -267,10 +267,10 @@ impl<R: Runtime> Rotator<R> {
         loop {
             match reader.next() {
                 Ok(event) if event.events().contains(ReadFlags::QUEUE_OVERFLOW) => {
-                    // Which ones is not known.
+                    // Queue overflow: any of them may have been written to.
                     written.extend(std::mem::take(&mut self.watches).into_values());
                 }
-                // A watch ends with its first event, and tells that too.
+                // The watch is one-shot, which is reported too.
                 Ok(event) => {
                     written.extend(self.watches.remove(&event.wd()));
                 }
@@ -294,7 +294,7 @@ impl<R: Runtime> Rotator<R> {
         written
     }
 
-    /// These are looked at when they may have reached the limit.
+    /// Schedules a check for when these logs may have reached the limit.
     async fn written_to(&mut self, ids: Vec<ContainerId>) {
         for id in ids {
             let Some(Log { pod, path, .. }) = self.logs.get(&id) else { continue };
@@ -306,7 +306,7 @@ impl<R: Runtime> Rotator<R> {
                     log.size = size;
                     next_look(self.rotation, size, 0, Duration::ZERO)
                 }
-                // Renamed or removed by somebody else, or it does not answer: the look tells.
+                // Renamed or removed by another program, or it does not answer: the check shows which.
                 None => Duration::ZERO,
             };
             log.looked = now;
@@ -314,8 +314,8 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// A collector of logs may hold their directories, and lead a log's path anywhere: one that does not answer is looked at again
-    /// later, and the others are looked at meanwhile.
+    /// Log collectors have access to the log directories and may redirect a log's path: a log that does not answer is
+    /// checked again later, and the others are checked meanwhile.
     async fn at<T: Send + 'static>(
         &self,
         (pod, path): (&PodUid, &Path),
@@ -326,13 +326,13 @@ impl<R: Runtime> Rotator<R> {
         looked.map_err(io::Error::other)
     }
 
-    /// Looks at a log: rotates it, watches it, or says when to look again.
+    /// Checks a log: rotates it, watches it, or schedules the next check.
     async fn look(&mut self, id: &ContainerId) {
         let now = self.clock.now().mono;
         let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
         let seen = self.at((pod, path), |path| {
             let size = files::size(path);
-            // Of a pod that another agent made, with its logs elsewhere.
+            // Of a pod from another agent, with its logs elsewhere.
             let is_elsewhere = size.is_err() && !path.parent().is_some_and(Path::exists);
             (size, is_elsewhere)
         });
@@ -365,7 +365,7 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// Nothing is done until the log is written to.
+    /// Waits for the log to be written to.
     async fn watch(&mut self, id: &ContainerId) {
         let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
         let inotify = self.inotify.as_ref().and_then(|fd| fd.get_ref().try_clone().ok());
@@ -385,12 +385,12 @@ impl<R: Runtime> Rotator<R> {
         let written = size != Some(log.size);
         self.watches.insert(watch, id.clone());
         if written {
-            // Before the watch was there. Should it tell all the same, that only says when to look.
+            // Written before the watch existed. A further event would only schedule a check.
             self.written_to(vec![id.clone()]).await;
         }
     }
 
-    /// A log that is not there: an agent was killed in the middle of a rotation, or somebody removed it.
+    /// Reopens a missing log: an agent was killed in the middle of a rotation, or the file was removed by hand.
     async fn ask_for(&mut self, id: &ContainerId) {
         let reopened = self.runtime.reopen_container_log(id).await;
         let Some(Log { pod, path, .. }) = self.logs.get(id) else { return };
@@ -408,7 +408,7 @@ impl<R: Runtime> Rotator<R> {
         }
     }
 
-    /// `rotateLog`. Other than the kubelet, which compresses first, and leaves the log growing meanwhile.
+    /// `rotateLog`. Differs from the kubelet, which compresses first, while the log keeps growing.
     async fn rotate(&mut self, id: &ContainerId) {
         let Some(log) = self.logs.get(id) else { return };
         let (pod, path) = (log.pod.clone(), log.path.clone());
@@ -431,17 +431,17 @@ impl<R: Runtime> Rotator<R> {
             log.failures = 0;
             log.size = 0;
             log.looked = now;
-            // Who filled one goes on, as a rule.
+            // A container that filled a log usually continues.
             log.next = Next::At(now + next_look(self.rotation, 0, 0, Duration::ZERO));
         }
-        // Full: with the next rotation.
+        // Full: compressed with the next rotation.
         let _ = self.to_compress.try_send(path);
     }
 
     fn failed(&mut self, id: &ContainerId, why: &str) {
         let now = self.clock.now().mono;
         let Some(log) = self.logs.get_mut(id) else { return };
-        // The first time the container may have ended a moment ago.
+        // At the first failure the container may have exited a moment ago.
         if log.failures == 1 {
             log::warn!("{}: rotation failed: {why}; retrying", log.path.display());
         }
@@ -452,8 +452,8 @@ impl<R: Runtime> Rotator<R> {
     }
 }
 
-/// How long a log of `size` bytes may be left alone that grew by `grew` bytes within `took`: until it has reached its limit, at
-/// that speed or the one that is to be reckoned with. When that is long, less: it may become faster. PURE.
+/// How long a log of `size` bytes that grew by `grew` bytes within `took` can be left alone: until it reaches its limit, at
+/// that speed or at the assumed minimum. Shorter when that is long: the log may grow faster. PURE.
 fn next_look(rotation: Rotation, size: u64, grew: u64, took: Duration) -> Duration {
     let left = u128::from(rotation.size_max.saturating_sub(size));
     let nanos = |bytes: u128, of: u128, within: u128| bytes.saturating_mul(within) / of.max(1);
@@ -487,7 +487,7 @@ mod tests {
         for (size, grew, took, wait) in [
             (0, 0, Duration::ZERO, ms(1500)),
             (5 * MB, 5 * MB, second, ms(1000)),
-            // Slower than is reckoned with: it may become faster.
+            // Slower than the assumed speed: it may become faster.
             (5 * MB, 10, second, ms(1000)),
             (5 * MB, 20 * MB, second, ms(250)),
             (10 * MB - 1, 1, second, ms(20)),

@@ -1,4 +1,4 @@
-//! Files that are rotated, read and followed, in a directory of each test's own.
+//! Rotating, reading and following log files, each test in its own directory.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -91,7 +91,7 @@ fn tail(log: &Path, tail: Option<u64>) -> String {
 #[test]
 fn each_rotation_has_a_later_name_whatever_the_clock_says_and_the_oldest_go() {
     let folder = Folder::new("names");
-    // Not ours: another's names, a link, a directory's.
+    // Foreign files: other names, a symlink, a directory.
     folder.put("0.log.bak", "kept");
     folder.put("10.log", "another life's");
     let day_before = Wall(NOW.0 - 86_400_000_000_000);
@@ -103,7 +103,7 @@ fn each_rotation_has_a_later_name_whatever_the_clock_says_and_the_oldest_go() {
     assert_eq!(folder.names(), [&rotated[..], &["0.log.bak", "10.log"]].concat());
     let texts = rotated.map(|name| fs::read_to_string(folder.0.join(name)).unwrap());
     assert_eq!(texts, ["1", "2", "3"]);
-    // The turn of a year too.
+    // At the turn of a year too.
     folder.put("0.log.20261231-235959", "last");
     folder.put("0.log", "next");
     let name = files::rotate(&folder.log(), 10, NOW).unwrap();
@@ -117,7 +117,7 @@ fn all_rotated_logs_but_the_newest_are_compressed_and_what_was_cut_off_is_mended
     for stamp in stamps {
         folder.put(&format!("0.log.{stamp}"), stamp);
     }
-    // Of compressions that were cut off: before the new name, and before the old file went.
+    // Interrupted compressions: before the rename, and before the old file was removed.
     folder.put("0.log.20260101-000001.tmp", "half");
     folder.put("0.log.20260101-000002.gz", "whole");
     files::compress(&folder.log()).unwrap();
@@ -130,7 +130,7 @@ fn all_rotated_logs_but_the_newest_are_compressed_and_what_was_cut_off_is_mended
     assert_eq!(folder.names(), names);
     assert_eq!(folder.unpacked(names[0]), stamps[0]);
     assert_eq!(fs::read_to_string(folder.0.join(names[1])).unwrap(), "whole");
-    // They count and go as the others.
+    // They count and are removed like the others.
     folder.put("0.log", "now");
     files::rotate(&folder.log(), 3, NOW).unwrap();
     assert_eq!(folder.names(), ["0.log.20260101-000004", "0.log.20260102-030405"]);
@@ -151,7 +151,7 @@ fn a_log_that_is_no_file_is_left_alone_and_a_name_is_given_back_once() {
     let rotated = files::rotate(&folder.log(), 5, NOW).unwrap();
     files::put_back(&rotated, &folder.log()).unwrap();
     assert_eq!(fs::read_to_string(folder.log()).unwrap(), "mine");
-    // The runtime has made a new one although its answer said no: neither is lost.
+    // The runtime has created a new log although its call failed: neither is lost.
     let rotated = files::rotate(&folder.log(), 5, NOW).unwrap();
     folder.put("0.log", "new");
     files::put_back(&rotated, &folder.log()).unwrap_err();
@@ -214,12 +214,12 @@ fn the_end_of_any_log_is_the_end_of_its_lines() {
     }
 }
 
-/// A runtime as containerd: it writes on in the old file for a moment, and lets go of it later.
+/// Writes like containerd: into the old file for a moment after a rotation, then closes it.
 struct Writer {
     log: PathBuf,
     file: File,
     next: usize,
-    /// It was not let write for so long that a follower may have gone on without it (`LOG_LAST_WORDS`).
+    /// It was delayed so long that a follower may have continued without it (`LOG_LAST_WORDS`).
     held_up: bool,
 }
 
@@ -235,7 +235,7 @@ impl Writer {
 
     fn lines(&mut self, count: usize) {
         for _ in 0..count {
-            // Some in two parts, one of them on each side of a rotation now and then.
+            // Some in two parts, occasionally one on each side of a rotation.
             let (tag, end) = if self.next % 7 == 3 { ("P", "") } else { ("F", "\n") };
             write!(self.file, "{TIME} stdout {tag} {:06}{end}", self.next).unwrap();
             if end.is_empty() {
@@ -247,7 +247,7 @@ impl Writer {
 
     fn rotate(&mut self, late: usize) {
         let begun = Instant::now();
-        // So many that who is late on a busy machine finds all of them.
+        // So many that a slow follower on a busy machine finds all of them.
         files::rotate(&self.log, 100, NOW).unwrap();
         self.lines(late);
         let new = File::options().create(true).append(true).open(&self.log).unwrap();
@@ -262,7 +262,7 @@ impl Writer {
     }
 }
 
-/// What a follower shows of `work`, after which the container has ended.
+/// What a follower shows of `work`, after which the container has exited.
 fn followed(log: &Path, sink: &mut (impl Sink + Send), work: impl FnOnce() + Send) {
     followed_by(Follower::new().unwrap(), log, sink, work);
 }
@@ -285,7 +285,7 @@ fn followed_by(
     });
 }
 
-/// The same lines; else where they differ.
+/// Asserts equal lines, and shows where they differ.
 fn assert_same(shown: &str, written: &str) {
     let mut lines = shown.lines().zip(written.lines());
     if let Some((shown, written)) = lines.find(|(shown, written)| shown != written) {
@@ -296,7 +296,7 @@ fn assert_same(shown: &str, written: &str) {
 
 #[test]
 fn nothing_is_lost_or_doubled_across_rotations() {
-    // On a machine that holds the writer up for longer than is promised, once more.
+    // Repeated when the machine delays the writer for longer than assumed.
     for _ in 0..5 {
         let folder = Folder::new("follow");
         let mut writer = Writer::new(&folder.log());
@@ -333,7 +333,7 @@ fn without_inotify_a_log_is_looked_at_now_and_then() {
     assert_same(both.out(), &writer.expected());
 }
 
-/// A terminal that does not take anything until `rotations` have passed.
+/// A terminal that accepts no output until `rotations` have passed.
 struct Stopped<'a>(Both, &'a AtomicUsize, usize);
 
 impl Sink for Stopped<'_> {

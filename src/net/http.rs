@@ -1,4 +1,4 @@
-//! A GET request over HTTP/1.1, a connection for each: of a probe, a lifecycle hook or a manifest's URL.
+//! HTTP/1.1 GET requests, one connection each: for probes, lifecycle hooks and manifest URLs.
 
 use std::fmt;
 
@@ -15,15 +15,15 @@ use crate::stream::Stream;
 /// A GET request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpGet {
-    /// By HTTPS; whose certificate it is does not matter.
+    /// Over TLS; the server's certificate is not verified.
     pub tls: bool,
-    /// Where.
+    /// The server.
     pub address: Address,
     /// Path and query, percent-encoded; begins with a slash.
     pub path: String,
     /// Without `Host`.
     pub headers: HeaderMap,
-    /// A `Host` header that the address is not.
+    /// A `Host` header that differs from the address.
     pub host: Option<HeaderValue>,
 }
 
@@ -34,20 +34,20 @@ impl fmt::Display for HttpGet {
 }
 
 impl HttpGet {
-    /// The request for a URL; `None`: it is no `http://HOST` or `https://HOST`.
+    /// The request for a URL; `None` unless it is an `http://HOST` or `https://HOST` URL.
     pub fn of_url(url: &str, headers: HeaderMap) -> Option<Self> {
         let address = Address { host: String::new(), port: 80 };
         let nowhere = Self { tls: false, address, path: "/".to_owned(), headers, host: None };
         nowhere.resolved(url).filter(|get| !get.address.host.is_empty())
     }
 
-    /// Where a redirect leads (Go's `http.Client`): `None` when it is not followed, because it leads to another host or is no
+    /// The target of a redirect (Go's `http.Client`): `None` when it is not followed, because it is on another host or not
     /// HTTP.
     pub fn redirected(&self, location: &str) -> Option<Self> {
         self.resolved(location).filter(|to| to.address.host.eq_ignore_ascii_case(&self.address.host))
     }
 
-    /// The same, whatever host it leads to; with the headers of this one.
+    /// The same for any host, with this request's headers.
     pub fn resolved(&self, location: &str) -> Option<Self> {
         let location = location.split('#').next().unwrap_or_default();
         let scheme = location.find(':').filter(|at| !location[..*at].contains(['/', '?']));
@@ -74,7 +74,7 @@ impl HttpGet {
             Some(b'?') => format!("{own}{path}"),
             Some(_) => format!("{}/{path}", own.rsplit_once('/').map_or("", |(directory, _)| directory)),
         };
-        // A Host header of the manifest's own stays on the way through one site.
+        // The manifest's own Host header stays across redirects within a site.
         let host = self.host.clone().filter(|_| !is_absolute);
         Some(Self {
             tls,
@@ -122,8 +122,8 @@ fn without_dots(text: &str) -> String {
     format!("/{}{query}", kept.join("/"))
 }
 
-/// A path and query as they go over the wire: what a URL cannot have is percent-encoded (Go's `URL.RequestURI`). A path
-/// with a percent sign that begins no code is taken as it stands, its question mark with it (`formatURL`).
+/// A path and query as sent: characters that a URL cannot contain are percent-encoded (Go's `URL.RequestURI`). A path with
+/// an invalid percent code is encoded as a whole, with its question mark (`formatURL`).
 pub(crate) fn encoded_path(text: &str) -> String {
     let is_url = !has_stray_percent(text);
     let text = if is_url { text.split('#').next().unwrap_or_default() } else { text };
@@ -154,14 +154,14 @@ fn has_stray_percent(text: &str) -> bool {
     codes.any(|code| code.len() < 2 || !code.as_bytes()[..2].iter().all(u8::is_ascii_hexdigit))
 }
 
-/// One request, and its answer as `read` takes it.
+/// One request; `read` processes the response.
 pub(crate) async fn exchange<T>(
     socket: Stream,
     get: &HttpGet,
     read: impl AsyncFnOnce(Response<Incoming>) -> Result<T, String>,
 ) -> Result<T, String> {
     let broken = |error: hyper::Error| error.to_string();
-    // Heads that are not quite as they should be are those of small devices; capitals in names are what these know.
+    // Small devices send slightly invalid heads, and may only know header names in capitals.
     let (mut sender, connection) = Builder::new()
         .max_buf_size(PROBE_HEAD_BYTES_MAX)
         .title_case_headers(true)
@@ -173,7 +173,7 @@ pub(crate) async fn exchange<T>(
         .map_err(broken)?;
     let request = request(get)?;
     let exchange = async { read(sender.send_request(request).await.map_err(broken)?).await };
-    // The connection moves only while it is polled; its end is known from the exchange.
+    // The connection proceeds only while it is polled; its end shows in the exchange.
     let drive = async {
         let _ = connection.await;
         std::future::pending().await

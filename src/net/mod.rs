@@ -1,4 +1,4 @@
-//! Hosts by address or name, and connections to them.
+//! Hosts by address or name, and TCP connections to them.
 
 pub mod http;
 
@@ -12,7 +12,7 @@ use crate::model::PodUid;
 use crate::stream::Socket;
 use crate::turns::{Party, Turns};
 
-/// A host, by an address or a name, and a port.
+/// A host, by address or name, and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Without the brackets of an IPv6 address.
@@ -29,7 +29,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Looks names of hosts up on threads of their own, divided by pod (`limits::LOOKUPS`). Clones share the turns.
+/// Resolves host names on threads, with limits per pod (`limits::LOOKUPS`). Clones share the turns.
 #[derive(Clone, Debug)]
 pub struct Lookups {
     turns: Turns,
@@ -43,7 +43,7 @@ impl Default for Lookups {
 }
 
 impl Lookups {
-    /// The same, for a pod: it takes turns of its own.
+    /// The same for a pod, with its own turns.
     #[must_use]
     pub fn of_pod(&self, pod: &PodUid) -> Self {
         Self { turns: self.turns.clone(), party: pod.into() }
@@ -56,20 +56,20 @@ impl Lookups {
         let turn = self.turns.take(self.party).await.map_err(|why| io::Error::other(why.to_string()))?;
         let name = (of.host.clone(), of.port);
         let look = move || {
-            // Kept by the thread: a lookup that nobody waits for any more goes on.
+            // Held by the thread: a lookup continues after its caller was dropped.
             let _turn = turn;
             name.to_socket_addrs().map(|found| found.take(ADDRESSES_TRIED_MAX).collect())
         };
         unblock_apart(look).await?
     }
 
-    /// Connects to the first of the host's addresses that takes it. Go's error in words.
+    /// Connects to the first of the host's addresses that accepts. Errors are worded as in Go.
     ///
-    /// Differs from the kubelet's `ProbeDialer`, which closes with a lingering second to spare itself sockets in TIME-WAIT: a
-    /// close that lingers may hold up the one thread there is, for two hundred bytes of the kernel's.
+    /// Differs from the kubelet's `ProbeDialer`, which sets a linger time of one second to avoid sockets in TIME-WAIT: a
+    /// lingering close may block the only thread, to save two hundred bytes in the kernel.
     ///
     /// # Errors
-    /// A sentence: there is no such host, or nobody takes the connection.
+    /// A sentence: the host is unknown, or no address accepts the connection.
     pub async fn connect(&self, to: &Address) -> Result<Socket<TcpStream>, String> {
         let found =
             self.addresses(to).await.map_err(|error| format!("dial tcp: lookup {}: {error}", to.host))?;
@@ -96,7 +96,7 @@ mod tests {
         let (stuck, other) = (lookups.of_pod(&PodUid::from("stuck")), lookups.of_pod(&PodUid::from("other")));
         let local = Address { host: "localhost".to_owned(), port: 80 };
         block_on(async {
-            // What its threads hold whose resolver does not answer.
+            // The turns of lookups whose resolver does not answer.
             let mut held = Vec::new();
             while let Some(turn) = poll_once(stuck.turns.take(stuck.party)).await {
                 held.push(turn);

@@ -25,9 +25,9 @@ struct HealthCheckResponse {
 /// `HealthCheckResponse.ServingStatus`, by number.
 const SERVING_STATUS: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 
-/// Asks for the health of a service; the caller holds the timeout. The kubelet's words.
+/// Checks the health of a service; the caller enforces the timeout. In the kubelet's wording.
 ///
-/// Differs from the kubelet, which tries to connect for as long as the timeout lasts: a server that is not there fails at once.
+/// Differs from the kubelet, which retries the connection until the timeout: an unreachable server fails at once.
 pub(super) async fn check(lookups: &Lookups, at: &Address, service: &str, timeout: Duration) -> Answer {
     let authority = at.to_string();
     let socket = match lookups.connect(at).await {

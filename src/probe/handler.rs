@@ -1,4 +1,4 @@
-//! What a probe or a lifecycle hook does, with its addresses worked out (`httpprobe.NewRequestForHTTPGetAction`,
+//! Actions of probes and lifecycle hooks, with resolved addresses (`httpprobe.NewRequestForHTTPGetAction`,
 //! `probe.ResolveContainerPort`). PURE.
 
 use std::net::IpAddr;
@@ -11,21 +11,21 @@ use crate::net::Address;
 use crate::net::http::{HttpGet, encoded_path};
 use crate::render::expand::expand;
 
-/// The version of the kubelet that is spoken for.
+/// The kubelet version in the user agent.
 const KUBELET: &str = "1.36";
 
 /// The action of a probe or hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Handler {
-    /// This command is run in the container.
+    /// Run this command in the container.
     Exec(Vec<String>),
-    /// This is asked for.
+    /// Send this request.
     HttpGet(HttpGet),
-    /// This is connected to.
+    /// Connect to this address.
     TcpSocket(Address),
-    /// The health of this service of a gRPC server is asked for.
+    /// Check the health of this service of a gRPC server.
     Grpc {
-        /// Where.
+        /// The server.
         address: Address,
         /// Empty: the server as a whole.
         service: String,
@@ -33,10 +33,10 @@ pub enum Handler {
 }
 
 impl Handler {
-    /// What this probe of a container does; `pod_ip` is where the pod is reached.
+    /// The action of a container's probe; `pod_ip` is the pod's address.
     ///
     /// # Errors
-    /// A sentence, when an address or a header cannot be made.
+    /// A sentence, when an address or a header is invalid.
     pub fn of_probe(probe: &Probe, container: &Container, pod_ip: Option<IpAddr>) -> Result<Self, String> {
         let ports = container.ports.as_deref().unwrap_or_default();
         if let Some(exec) = &probe.exec {
@@ -55,7 +55,7 @@ impl Handler {
     }
 }
 
-/// `ExpandContainerCommandOnlyStatic`: only values that stand in the manifest are put in; others are empty.
+/// `ExpandContainerCommandOnlyStatic`: only literal values of the manifest are expanded; others are empty.
 fn static_command(command: &[String], env: &[EnvVar]) -> Vec<String> {
     let value = |name: &[u8]| {
         let last = env.iter().rfind(|variable| variable.name.as_bytes() == name)?;
@@ -66,10 +66,10 @@ fn static_command(command: &[String], env: &[EnvVar]) -> Vec<String> {
 }
 
 impl Address {
-    /// Of a port that is connected to.
+    /// The action that connects to a port.
     ///
     /// # Errors
-    /// A sentence: there is no such port, or no address yet.
+    /// A sentence: the port does not exist, or the pod has no address yet.
     pub fn of_tcp(
         action: &TCPSocketAction,
         ports: &[ContainerPort],
@@ -101,7 +101,7 @@ fn resolve_port(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, Stri
             let named = ports.iter().find(|port| port.name.as_deref() == Some(name));
             match named {
                 Some(port) => port.container_port,
-                // As in the kubelet, a number written as text.
+                // As in the kubelet, a number as text.
                 None => name.parse().map_err(|_| format!("port {name} not found"))?,
             }
         }
@@ -113,10 +113,10 @@ fn resolve_port(port: &IntOrString, ports: &[ContainerPort]) -> Result<u16, Stri
 }
 
 impl HttpGet {
-    /// `NewRequestForHTTPGetAction`; `purpose` is who asks: `probe` or `lifecycle`.
+    /// `NewRequestForHTTPGetAction`; `purpose` is `probe` or `lifecycle`, for the user agent.
     ///
     /// # Errors
-    /// A sentence: there is no such port, no address yet, or a header that HTTP does not know.
+    /// A sentence: the port does not exist, the pod has no address yet, or a header is invalid.
     pub fn new(
         action: &HTTPGetAction,
         ports: &[ContainerPort],

@@ -1,4 +1,4 @@
-//! One GET for a probe, a lifecycle hook (`pkg/probe/http`) or a manifest: HTTP/1.1, a connection for each request.
+//! HTTP GET for probes, lifecycle hooks (`pkg/probe/http`) and manifests: HTTP/1.1, one connection per request.
 
 use http_body_util::BodyExt as _;
 use hyper::Response;
@@ -16,10 +16,10 @@ use crate::net::http::{HttpGet, exchange};
 use crate::stream::stream;
 use crate::text::start_of;
 
-/// What Go says of a server that answers HTTPS with HTTP.
+/// Go's error for a server that answers HTTPS with HTTP.
 pub(crate) const NOT_TLS: &str = "http: server gave HTTP response to HTTPS client";
 
-/// An answer to a request.
+/// A response.
 pub(crate) struct Reply {
     status: u16,
     /// The beginning of its body.
@@ -37,11 +37,11 @@ impl Reply {
     }
 }
 
-/// Asks, and follows redirects on the same host.
+/// Sends the request, and follows redirects on the same host.
 ///
 /// # Errors
-/// A sentence: there was no answer. Differs from the kubelet, to which a body that breaks off is a probe that could not be
-/// run: a server that hangs in the middle of its answers would never be found.
+/// A sentence: there was no response. Differs from the kubelet, for which an incomplete body is a probe that could not run:
+/// a server that hangs in the middle of its responses would never be detected.
 pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, String> {
     let failed = |error: String| format!("Get \"{request}\": {error}");
     let mut next: Option<HttpGet> = None;
@@ -64,7 +64,7 @@ pub(crate) async fn get(lookups: &Lookups, request: &HttpGet) -> Result<Reply, S
     Err(failed(format!("stopped after {PROBE_REQUESTS_MAX} redirects")))
 }
 
-/// The answer, with where it redirects to.
+/// The response, and the target of its redirect.
 async fn answer(response: Response<Incoming>) -> Result<(Reply, Option<String>), String> {
     let status = response.status().as_u16();
     let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).map(str::to_owned);
@@ -72,7 +72,7 @@ async fn answer(response: Response<Incoming>) -> Result<(Reply, Option<String>),
     Ok((Reply { status, body }, location))
 }
 
-/// Reads the body as far as it is read; keeps as much as an event has room for.
+/// Reads the body up to the limit; keeps as much as fits into an event.
 async fn beginning(response: Response<Incoming>) -> Result<String, hyper::Error> {
     let mut body = response.into_body();
     let (mut kept, mut read) = (Vec::new(), 0);

@@ -5,9 +5,9 @@
 //!                        └──────── prober ────────┘
 //! ```
 //!
-//! [`prober`] decides when a probe runs and what its answers come to, [`handler`] what it does; both are PURE, and so is what
-//! stands here: the probers of one pod. [`run`] carries probes out, with `http` and `grpc` beside it. A probe is a task for as long
-//! as it runs; between two of them it is a record of `limits::PROBER_BYTES_MAX` bytes.
+//! [`prober`] decides when a probe runs and evaluates its results, [`handler`] resolves its action; both are PURE, and so is
+//! this file: the probers of one pod. [`run`] executes probes, using `http` and `grpc`. A probe is a task only while it
+//! runs; in between it is a record of `limits::PROBER_BYTES_MAX` bytes.
 
 mod grpc;
 pub mod handler;
@@ -22,7 +22,7 @@ mod tls {
 
     use crate::stream::{Socket, Stream};
 
-    /// Manifests that ask for it are refused; what asks here is the hook of a container that another build has started.
+    /// Manifests with HTTPS probes are rejected; this is reached by the hook of a container that another build has started.
     pub(super) async fn connect(_: &str, _: Socket<TcpStream>) -> Result<Stream, String> {
         Err("this build of smolet has no TLS".to_owned())
     }
@@ -39,7 +39,7 @@ use crate::status::container_status;
 use crate::sync::{ProbeResult, Probes};
 use prober::{Asked, Before, ProbeKind, Prober, Progress, Schedule, Seen};
 
-/// A container's definition, by its place in the pod's spec, and which of its probes.
+/// Index of a container in the pod's spec, and one of its probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     list: ContainerKind,
@@ -48,17 +48,17 @@ pub struct Place {
 }
 
 impl Place {
-    /// Which probe.
+    /// The kind of probe.
     pub fn kind(self) -> ProbeKind {
         self.kind
     }
 
-    /// The list that the container stands in.
+    /// The container's list in the spec.
     pub fn list(self) -> ContainerKind {
         self.list
     }
 
-    /// The container's definition there and the probe's, while the pod has them.
+    /// The definitions of the container and the probe, while the pod has them.
     pub fn find(self, pod: &DesiredPod) -> Option<(&Container, &Probe)> {
         let list = match self.list {
             ContainerKind::Init => pod.init_containers(),
@@ -84,7 +84,7 @@ pub fn timeout(probe: &Probe) -> Duration {
     Duration::from_secs(seconds.unwrap_or(1).max(1))
 }
 
-/// Every probe of a pod's containers: of sidecars, and of app containers.
+/// Every probe of the pod's sidecars and app containers.
 fn places(pod: &DesiredPod) -> impl Iterator<Item = (Place, &Probe)> {
     let sidecars = pod.init_containers().iter().enumerate().filter(|(_, container)| is_sidecar(container));
     let apps = pod.containers().iter().enumerate();
@@ -97,7 +97,7 @@ fn places(pod: &DesiredPod) -> impl Iterator<Item = (Place, &Probe)> {
     })
 }
 
-/// The pod has that probe for the container of this name (prober manager `getWorker`).
+/// True when the pod has that probe for the container of this name (prober manager `getWorker`).
 pub fn has_probe(pod: &DesiredPod, kind: ProbeKind, name: &str) -> bool {
     let mut containers =
         pod.containers().iter().chain(pod.init_containers().iter().filter(|c| is_sidecar(c)));
@@ -112,7 +112,7 @@ struct Entry {
 
 const _: () = assert!(size_of::<Entry>() <= PROBER_BYTES_MAX);
 
-/// There is no room for the probers of a pod.
+/// The limit on probers is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoRoom;
 
@@ -120,33 +120,33 @@ pub struct NoRoom;
 #[derive(Debug, Default)]
 pub struct Probers {
     entries: Vec<Entry>,
-    /// They are those of the pod's definition.
+    /// They match the pod's definition.
     fitted: bool,
-    /// Containers that were there when the agent saw the pod for the first time.
+    /// Containers that existed when the agent first observed the pod.
     found: Box<[ContainerId]>,
 }
 
 impl Probers {
-    /// The pod's definition may be another one.
+    /// Marks that the pod's definition may have changed.
     pub fn changed(&mut self) {
         self.fitted = false;
     }
 
-    /// They are those of the pod's definition.
+    /// True when they match the pod's definition.
     pub fn is_fitted(&self) -> bool {
         self.fitted
     }
 
-    /// The first look of this agent at the pod.
+    /// Records this agent's first observation of the pod.
     pub fn found(&mut self, observed: &ObservedPod) {
         self.found = observed.containers.iter().map(|container| container.id.clone()).collect();
     }
 
-    /// Makes the probers that the pod wants now; `room` is how many more there may be. What is known of a container goes on
-    /// when its probe has other numbers.
+    /// Creates the probers of the pod's current definition; `room` is how many more may exist. A container's results are
+    /// kept when only its probe's numbers changed.
     ///
     /// # Errors
-    /// There are more: then it has none, and no probe of it is run.
+    /// More are needed: then the pod has none, and none of its probes runs.
     pub fn fit(&mut self, pod: &DesiredPod, room: usize) -> Result<(), NoRoom> {
         if self.fitted {
             return Ok(());
@@ -168,7 +168,7 @@ impl Probers {
         Ok(())
     }
 
-    /// Takes over what the runtime reports, and what was `shown` of the pod.
+    /// Updates them from the runtime's status, and from the pod's status `shown` last.
     pub fn look(
         &mut self,
         pod: &DesiredPod,
@@ -200,23 +200,23 @@ impl Probers {
         }
     }
 
-    /// When the next one is to be asked.
+    /// Time of the next probe.
     pub fn due(&self) -> Option<Mono> {
         self.entries.iter().filter_map(|entry| entry.prober.due()).min()
     }
 
-    /// Those that are due, and since when.
+    /// The probers that are due, and since when.
     pub fn all_due(&self, now: Mono) -> impl Iterator<Item = (Mono, Place)> {
         let due = move |entry: &Entry| Some((entry.prober.due().filter(|at| *at <= now)?, entry.place));
         self.entries.iter().filter_map(due)
     }
 
-    /// [`Prober::ask`] of the one at that place.
+    /// [`Prober::ask`] for the prober at that place.
     pub fn ask(&mut self, place: Place, now: Mono) -> Option<Asked> {
         self.at(place)?.ask(now)
     }
 
-    /// [`Prober::answered`] of the one at that place.
+    /// [`Prober::answered`] for the prober at that place.
     pub fn answered(&mut self, place: Place, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
         self.at(place).is_some_and(|prober| prober.answered(container, answer))
     }
@@ -225,7 +225,7 @@ impl Probers {
         self.entries.iter_mut().find(|entry| entry.place == place).map(|entry| &mut entry.prober)
     }
 
-    /// What that probe last said of the container, if it has said anything.
+    /// The latest result of that probe for the container, if there is one.
     pub fn result(&self, kind: ProbeKind, container: &str) -> Option<ProbeResult> {
         let of = |entry: &Entry| {
             let (id, result) = entry.prober.result()?;
@@ -234,7 +234,7 @@ impl Probers {
         self.entries.iter().find_map(of)
     }
 
-    /// The results that decide what is killed and started.
+    /// Results that decide which containers are killed and started.
     pub fn for_plan(&self) -> Probes {
         let mut probes = Probes::default();
         for entry in &self.entries {
@@ -248,18 +248,18 @@ impl Probers {
         probes
     }
 
-    /// How many there are.
+    /// Number of probers.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// None of the pod's containers is probed.
+    /// True when no container of the pod is probed.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 }
 
-/// FNV-1a: the same after each restart, another one for each probe.
+/// FNV-1a: stable across restarts, different for each probe.
 fn jitter(uid: &PodUid, container: &str, kind: ProbeKind) -> u32 {
     let bytes = uid.as_str().bytes().chain(container.bytes()).chain([kind as u8]);
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -345,12 +345,12 @@ mod tests {
         probers.fit(&pod(3), 0).unwrap();
         assert_eq!(probers.result(ProbeKind::Readiness, "c1"), Some(ProbeResult::Success));
         assert_eq!(probers.for_plan().liveness.of(&"c1".into()), Some(ProbeResult::Success));
-        // Its next time is the old one; from then on the new period counts.
+        // The scheduled time is kept; after it the new period applies.
         probers.ask(readiness, Mono(110_000_000_000)).unwrap();
         probers.answered(readiness, &asked.container, None);
         assert_eq!(probers.at(readiness).unwrap().due(), Some(Mono(113_000_000_000)));
         assert_eq!(probers.due(), Some(NOW.mono), "the liveness probe has not been asked");
-        // Another container of that name is another matter.
+        // Another container of that name has no result yet.
         probers.look(&pod(3), &observed("c2"), Some(&shown), false, NOW);
         assert_eq!(probers.result(ProbeKind::Readiness, "c1"), None);
         assert_eq!(probers.result(ProbeKind::Readiness, "c2"), Some(ProbeResult::Failure));

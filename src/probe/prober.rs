@@ -1,8 +1,8 @@
-//! One probe of one container: when it asks, and what the answers make of the container (prober `worker`). PURE.
+//! One probe of one container: its schedule and the evaluation of its results (prober `worker`). PURE.
 //!
 //! The kubelet's worker wakes up each period, whether there is something to probe or not. Here a prober without a running
-//! container has no timer: it is looked at again when the container changes. From the second time on it asks at whole seconds
-//! of the monotonic clock, as all others do: many probers wake the agent up as often as one.
+//! container has no timer: it is updated when the container changes. From the second probe on it runs at whole seconds of
+//! the monotonic clock, as all probers do: many of them cause as many wakeups as one.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::limits::{PROBE_LATE, PROBER_BYTES_MAX};
 use crate::model::{ContainerId, Mono};
 use crate::sync::ProbeResult;
 
-/// Which of a container's probes.
+/// A kind of probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ProbeKind {
     /// `livenessProbe`.
@@ -24,10 +24,10 @@ pub enum ProbeKind {
 }
 
 impl ProbeKind {
-    /// All of them, in the order of `as usize`.
+    /// All kinds, in the order of `as usize`.
     pub const ALL: [Self; 3] = [Self::Liveness, Self::Readiness, Self::Startup];
 
-    /// The kubelet's word for it.
+    /// The kubelet's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Liveness => "Liveness",
@@ -36,7 +36,7 @@ impl ProbeKind {
         }
     }
 
-    /// What holds from the container's start to the first answer (worker `initialValue`).
+    /// The result from the container's start to the first probe (worker `initialValue`).
     fn initial(self) -> ProbeResult {
         match self {
             Self::Liveness => ProbeResult::Success,
@@ -46,7 +46,7 @@ impl ProbeKind {
     }
 }
 
-/// When a probe asks, and how often an answer has to come to count: the numbers of a `v1.Probe` with its defaults.
+/// Schedule and thresholds of a probe: the numbers of a `v1.Probe` with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schedule {
     initial_delay_seconds: u32,
@@ -56,7 +56,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Of a probe whose defaults are set (`source::defaults`); what is not there all the same is the default.
+    /// From a probe with its defaults set (`source::defaults`); missing values get the default here too.
     pub fn new(probe: &Probe) -> Self {
         let number = |number: Option<i32>, default: u32| {
             number
@@ -81,23 +81,23 @@ impl Schedule {
     }
 }
 
-/// How far a container is.
+/// State of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It was made, and has not started.
+    /// Created, not started.
     Made,
-    /// It runs since then.
+    /// Running since then.
     Runs(Mono),
-    /// It ran.
+    /// Exited.
     Ended,
 }
 
-/// What was shown of a container that ran before the agent did; it holds until a probe says otherwise.
+/// The status shown of a container that ran before the agent started; it holds until a probe has a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Before {
-    /// `ready` of its status.
+    /// `ready` in its status.
     pub ready: bool,
-    /// What part of a period goes by until the first probe, in 1/2^32: not all containers of a node are asked at once.
+    /// Fraction of a period until the first probe, in 1/2^32: spreads the probes of a node's containers.
     pub jitter: u32,
 }
 
@@ -106,48 +106,48 @@ pub struct Before {
 pub struct Seen<'a> {
     /// Its id.
     pub id: &'a ContainerId,
-    /// How far it is.
+    /// Its state.
     pub progress: Progress,
-    /// `started` of its status: the startup probe succeeded, or there is none.
+    /// `started` in its status: the startup probe succeeded, or there is none.
     pub started: bool,
-    /// It ran before the agent did.
+    /// Set when it ran before the agent started.
     pub before: Option<Before>,
-    /// The pod is being ended.
+    /// The pod is terminating.
     pub is_ending: bool,
 }
 
-/// One probe of one container, whichever generation of it runs.
+/// One probe of one container, across its restarts.
 #[derive(Clone, Debug)]
 pub struct Prober {
     kind: ProbeKind,
-    /// It has spoken for good on this generation.
+    /// Its result for this container is final.
     on_hold: bool,
     in_flight: bool,
     last: Option<ProbeResult>,
-    /// What holds of the container.
+    /// The container's current result.
     result: Option<ProbeResult>,
-    /// How often in a row the probe said `last`.
+    /// Number of consecutive results equal to `last`.
     run: u32,
     schedule: Schedule,
     container: Option<ContainerId>,
-    /// When the container began to run, fixed at first sight: the runtime tells it by a clock that may step.
+    /// When the container began to run, set when first observed: the runtime's time is of a clock that may step.
     since: Option<Mono>,
     next: Option<Mono>,
 }
 
 const _: () = assert!(size_of::<Prober>() <= PROBER_BYTES_MAX);
 
-/// A probe that is to be run now.
+/// A probe to run now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// On this container.
+    /// The container.
     pub container: ContainerId,
-    /// It should have run before: the node, or the probe before it, was too slow.
+    /// It is overdue: the node, or the previous probe, was too slow.
     pub is_late: bool,
 }
 
 impl Prober {
-    /// A prober that has seen no container yet.
+    /// A prober without a container.
     pub fn new(kind: ProbeKind, schedule: Schedule) -> Self {
         Self {
             kind,
@@ -163,34 +163,34 @@ impl Prober {
         }
     }
 
-    /// Which probe.
+    /// The kind of probe.
     pub fn kind(&self) -> ProbeKind {
         self.kind
     }
 
-    /// The definition changed; what was seen of the container holds on.
+    /// Changes the schedule; the container's results are kept.
     pub fn set_schedule(&mut self, schedule: Schedule) {
         self.schedule = schedule;
     }
 
-    /// The container that was seen last, and what holds of it (`proberesults.Manager`), if anything does yet.
+    /// The container observed last and its current result (`proberesults.Manager`), if there is one yet.
     pub fn result(&self) -> Option<(&ContainerId, ProbeResult)> {
         self.container.as_ref().zip(self.result)
     }
 
-    /// Takes over what is there now.
+    /// Updates the prober's container.
     ///
-    /// Differs from the kubelet, whose worker takes a container that was made and has not started for one that is dead: when
-    /// it ticks just then, a failed liveness probe stands against a container that never had one.
+    /// Differs from the kubelet, whose worker treats a container that was created and not started as dead: when it ticks
+    /// just then, it records a failed liveness probe for a container that never had one.
     pub fn look(&mut self, seen: &Seen<'_>, now: Mono) {
         if self.container.as_ref() != Some(seen.id) {
             *self = Self { container: Some(seen.id.clone()), ..Self::new(self.kind, self.schedule) };
             self.result = match (seen.before, self.kind) {
                 (None, kind) => Some(kind.initial()),
-                // A sidecar that had started lets the next init container go on.
+                // A sidecar that had started does not block the next init container.
                 (Some(_), ProbeKind::Startup) => seen.started.then_some(ProbeResult::Success),
-                // The kubelet asks the API server's status; a pod of a manifest has none there, and is not ready after each
-                // restart of the kubelet.
+                // The kubelet uses the API server's status; a static pod has none there, and is not ready after each restart
+                // of the kubelet.
                 (Some(before), ProbeKind::Readiness) => before.ready.then_some(ProbeResult::Success),
                 (Some(_), ProbeKind::Liveness) => None,
             };
@@ -208,7 +208,7 @@ impl Prober {
             }
         };
         if seen.is_ending && self.kind != ProbeKind::Readiness {
-            // A quiet end: nothing is restarted any more.
+            // No further results: nothing is restarted any more.
             self.hold();
             self.result = Some(ProbeResult::Success);
         } else if seen.started == (self.kind == ProbeKind::Startup) {
@@ -220,37 +220,37 @@ impl Prober {
         }
     }
 
-    /// There is no such container (any more).
+    /// The container does not exist (any more).
     pub fn lost(&mut self) {
         self.next = None;
     }
 
     fn part_of_period(&self, jitter: u32) -> Duration {
-        // Whole seconds are asked at anyway.
+        // Probes run at whole seconds anyway.
         Duration::from_secs((u64::from(self.schedule.period_seconds) * u64::from(jitter)) >> 32)
     }
 
-    /// When it asks next; `None` while there is nothing to ask, or an answer is under way.
+    /// Time of the next probe; `None` while there is no container to probe, or a probe runs.
     pub fn due(&self) -> Option<Mono> {
         self.next.filter(|_| !self.in_flight)
     }
 
-    /// It asks now: the caller runs the probe and brings the answer to [`Self::answered`].
+    /// Begins a probe: the caller runs it and passes its result to [`Self::answered`].
     pub fn ask(&mut self, now: Mono) -> Option<Asked> {
         let due = self.due().filter(|due| *due <= now)?;
         let container = self.container.clone()?;
         self.in_flight = true;
-        // A late probe moves no other.
+        // A late probe does not shift later ones.
         let next = whole_second(due + self.schedule.period());
         self.next = Some(if next > now { next } else { whole_second(now + self.schedule.period()) });
         Some(Asked { container, is_late: now.since(due) >= PROBE_LATE })
     }
 
-    /// The answer of the probe that ran on `container`; `None` when it could not be run, which counts for nothing. True when
-    /// [`Self::result`] is another one from now on.
+    /// Records the result of the probe that ran on `container`; `None` when it could not run, which has no effect. True when
+    /// [`Self::result`] has changed.
     pub fn answered(&mut self, container: &ContainerId, answer: Option<ProbeResult>) -> bool {
         if self.container.as_ref() != Some(container) {
-            // Of a generation that is gone; this one's probe may be under way.
+            // The result of a previous container; this one's probe may be running.
             return false;
         }
         self.in_flight = false;
@@ -271,7 +271,7 @@ impl Prober {
         if self.kind == ProbeKind::Startup
             || (self.kind == ProbeKind::Liveness && answer == ProbeResult::Failure)
         {
-            // Exec in a container that is being stopped does harm; and one that started needs no second word.
+            // Exec in a container that is being stopped does harm; and a container that started needs no second result.
             self.hold();
         }
         self.result.replace(answer) != Some(answer)

@@ -1,4 +1,4 @@
-//! Carries out what a probe or a lifecycle hook does: one call or connection each, no process of the agent's own.
+//! Executes the actions of probes and lifecycle hooks: one CRI call or connection each, without processes of the agent.
 //!
 //! Every part may be dropped at any await: an exec's call is then reset, and a connection closed.
 
@@ -15,39 +15,39 @@ use crate::model::{ContainerId, PodUid};
 use crate::net::Lookups;
 use crate::text::start_of;
 
-/// What a probe says (`probe.Result`), with the words for an event.
+/// Result of a probe (`probe.Result`), with the message for an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is well.
+    /// Success.
     Success,
-    /// It is well, and something is to be known.
+    /// Success, with a warning.
     Warning(String),
-    /// It is not.
+    /// Failure.
     Failure(String),
 }
 
-/// What handlers are carried out with.
+/// Dependencies of the actions.
 pub struct Tools<R> {
     /// Runs commands in containers.
     pub runtime: Rc<R>,
     /// For timeouts.
     pub clock: SharedClock,
-    /// Finds hosts by their names.
+    /// Resolves host names.
     pub lookups: Lookups,
 }
 
 impl<R> Tools<R> {
-    /// The same, for a pod: it takes its own turns at looking names up.
+    /// The same for a pod, with its own turns for name lookups.
     #[must_use]
     pub fn of_pod(&self, pod: &PodUid) -> Self {
         Self { runtime: self.runtime.clone(), clock: self.clock.clone(), lookups: self.lookups.of_pod(pod) }
     }
 }
 
-/// Runs a probe (`runProbeWithRetries`); `timeout` is that of each try, and is not zero.
+/// Runs a probe (`runProbeWithRetries`); `timeout` is that of each attempt, and is not zero.
 ///
 /// # Errors
-/// A sentence: it could not be run, which says nothing of the container.
+/// A sentence: it could not run, which says nothing about the container.
 pub async fn probe<R: Runtime>(
     tools: &Tools<R>,
     container: &ContainerId,
@@ -84,7 +84,7 @@ pub async fn probe<R: Runtime>(
     }
 }
 
-/// `execProber.Probe`: the runtime holds the time limit.
+/// `execProber.Probe`: the runtime enforces the timeout.
 async fn exec<R: Runtime>(
     tools: &Tools<R>,
     container: &ContainerId,
@@ -105,7 +105,7 @@ async fn exec<R: Runtime>(
     Err(last)
 }
 
-/// As much of both outputs, one behind the other, as is kept.
+/// Both outputs, concatenated and truncated to the limit.
 pub(crate) fn said(stdout: &[u8], stderr: &[u8]) -> String {
     let mut both = Vec::with_capacity(PROBE_OUTPUT_BYTES_MAX);
     both.extend(stdout.iter().chain(stderr).take(PROBE_OUTPUT_BYTES_MAX));

@@ -1,6 +1,7 @@
-//! TLS that asks nobody who they are, for probes and lifecycle hooks by HTTPS (Go's `InsecureSkipVerify`, as the kubelet has it).
+//! TLS without certificate verification, for HTTPS probes and lifecycle hooks (Go's `InsecureSkipVerify`, as in the
+//! kubelet).
 //!
-//! Differs from the kubelet's, which would speak HTTP/2 with a server that chooses it: HTTP/1.1 is asked for.
+//! Differs from the kubelet, which uses HTTP/2 with a server that selects it: HTTP/1.1 only.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -20,7 +21,7 @@ use crate::tls::AnyCertificate;
 
 impl Duplex for TlsStream<Socket<TcpStream>> {}
 
-/// TLS 1.2 or 1.3 over this connection to `host`. Nothing is kept between connections: probes are seconds apart.
+/// TLS 1.2 or 1.3 over this connection to `host`. No sessions are cached: probes are seconds apart.
 ///
 /// # Errors
 /// A sentence: the handshake failed.
@@ -35,7 +36,7 @@ pub(super) async fn connect(host: &str, socket: Socket<TcpStream>) -> Result<Str
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.resumption = Resumption::disabled();
     let name = name(host, &socket);
-    // rustls keeps what comes until a message is whole, up to 64 KiB.
+    // rustls buffers input until a message is complete, up to 64 KiB.
     socket.set_ration(TLS_HANDSHAKE_BYTES_MAX);
     let connected =
         TlsConnector::from(Arc::new(config)).connect(name, socket).await.map_err(|error| match tls_error(
@@ -55,7 +56,7 @@ fn tls_error(error: &io::Error) -> Option<&Error> {
     error.get_ref().and_then(|error| error.downcast_ref())
 }
 
-/// The name that the server is told; one that is no name of DNS is not sent.
+/// The server name to send; one that is not a DNS name is not sent.
 fn name(host: &str, socket: &Socket<TcpStream>) -> ServerName<'static> {
     let unnamed = || socket.get_ref().peer_addr().map_or(IpAddr::from([0; 4]), |peer| peer.ip()).into();
     ServerName::try_from(host.to_owned()).unwrap_or_else(|_| unnamed())

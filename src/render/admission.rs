@@ -1,19 +1,19 @@
-//! What this node cannot run, whatever else holds (the kubelet's `PodAdmitHandler`s). PURE.
+//! Pod admission: pods that this node cannot run, whatever its free resources (the kubelet's `PodAdmitHandler`s). PURE.
 //!
 //! ```text
 //!     SysctlForbidden                       a sysctl that is neither safe nor allowed (`sysctl.patternAllowlist`)
 //!     AppArmor                              a profile, and AppArmor is off (`appArmorAdmitHandler`)
 //!     SupplementalGroupsPolicyNotSupported  Strict, and the runtime has only Merge (`predicateAdmitHandler`)
-//!     RuntimeClassNotFound                  a runtime class that is no handler of the runtime
-//!     TooManyObjects                        what it names in the cluster has no room on the node
+//! |     RuntimeClassNotFound                  a runtime class that no handler of the runtime implements
+//! |     TooManyObjects                        its ConfigMaps and Secrets of the cluster exceed the node's limits
 //!     FailedPrepareDynamicResources         claims of dynamic resources, for which there are no drivers (`PrepareDynamicResources`)
-//!     CreatePodSandboxError                 a user namespace, and the handler has none (`userns.Manager`)
+//! |     CreatePodSandboxError                 a user namespace, and the handler does not support it (`userns.Manager`)
 //! ```
 //!
-//! Differs from the kubelet, which marks such a pod Failed for good and waits for somebody to make another one: nobody
-//! does that with a manifest in a directory. Here its containers wait, with the kubelet's reason and words, and start
-//! when the node can run them. No container of such a pod is started, in a sandbox that is there neither. A pod of the
-//! API server fails as with the kubelet where the node's own settings refuse it ([`refusal_of_settings`]).
+//! Differs from the kubelet, which sets such a pod to Failed for good, for a controller to replace: a manifest in a
+//! directory has no controller. Here its containers wait, with the kubelet's reason and message, and start when the node can
+//! run them. No container of such a pod is started, not even in an existing sandbox. A pod of the API server fails as with
+//! the kubelet when the node's own settings refuse it ([`refusal_of_settings`]).
 
 use super::node::NodeSettings;
 pub use super::sandbox::sysctl_name;
@@ -22,8 +22,8 @@ use crate::model::desired::ClassHandler;
 use crate::model::runtime::RuntimeStatus;
 use crate::text::quoted;
 
-/// What a pod says when the node has no room for what it names in the cluster: `limits::KUBE_OBJECTS_MAX` and
-/// `limits::KUBE_OBJECTS_BYTES_MAX`. The kubelet has no such bounds.
+/// Message when the pod's objects of the cluster exceed `limits::KUBE_OBJECTS_MAX` or `limits::KUBE_OBJECTS_BYTES_MAX`. The
+/// kubelet has no such limits.
 pub const TOO_MANY_OBJECTS: &str = "too many objects on this node: its pods may name 1024 ConfigMaps, Secrets, tokens, claims, \
      classes and namespaces with services together, of 2 MiB; the pod waits until others end: run it on another node, or name \
      fewer or smaller objects";
@@ -31,14 +31,14 @@ pub const TOO_MANY_OBJECTS: &str = "too many objects on this node: its pods may 
 /// Why a pod cannot run here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// One word, the kubelet's.
+    /// The kubelet's reason.
     pub reason: &'static str,
-    /// One sentence.
+    /// The message.
     pub message: String,
 }
 
-/// Sysctls that have no influence outside the pod (`safeSysctls`). The kubelet leaves some of them out on kernels
-/// before 4.15, on which no runtime of the CRI's version 1 runs.
+/// Sysctls without influence outside the pod (`safeSysctls`). The kubelet leaves some of them out on kernels before 4.15, on
+/// which no CRI v1 runtime runs.
 const SAFE_SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -54,8 +54,8 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// True when the kernel has this sysctl, or all that begin like this (`kernel.msg*`), once for each namespace
-/// (`GetNamespace`): only such may be allowed.
+/// True when this sysctl, or all with this prefix (`kernel.msg*`), is namespaced in the kernel (`GetNamespace`): only such
+/// may be allowed.
 pub fn is_namespaced_sysctl(pattern: &str) -> bool {
     let name = sysctl_name(pattern);
     let name = name.strip_suffix('*').unwrap_or(&name);
@@ -63,21 +63,22 @@ pub fn is_namespaced_sysctl(pattern: &str) -> bool {
         || ["kernel.shm", "kernel.msg", "fs.mqueue.", "net."].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Whether [`refusal`] has to know what the runtime can do.
+/// True when [`refusal`] needs the runtime's status.
 pub fn asks_runtime(pod: &DesiredPod) -> bool {
     wants_user_namespace(pod) || runtime_class(pod).is_some() || wants_strict_groups(pod)
 }
 
-/// True when the pod's users are to be others than the node's (`hostUsers: false`).
+/// True when the pod asks for its own user namespace (`hostUsers: false`).
 pub fn wants_user_namespace(pod: &DesiredPod) -> bool {
     pod.spec().host_users == Some(false)
 }
 
-/// The runtime handler the pod runs with: that of its `RuntimeClass` object, or the default one, which has no name
+/// The runtime handler of the pod: that of its `RuntimeClass` object, or the default one, whose name is empty
+/// (`LookupRuntimeHandler`).
 /// (`LookupRuntimeHandler`).
 ///
-/// Differs from the kubelet for static pods: their handler is called like their class, for there may be no API server to hold
-/// the object. Where classes are made for a runtime's handlers (k3s makes one for each) they have the handlers' names.
+/// Differs from the kubelet for static pods: the class name is taken as the handler's name, since there may be no API server
+/// with the object. Where classes are generated from a runtime's handlers (k3s makes one for each) both have the same name.
 pub fn runtime_handler(pod: &DesiredPod) -> &str {
     match (runtime_class(pod), &pod.handler) {
         (None, _) => "",
@@ -95,7 +96,7 @@ fn wants_strict_groups(pod: &DesiredPod) -> bool {
     context.and_then(|context| context.supplemental_groups_policy.as_deref()) == Some("Strict")
 }
 
-/// Why the pod cannot run here, as far as the node's own settings say.
+/// Why the node's own settings do not allow the pod; `None` when they do.
 pub fn refusal_of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Refusal> {
     let refuse = |reason, message| Some(Refusal { reason, message });
     if let Some(name) = forbidden_sysctl(node, pod) {
@@ -109,8 +110,8 @@ pub fn refusal_of_settings(node: &NodeSettings, pod: &DesiredPod) -> Option<Refu
     None
 }
 
-/// Why the pod cannot run here, if it cannot. `runtime` is what the runtime says of itself now; it has to be there when
-/// [`asks_runtime`] says so.
+/// Why the pod cannot run here, if it cannot. `runtime` is the runtime's current status; required when [`asks_runtime`] is
+/// true.
 pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeStatus>) -> Option<Refusal> {
     let refuse = |reason, message| Some(Refusal { reason, message });
     if let Some(why) = refusal_of_settings(node, pod) {
@@ -135,7 +136,7 @@ pub fn refusal(node: &NodeSettings, pod: &DesiredPod, runtime: Option<&RuntimeSt
     }
     let wanted = runtime_handler(pod);
     let handler = handlers.iter().find(|handler| *handler.name == *wanted);
-    // A runtime that lists no handlers (containerd before 2.0) says by itself when it has not this one.
+    // A runtime that lists no handlers (containerd before 2.0) itself reports an unknown one.
     if handler.is_none() && !handlers.is_empty() && !wanted.is_empty() {
         let known: Vec<&str> = handlers.iter().map(|h| &*h.name).filter(|name| !name.is_empty()).collect();
         let (class, known) = (quoted(runtime_class(pod).unwrap_or_default()), known.join(", "));
@@ -188,7 +189,7 @@ fn wants_apparmor(pod: &DesiredPod) -> bool {
         || annotated.any(|(_, profile)| profile != "unconfined")
 }
 
-/// A container's `AppArmor` profile as it was written before there was a field; the container's name stands behind it.
+/// A container's `AppArmor` profile, from before the field existed; the container's name follows this prefix.
 pub const APPARMOR_ANNOTATION: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 #[cfg(test)]
@@ -323,7 +324,7 @@ mod tests {
         }
         let mut pod = pod(&class, &json!({}));
         assert_eq!(runtime_handler(&pod), "kata");
-        // A pod of an API server.
+        // A pod from an API server.
         let why = |pod: &DesiredPod| refusal(&node, pod, Some(&other)).map(|refusal| refusal.message);
         pod.handler = ClassHandler::Missing;
         assert_eq!(why(&pod).as_deref(), Some("RuntimeClass.node.k8s.io \"kata\" not found"));

@@ -4,18 +4,18 @@
 use super::node::{CgroupDriver, NodeSettings};
 use super::qos::QosClass;
 
-/// The cgroup below which all pods stand, inside the cgroup root (`defaultNodeAllocatableCgroupName`).
+/// The parent cgroup of all pods, inside the cgroup root (`defaultNodeAllocatableCgroupName`).
 const KUBEPODS: &str = "kubepods";
 
-/// The classes that have a directory of their own; `None` is Guaranteed, whose pods stand in `kubepods` itself.
+/// The quality-of-service classes with their own directory; `None` is Guaranteed, whose pods are directly in `kubepods`.
 const CLASSES: [Option<&str>; 3] = [None, Some("burstable"), Some("besteffort")];
 
-/// The pod's cgroup parent as the CRI wants it, absolute in every hierarchy (`GetPodContainerName`).
+/// The pod's cgroup parent in the CRI's format, absolute in every hierarchy (`GetPodContainerName`).
 pub fn pod_cgroup_parent(node: &NodeSettings, uid: &str, qos: QosClass) -> String {
     literal(node, directory(qos), Some(&format!("pod{uid}")))
 }
 
-/// The cgroup of all pods of a class; of Guaranteed ones `kubepods` itself.
+/// The cgroup of all pods of a quality-of-service class; `kubepods` itself for Guaranteed.
 pub fn class_cgroup(node: &NodeSettings, qos: QosClass) -> String {
     literal(node, directory(qos), None)
 }
@@ -28,7 +28,7 @@ fn directory(qos: QosClass) -> Option<&'static str> {
     }
 }
 
-/// Every name the pod's cgroup may have, whatever its class was when it ran.
+/// Every name that the pod's cgroup may have, whatever its class was when it ran.
 pub fn pod_cgroup_candidates(node: &NodeSettings, uid: &str) -> [String; 3] {
     CLASSES.map(|class| literal(node, class, Some(&format!("pod{uid}"))))
 }
@@ -44,7 +44,7 @@ fn literal(node: &NodeSettings, class: Option<&str>, pod: Option<&str>) -> Strin
                 name.push_str(part);
             }
         }
-        // systemd nests slices by their names' prefixes: a-b.slice stands in a.slice (`ExpandSlice`).
+        // systemd nests slices by the prefixes of their names: a-b.slice is inside a.slice (`ExpandSlice`).
         CgroupDriver::Systemd => {
             let mut prefix = String::new();
             for part in parts {

@@ -1,16 +1,16 @@
-//! What the cgroups of pods and of their classes are set to, file by file. PURE.
-//! Follows `cm/qos_container_manager_linux.go`, `cm/pod_container_manager_linux.go` and libcontainer's writing of it.
+//! Settings of the cgroups of pods and of their quality-of-service classes, file by file. PURE.
+//! Follows `cm/qos_container_manager_linux.go`, `cm/pod_container_manager_linux.go` and libcontainer's cgroup manager.
 //!
 //! ```text
-//!     kubepods                CPU weight: all of the node's CPUs; what all pods together may use is not limited
-//!     ├─ burstable            CPU weight: what its pods ask for together
+//! |     kubepods                CPU weight: all of the node's CPUs; no limit on the pods together
+//! |     ├─ burstable            CPU weight: the sum of its pods' CPU requests
 //!     │  └─ podUID            CPU weight, quota, memory, huge pages
-//!     ├─ besteffort           CPU weight: the least there is
-//!     │  └─ podUID            CPU weight: the least there is; no huge pages
-//!     └─ podUID               Guaranteed: as a burstable one's
+//! |     ├─ besteffort           CPU weight: the minimum
+//! |     │  └─ podUID            CPU weight: the minimum; no huge pages
+//! |     └─ podUID               Guaranteed: as a burstable pod's
 //! ```
 //!
-//! With the driver systemd its units have the same as properties (`slice`), and systemd writes most of the files.
+//! With the systemd driver the units have the same values as properties (`slice`), and systemd writes most of the files.
 
 use super::cgroup_name::{class_cgroup, pod_cgroup_parent};
 use super::node::{CgroupDriver, CgroupVersion, NodeSettings};
@@ -18,7 +18,7 @@ use super::qos::{QosClass, pod_qos};
 use super::resources::{hugepage_unit_size, milli_cpu_to_shares, pod_cgroup, pod_requests};
 use crate::model::{DesiredPod, Resource};
 
-/// The part of the kernel that keeps to a setting.
+/// A cgroup controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Controller {
     /// CPU time.
@@ -32,10 +32,10 @@ pub enum Controller {
 }
 
 impl Controller {
-    /// All there are here.
+    /// All controllers used here.
     pub const ALL: [Self; 4] = [Self::Cpu, Self::Memory, Self::Hugetlb, Self::Pids];
 
-    /// As the kernel calls it.
+    /// The kernel's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -51,36 +51,36 @@ impl Controller {
 pub struct CgroupFile {
     /// Controller that the file belongs to.
     pub controller: Controller,
-    /// Its name.
+    /// The file's name.
     pub name: String,
-    /// Its content.
+    /// The file's content.
     pub value: String,
-    /// It is a limit: a node that cannot keep to it may not run the pod. Another setting is left out where the kernel has
-    /// not its controller.
+    /// True for a limit: a node that cannot enforce it may not run the pod. Other settings are skipped when the kernel does
+    /// not have their controller.
     pub is_limit: bool,
 }
 
 /// One cgroup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CgroupSettings {
-    /// Its absolute name in every hierarchy.
+    /// The absolute name in every hierarchy.
     pub name: String,
-    /// In the order in which they are written.
+    /// In write order.
     pub files: Vec<CgroupFile>,
-    /// What the slice's unit has instead with the driver systemd (libcontainer's names); else nothing.
+    /// The slice's unit properties with the systemd driver (libcontainer's names); otherwise empty.
     pub properties: Vec<(&'static str, u64)>,
 }
 
-/// Which part of a pod's cgroup is set.
+/// A part of a pod's cgroup settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPart {
-    /// How much it may use at most.
+    /// The limit of a resource.
     Limit(Resource),
-    /// What its CPU weighs against that of others.
+    /// The CPU weight.
     CpuWeight,
 }
 
-/// What the kernel has of a pod's cgroup; `None` = no such limit, or no such controller.
+/// The limits that the kernel has for a pod's cgroup; `None` = no such limit, or no such controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PodLimits {
     /// On the scale of cgroup version 1.
@@ -94,7 +94,7 @@ pub struct PodLimits {
 }
 
 impl CgroupSettings {
-    /// That part of it, and nothing else.
+    /// Only the settings of that part.
     #[must_use]
     pub fn part(mut self, part: PodPart) -> Self {
         let is_weight = |name: &str| matches!(name, "cpu.shares" | "cpu.weight" | "CPUShares" | "CPUWeight");
@@ -111,7 +111,7 @@ impl CgroupSettings {
     }
 }
 
-/// Thousandths of a CPU that a burstable pod asks for; other pods count for nothing here (`setCPUCgroupConfig`).
+/// CPU request of a burstable pod in thousandths of a CPU; 0 for pods of other classes (`setCPUCgroupConfig`).
 pub fn burstable_milli_cpu(pod: &DesiredPod) -> i64 {
     match pod_qos(&pod.pod) {
         QosClass::Burstable => pod_requests(&pod.pod, true).get("cpu").map_or(0, |cpu| cpu.milli_value()),
@@ -119,10 +119,10 @@ pub fn burstable_milli_cpu(pod: &DesiredPod) -> i64 {
     }
 }
 
-/// The cgroup of all pods, and those of the two classes that have some, when the burstable pods together ask for so much CPU.
+/// The cgroup of all pods and those of the two classes below it, given the sum of the burstable pods' CPU requests.
 ///
-/// All pods weigh as much as the node has CPUs, whatever is enforced (`enforceNodeAllocatableCgroups`): with the kernel's own weight
-/// the pods together would get no more than one of the system's slices.
+/// The weight of all pods together is that of the node's CPUs, whatever is enforced (`enforceNodeAllocatableCgroups`): with
+/// the kernel's default weight the pods together would get no more than one of the system's slices.
 pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupSettings; 3] {
     let all = (QosClass::Guaranteed, node.cpu_capacity_millis);
     [all, (QosClass::Burstable, burstable_milli_cpu), (QosClass::BestEffort, 0)].map(|(class, milli_cpu)| {
@@ -134,7 +134,7 @@ pub fn class_settings(node: &NodeSettings, burstable_milli_cpu: i64) -> [CgroupS
     })
 }
 
-/// Properties are for the driver systemd alone.
+/// Drops the properties unless the driver is systemd.
 fn kept(node: &NodeSettings, mut settings: CgroupSettings) -> CgroupSettings {
     match node.cgroup_driver {
         CgroupDriver::Systemd => {}
@@ -152,13 +152,13 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
     let mut put = |controller, name: &str, value: String, is_limit| {
         files.push(CgroupFile { controller, name: name.to_owned(), value, is_limit });
     };
-    // libcontainer takes 0 for "not set".
+    // libcontainer treats 0 as "not set".
     let quota = own.cpu_quota_us.filter(|quota| *quota != 0);
     let period = own.cpu_period_us.unwrap_or(node.cpu_cfs_period_us);
     let quota = match node.cgroup_driver {
         CgroupDriver::Systemd => quota.map(|quota| {
             let (quota, of_a_second) = whole_percents(quota, period);
-            // The default needs no word, which systemd has only since version 242.
+            // The default period is not sent: systemd has that property only since version 242.
             properties
                 .extend((period != SYSTEMD_PERIOD_US).then_some(("CPUQuotaPeriodUSec", number(period))));
             properties.push(("CPUQuotaPerSecUSec", of_a_second));
@@ -189,8 +189,8 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
         .iter()
         .filter_map(|(size, bytes)| Some((hugepage_unit_size(*size)?, *bytes)));
     let asked: Vec<(String, i64)> = asked.collect();
-    // Of the sizes it does not ask for it gets none. As in the kubelet (`maybeSetHugetlb`) a kernel that does not count
-    // huge pages is no obstacle: they have to be there to be used.
+    // Page sizes that the pod does not request are limited to 0. As in the kubelet (`maybeSetHugetlb`) a kernel without the
+    // hugetlb controller does not prevent the pod: huge pages have to be allocated to be used.
     let others = node.hugepage_sizes.iter().filter(|size| asked.iter().all(|(known, _)| **known != ***size));
     let others = others.map(|size| (size.to_string(), 0));
     for (size, bytes) in asked.iter().cloned().chain(others) {
@@ -201,11 +201,11 @@ pub fn pod_settings(node: &NodeSettings, pod: &DesiredPod) -> CgroupSettings {
     kept(node, CgroupSettings { name, files, properties })
 }
 
-/// The period of a unit that is given none.
+/// systemd's default CPU quota period.
 const SYSTEMD_PERIOD_US: i64 = 100_000;
 
-/// systemd keeps whole percents of a CPU: the quota of a period, rounded up to one, and what that is of a second, both in
-/// microseconds (`addCPUQuota`). Below zero: no limit.
+/// systemd keeps whole percents of a CPU: the quota per period, rounded up to a percent, and the same per second, both in
+/// microseconds (`addCPUQuota`). Negative: no limit.
 fn whole_percents(quota: i64, period: i64) -> (i64, u64) {
     if quota < 0 {
         return (quota, u64::MAX);
@@ -216,12 +216,12 @@ fn whole_percents(quota: i64, period: i64) -> (i64, u64) {
     (of_a_second.saturating_mul(period) / 1_000_000, number(of_a_second))
 }
 
-/// None of these is below zero.
+/// Converts a value that is never negative.
 fn number(value: i64) -> u64 {
     u64::try_from(value).unwrap_or_default()
 }
 
-/// The file, and the property of a unit.
+/// The CPU weight as a file and as a unit property.
 fn weight(version: CgroupVersion, shares: i64) -> (CgroupFile, (&'static str, u64)) {
     let (name, property, value) = match version {
         CgroupVersion::V1 { .. } => ("cpu.shares", "CPUShares", shares),
@@ -233,12 +233,12 @@ fn weight(version: CgroupVersion, shares: i64) -> (CgroupFile, (&'static str, u6
     (file, (property, number(value)))
 }
 
-/// From 1 … 10000 to 2 … 262144 (`cpuWeightToCPUShares`).
+/// From a weight of 1 … 10000 to shares of 2 … 262144 (`cpuWeightToCPUShares`).
 pub(crate) fn weight_to_shares(weight: i64) -> i64 {
     (weight.clamp(1, 10_000) - 1) * 262_142 / 9999 + 2
 }
 
-/// From 2 … 262144 to 1 … 10000 (`getCPUWeight`). `shares` are within the first.
+/// From shares of 2 … 262144 to a weight of 1 … 10000 (`getCPUWeight`). `shares` must be in range.
 fn shares_to_weight(shares: i64) -> i64 {
     1 + (shares - 2) * 9999 / 262_142
 }
@@ -364,7 +364,7 @@ mod tests {
             properties(&v2, &strict),
             [("CPUWeight", 20), ("CPUQuotaPerSecUSec", 500_000), ("MemoryMax", memory)]
         );
-        // Rounded up to whole percents, in the file too: what systemd writes is what is wanted.
+        // Rounded up to whole percents in the file too: systemd would write the same.
         assert_eq!(properties(&v2, &odd)[1], ("CPUQuotaPerSecUSec", 1_240_000));
         assert_eq!(lines(&pod_settings(&v2, &odd))[1], "cpu.max!=124000 100000");
         assert_eq!(
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(names(PodPart::CpuWeight), ("cpu.weight".to_owned(), vec!["CPUWeight"]));
         assert_eq!(names(PodPart::Limit(Resource::Cpu)), ("cpu.max".to_owned(), vec!["CPUQuotaPerSecUSec"]));
         assert_eq!(names(PodPart::Limit(Resource::Memory)), ("memory.max".to_owned(), vec!["MemoryMax"]));
-        // Nobody asks for them with the other driver.
+        // The other driver has no unit properties.
         let cgroupfs = NodeSettings { cgroup_driver: CgroupDriver::Cgroupfs, ..v2.clone() };
         assert_eq!(properties(&cgroupfs, &strict), []);
         assert_eq!(lines(&pod_settings(&cgroupfs, &odd))[1], "cpu.max!=123400 100000");

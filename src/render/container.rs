@@ -19,43 +19,43 @@ use crate::proto::runtime::v1::{
     Signal,
 };
 
-/// What a container's configuration is made from, besides the node.
+/// The inputs of a container's configuration, besides the node's settings.
 #[derive(Clone, Copy)]
 pub struct ContainerInput<'a> {
     /// The pod it belongs to.
     pub pod: &'a DesiredPod,
-    /// Which list of the spec it stands in.
+    /// The spec's container list that defines it.
     pub kind: ContainerKind,
-    /// Its place in that list.
+    /// The index in that list.
     pub index: usize,
-    /// How often it was started before; the attempt in its metadata and the number of its log.
+    /// Number of earlier starts; the attempt in its metadata and the number of its log.
     pub restart_count: u32,
-    /// What the runtime calls the image (`PullImage`'s or `ImageStatus`'s answer).
+    /// The runtime's image reference (from the `PullImage` or `ImageStatus` response).
     pub image_ref: &'a str,
-    /// The image as the runtime describes it, for its user; `None` counts as uid 0.
+    /// The runtime's image status, for the image's user; `None` counts as uid 0.
     pub image: Option<&'a Image>,
-    /// The pod's addresses, from its sandbox; the node's own for a pod on its network.
+    /// The pod's addresses, from its sandbox; the node's for a pod on the host network.
     pub pod_ips: &'a [Box<str>],
     /// Volume mounts, resolved to host paths by the caller.
     pub mounts: &'a [Mount],
-    /// The host file for the termination message. The caller makes it, mode 0666, in
-    /// `paths::termination_log_dir` under a name of eight random hexadecimal digits; `None` mounts none.
+    /// The termination log's path on the host. The caller creates it, mode 0666, in `paths::termination_log_dir` under a
+    /// name of eight random hexadecimal digits; `None`: not mounted.
     pub termination_log: Option<&'a str>,
-    /// The container an ephemeral container's `targetContainerName` means, when it runs.
+    /// The running container that an ephemeral container's `targetContainerName` refers to.
     pub target: Option<&'a ContainerId>,
-    /// The users of the pod, when it has its own.
+    /// The pod's user namespace, if it has its own.
     pub user_namespace: Option<UserNamespace>,
-    /// The pod's runtime handler knows recursive read-only mounts.
+    /// The pod's runtime handler supports recursive read-only mounts.
     pub recursive_read_only: bool,
     /// Annotations of device plugins, overridden by the kubelet's own.
     pub annotations: &'a [(Box<str>, Box<str>)],
-    /// Where environment variables come from.
+    /// Source of environment variables.
     pub env: &'a dyn EnvSources,
 }
 
 impl<'a> ContainerInput<'a> {
-    /// The container's definition; an ephemeral container as the container it stands for
-    /// (`EphemeralContainerCommon`). `None` when there is no such place in the spec.
+    /// The container's definition; an ephemeral container's as a container (`EphemeralContainerCommon`). `None` when the
+    /// index is not in the spec.
     pub fn container(&self) -> Option<Cow<'a, Container>> {
         let pod: &'a DesiredPod = self.pod;
         match self.kind {
@@ -70,7 +70,7 @@ impl<'a> ContainerInput<'a> {
 }
 
 impl ContainerInput<'_> {
-    /// The container's variables, as [`container_config`] has them.
+    /// The container's environment variables, as in [`container_config`].
     pub fn variables(&self, node: &NodeSettings) -> Result<Environment, String> {
         let container = self.container().ok_or_else(|| self.no_such_place())?;
         environment(node, self, &container)
@@ -81,7 +81,7 @@ impl ContainerInput<'_> {
     }
 }
 
-/// The container that an ephemeral container stands for (`EphemeralContainerCommon`).
+/// Converts an ephemeral container to a container (`EphemeralContainerCommon`).
 pub fn as_container(of: &EphemeralContainer) -> Container {
     let of = of.clone();
     Container {
@@ -115,9 +115,9 @@ pub fn as_container(of: &EphemeralContainer) -> Container {
 
 const HOSTS: &str = "/etc/hosts";
 
-/// True when the container gets the pod's hosts file mounted at `/etc/hosts` (`shouldMountHostsFile`): the pod has
-/// an address or the host's network, and no volume of the container stands there. The caller writes the file
-/// first: `hosts_file` to `paths::hosts_file_path`.
+/// True when the container gets the pod's hosts file mounted at `/etc/hosts` (`shouldMountHostsFile`): the pod has an
+/// address or the host network, and the container mounts no volume there. The caller writes the file first: `hosts_file` to
+/// `paths::hosts_file_path`.
 pub fn mounts_hosts_file(input: &ContainerInput<'_>) -> bool {
     (!input.pod_ips.is_empty() || input.pod.spec().host_network == Some(true))
         && input.container().is_some_and(|container| {
@@ -137,7 +137,7 @@ fn render(node: &NodeSettings, input: &ContainerInput<'_>) -> Result<ContainerCo
     let pod = input.pod;
     let container = input.container().ok_or_else(|| input.no_such_place())?;
     let container = container.as_ref();
-    // The checks come in the kubelet's order: the first one's message is what is shown.
+    // The checks are in the kubelet's order: the first error is the one shown.
     hostname_and_domain(node, pod)?;
     let environment = environment(node, input, container)?;
     let user = image_user(input.image);
@@ -181,9 +181,9 @@ fn container_stop_signal(container: &Container) -> Option<Signal> {
     stop_signal(container.lifecycle.as_ref()?.stop_signal.as_deref()?)
 }
 
-/// A signal by its name in the API, `SIGRTMIN+1` for example; `None` when there is none of that name.
+/// A signal by its API name, for example `SIGRTMIN+1`; `None` for an unknown name.
 pub fn stop_signal(name: &str) -> Option<Signal> {
-    // The CRI writes the signs as words.
+    // The CRI spells the signs as words.
     let words = ["PLUS", "MINUS", "DEFAULT"];
     if words.iter().any(|word| name.contains(word)) {
         return None;
@@ -191,8 +191,8 @@ pub fn stop_signal(name: &str) -> Option<Signal> {
     Signal::from_str_name(&name.replace('+', words[0]).replace('-', words[1]))
 }
 
-/// Command or arguments with `$(NAME)` replaced (`ExpandContainerCommandAndArgs`). The CRI carries text, so that a
-/// Secret's bytes that are no UTF-8 cannot be put in; the kubelet fails at the call then.
+/// Command or arguments with `$(NAME)` expanded (`ExpandContainerCommandAndArgs`). The CRI carries text, so a Secret's bytes
+/// that are not UTF-8 cannot be expanded; with the kubelet the CRI call fails then.
 fn expanded(words: Option<&[String]>, environment: &Environment) -> Result<Vec<String>, String> {
     let lookup = |name: &[u8]| environment.get(std::str::from_utf8(name).ok()?).map(Vec::as_slice);
     words
@@ -206,7 +206,7 @@ fn expanded(words: Option<&[String]>, environment: &Environment) -> Result<Vec<S
         .collect()
 }
 
-/// The caller's volumes, then the hosts file, then the termination message's (`makeMounts`).
+/// The caller's volumes, then the hosts file, then the termination log (`makeMounts`).
 fn mounts(
     node: &NodeSettings,
     input: &ContainerInput<'_>,
@@ -228,11 +228,11 @@ fn mounts(
     }
     let path = container.termination_message_path.as_deref().filter(|path| !path.is_empty());
     if let (Some(host_path), Some(path)) = (input.termination_log, path) {
-        // A relative path counts from the root (`MakeAbsolutePath`).
+        // A relative path is relative to the root (`MakeAbsolutePath`).
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         mounts.push(file(host_path.to_owned(), &path));
     }
-    // What the node's root owns is the pod's root's in there (`applyPlatformSpecificContainerConfig`).
+    // Files of the node's root belong to the pod's root in the container (`applyPlatformSpecificContainerConfig`).
     if let Some(users) = input.user_namespace {
         for mount in &mut mounts {
             (mount.uid_mappings, mount.gid_mappings) = (users.mappings(), users.mappings());
@@ -308,7 +308,7 @@ mod tests {
         node
     }
 
-    /// A ConfigMap, a Secret whose value is no UTF-8, and a file of variables.
+    /// A ConfigMap, a Secret whose value is not UTF-8, and a file of variables.
     struct Some3;
 
     impl EnvSources for Some3 {
@@ -453,7 +453,7 @@ mod tests {
         let namespaces = config.linux.unwrap().security_context.unwrap().namespace_options.unwrap();
         assert_eq!((namespaces.pid, &*namespaces.target_id), (NamespaceMode::Target as i32, "id-of-c"));
 
-        // In a pod that shares its processes there is nothing to join.
+        // With a shared process namespace there is no target's namespace to join.
         let mut spec = spec;
         spec["shareProcessNamespace"] = true.into();
         let pod = self::pod(&spec);

@@ -5,7 +5,7 @@ use super::node::ResolvConf;
 use crate::model::DesiredPod;
 use crate::proto::runtime::v1::DnsConfig;
 
-/// What resolvers take; more is cut off.
+/// The resolver's limit on name servers; further ones are dropped.
 const SERVERS_MAX: usize = 3;
 const SEARCHES_MAX: usize = 32;
 const SEARCH_LINE_BYTES_MAX: usize = 2048;
@@ -13,11 +13,11 @@ const SEARCH_LINE_BYTES_MAX: usize = 2048;
 const SEARCH_BYTES_MAX: usize = 253;
 
 impl ResolvConf {
-    /// Reads a `resolv.conf` (`parseResolvConf`): `nameserver` lines add up, the last `search` line wins, options
-    /// of one name override each other.
+    /// Parses a `resolv.conf` (`parseResolvConf`): `nameserver` lines accumulate, the last `search` line wins, options of
+    /// one name override each other.
     ///
-    /// Deviation: a `nameserver` line without an address is passed over; the kubelet starts no pod then, for a line
-    /// that resolvers pass over too.
+    /// Differs from the kubelet: a `nameserver` line without an address is ignored, as resolvers do; the kubelet starts no
+    /// pod then.
     pub fn parse(text: &str) -> Self {
         let mut conf = Self::default();
         for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
@@ -25,7 +25,7 @@ impl ResolvConf {
             match fields.next() {
                 Some("nameserver") => conf.nameservers.extend(fields.next().map(Box::from)),
                 Some("search") => {
-                    // With and without the final dot it is the same domain.
+                    // A final dot does not change the domain.
                     let domain = |field: &str| field.strip_suffix('.').unwrap_or(field).into();
                     conf.searches = fields.filter(|field| *field != ".").map(domain).collect();
                 }
@@ -48,13 +48,13 @@ fn put_option(options: &mut Vec<Box<str>>, option: &str) {
     }
 }
 
-/// The resolver settings for the pod's sandbox (`GetPodDNS`). Options are sorted: the kubelet leaves their order
-/// to chance.
+/// The sandbox's resolver settings (`GetPodDNS`). Options are sorted: the kubelet's order is random.
 pub fn pod_dns(node: &NodeSettings, pod: &DesiredPod) -> DnsConfig {
     formed(node, pod).0
 }
 
-/// What resolvers would not take and was left out of [`pod_dns`], a sentence each (the events `DNSConfigForming`).
+/// Entries that exceed the resolver's limits and were dropped from [`pod_dns`], one sentence each (the `DNSConfigForming`
+/// events).
 pub fn dns_warnings(node: &NodeSettings, pod: &DesiredPod) -> Vec<String> {
     formed(node, pod).1
 }
@@ -66,8 +66,7 @@ fn formed(node: &NodeSettings, pod: &DesiredPod) -> (DnsConfig, Vec<String>) {
         Some("None") => DnsConfig::default(),
         Some("Default") => host_dns(node),
         Some("ClusterFirst") if host_network => host_dns(node),
-        // ClusterFirst, ClusterFirstWithHostNet, and what the API would have refused. Without a cluster's DNS the
-        // node's is used.
+        // ClusterFirst, ClusterFirstWithHostNet, and values that the API rejects. Without a cluster DNS the node's is used.
         _ if node.cluster_dns.is_empty() => host_dns(node),
         _ => cluster_dns(node, &pod.key.namespace),
     };
@@ -118,7 +117,7 @@ fn host_dns(node: &NodeSettings) -> DnsConfig {
             options: owned(&conf.options),
         };
     }
-    // `resolvConf: ""` switches name resolution off: a local server nobody runs, and no search.
+    // `resolvConf: ""` disables name resolution: a local server that nothing runs, and no search domains.
     let local = |ip: &str| if ip.contains(':') { "::1" } else { "127.0.0.1" };
     let mut servers: Vec<String> = node.node_ips.iter().map(|ip| local(ip).to_owned()).collect();
     if servers.is_empty() {
@@ -147,7 +146,7 @@ fn omit_duplicates(texts: &mut Vec<String>) {
     texts.retain(|text| seen.insert(text.clone()));
 }
 
-/// `formDNSSearchFitsLimits`: too many, too long a domain, too long a line.
+/// `formDNSSearchFitsLimits`: too many domains, too long a domain, too long a line.
 fn fit_searches(searches: &mut Vec<String>) {
     searches.truncate(SEARCHES_MAX);
     searches.retain(|search| search.len() <= SEARCH_BYTES_MAX);

@@ -1,4 +1,4 @@
-//! The downward API: what a container is told of its own pod, in variables and in files. PURE.
+//! The downward API: a pod's own fields for its containers, in environment variables and in files. PURE.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ pub(super) fn pod_field(
     input: &ContainerInput<'_>,
     field: &ObjectFieldSelector,
 ) -> Result<String, String> {
-    // Absent means v1: the API's defaulting says so.
+    // Absent means v1, the API's default.
     if let Some(version) = field.api_version.as_deref().filter(|version| *version != "v1") {
         return Err(format!("unsupported pod version: {version}"));
     }
@@ -36,7 +36,7 @@ pub(super) fn pod_field(
             .ok_or_else(|| "host IP unknown; known addresses: []".to_owned()),
         "status.hostIPs" => Ok(node.node_ips.join(",")),
         "status.podIP" => Ok(sorted_pod_ips(node, input.pod_ips).into_iter().next().unwrap_or_else(|| {
-            // Nothing to sort: what the runtime said, if anything.
+            // Unsorted: the runtime's first address, if there is one.
             input.pod_ips.first().map(ToString::to_string).unwrap_or_default()
         })),
         "status.podIPs" => Ok(sorted_pod_ips(node, input.pod_ips).join(",")),
@@ -48,7 +48,7 @@ pub(super) fn pod_field(
     }
 }
 
-/// A field for a file of a downwardAPI volume (`fieldpath.ExtractFieldPathAsString`).
+/// A field for a file in a downwardAPI volume (`fieldpath.ExtractFieldPathAsString`).
 pub fn file_field(pod: &DesiredPod, path: &str) -> Result<String, String> {
     metadata_field(pod, path).unwrap_or_else(|| {
         Err(match subscript(path) {
@@ -63,7 +63,7 @@ fn subscript(path: &str) -> Option<(&str, &str)> {
     path.strip_suffix("']").and_then(|path| path.split_once("['")).filter(|(of, _)| !of.is_empty())
 }
 
-/// What both variables and files can have; `None` for another field.
+/// Fields available to both variables and files; `None` for another field.
 fn metadata_field(pod: &DesiredPod, path: &str) -> Option<Result<String, String>> {
     let metadata = &pod.pod.metadata;
     if let Some((of, key)) = subscript(path) {
@@ -94,7 +94,7 @@ fn format_map(map: Option<&BTreeMap<String, String>>) -> String {
     lines.join("\n")
 }
 
-/// One address of each family, the node's family first (`sortPodIPs`).
+/// One address per family, the node's family first (`sortPodIPs`).
 pub fn sorted_pod_ips(node: &NodeSettings, pod_ips: &[Box<str>]) -> Vec<String> {
     let addresses: Vec<IpAddr> = pod_ips.iter().filter_map(|ip| address(ip)).collect();
     let v6_first = node.node_ips.first().and_then(|ip| address(ip)).is_some_and(|ip| ip.is_ipv6());
@@ -105,13 +105,13 @@ pub fn sorted_pod_ips(node: &NodeSettings, pod_ips: &[Box<str>]) -> Vec<String> 
         .collect()
 }
 
-/// An address; IPv4 written as IPv6 is IPv4, as for Go.
+/// Parses an address; an IPv4-mapped IPv6 address is IPv4, as in Go.
 pub(super) fn address(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|ip: IpAddr| ip.to_canonical())
 }
 
-/// `resourceFieldRef` of a variable (`containerResourceRuntimeValue`). A limit that is not set is the pod's, else the
-/// node's.
+/// `resourceFieldRef` of a variable (`containerResourceRuntimeValue`). A limit that is not set defaults to the pod's, then
+/// to the node's.
 pub(super) fn resource_field(
     node: &NodeSettings,
     input: &ContainerInput<'_>,
@@ -124,8 +124,8 @@ pub(super) fn resource_field(
     resource_of(node, input.pod, of, defaulted, field)
 }
 
-/// A resource for a file of a downwardAPI volume (`ExtractResourceValueByContainerNameAndNodeAllocatable`): a limit that
-/// is not set is the pod's or the node's for an init container too.
+/// A resource for a file in a downwardAPI volume (`ExtractResourceValueByContainerNameAndNodeAllocatable`): a limit that is
+/// not set defaults to the pod's or the node's for an init container too.
 pub fn file_resource(
     node: &NodeSettings,
     pod: &DesiredPod,
@@ -135,7 +135,7 @@ pub fn file_resource(
     resource_of(node, pod, of, true, field)
 }
 
-/// The container, and whether it is one of the app containers.
+/// The container of that name, and whether it is an app container.
 fn container_named<'a>(pod: &'a DesiredPod, name: &str) -> Result<(&'a Container, bool), String> {
     let named = |list: &'a [Container]| list.iter().find(|container| container.name == name);
     let app = named(pod.containers()).map(|container| (container, true));

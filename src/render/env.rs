@@ -1,4 +1,4 @@
-//! A container's environment (`makeEnvironmentVariables`). PURE: what stands outside the pod comes through
+//! A container's environment (`makeEnvironmentVariables`). PURE: values from outside the pod are looked up through
 //! [`EnvSources`].
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,20 +14,20 @@ use crate::limits::ENVIRONMENT_BYTES_MAX;
 use crate::model::{DesiredPod, Object, ObjectKind, Objects, SortedMap};
 use crate::text::quoted;
 
-/// Variables by name, in the order of their names. A value may come from a Secret and need not be UTF-8.
+/// Variables sorted by name. A value may come from a Secret and need not be UTF-8.
 pub type Environment = SortedMap<String, Vec<u8>>;
 
-/// Where environment variables come from besides the pod.
+/// Sources of environment variables outside the pod.
 ///
-/// Objects are asked for on behalf of a pod: it has those of its namespace and of its [`Side`](crate::model::Side).
+/// Objects are looked up for a pod, in its namespace and on its [`Side`](crate::model::Side).
 ///
-/// An `Err` is the message shown in the status, in the kubelet's words.
+/// An `Err` is the message shown in the status, in the kubelet's wording.
 pub trait EnvSources {
-    /// The ConfigMap which the pod means by that name; `Ok(None)` when it does not exist.
+    /// The pod's ConfigMap of that name; `Ok(None)` when it does not exist.
     fn config_map(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
-    /// The Secret which the pod means by that name; `Ok(None)` when it does not exist.
+    /// The pod's Secret of that name; `Ok(None)` when it does not exist.
     fn secret(&self, pod: &DesiredPod, name: &str) -> Result<Option<Arc<Secret>>, String>;
-    /// That the object does not exist, in the words of the API client's error (`apierrors.NewNotFound`).
+    /// The "not found" message of the API client's error (`apierrors.NewNotFound`).
     fn not_found(&self, kind: ObjectKind, name: &str) -> String {
         let resource = match kind {
             ObjectKind::ConfigMap => "configmaps",
@@ -39,15 +39,15 @@ pub trait EnvSources {
         };
         format!("{resource} {} not found", quoted(name))
     }
-    /// All services the node knows on the pod's side, of any namespace.
+    /// All known services on the pod's side, of any namespace.
     fn services(&self, pod: &DesiredPod) -> Rc<[Service]>;
     /// The text of `path` in the pod's volume (`fileKeyRef`); `Ok(None)` when the file does not exist.
     fn volume_file(&self, volume: &str, path: &str) -> Result<Option<Rc<str>>, String>;
 }
 
-/// The ConfigMaps and Secrets of the manifests and of the cluster, and the cluster's services; no files of variables.
+/// ConfigMaps and Secrets from the manifests and the cluster, and the cluster's services; no files of variables.
 ///
-/// Deviation: a kubelet without an API server has none of these, and fails on optional references too.
+/// Differs from the kubelet, which without an API server has none of these, and fails on optional references too.
 #[derive(Clone, Debug, Default)]
 pub struct ManifestObjects(pub Rc<Objects>);
 
@@ -66,7 +66,7 @@ impl EnvSources for ManifestObjects {
         })
     }
 
-    /// As from the kubelet's own store (`objectCache.Get`).
+    /// The error of the kubelet's own store (`objectCache.Get`).
     fn not_found(&self, kind: ObjectKind, name: &str) -> String {
         let resource = match kind {
             ObjectKind::ConfigMap => "configmap",
@@ -88,10 +88,10 @@ impl EnvSources for ManifestObjects {
     }
 }
 
-/// The container's environment: `envFrom`, then `env` in spec order over it, then the services' variables where
-/// nothing stands yet. `$(NAME)` in a value means what was declared before it.
+/// The container's environment: `envFrom`, then `env` in spec order, which overrides it, then service variables for names
+/// that are not set yet. `$(NAME)` in a value refers to variables declared before it.
 ///
-/// Sorted by name: the kubelet leaves the order to chance.
+/// Sorted by name: the kubelet's order is random.
 pub fn environment(
     node: &NodeSettings,
     input: &ContainerInput<'_>,
@@ -129,7 +129,7 @@ pub fn environment(
             }
             (None, Some(source)) => match sourced(node, input, container, source, namespace)? {
                 Some(value) => value,
-                // Optional and not there: an earlier variable of this name stays.
+                // Optional and missing: an earlier variable of this name stays.
                 None => continue,
             },
             (None, None) => Vec::new(),
@@ -139,7 +139,7 @@ pub fn environment(
     for (name, value) in services {
         found.entry(name).or_insert_with(|| value.into_bytes());
     }
-    // Differs from the kubelet, where the runtime or the kernel refuses what is too much.
+    // Differs from the kubelet, where the runtime or the kernel rejects an environment that is too large.
     let bytes: usize = found.iter().map(|(name, value)| name.len() + value.len()).sum();
     if bytes > ENVIRONMENT_BYTES_MAX {
         return Err(format!(
@@ -171,7 +171,7 @@ fn secret(
     }
 }
 
-/// A `valueFrom`; `None` when it is optional and not there.
+/// The value of a `valueFrom`; `None` when it is optional and missing.
 fn sourced(
     node: &NodeSettings,
     input: &ContainerInput<'_>,

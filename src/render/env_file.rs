@@ -1,9 +1,9 @@
-//! Files of variables for `fileKeyRef` (`kubelet/util/env`). PURE: the text is read by the caller.
+//! Parses files of variables for `fileKeyRef` (`kubelet/util/env`). PURE: the caller reads the text.
 
-/// The value of `key` in a file of `NAME='value'` lines; `Ok(None)` when it is not there or empty.
+/// The value of `key` in a file of `NAME='value'` lines; `Ok(None)` when the key is missing or empty.
 ///
-/// The file stops being read at the key: what stands behind it may be broken. The error says the line; the
-/// kubelet keeps it for its log.
+/// Parsing ends at the key: syntax errors after it are ignored. The error includes the line; the kubelet writes it to its
+/// log only.
 pub(super) fn env_file_value(text: &str, key: &str) -> Result<Option<String>, String> {
     let wrong =
         |line: usize, what: &str| format!("invalid environment variable format at line {line}: {what}");
@@ -22,7 +22,7 @@ pub(super) fn env_file_value(text: &str, key: &str) -> Result<Option<String>, St
             return Err(wrong(number, "whitespace before '=' is not allowed"));
         }
         if value.starts_with([' ', '\t']) {
-            // As in a shell, a blank after the sign assigns nothing.
+            // As in a shell, a blank after the equals sign assigns nothing.
             if name == key {
                 return Ok(None);
             }

@@ -1,20 +1,20 @@
-//! Why a pod or container could not be rendered, in the kubelet's words. PURE.
+//! Errors of rendering a pod or container, in the kubelet's wording. PURE.
 
 use std::fmt;
 
-/// A configuration that cannot be made. The message is the kubelet's: it is shown in the pod's status, where
-/// people and tools look for these very words.
+/// A configuration that cannot be rendered. The message is the kubelet's: it is shown in the pod's status, where users and
+/// tools search for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RenderError {
     /// The sandbox's configuration (`ErrConfigPodSandbox`).
     Sandbox(String),
-    /// A container's configuration (`ErrCreateContainerConfig`): retried at the next sync, since a missing
-    /// ConfigMap may appear or the manifest may change.
+    /// A container's configuration (`ErrCreateContainerConfig`): retried at the next sync, since a missing ConfigMap may
+    /// appear or the manifest may change.
     Container(String),
 }
 
 impl RenderError {
-    /// The word shown as the waiting reason.
+    /// The waiting reason in the status.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Sandbox(_) => "ConfigPodSandboxError",

@@ -1,9 +1,9 @@
 //! `$(NAME)` references (`third_party/forked/golang/expansion`). PURE.
 
-/// Replaces `$(NAME)` by what `lookup` gives; a name nobody knows stays as it is, `$$` is one dollar.
+/// Replaces `$(NAME)` by the result of `lookup`; an unknown name is left unchanged, `$$` is one dollar sign.
 ///
-/// Works on bytes: a value may come from a Secret and need not be UTF-8. A byte after a dollar that starts no
-/// valid letter becomes U+FFFD, as in Go.
+/// Works on bytes: a value may come from a Secret and need not be UTF-8. A byte after a dollar sign that does not begin a
+/// valid UTF-8 character becomes U+FFFD, as in Go.
 pub fn expand<'a>(input: &[u8], lookup: impl Fn(&[u8]) -> Option<&'a [u8]>) -> Vec<u8> {
     let mut out = Vec::with_capacity(input.len());
     let mut rest = input;
@@ -11,7 +11,7 @@ pub fn expand<'a>(input: &[u8], lookup: impl Fn(&[u8]) -> Option<&'a [u8]>) -> V
         out.extend_from_slice(&rest[..at]);
         rest = &rest[at + 1..];
         match rest {
-            // A dollar at the end stays.
+            // A dollar sign at the end is kept.
             [] => out.push(b'$'),
             [b'$', after @ ..] => {
                 out.push(b'$');
@@ -45,7 +45,7 @@ pub fn expand<'a>(input: &[u8], lookup: impl Fn(&[u8]) -> Option<&'a [u8]>) -> V
     out
 }
 
-/// The bytes of the first letter; `None` when they are no UTF-8.
+/// The bytes of the first character; `None` when they are not UTF-8.
 fn first_letter(bytes: &[u8]) -> Option<&[u8]> {
     (1..=bytes.len().min(4)).map(|end| &bytes[..end]).find(|bytes| std::str::from_utf8(bytes).is_ok())
 }

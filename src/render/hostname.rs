@@ -6,11 +6,11 @@ use super::NodeSettings;
 use crate::model::DesiredPod;
 use crate::text::{dns_label_error, dns_subdomain_error, quoted};
 
-/// 64 bytes of the kernel's node name, less the final zero.
+/// The kernel's limit for a host name: 64 bytes, less the final zero.
 const HOSTNAME_BYTES_MAX: usize = 63;
 const FQDN_BYTES_MAX: usize = 64;
 
-/// The pod's short host name, and its domain or nothing (`GeneratePodHostNameAndDomain`).
+/// The pod's short host name, and its domain, which may be empty (`GeneratePodHostNameAndDomain`).
 pub(super) fn hostname_and_domain(node: &NodeSettings, pod: &DesiredPod) -> Result<(String, String), String> {
     let spec = pod.spec();
     if let Some(hostname) = &spec.hostname_override {
@@ -44,7 +44,7 @@ pub(super) fn hostname_and_domain(node: &NodeSettings, pod: &DesiredPod) -> Resu
     Ok((hostname, domain))
 }
 
-/// `truncatePodHostnameIfNeeded`: cut to what the kernel holds, without a dash or dot at the end.
+/// `truncatePodHostnameIfNeeded`: truncated to the kernel's limit, without a dash or dot at the end.
 fn truncated(pod: &DesiredPod, hostname: &str) -> Result<String, String> {
     if hostname.len() <= HOSTNAME_BYTES_MAX {
         return Ok(hostname.to_owned());
@@ -56,7 +56,7 @@ fn truncated(pod: &DesiredPod, hostname: &str) -> Result<String, String> {
     Ok(cut.to_owned())
 }
 
-/// What the kernel is told (`GetNodenameForKernel`): the short name, or the full one when the pod wants it.
+/// The sandbox's host name (`GetNodenameForKernel`): the short name, or the fully qualified one when the pod asks for it.
 pub(super) fn kernel_hostname(node: &NodeSettings, pod: &DesiredPod) -> Result<String, String> {
     let (hostname, domain) = hostname_and_domain(node, pod)?;
     if domain.is_empty() || !pod.spec().set_hostname_as_fqdn.unwrap_or(false) {
@@ -75,7 +75,7 @@ pub(super) fn kernel_hostname(node: &NodeSettings, pod: &DesiredPod) -> Result<S
 
 /// The content of the pod's hosts file (`ensureHostsFile`), for the path `paths::hosts_file_path`, mode 0644.
 ///
-/// `of_node` is the node's own `/etc/hosts`, which pods on the host's network get; others do not look at it.
+/// `of_node` is the node's own `/etc/hosts`, used for pods on the host network only.
 pub fn hosts_file(
     node: &NodeSettings,
     pod: &DesiredPod,
@@ -99,7 +99,7 @@ pub fn hosts_file(
              fe00::2\tip6-allrouters\n",
         );
         for ip in pod_ips {
-            // Writing to a String cannot fail.
+            // Writing to a String is infallible.
             let _ = if domain.is_empty() {
                 writeln!(out, "{ip}\t{hostname}")
             } else {

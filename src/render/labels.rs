@@ -1,5 +1,5 @@
-//! The labels and annotations on CRI objects, and the way back. PURE.
-//! Follows `kuberuntime/labels.go`: a kubelet can take these pods over, and smolet a kubelet's.
+//! Labels and annotations of CRI objects: rendering and parsing. PURE. Follows `kuberuntime/labels.go`: a kubelet can take
+//! over these pods, and smolet a kubelet's.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,9 +12,9 @@ use crate::limits::{ANNOTATION_PATH_BYTES_MAX, CRI_JSON_BYTES_MAX};
 use crate::model::{ContainerMeta, DesiredPod, Sizes, container_hash};
 use crate::text::push_json_text;
 
-/// smolet's own annotation on its sandboxes: the node name of the smolet that made it.
+/// smolet's own annotation on sandboxes: the node name of the agent that created it.
 pub const NODE_ANNOTATION: &str = "smolet.io/node";
-/// smolet's own annotation on containers: the CPU and memory it was made with ([`Sizes`]).
+/// smolet's own annotation on containers: the CPU and memory at its creation ([`Sizes`]).
 pub const RESOURCES_ANNOTATION: &str = "smolet.io/resources";
 /// Label: the pod's name.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
@@ -34,10 +34,10 @@ const TERMINATION_MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMes
 const PRE_STOP_HANDLER: &str = "io.kubernetes.container.preStopHandler";
 const PORTS: &str = "io.kubernetes.container.ports";
 
-/// Labels or annotations as the CRI carries them.
+/// Labels or annotations in the CRI's format.
 pub type Map = BTreeMap<String, String>;
 
-/// A sandbox's labels: the pod's own and its identity (`newPodLabels`).
+/// A sandbox's labels: the pod's labels and its identity (`newPodLabels`).
 pub fn pod_labels(pod: &DesiredPod) -> Map {
     let mut labels = pod.pod.metadata.labels.clone().unwrap_or_default();
     put_identity(&mut labels, pod);
@@ -49,7 +49,7 @@ pub fn pod_annotations(pod: &DesiredPod) -> Map {
     pod.pod.metadata.annotations.clone().unwrap_or_default()
 }
 
-/// A container's labels: its identity alone (`newContainerLabels`).
+/// A container's labels: its identity only (`newContainerLabels`).
 pub fn container_labels(pod: &DesiredPod, container_name: &str) -> Map {
     let mut labels = Map::new();
     put_identity(&mut labels, pod);
@@ -63,7 +63,8 @@ fn put_identity(labels: &mut Map, pod: &DesiredPod) {
     labels.insert(POD_UID.into(), pod.key.uid.to_string());
 }
 
-/// A container's annotations (`newContainerAnnotations`). `devices` are a device plugin's; ours override them.
+/// A container's annotations (`newContainerAnnotations`). `devices` are a device plugin's; those of the kubelet override
+/// them.
 pub fn container_annotations(
     pod: &DesiredPod,
     container: &Container,
@@ -93,23 +94,23 @@ pub fn container_annotations(
     annotations
 }
 
-/// The pod's annotations that name devices of the Container Device Interface (`cdi.k8s.io/ANY: VENDOR/CLASS=DEVICE`):
-/// runtimes that know it give them to a container with these annotations.
+/// The pod's annotations that request Container Device Interface devices (`cdi.k8s.io/ANY: VENDOR/CLASS=DEVICE`): runtimes
+/// that support CDI give the devices to containers with these annotations.
 ///
-/// Differs from the kubelet, where only device plugins and claims name such devices: a node without them has no other
-/// way to ask for one.
+/// Differs from the kubelet, where only device plugins and resource claims request such devices: a node without them has no
+/// other way.
 pub fn cdi_annotations(pod: &DesiredPod) -> Vec<(Box<str>, Box<str>)> {
     let annotations = pod.pod.metadata.annotations.iter().flatten();
     let cdi = annotations.filter(|(key, _)| key.starts_with(CDI_PREFIX));
     cdi.map(|(key, value)| (key.as_str().into(), value.as_str().into())).collect()
 }
 
-/// Annotations that name devices begin like this.
+/// Prefix of annotations that request devices.
 pub const CDI_PREFIX: &str = "cdi.k8s.io/";
 
-/// What stands on a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be read counts
-/// as absent, as in the kubelet; so does an empty path, and a value longer than the API admits (somebody else
-/// wrote it). The handler and the ports stay as text once they are known to be readable.
+/// Parses a container's annotations (`getContainerInfoFromAnnotations`). A value that cannot be parsed counts as absent, as
+/// in the kubelet; so does an empty path, and a value longer than the API admits (not written by a node agent). The handler
+/// and the ports are validated and kept as text.
 pub fn container_meta(annotations: &Map) -> ContainerMeta {
     let text = |name: &str| annotations.get(name).map(String::as_str);
     let words = |name: &str| {
@@ -131,28 +132,27 @@ pub fn container_meta(annotations: &Map) -> ContainerMeta {
     }
 }
 
-/// The container hash on a container's annotations; 0 when it is absent or none.
+/// The container hash in a container's annotations; 0 when absent or invalid.
 pub fn container_hash_of(annotations: &Map) -> u64 {
     let hash = annotations.get(HASH).filter(|hash| !hash.starts_with('+'));
-    // Go takes no sign before an unsigned number, Rust would.
+    // Rust accepts a sign before an unsigned number, Go does not.
     hash.and_then(|hash| u64::from_str_radix(hash, 16).ok()).unwrap_or_default()
 }
 
-/// Reads the `preStopHandler` annotation. Through a `Value`: one deserializer for all API types keeps the binary
-/// small.
+/// Parses the `preStopHandler` annotation. Through a `Value`: one deserializer for all API types keeps the binary small.
 pub fn pre_stop_handler(json: &str) -> Option<LifecycleHandler> {
     let value: serde_json::Value = serde_json::from_str(json).ok()?;
     LifecycleHandler::deserialize(value).ok()
 }
 
-/// Reads the `ports` annotation.
+/// Parses the `ports` annotation.
 pub fn container_ports(json: &str) -> Option<Vec<ContainerPort>> {
     let value: serde_json::Value = serde_json::from_str(json).ok()?;
     value.as_array()?.iter().map(|port| ContainerPort::deserialize(port).ok()).collect()
 }
 
-/// A JSON object written field by field: in Go's field order, with Go's escapes, empty fields left out. Serde
-/// would write them in alphabetical order, and others compare this text.
+/// Writes a JSON object field by field: Go's field order, Go's escapes, empty fields left out. Serde would write the fields
+/// in alphabetical order, and this text is compared with the kubelet's.
 struct Json(String);
 
 impl Json {
@@ -185,7 +185,7 @@ impl Json {
     }
 }
 
-/// Go's `encoding/json` text, with HTML escaping.
+/// A string as Go's `encoding/json` writes it, with HTML escaping.
 fn json_text(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     let html = |c| matches!(c, '<' | '>' | '&' | '\0'..='\u{1f}' | '\u{2028}' | '\u{2029}');

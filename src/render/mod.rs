@@ -1,5 +1,5 @@
-//! Pod → CRI sandbox and container configuration. PURE: what to write is decided here, from the pod and from
-//! facts the caller gathered; nothing here reads a file, a clock or the environment.
+//! Renders CRI sandbox and container configurations from pods. PURE: the inputs are the pod and facts that the caller
+//! gathered; nothing here reads a file, a clock or the environment.
 //!
 //! [`sandbox_config`] follows `generatePodSandboxConfig`, [`container_config`] follows
 //! `Kubelet.GenerateRunContainerOptions` and `generateContainerConfig`.
@@ -40,7 +40,7 @@ pub use security::UserNamespace;
 mod tests {
     use super::*;
 
-    /// Nothing from outside makes rendering panic, whatever its text.
+    /// Untrusted text of any kind does not make rendering panic.
     #[test]
     fn hostile_text_is_survived() {
         let seed = fastrand::u64(..);

@@ -1,6 +1,6 @@
-//! Facts of the node that rendering needs, gathered once at start by the node loop. PURE.
+//! The node's facts and settings for rendering, gathered once at the start by the node loop. PURE.
 
-/// Which cgroup hierarchy the node has, as far as rendering differs.
+/// The node's cgroup version, as far as rendering depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupVersion {
     /// One hierarchy per controller.
@@ -15,7 +15,7 @@ pub enum CgroupVersion {
     },
 }
 
-/// How cgroup names are spelled (`cgroupDriver`).
+/// The cgroup driver, which decides how cgroup names are spelled (`cgroupDriver`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CgroupDriver {
     /// `/kubepods/burstable/podUID`.
@@ -25,7 +25,7 @@ pub enum CgroupDriver {
 }
 
 impl CgroupDriver {
-    /// As `cgroupDriver` of a KubeletConfiguration has it.
+    /// The value of a KubeletConfiguration's `cgroupDriver`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cgroupfs => "cgroupfs",
@@ -43,7 +43,7 @@ pub enum SwapBehavior {
     LimitedSwap,
 }
 
-/// The node's `resolv.conf`, parsed (`parseResolvConf`).
+/// The node's parsed `resolv.conf` (`parseResolvConf`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResolvConf {
     /// `nameserver` lines, in order.
@@ -54,7 +54,7 @@ pub struct ResolvConf {
     pub options: Vec<Box<str>>,
 }
 
-/// What rendering needs to know of the node and of the agent's configuration. Computed once at start.
+/// The node's facts and the agent's settings that rendering depends on. Computed once at the start.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// The node's name.
@@ -65,23 +65,23 @@ pub struct NodeSettings {
     pub cgroup_version: CgroupVersion,
     /// cgroupfs or systemd.
     pub cgroup_driver: CgroupDriver,
-    /// `cgroupRoot`, below which `kubepods` stands: `/` by default.
+    /// `cgroupRoot`, the parent of `kubepods`: `/` by default.
     pub cgroup_root: Box<str>,
-    /// `cpuCFSQuota`: limits on CPU are enforced.
+    /// `cpuCFSQuota`: CPU limits are enforced.
     pub cpu_cfs_quota: bool,
     /// `cpuCFSQuotaPeriod` in microseconds; 100000 by default.
     pub cpu_cfs_period_us: i64,
     /// The machine's CPUs in thousandths.
     pub cpu_capacity_millis: i64,
-    /// Of them what pods get; what `resourceFieldRef: limits.cpu` falls back to.
+    /// The pods' share of it (allocatable); the default of `resourceFieldRef: limits.cpu`.
     pub cpu_allocatable_millis: i64,
     /// The machine's memory in bytes.
     pub memory_capacity_bytes: i64,
-    /// Of it what pods get; what `resourceFieldRef: limits.memory` falls back to.
+    /// The pods' share of it (allocatable); the default of `resourceFieldRef: limits.memory`.
     pub memory_allocatable_bytes: i64,
     /// The machine's swap in bytes.
     pub swap_capacity_bytes: i64,
-    /// What `resourceFieldRef: limits.ephemeral-storage` falls back to, in bytes; 0 when unknown.
+    /// The default of `resourceFieldRef: limits.ephemeral-storage` in bytes; 0 when unknown.
     pub ephemeral_storage_bytes: i64,
     /// Huge page sizes of the kernel, as the cgroup files spell them (`2MB`, `1GB`).
     pub hugepage_sizes: Vec<Box<str>>,
@@ -89,9 +89,9 @@ pub struct NodeSettings {
     pub pod_logs_dir: Box<str>,
     /// `/var/log/containers`: a symlink per container, for log collectors.
     pub container_logs_dir: Box<str>,
-    /// The agent's state directory: `pods/UID/…` and `seccomp/` stand below it.
+    /// The agent's state directory, with `pods/UID/…` and `seccomp/` below it.
     pub root_dir: Box<str>,
-    /// The node's resolver; `None` when it is switched off (`resolvConf: ""`).
+    /// The node's resolver configuration; `None` when it is disabled (`resolvConf: ""`).
     pub resolv_conf: Option<ResolvConf>,
     /// `clusterDNS`; empty without a cluster.
     pub cluster_dns: Vec<Box<str>>,
@@ -99,23 +99,23 @@ pub struct NodeSettings {
     pub cluster_domain: Box<str>,
     /// The kubelet's `seccompDefault`.
     pub seccomp_default: bool,
-    /// `singleProcessOOMKill`: on cgroup v2 only the one process is killed when memory runs out. False by default
-    /// on v2.
+    /// `singleProcessOOMKill`: on cgroup v2 only the process that runs out of memory is killed, not the whole container.
+    /// False by default on v2.
     pub single_process_oom_kill: bool,
-    /// `podPidsLimit`: processes of a pod; `None` = no limit.
+    /// `podPidsLimit`: maximum number of processes per pod; `None` = no limit.
     pub pod_pids_limit: Option<u64>,
     /// `memorySwap.swapBehavior`.
     pub memory_swap: SwapBehavior,
-    /// `AppArmor` is on in the kernel.
+    /// The kernel has `AppArmor` enabled.
     pub apparmor: bool,
-    /// `allowedUnsafeSysctls`: names, or beginnings with a `*` behind them, with points between their parts.
+    /// `allowedUnsafeSysctls`: names, or prefixes followed by `*`, with dots as separators.
     pub allowed_unsafe_sysctls: Vec<Box<str>>,
-    /// Paths masked besides the fixed list: the machine's `/sys/devices/system/cpu/cpuN/thermal_throttle`.
+    /// Paths masked in addition to the fixed list: the machine's `/sys/devices/system/cpu/cpuN/thermal_throttle`.
     pub thermal_throttle_paths: Vec<Box<str>>,
 }
 
 impl NodeSettings {
-    /// The settings of a node about which nothing else is known: the kubelet's defaults, cgroup v2, one CPU.
+    /// Default settings of a node: the kubelet's defaults, cgroup v2, one CPU.
     pub fn new(node_name: &str, root_dir: &str) -> Self {
         Self {
             node_name: node_name.into(),

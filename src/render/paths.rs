@@ -1,4 +1,4 @@
-//! Where a pod's files are. PURE: names only; the kubelet's layout below another root.
+//! Paths of a pod's files: the kubelet's layout below another root. PURE: names only.
 
 use super::NodeSettings;
 use crate::model::PodKey;
@@ -13,8 +13,8 @@ pub fn hosts_file_path(node: &NodeSettings, pod: &PodKey) -> String {
     format!("{}/etc-hosts", pod_dir(node, pod))
 }
 
-/// `ROOT/pods/UID/containers/NAME` (`getPodContainerDir`): termination message files stand in it, named by eight
-/// random hexadecimal digits.
+/// `ROOT/pods/UID/containers/NAME` (`getPodContainerDir`): contains the termination logs, named by eight random hexadecimal
+/// digits.
 pub fn termination_log_dir(node: &NodeSettings, pod: &PodKey, container: &str) -> String {
     format!("{}/containers/{container}", pod_dir(node, pod))
 }
@@ -24,7 +24,7 @@ pub fn pod_logs_dir(node: &NodeSettings, pod: &PodKey) -> String {
     format!("{}/{}_{}_{}", node.pod_logs_dir, pod.namespace, pod.name, pod.uid)
 }
 
-/// The container's directory in it (`BuildContainerLogsDirectory`). Made before the container, mode 0755.
+/// The container's directory in it (`BuildContainerLogsDirectory`). Created before the container, mode 0755.
 pub fn container_logs_dir(node: &NodeSettings, pod: &PodKey, container: &str) -> String {
     format!("{}/{container}", pod_logs_dir(node, pod))
 }
@@ -39,13 +39,13 @@ pub fn container_log_path(container: &str, restart_count: u32) -> String {
     format!("{container}/{restart_count}.log")
 }
 
-/// `/var/log/containers/NAME_NAMESPACE_CONTAINER-ID.log`, which log collectors read (`legacyLogSymlink`). The
-/// name is cut to what ext4 holds.
+/// `/var/log/containers/NAME_NAMESPACE_CONTAINER-ID.log`, which log collectors read (`legacyLogSymlink`). The name is
+/// truncated to ext4's limit.
 pub fn legacy_log_symlink(pod: &PodKey, container: &str, container_id: &str) -> String {
     const FILE_NAME_BYTES_MAX: usize = 255;
     const SUFFIX: &str = ".log";
     let mut name = format!("{}_{}_{container}-{container_id}", pod.name, pod.namespace);
-    // A cut inside a letter would panic; Go cuts bytes. Names are ASCII.
+    // Slicing inside a UTF-8 character would panic; Go cuts bytes. Names are ASCII.
     crate::text::cut(&mut name, FILE_NAME_BYTES_MAX - SUFFIX.len());
     format!("/var/log/containers/{name}{SUFFIX}")
 }

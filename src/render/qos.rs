@@ -11,9 +11,9 @@ use crate::model::quantity::Quantity;
 pub enum QosClass {
     /// Requests equal limits, for CPU and memory, in every container.
     Guaranteed,
-    /// Anything between the two others.
+    /// Neither of the other two.
     Burstable,
-    /// Asks for nothing.
+    /// No requests and no limits.
     BestEffort,
 }
 
@@ -28,7 +28,7 @@ impl QosClass {
     }
 }
 
-/// The class in the pod's status, else the computed one (`GetPodQOS`). A class nobody knows is computed anew.
+/// The class in the pod's status, else the computed one (`GetPodQOS`). An unknown class is computed again.
 pub fn pod_qos(pod: &Pod) -> QosClass {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some("Guaranteed") => QosClass::Guaranteed,
@@ -38,10 +38,10 @@ pub fn pod_qos(pod: &Pod) -> QosClass {
     }
 }
 
-/// Sums of CPU and memory, `None` while nobody asked.
+/// Sums of CPU and memory; `None` until a container has an amount.
 type Sums = [Option<Quantity>; 2];
 
-/// The class from requests and limits (`ComputePodQOS`). Ephemeral containers cannot ask for anything.
+/// Computes the class from requests and limits (`ComputePodQOS`). Ephemeral containers have no resources.
 pub fn compute_pod_qos(pod: &Pod) -> QosClass {
     let Some(spec) = pod.spec.as_ref() else { return QosClass::BestEffort };
     let mut requests = Sums::default();
@@ -69,7 +69,7 @@ pub fn compute_pod_qos(pod: &Pod) -> QosClass {
     }
 }
 
-/// Adds positive CPU and memory; true when both are there.
+/// Adds positive CPU and memory amounts; true when both are present.
 fn add(sums: &mut Sums, list: Option<&Amounts>) -> bool {
     let mut both = true;
     for (sum, name) in sums.iter_mut().zip(["cpu", "memory"]) {
@@ -87,7 +87,7 @@ fn annotation<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     pod.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
-/// From a file or an address, not from the API (`IsStaticPod`).
+/// True for a pod from a manifest file or URL, not from the API (`IsStaticPod`).
 pub fn is_static_pod(pod: &Pod) -> bool {
     annotation(pod, "kubernetes.io/config.source").is_some_and(|source| source != "api")
 }
@@ -109,8 +109,8 @@ pub fn is_node_critical_pod(pod: &Pod) -> bool {
 const GUARANTEED_OOM_SCORE: i64 = -997;
 const BEST_EFFORT_OOM_SCORE: i64 = 1000;
 
-/// How soon the kernel kills the container when memory runs out, -997 (late) to 1000
-/// (`GetContainerOOMScoreAdjust`). `memory_capacity` is the machine's memory in bytes.
+/// The container's OOM score adjustment, -997 (killed last) to 1000 (`GetContainerOOMScoreAdjust`). `memory_capacity` is the
+/// machine's memory in bytes.
 pub fn oom_score_adjust(pod: &Pod, container: &Container, memory_capacity: i64) -> i64 {
     if is_node_critical_pod(pod) {
         return GUARANTEED_OOM_SCORE;
@@ -128,7 +128,7 @@ pub fn oom_score_adjust(pod: &Pod, container: &Container, memory_capacity: i64) 
     if is_sidecar(container)
         && spec.init_containers.as_deref().unwrap_or_default().iter().any(|init| init.name == container.name)
     {
-        // A sidecar must not go before the container it serves.
+        // A sidecar must not be killed before the container that it serves.
         let least = spec.containers.iter().map(memory_request).min().unwrap_or_default();
         adjust = adjust.min(score(least));
     }
@@ -145,8 +145,8 @@ fn memory_request(container: &Container) -> i64 {
     amount(container.resources.as_ref().and_then(|own| own.requests.as_ref()), "memory").value()
 }
 
-/// What the pod asks for beyond its containers, shared out (`remainingPodMemReqPerContainer`). 0 without
-/// requests on the pod itself.
+/// The pod's memory request beyond those of its containers, divided among them (`remainingPodMemReqPerContainer`). 0 without
+/// pod-level requests.
 fn remaining_memory_per_container(pod: &Pod, spec: &PodSpec) -> i64 {
     let own: Option<&ResourceRequirements> = spec.resources.as_ref();
     let Some(requests) = own.and_then(|own| own.requests.as_ref()) else { return 0 };

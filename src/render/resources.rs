@@ -1,4 +1,4 @@
-//! Resource requests and limits as the CRI and the kernel want them. PURE.
+//! Resource requests and limits in the units of the CRI and the kernel. PURE.
 //! Follows `kuberuntime_container_linux.go`, `kuberuntime_sandbox_linux.go`, `cm/helpers_linux.go` and
 //! `component-helpers/resource`.
 
@@ -14,7 +14,7 @@ use crate::model::quantity::Quantity;
 use crate::model::{ContainerKind, Sizes};
 use crate::proto::runtime::v1::{HugepageLimit, LinuxContainerResources};
 
-/// `requests` or `limits` as the API has them.
+/// `requests` or `limits` of an API object.
 pub type Amounts = BTreeMap<String, ApiQuantity>;
 
 /// Parsed sums by resource name.
@@ -23,12 +23,12 @@ pub type ResourceList = BTreeMap<String, Quantity>;
 const SHARES_MIN: i64 = 2;
 const SHARES_MAX: i64 = 262_144;
 const SHARES_PER_CPU: i64 = 1024;
-/// The kernel takes no quota below a millisecond.
+/// The kernel rejects a quota below a millisecond.
 const QUOTA_US_MIN: i64 = 1000;
 /// The kernel's default period, used where the agent's setting does not apply.
 pub const QUOTA_PERIOD_US: i64 = 100_000;
 
-/// CPU shares of that many thousandths of a CPU (`MilliCPUToShares`).
+/// CPU shares for thousandths of a CPU (`MilliCPUToShares`).
 pub fn milli_cpu_to_shares(milli_cpu: i64) -> i64 {
     if milli_cpu == 0 {
         return SHARES_MIN;
@@ -42,7 +42,7 @@ pub fn milli_cpu_to_quota(milli_cpu: i64, period_us: i64) -> i64 {
     if milli_cpu == 0 { 0 } else { (milli_cpu.wrapping_mul(period_us) / 1000).max(QUOTA_US_MIN) }
 }
 
-/// Thousandths of a CPU of that many shares, rounded up (`SharesToMilliCPU`).
+/// Thousandths of a CPU for CPU shares, rounded up (`SharesToMilliCPU`).
 pub fn shares_to_milli_cpu(shares: i64) -> i64 {
     if shares < SHARES_MIN {
         return 0;
@@ -51,12 +51,12 @@ pub fn shares_to_milli_cpu(shares: i64) -> i64 {
     scaled / SHARES_PER_CPU + i64::from(scaled > 0 && scaled % SHARES_PER_CPU != 0)
 }
 
-/// Thousandths of a CPU of a CFS quota (`QuotaToMilliCPU`); -1 = no limit = 0.
+/// Thousandths of a CPU for a CFS quota (`QuotaToMilliCPU`); -1 = no limit = 0.
 pub fn quota_to_milli_cpu(quota_us: i64, period_us: i64) -> i64 {
     if quota_us == -1 { 0 } else { quota_us.wrapping_mul(1000).checked_div(period_us).unwrap_or_default() }
 }
 
-/// One amount of a list; zero when absent. Text that is no quantity counts as absent: sources refuse it before.
+/// One amount of a list; zero when absent. An invalid quantity counts as absent: sources reject it before.
 pub fn amount(list: Option<&Amounts>, name: &str) -> Quantity {
     list.and_then(|list| list.get(name))
         .map_or(Quantity::ZERO, |text| Quantity::parse(&text.0).unwrap_or_default())
@@ -70,7 +70,7 @@ fn limits(resources: Option<&ResourceRequirements>) -> Option<&Amounts> {
     resources.and_then(|resources| resources.limits.as_ref())
 }
 
-/// CPU and memory as the container's own list has them.
+/// The container's own CPU and memory.
 pub fn sizes(container: &Container) -> Sizes {
     let own = container.resources.as_ref();
     let of = |list: Option<&Amounts>| {
@@ -80,10 +80,10 @@ pub fn sizes(container: &Container) -> Sizes {
     Sizes { cpu_request, cpu_limit, memory_request, memory_limit }
 }
 
-/// Gives the container other CPU and memory; its other resources stay.
+/// Sets the container's CPU and memory; its other resources stay.
 ///
-/// Differs from the kubelet (`updatePodContainerResources`), whose copy has CPU and memory alone: its runtime is told to take
-/// away a container's huge pages with each resize.
+/// Differs from the kubelet (`updatePodContainerResources`), whose copy has CPU and memory only: each resize there asks the
+/// runtime to remove the container's huge page limits.
 pub fn set_sizes(container: &mut Container, sizes: &Sizes) {
     let own = container.resources.get_or_insert_default();
     let lists = [
@@ -106,7 +106,7 @@ pub fn set_sizes(container: &mut Container, sizes: &Sizes) {
     }
 }
 
-/// An init container that keeps running (`restartPolicy: Always`).
+/// True for an init container that keeps running (`restartPolicy: Always`).
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
@@ -115,7 +115,7 @@ fn is_huge_page(name: &str) -> bool {
     name.starts_with("hugepages-")
 }
 
-/// CPU, memory and huge pages may be set on the pod itself (`IsSupportedPodLevelResource`).
+/// True for CPU, memory and huge pages, which may be set on the pod itself (`IsSupportedPodLevelResource`).
 pub(crate) fn may_be_on_the_pod(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || is_huge_page(name)
 }
@@ -124,7 +124,7 @@ fn any_on_the_pod(list: Option<&Amounts>) -> bool {
     list.is_some_and(|list| list.keys().any(|name| may_be_on_the_pod(name)))
 }
 
-/// The sizes in bytes of the huge pages that the pod or a container asks for. Limits count as requests by default.
+/// The huge page sizes in bytes that the pod or a container requests. Limits count as requests by default.
 pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
     let spec = pod.spec.iter();
     let containers =
@@ -136,13 +136,13 @@ pub fn huge_page_sizes(pod: &Pod) -> BTreeSet<i64> {
     sizes.map(|name| Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value()).collect()
 }
 
-/// The pod's own resources, when it has supported ones (`IsPodLevelResourcesSet`).
+/// The pod-level resources, when supported ones are set (`IsPodLevelResourcesSet`).
 pub(crate) fn pod_level(pod: &Pod) -> Option<&ResourceRequirements> {
     let own = pod.spec.as_ref()?.resources.as_ref()?;
     (any_on_the_pod(own.requests.as_ref()) || any_on_the_pod(own.limits.as_ref())).then_some(own)
 }
 
-/// The limits set on the pod itself (`IsPodLevelLimitsSet`), for the downward API.
+/// The pod-level limits (`IsPodLevelLimitsSet`), for the downward API.
 pub(super) fn pod_level_limits(pod: &Pod) -> Option<&Amounts> {
     limits(pod_level(pod)).filter(|list| any_on_the_pod(Some(list)))
 }
@@ -168,16 +168,16 @@ fn add_all(sum: &mut ResourceList, other: &ResourceList) {
     }
 }
 
-/// The larger of both, of each resource.
+/// Takes the larger amount of each resource.
 pub(crate) fn max_list(list: &mut ResourceList, other: &ResourceList) {
     for (name, quantity) in other {
         list.entry(name.clone()).and_modify(|value| *value = (*value).max(*quantity)).or_insert(*quantity);
     }
 }
 
-/// Sums over containers: app containers and sidecars together, but at least what the hungriest moment of the
-/// initialisation needs (`AggregateContainerRequests`, `AggregateContainerLimits`). `of` is what a container counts
-/// for; `each` sees what counts for every container.
+/// Aggregates over containers: the sum of app containers and sidecars, but at least the highest need during the
+/// initialisation (`AggregateContainerRequests`, `AggregateContainerLimits`). `of` returns a container's list; `each` is
+/// called with what counts for every container.
 pub(crate) fn aggregate(
     pod: &Pod,
     of: &dyn Fn(&Container, ContainerKind) -> ResourceList,
@@ -209,7 +209,7 @@ pub(crate) fn aggregate(
     sum
 }
 
-/// The container's own list, whatever container it is.
+/// The container's own list, for any kind of container.
 fn own_list(
     of: for<'a> fn(Option<&'a ResourceRequirements>) -> Option<&'a Amounts>,
 ) -> impl Fn(&Container, ContainerKind) -> ResourceList {
@@ -220,7 +220,7 @@ fn own_list(
     }
 }
 
-/// What all containers ask for (`AggregateContainerRequests`).
+/// The containers' aggregated requests (`AggregateContainerRequests`).
 pub fn container_requests(pod: &Pod) -> ResourceList {
     aggregate(pod, &own_list(requests), &mut |_| {})
 }
@@ -231,7 +231,7 @@ pub(crate) fn put_pod_level(list: &mut ResourceList, own: Option<&Amounts>) {
     }
 }
 
-/// What the pod asks for (`PodRequests`).
+/// The pod's requests (`PodRequests`).
 pub fn pod_requests(pod: &Pod, with_overhead: bool) -> ResourceList {
     let mut sum = container_requests(pod);
     put_pod_level(&mut sum, requests(pod_level(pod)));
@@ -241,7 +241,7 @@ pub fn pod_requests(pod: &Pod, with_overhead: bool) -> ResourceList {
     sum
 }
 
-/// What the pod may use at most (`PodLimits`); overhead is added to limits above zero.
+/// The pod's limits (`PodLimits`); overhead is added to limits above zero.
 pub fn pod_limits(pod: &Pod, with_overhead: bool, mut each: impl FnMut(&ResourceList)) -> ResourceList {
     let mut sum = aggregate(pod, &own_list(limits), &mut each);
     put_pod_level(&mut sum, limits(pod_level(pod)));
@@ -254,7 +254,7 @@ pub fn pod_limits(pod: &Pod, with_overhead: bool, mut each: impl FnMut(&Resource
     sum
 }
 
-/// What the pod's own cgroup is set to (`ResourceConfigForPod`); `None` = not set.
+/// Settings of the pod's own cgroup (`ResourceConfigForPod`); `None` = not set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodCgroup {
     /// CPU weight.
@@ -290,7 +290,7 @@ pub fn pod_cgroup(pod: &Pod, enforce_cpu: bool, period_us: i64) -> PodCgroup {
     let mut huge_page_limit_bytes = BTreeMap::new();
     for (name, quantity) in asked.iter().filter(|(name, _)| is_huge_page(name)) {
         let size = Quantity::parse(&name["hugepages-".len()..]).unwrap_or_default().value();
-        // One size may have several names.
+        // Several names may mean the same size.
         let bytes: &mut i64 = huge_page_limit_bytes.entry(size).or_default();
         *bytes = bytes.saturating_add(quantity.value());
     }
@@ -354,7 +354,7 @@ pub(crate) fn sandbox_resources(
 pub fn container_resources(node: &NodeSettings, pod: &Pod, container: &Container) -> LinuxContainerResources {
     let own = container.resources.as_ref();
     let of_pod = limits(pod_level(pod));
-    // Without a limit of its own the container gets the pod's.
+    // Without its own limit the container gets the pod's.
     let limit = |name: &str| {
         let limit = amount(limits(own), name);
         if limit.is_zero() { amount(of_pod, name) } else { limit }
@@ -368,7 +368,7 @@ pub fn container_resources(node: &NodeSettings, pod: &Pod, container: &Container
     resources
 }
 
-/// Every page size of the kernel, limited to nothing unless asked for; the container goes before the pod
+/// A limit for every page size of the kernel, 0 unless requested; the container's limits override the pod's
 /// (`GetHugepageLimitsFromResources`).
 fn hugepage_limits(
     node: &NodeSettings,
@@ -391,8 +391,8 @@ fn hugepage_limits(
         .collect()
 }
 
-/// `2097152` → `2MB`, as the cgroup files spell it (`HugePageUnitSizeFromByteSize`); `None` for a size that is
-/// no whole number of the largest unit below it.
+/// `2097152` → `2MB`, the spelling of the cgroup files (`HugePageUnitSizeFromByteSize`); `None` for a size that is not a
+/// whole number of the largest unit below it.
 pub(super) fn hugepage_unit_size(bytes: i64) -> Option<String> {
     const UNITS: [&str; 6] = ["B", "KB", "MB", "GB", "TB", "PB"];
     let (mut size, mut unit) = (bytes, 0);
@@ -407,7 +407,7 @@ pub(super) fn hugepage_unit_size(bytes: i64) -> Option<String> {
 fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &mut LinuxContainerResources) {
     match node.cgroup_version {
         CgroupVersion::V1 { swap_controller: false } | CgroupVersion::V2 { swap_controller: false } => {}
-        // Memory and swap together limited to the memory limit: none above it.
+        // Memory plus swap limited to the memory limit: no swap.
         CgroupVersion::V1 { swap_controller: true } => {
             resources.memory_swap_limit_in_bytes = resources.memory_limit_in_bytes;
         }
@@ -418,10 +418,10 @@ fn set_swap(node: &NodeSettings, pod: &Pod, container: &Container, resources: &m
     }
 }
 
-/// The container may swap, as far as its memory says (`GetContainerSwapBehavior`).
+/// True when the container may swap, judged by its memory requests and limits (`GetContainerSwapBehavior`).
 pub fn may_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> bool {
     let own = container.resources.as_ref();
-    // Equal also when neither is set.
+    // Also equal when neither is set.
     node.memory_swap == SwapBehavior::LimitedSwap
         && node.cgroup_version == (CgroupVersion::V2 { swap_controller: true })
         && !is_critical_pod(pod)
@@ -429,7 +429,7 @@ pub fn may_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> bool {
         && amount(requests(own), "memory") != amount(limits(own), "memory")
 }
 
-/// Swap in proportion to the memory request (`calcSwapForBurstablePods`); `None` = this container gets none.
+/// Swap in proportion to the memory request (`calcSwapForBurstablePods`); `None` = no swap for this container.
 fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option<i64> {
     if !may_swap(node, pod, container) {
         return None;
@@ -439,7 +439,7 @@ fn limited_swap(node: &NodeSettings, pod: &Pod, container: &Container) -> Option
     if total <= 0 || request > total {
         return None;
     }
-    // The kubelet multiplies in floating point; whole numbers differ from it by a byte at most.
+    // The kubelet computes in floating point; integers differ from it by one byte at most.
     let share = i128::from(request) * i128::from(node.swap_capacity_bytes) / i128::from(total);
     i64::try_from(share).ok()
 }

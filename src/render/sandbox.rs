@@ -23,8 +23,8 @@ use crate::proto::runtime::v1::{
     PortMapping, Protocol,
 };
 
-/// The configuration for `RunPodSandbox`. `attempt` counts the pod's sandboxes from 0; `user_namespace` is the pod's
-/// own, when it wants one.
+/// The configuration for `RunPodSandbox`. `attempt` counts the pod's sandboxes from 0; `user_namespace` is the pod's own, if
+/// it asks for one.
 pub fn sandbox_config(
     node: &NodeSettings,
     pod: &DesiredPod,
@@ -59,8 +59,8 @@ fn render(
     })
 }
 
-/// The container's ports, each name once (`MakePortMappings`). A port without a name is known by its family,
-/// protocol, address and numbers.
+/// The container's ports, each name once (`MakePortMappings`). A port without a name is identified by its family, protocol,
+/// address and numbers.
 fn port_mappings(container: &Container) -> Vec<PortMapping> {
     let mut names = BTreeSet::new();
     let mut mappings = Vec::new();
@@ -98,8 +98,8 @@ fn port_mappings(container: &Container) -> Vec<PortMapping> {
     mappings
 }
 
-/// `generatePodSandboxLinuxConfig`, `applySandboxResources`. Users, groups and namespaces are only set when the
-/// pod has a security context, which the API always gives it.
+/// `generatePodSandboxLinuxConfig`, `applySandboxResources`. Users, groups and namespaces are set only when the pod has a
+/// security context, which the API always adds.
 fn linux(
     node: &NodeSettings,
     pod: &DesiredPod,
@@ -144,7 +144,7 @@ fn has_privileged_container(pod: &DesiredPod) -> bool {
             .any(privileged)
 }
 
-/// `net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`: with a slash before any point, the two change places
+/// `net/ipv4/conf/eth0.1/x` → `net.ipv4.conf.eth0/1.x`: when a slash comes before any dot, slashes and dots are swapped
 /// (`NormalizeName`).
 pub fn sysctl_name(name: &str) -> String {
     if name.find(['.', '/']).is_none_or(|at| name.as_bytes()[at] == b'.') {

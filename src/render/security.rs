@@ -32,7 +32,7 @@ const MASKED_PATHS: [&str; 12] = [
 
 const READONLY_PATHS: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
-/// The user an image asks for (`getImageUser`): a number, else a name; neither is root.
+/// The user in an image's configuration (`getImageUser`): a number, else a name; neither = root.
 pub(super) enum ImageUser<'a> {
     Uid(i64),
     Name(&'a str),
@@ -57,7 +57,7 @@ macro_rules! effective {
     };
 }
 
-/// Refuses a container that must not run as root and would, or may (`verifyRunAsNonRoot`).
+/// Rejects a container that must not run as root and would, or might (`verifyRunAsNonRoot`).
 pub(super) fn verify_run_as_non_root(
     pod: &DesiredPod,
     container: &Container,
@@ -142,7 +142,7 @@ pub(super) fn selinux_option(of: &SELinuxOptions) -> SeLinuxOption {
     }
 }
 
-/// fsGroup first, then the others as they stand.
+/// fsGroup first, then the other groups in spec order.
 pub(super) fn supplemental_groups(of: Option<&PodSecurityContext>) -> Vec<i64> {
     let groups = of.and_then(|of| of.supplemental_groups.as_deref()).unwrap_or_default();
     of.and_then(|of| of.fs_group).into_iter().chain(groups.iter().copied()).collect()
@@ -159,7 +159,7 @@ pub(super) fn supplemental_groups_policy(of: Option<&PodSecurityContext>) -> Res
 
 /// The namespaces a pod shares with its node or among its containers (`NamespacesForPod`).
 ///
-/// Deviation: the kubelet's explicit "the node's" users are left out, which runtimes take for the same.
+/// Differs from the kubelet: its explicit node-level user namespace is left out, which runtimes treat the same.
 pub(super) fn namespaces(
     pod: &DesiredPod,
     user_namespace: Option<UserNamespace>,
@@ -190,19 +190,19 @@ pub(super) fn namespaces(
     })
 }
 
-/// The users and groups of a pod that are others than the node's: its 0 is the node's [`Self::first`], and so on for
-/// [`Self::LENGTH`] of them (`userns.Manager`).
+/// A pod's own user namespace: its id 0 is the node's id [`Self::first`], and so on for [`Self::LENGTH`] ids
+/// (`userns.Manager`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UserNamespace {
-    /// The id on the node that is root in the pod.
+    /// The id on the node of the pod's root.
     pub first: u32,
 }
 
 impl UserNamespace {
-    /// Ids of one pod (`userNsUnitLength`).
+    /// Number of ids per pod (`userNsUnitLength`).
     pub const LENGTH: u32 = 65_536;
 
-    /// The one mapping, of users as of groups.
+    /// The mapping, the same for users and groups.
     pub(super) fn mappings(self) -> Vec<IdMapping> {
         vec![IdMapping { host_id: self.first, container_id: 0, length: Self::LENGTH }]
     }
@@ -217,7 +217,7 @@ fn profile(kind: ProfileType, localhost_ref: String) -> SecurityProfile {
     SecurityProfile { profile_type: kind as i32, localhost_ref }
 }
 
-/// `RuntimeDefault`, as every sandbox gets it.
+/// `RuntimeDefault`, the profile of every sandbox.
 pub(super) fn runtime_default() -> SecurityProfile {
     profile(ProfileType::RuntimeDefault, String::new())
 }
@@ -240,7 +240,7 @@ fn seccomp(node: &NodeSettings, of: Option<&SeccompProfile>) -> Result<SecurityP
     })
 }
 
-/// Go's `filepath.Join` of an absolute folder and a name: no `.`, no `..`, no empty part.
+/// Go's `filepath.Join` of an absolute directory and a name: no `.`, no `..`, no empty element.
 fn joined(folder: &str, name: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in folder.split('/').chain(name.split('/')) {

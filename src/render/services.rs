@@ -1,14 +1,14 @@
-//! Service variables: where a container finds the cluster's services (`kubelet/envvars`). PURE.
+//! Service variables: environment variables with the cluster's services (`kubelet/envvars`). PURE.
 
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::Service;
 
-/// The variables for the services a pod of the namespace sees (`getServiceEnvVarMap`): its namespace's own when
-/// it wants links, and `kubernetes` of the default namespace in any case.
+/// Variables for the services visible to a pod of the namespace (`getServiceEnvVarMap`): those of its namespace with
+/// `enableServiceLinks`, and `kubernetes` of the default namespace in any case.
 ///
-/// Services without an address or port have none. When two services claim one variable the later name wins; the
-/// kubelet leaves that to chance.
+/// Services without an address or port have none. When two services define the same variable the later name wins; in the
+/// kubelet the winner is random.
 pub(super) fn service_variables(
     services: &[Service],
     namespace: &str,
@@ -52,7 +52,7 @@ fn put_service(variables: &mut BTreeMap<String, String>, name: &str, service: &S
             put(format!("{prefix}_SERVICE_PORT_{}", variable_name(name)), port.port.to_string());
         }
     }
-    // An IPv6 address takes brackets before a port.
+    // An IPv6 address is put in brackets before a port.
     let host = if ip.contains(':') { format!("[{ip}]") } else { ip.to_owned() };
     for (index, port) in ports.iter().enumerate() {
         let protocol = port.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP");

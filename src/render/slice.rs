@@ -1,31 +1,31 @@
-//! What systemd is asked for with the cgroup driver systemd: the units that a pod's cgroup settings become. PURE.
+//! The systemd units for a pod's cgroup settings, with the systemd cgroup driver. PURE.
 //! Follows libcontainer's `systemd/v1.go` and `v2.go` (`Apply`, `genV1ResourcesProperties`, `genV2ResourcesProperties`).
 //!
-//! What systemd has no property for (huge pages) is written to the cgroup's files behind its back, there as here.
+//! Settings for which systemd has no property (huge pages) are written to the cgroup's files directly, as libcontainer does.
 
 use super::cgroup_settings::CgroupSettings;
 use super::node::CgroupVersion;
 
-/// A slice, as systemd is asked for it.
+/// A slice unit to request from systemd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice {
     /// The unit's name, `kubepods-burstable.slice`.
     pub name: Box<str>,
-    /// The slice around it.
+    /// The parent slice.
     pub parent: Box<str>,
-    /// The property that has the kernel count what is read and written: systemd has one for each version of cgroups.
+    /// The property that enables I/O accounting: systemd has one for each cgroup version.
     pub io_accounting: &'static str,
-    /// What else it is given; all of them numbers.
+    /// Its other properties; all numbers.
     pub properties: Vec<(&'static str, u64)>,
 }
 
-/// The unit that is the cgroup of that absolute name; nothing for the root.
+/// The unit of the cgroup with that absolute name; `None` for the root.
 pub fn unit_of(cgroup: &str) -> Option<&str> {
     cgroup.rsplit('/').next().filter(|name| !name.is_empty())
 }
 
-/// The slices that have to be there for this one, the outermost first and it last: their cgroups, and what to ask for.
-/// Those around it are given nothing.
+/// The slices that must exist for this one, the outermost first and itself last: their cgroups, and the units to request.
+/// Parent slices get no properties.
 pub fn slices(version: CgroupVersion, of: &CgroupSettings) -> Vec<(String, Slice)> {
     let io_accounting = match version {
         CgroupVersion::V1 { .. } => "BlockIOAccounting",

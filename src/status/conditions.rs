@@ -1,4 +1,4 @@
-//! The conditions the node agent writes (`status/generate.go`). PURE.
+//! Pod conditions that the node agent writes (`status/generate.go`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition, PodSpec, PodStatus};
 
@@ -12,7 +12,7 @@ const NOT_INITIALIZED: &str = "ContainersNotInitialized";
 const COMPLETED: &str = "PodCompleted";
 const FAILED: &str = "PodFailed";
 
-/// A condition without times; they come with the merge.
+/// A condition without times; the merge sets them.
 pub(super) fn condition(kind: &str, holds: bool, generation: Option<i64>) -> PodCondition {
     PodCondition {
         type_: kind.to_owned(),
@@ -33,7 +33,7 @@ pub(super) fn generation(pod: &Pod) -> Option<i64> {
     pod.metadata.generation.filter(|g| *g != 0)
 }
 
-/// `containers with WHAT status: [a b]`, for the lists that are not empty.
+/// `containers with WHAT status: [a b]`, for the non-empty lists.
 fn listed(parts: [(&str, &[&str]); 2]) -> String {
     let sentences: Vec<String> = parts
         .into_iter()
@@ -43,7 +43,7 @@ fn listed(parts: [(&str, &[&str]); 2]) -> String {
     sentences.join(", ")
 }
 
-/// Everything a condition is made from.
+/// Inputs of the conditions.
 pub(super) struct Conditions<'a> {
     pub(super) pod: &'a Pod,
     pub(super) spec: &'a PodSpec,
@@ -61,7 +61,7 @@ impl Conditions<'_> {
         condition(kind, holds, generation(self.pod))
     }
 
-    /// Init containers' statuses come first, as in the kubelet's joined list.
+    /// Init containers' statuses are searched first, as in the kubelet's joined list.
     fn status_of(&self, name: &str) -> Option<&ContainerStatus> {
         find_status(self.init, name).or_else(|| find_status(self.app, name))
     }
@@ -139,7 +139,7 @@ impl Conditions<'_> {
             return because(self.make(kind, true), COMPLETED, "");
         }
         let message = listed([("unknown", &unknown), ("incomplete", &incomplete)]);
-        // Initialised once is initialised: an app container has run, or an in-place restart is under way.
+        // Initialised stays initialised: an app container has run, or an in-place restart is in progress.
         let was_initialized = || {
             let app_started = self.init.iter().chain(self.app).any(|s| {
                 (is_running(s) || terminated(s).is_some())
@@ -158,7 +158,7 @@ impl Conditions<'_> {
         self.make("PodReadyToStartContainers", !rules::needs_new_sandbox(self.spec, self.observed))
     }
 
-    /// `GenerateAllContainersRestartingCondition`; it carries no generation upstream.
+    /// `GenerateAllContainersRestartingCondition`; without `observedGeneration`, as in the kubelet.
     pub(super) fn all_restarting(&self) -> PodCondition {
         let make = |holds| condition("AllContainersRestarting", holds, None);
         match self.phase {

@@ -15,15 +15,15 @@ use crate::model::{ContainerKind, ContainerState, ContainerStatus};
 
 const REMOVED_MESSAGE: &str = "The container is removed because RestartAllContainers in place";
 
-/// What one list of the pod's containers is converted with.
+/// Inputs for converting one of the pod's container lists.
 pub(super) struct Lists<'a> {
     pub(super) input: &'a StatusInput<'a>,
     pub(super) spec: &'a PodSpec,
-    /// An in-place restart of all containers is due or under way.
+    /// An in-place restart of all containers is requested or in progress.
     pub(super) restarting: bool,
 }
 
-/// A state of which at most one part is set, as text wants it: absent when nothing is.
+/// `None` for empty text: API fields that are not set are absent.
 fn some(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
@@ -37,7 +37,7 @@ fn waiting(reason: &str, message: &str) -> ApiState {
 
 fn lost(reason: &str, message: &str) -> ContainerStateTerminated {
     ContainerStateTerminated {
-        // 137: it is not known to have ended well, so it counts as killed.
+        // 137: the container may not have exited normally, so it counts as killed.
         exit_code: 137,
         reason: some(reason),
         message: some(message),
@@ -45,7 +45,7 @@ fn lost(reason: &str, message: &str) -> ContainerStateTerminated {
     }
 }
 
-/// Sets `lastState.terminated` beside whatever else the previous last state holds, as the kubelet does.
+/// Sets `lastState.terminated` and keeps the other fields of the last state, as the kubelet does.
 fn set_last_terminated(status: &mut ApiStatus, end: ContainerStateTerminated) {
     status.last_state.get_or_insert_default().terminated = Some(end);
 }
@@ -63,7 +63,7 @@ impl Lists<'_> {
 
         for (container, status) in containers.iter().zip(&mut statuses) {
             let old = find_previous(previous, container.name);
-            // Newest first; the second newest is the last end.
+            // Newest first; the second newest becomes the last state.
             let mut records =
                 self.input.observed.containers.iter().filter(|record| *record.name == *container.name);
             match records.next() {
@@ -87,12 +87,12 @@ impl Lists<'_> {
         statuses
     }
 
-    /// The reason of a container that has not been looked at yet.
+    /// The waiting reason of a container that was not observed yet.
     fn default_waiting(&self) -> &'static str {
         if rules::init_containers(self.spec).is_empty() { "ContainerCreating" } else { "PodInitializing" }
     }
 
-    /// What is shown when the runtime has no record: waiting, or the previous end.
+    /// The status shown without a record in the runtime: waiting, or the previous termination.
     fn starting_point(&self, container: &SpecContainer<'_>, old: Option<&ApiStatus>) -> ApiStatus {
         if let Some(old) = old.filter(|o| terminated(o).is_some()) {
             return old.clone();
@@ -123,7 +123,7 @@ impl Lists<'_> {
         }
     }
 
-    /// The runtime has no record of a container that was shown before.
+    /// Infers the end of a container that was shown before and has no record in the runtime.
     fn infer_missing(&self, old: &ApiStatus, status: &mut ApiStatus) {
         if self.restarting && !is_waiting(old) {
             let state = status.state.get_or_insert_default();
@@ -133,8 +133,8 @@ impl Lists<'_> {
             status.restart_count = old.restart_count.saturating_add(1);
             return;
         }
-        // An old end is shown as it was; a container that never ran goes on waiting. One that ran and vanished
-        // did end, even if nobody saw how: without a last end the pod would fall back to Pending.
+        // An earlier termination is shown unchanged; a container that never ran stays waiting. One that ran and vanished did
+        // terminate, although its end was not observed: without a last state the pod would fall back to Pending.
         if terminated(old).is_some() || !is_running(old) || last_terminated(status).is_some() {
             return;
         }
@@ -146,7 +146,7 @@ impl Lists<'_> {
         }
     }
 
-    /// `convertContainerStatus` and what is added to it for every record.
+    /// `convertContainerStatus`, and the fields added for every record.
     fn converted(&self, record: &ContainerStatus, old: Option<&ApiStatus>) -> ApiStatus {
         let id = format!("{}://{}", self.input.runtime_name, record.id);
         let same_container = old.is_some_and(|o| o.container_id.as_deref() == Some(&id));
@@ -161,7 +161,7 @@ impl Lists<'_> {
         if let Some(old) = old {
             status.volume_mounts.clone_from(&old.volume_mounts);
             status.restart_count = recorded.max(old.restart_count);
-            // An in-place restart of the pod removes the old record, so its end lives on only here.
+            // An in-place restart of the pod removes the old record; its termination is kept only here.
             let end = terminated(old).filter(|_| !same_container).or_else(|| last_terminated(old));
             if let Some(end) = end {
                 set_last_terminated(&mut status, end.clone());
@@ -189,7 +189,8 @@ impl Lists<'_> {
                 });
             }
             ContainerState::Unknown if old.is_some_and(is_running) => {
-                // It ran and now the runtime cannot say: an end, not a wait, or run-once pods would run twice.
+                // It ran, and the runtime no longer knows its state: terminated, not waiting, or run-once pods would run
+                // twice.
                 let reason = if self.restarting { RESTARTING_ALL } else { STATUS_UNKNOWN };
                 let message = "The container could not be located when the pod was terminated";
                 state.terminated = Some(lost(reason, message));
@@ -231,8 +232,8 @@ impl Lists<'_> {
         init.chain(ephemeral).find(|c| c.name == name)
     }
 
-    /// A container that the next sync starts again waits, for the reason its last start failed; an init container
-    /// without a record has ended well when an app container exists.
+    /// A container that the next sync restarts is waiting, with the reason of its last failed start; an init container
+    /// without a record has succeeded when an app container exists.
     fn apply_start_failure(
         &self,
         kind: ContainerKind,
@@ -286,12 +287,12 @@ impl Lists<'_> {
     }
 }
 
-/// The previous status of that name; the last one wins, as in the kubelet's map.
+/// The previous status of that container; the last of several wins, as in the kubelet's map.
 fn find_previous<'a>(previous: &'a [ApiStatus], name: &str) -> Option<&'a ApiStatus> {
     previous.iter().rev().find(|s| s.name == name)
 }
 
-/// `resolveRecursiveReadOnly`: what cannot be honoured counts as disabled.
+/// `resolveRecursiveReadOnly`: unsupported counts as disabled.
 fn recursive_read_only(mount: &VolumeMount, supported: bool) -> bool {
     let propagates = mount.mount_propagation.as_deref().is_some_and(|p| p != "None");
     let asked = matches!(mount.recursive_read_only.as_deref(), Some("IfPossible" | "Enabled"));

@@ -1,4 +1,4 @@
-//! The status of a pod that was ended before its time, and whether it may come again. PURE.
+//! The status of an evicted pod, and whether the pod may start again. PURE.
 
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 
@@ -8,11 +8,12 @@ use crate::model::Wall;
 
 /// `eviction.Reason`.
 pub const EVICTED: &str = "Evicted";
-/// The reason of the condition of a pod that ended because its node was short of something (`PodReasonTerminationByKubelet`).
+/// The condition's reason when a pod was terminated because its node was short of a resource
+/// (`PodReasonTerminationByKubelet`).
 const TERMINATED: &str = "TerminationByKubelet";
 
-/// The pod has failed for that (`evictPod`). With `for_the_node`, it was the node that was short of something, and not the pod
-/// that broke a limit of its own.
+/// Sets the pod to Failed with reason Evicted (`evictPod`). `for_the_node`: the node was short of a resource, rather than
+/// the pod exceeding one of its own limits.
 pub fn evict(status: &mut PodStatus, message: &str, for_the_node: bool, now: Wall) {
     status.phase = Some(Phase::Failed.as_str().to_owned());
     status.reason = Some(EVICTED.to_owned());
@@ -31,8 +32,8 @@ pub fn evict(status: &mut PodStatus, message: &str, for_the_node: bool, now: Wal
     }
 }
 
-/// The pod ended because its node was short of something: it may come again. One that broke a limit would only break it
-/// again.
+/// True when the pod was evicted because its node was short of a resource: it may start again. A pod that exceeded a limit
+/// would only exceed it again.
 pub fn was_for_the_node(status: &PodStatus) -> bool {
     let mut conditions = status.conditions.iter().flatten();
     status.reason.as_deref() == Some(EVICTED)

@@ -1,8 +1,8 @@
-//! PURE: what the status manager adds to a fresh status before it is shown, kept or sent.
+//! PURE: the status manager's changes to a new status before it is shown, stored or sent.
 //!
-//! [`update`] fixes times and generation against what was shown last and says whether anything changed
-//! (`updateStatusInternal`); [`terminate`] closes a pod that is over (`TerminatePod`); [`for_api`] joins our status
-//! with the API server's copy (`mergePodStatus`).
+//! [`update`] sets times and generation relative to the status shown last and reports whether anything changed
+//! (`updateStatusInternal`); [`terminate`] closes a terminated pod (`TerminatePod`); [`for_api`] merges our status with the
+//! API server's copy (`mergePodStatus`).
 
 use std::fmt;
 
@@ -24,10 +24,10 @@ use crate::limits::TERMINATION_MESSAGES_BYTES_MAX;
 use crate::model::Wall;
 use crate::render::resources::is_sidecar;
 
-/// The condition others and the node agent both write.
+/// The condition that both the node agent and other components write.
 pub(super) const SHARED_CONDITION: &str = "DisruptionTarget";
 
-/// The conditions whose `lastTransitionTime` is set here; foreign ones keep theirs.
+/// The conditions whose `lastTransitionTime` is set here; those of other components keep theirs.
 const TIMED_CONDITIONS: [&str; 7] = [
     "ContainersReady",
     "Ready",
@@ -38,14 +38,14 @@ const TIMED_CONDITIONS: [&str; 7] = [
     "AllContainersRestarting",
 ];
 
-/// A status that would take a container out of an end that is final: the last shown status stays.
+/// A status that would revert a final termination of a container: the status shown last stays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IllegalTransition {
     /// An app container that must not restart is no longer terminated.
     App(String),
     /// An init container that must not restart is no longer terminated.
     Init(String),
-    /// The shown init containers are not the spec's.
+    /// The shown init containers differ from the spec's.
     Mismatch(String),
 }
 
@@ -70,12 +70,12 @@ impl fmt::Display for IllegalTransition {
 
 impl std::error::Error for IllegalTransition {}
 
-/// Completes `status`, fresh from [`super::pod_status`], against the one shown last.
+/// Completes `status`, newly made by [`super::pod_status`], against the status shown last.
 ///
-/// `cached` = shown last (`None`: nothing yet, the pod's own status counts). A condition's `lastTransitionTime`
-/// moves only when its status does; `startTime` is set once; times are cut to seconds; `observedGeneration` never
-/// falls; termination messages share [`TERMINATION_MESSAGES_BYTES_MAX`]. `Ok(None)` = nothing changed, keep showing
-/// `cached`; a pod being deleted always counts as changed, as its worker waits for that.
+/// `cached` = the status shown last (`None`: none yet; then the pod's own status is used). A condition's
+/// `lastTransitionTime` changes only with its status; `startTime` is set once; times are truncated to seconds;
+/// `observedGeneration` never decreases; termination messages share [`TERMINATION_MESSAGES_BYTES_MAX`]. `Ok(None)` = nothing
+/// changed, keep showing `cached`; a pod being deleted always counts as changed, as its pod worker waits for that.
 pub fn update(
     pod: &Pod,
     cached: Option<&PodStatus>,
@@ -89,11 +89,11 @@ pub fn update(
     Ok(if same && !deleted { None } else { Some(status) })
 }
 
-/// The last status of a pod that is over: every container that may have run has ended, and the phase is terminal
-/// (a static pod's stays, as the kubelet leaves it).
+/// The final status of a terminated pod: every container that may have run is terminated, and the phase is terminal (a
+/// static pod's is unchanged, as in the kubelet).
 ///
-/// Differs from the kubelet (`hasPodInitialized`): what was shown last counts beside the API's copy, which a static
-/// pod does not have.
+/// Differs from the kubelet (`hasPodInitialized`): the status shown last is considered besides the API's copy, which a
+/// static pod does not have.
 pub fn terminate(pod: &Pod, cached: Option<&PodStatus>, now: Wall) -> Result<PodStatus, IllegalTransition> {
     let none = PodStatus::default();
     let api_status = pod.status.as_ref().unwrap_or(&none);
@@ -115,8 +115,8 @@ pub fn terminate(pod: &Pod, cached: Option<&PodStatus>, now: Wall) -> Result<Pod
     Ok(status)
 }
 
-/// A status that was kept belongs to the pod as it is now: its init containers are the spec's, in their order. (A
-/// manifest with a UID of its own may have changed in any way while no agent ran.)
+/// True when a stored status belongs to the pod as it is now: its init containers are the spec's, in the same order. (A
+/// manifest with its own UID may have changed in any way while no agent ran.)
 pub fn is_of(pod: &Pod, kept: &PodStatus) -> bool {
     let shown = kept.init_container_statuses.as_deref().unwrap_or_default();
     let wanted = pod.spec.as_ref().map(rules::init_containers).unwrap_or_default();
@@ -124,8 +124,8 @@ pub fn is_of(pod: &Pod, kept: &PodStatus) -> bool {
         && shown.iter().zip(wanted).all(|(status, container)| status.name == container.name)
 }
 
-/// Joins our `new` status with the API server's `old` one: foreign conditions are the API's, and the pod does not
-/// become terminal there while containers of it may still run.
+/// Merges our `new` status with the API server's `old` one: conditions of other components are the API's, and the pod does
+/// not become terminal there while containers of it may still run.
 pub fn for_api(pod: &Pod, old: &PodStatus, mut new: PodStatus, may_run: bool, now: Wall) -> PodStatus {
     let ending =
         Phase::terminal(old.phase.as_deref()).is_none() && Phase::terminal(new.phase.as_deref()).is_some();
@@ -135,7 +135,7 @@ pub fn for_api(pod: &Pod, old: &PodStatus, mut new: PodStatus, may_run: bool, no
         if is_own_condition(&condition.type_) {
             joined.push(condition);
         } else if condition.type_ == SHARED_CONDITION && ending && !may_run {
-            // Its time is stale: sending it waited for the containers' end.
+            // Its time is out of date: sending it waited until the containers had terminated.
             replace_or_push(&mut joined, timed(condition, old, now));
         }
     }
@@ -148,7 +148,7 @@ pub fn for_api(pod: &Pod, old: &PodStatus, mut new: PodStatus, may_run: bool, no
         new.reason.clone_from(&old.reason);
         new.message.clone_from(&old.message);
     }
-    // Never a terminal phase beside "ready".
+    // A terminal phase is never shown together with "ready".
     if let Some(phase) = Phase::terminal(new.phase.as_deref()) {
         let list = new.conditions.get_or_insert_default();
         let is_true = |kind| find_condition(list, kind).is_some_and(|c| c.status == "True");
@@ -183,7 +183,7 @@ fn timed(mut condition: PodCondition, old: &PodStatus, now: Wall) -> PodConditio
     condition
 }
 
-/// The part of `updateStatusInternal` that every status goes through.
+/// The steps of `updateStatusInternal` for every status.
 fn complete(
     pod: &Pod,
     cached: Option<&PodStatus>,
@@ -246,7 +246,7 @@ fn check_transitions(spec: &PodSpec, old: &PodStatus, new: &PodStatus) -> Result
     Ok(())
 }
 
-/// `hasPodInitialized`: some app container has been past waiting, or the last init container is done.
+/// `hasPodInitialized`: some app container is no longer waiting for the first time, or the last init container is complete.
 fn has_initialized(spec: &PodSpec, status: &PodStatus) -> bool {
     let init = rules::init_containers(spec);
     if init.is_empty() {
@@ -267,7 +267,7 @@ fn has_initialized(spec: &PodSpec, status: &PodStatus) -> bool {
     }
 }
 
-/// Nobody saw how the container ended, so it counts as failed.
+/// The container's end was not observed, so it counts as failed.
 fn end_unseen(status: &mut ContainerStatus) {
     if terminated(status).is_some() {
         return;
@@ -283,7 +283,7 @@ fn end_unseen(status: &mut ContainerStatus) {
     });
 }
 
-/// `normalizeStatus`: whole seconds, a fixed order, and messages within the pod's share.
+/// `normalizeStatus`: whole seconds, a fixed order, and messages within the pod's limit.
 fn normalise(spec: &PodSpec, status: &mut PodStatus) {
     let ephemeral = spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
     let containers = spec.containers.len() + rules::init_containers(spec).len() + ephemeral;
@@ -329,7 +329,7 @@ fn whole_seconds(time: &mut Option<Time>) {
     }
 }
 
-/// `isPodStatusByKubeletEqual`: alike in all we write; conditions without their times and generations.
+/// `isPodStatusByKubeletEqual`: equal in all fields that we write; conditions without their times and generations.
 fn is_same(a: &PodStatus, b: &PodStatus) -> bool {
     let ours = |c: &&PodCondition| is_own_condition(&c.type_) || c.type_ == SHARED_CONDITION;
     let count = |status| conditions(status).iter().filter(ours).count();
@@ -341,7 +341,7 @@ fn is_same(a: &PodStatus, b: &PodStatus) -> bool {
     if count(a) != count(b) || !all_alike {
         return false;
     }
-    // Taken apart so that a field the API gains is not forgotten here.
+    // Destructured, so that a field added to the API is not forgotten here.
     let PodStatus {
         allocated_resources,
         conditions: _,

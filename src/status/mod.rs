@@ -1,12 +1,12 @@
-//! PURE: what the runtime reports, the last start failures and the probes' results → `v1.PodStatus`.
+//! PURE: converts the runtime's status, start failures and probe results to a `v1.PodStatus`.
 //!
 //! ```text
 //!   pod_status (generateAPIPodStatus)        merge::update (updateStatusInternal)     merge::for_api
 //!   containers → phase → probes → conditions ──► times, generation, illegal moves ──► (mergePodStatus)
 //! ```
 //!
-//! Follows the kubelet's `kubelet_pods.go`, `prober_manager.go` and `status/generate.go` rule by rule: the
-//! vectors in `tests/vectors/container_statuses.rs` hold it to the kubelet's own answers. No clock: times come in.
+//! Follows the kubelet's `kubelet_pods.go`, `prober_manager.go` and `status/generate.go` rule by rule: the vectors in
+//! `tests/vectors/container_statuses.rs` compare it with the kubelet's own results. No clock: times are inputs.
 
 mod conditions;
 mod containers;
@@ -36,7 +36,7 @@ pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
 /// Its message.
 pub const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
-/// Which of a container's probes a worker runs for, as far as the status asks.
+/// The probes whose workers and results the status depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusProbe {
     /// `readinessProbe`.
@@ -45,22 +45,22 @@ pub enum StatusProbe {
     Startup,
 }
 
-/// What the loop knows of one pod beside the runtime's report. Looked up while the status is made.
+/// What the loop knows of one pod besides the runtime's status. Queried while the status is made.
 pub trait StatusFacts {
-    /// Reason and message of the container's last failed start (kubelet `ReasonCache`); `None` after a good one.
+    /// Reason and message of the container's last failed start (kubelet `ReasonCache`); `None` after a successful one.
     fn start_failure(&self, container: &str) -> Option<(&str, &str)>;
     /// The newest result of that probe for the container id (without `containerd://`): `Some(true)` = success,
     /// `Some(false)` = failure or unknown, `None` = no result yet.
     fn probe_result(&self, probe: StatusProbe, container_id: &str) -> Option<bool>;
-    /// A worker for that probe of the container of this name exists (prober manager `getWorker`).
+    /// True when a worker for that probe exists for the container of this name (prober manager `getWorker`).
     fn probe_worker(&self, probe: StatusProbe, container: &str) -> bool;
-    /// What a container's resources are now, as quantities.
+    /// A container's actual resources, as quantities.
     fn actual_resources(&self, container: &ContainerStatus) -> Option<ActualResources> {
         ActualResources::of(container)
     }
 }
 
-/// No start failed, nothing is probed: for pods without probes, and for tests.
+/// No start failures and no probes: for pods without probes, and for tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoFacts;
 
@@ -76,44 +76,44 @@ impl StatusFacts for NoFacts {
     }
 }
 
-/// Everything [`pod_status`] looks at.
+/// Inputs of [`pod_status`].
 #[derive(Clone, Copy)]
 pub struct StatusInput<'a> {
-    /// The desired pod (`DesiredPod::pod`); its `status` is what the API server has, `None` for a static pod.
+    /// The desired pod (`DesiredPod::pod`); its `status` is the API server's, `None` for a static pod.
     pub pod: &'a Pod,
-    /// What the runtime reports.
+    /// The runtime's status of the pod.
     pub observed: &'a ObservedPod,
-    /// The status shown last (the status manager's cache); `None` = nothing shown yet, then `pod.status` counts.
+    /// The status shown last (the status manager's cache); `None` = none yet, then `pod.status` is used.
     pub previous: Option<&'a PodStatus>,
     /// Start failures, probe results and workers.
     pub facts: &'a dyn StatusFacts,
-    /// The worker has ended the pod: its containers will not start again (`podIsTerminal`).
+    /// The pod worker has terminated the pod: its containers will not restart (`podIsTerminal`).
     pub is_terminal: bool,
-    /// What is to be told of a resize (`GetPodResizeConditions`).
+    /// The resize conditions (`GetPodResizeConditions`).
     pub resizes: &'a [PodCondition],
-    /// How long the pod has been active, from the previous status' `startTime` on the monotonic clock; `None` = it
-    /// has no start time. Compared with `spec.activeDeadlineSeconds`; the kubelet subtracts wall times there.
+    /// Time since the previous status' `startTime` on the monotonic clock; `None` without a start time. Compared with
+    /// `spec.activeDeadlineSeconds`; the kubelet subtracts wall times there.
     pub active_for: Option<Duration>,
-    /// What the pod's cgroup reads as; `None` = not read.
+    /// The limits read from the pod's cgroup; `None` = not read.
     pub pod_cgroup: Option<PodCgroup>,
-    /// When the agent started, by the wall clock the runtime's `startedAt` uses.
+    /// When the agent started, on the wall clock that the runtime's `startedAt` uses.
     pub agent_start: Wall,
-    /// The node's addresses, at most one a family, the primary first; empty = `hostIP` stays unset.
+    /// The node's addresses, at most one per family, the primary first; empty = `hostIP` stays unset.
     pub host_ips: &'a [IpAddr],
-    /// The node was told to prefer IPv6 (the first `--node-ip` is one); pods then show their IPv6 address first.
+    /// The node prefers IPv6 (the first `--node-ip` is an IPv6 address); pods then show their IPv6 address first.
     pub ipv6_first: bool,
-    /// `containerd` of `containerd://ID`: the runtime's name.
+    /// The runtime's name: `containerd` of `containerd://ID`.
     pub runtime_name: &'a str,
     /// The runtime handler of this pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
 }
 
-/// A condition that the node agent itself writes, or shares with others.
+/// True for a condition that the node agent writes, alone or with other components.
 pub(crate) fn is_known_condition(kind: &str) -> bool {
     rules::is_own_condition(kind) || kind == merge::SHARED_CONDITION
 }
 
-/// The status of the container of that name, when it is of that instance of it.
+/// The status of the container with that name, if it has that container id.
 pub(crate) fn container_status<'a>(
     status: &'a PodStatus,
     name: &str,
@@ -124,7 +124,7 @@ pub(crate) fn container_status<'a>(
     named.find(|container| probes::bare_id(container) == id.as_str())
 }
 
-/// The address at which a pod is reached from its node (`podIP` of its status); `None` before it has one.
+/// The pod's address for connections from its node (`podIP` of its status); `None` before it has one.
 pub(crate) fn pod_ip(pod: &DesiredPod, observed: &ObservedPod, host_ips: &[IpAddr]) -> Option<IpAddr> {
     if pod.spec().host_network == Some(true) {
         return host_ips.first().copied();
@@ -133,25 +133,25 @@ pub(crate) fn pod_ip(pod: &DesiredPod, observed: &ObservedPod, host_ips: &[IpAdd
     sort_pod_ips(&observed.ips, ipv6_first).first().and_then(|ip| parse_ip(&ip.ip))
 }
 
-/// The condition of that kind is true.
+/// True when the condition of that type is true.
 pub(crate) fn condition_holds(status: &PodStatus, kind: &str) -> bool {
     rules::holds(rules::conditions(status), kind)
 }
 
-/// A wall time in an API object; `None` for what RFC 3339 cannot write.
+/// A wall time as an API time; `None` when RFC 3339 cannot express it.
 pub(crate) fn time(at: Wall) -> Option<Time> {
     Timestamp::from_nanosecond(i128::from(at.0)).ok().map(Time)
 }
 
-/// An API time as a wall time; clamped where 64 bits of nanoseconds end (1677, 2262).
+/// An API time as a wall time; clamped to the range of 64-bit nanoseconds (1677 to 2262).
 pub(crate) fn nanos(time: &Time) -> Wall {
     let nanos = time.0.as_nanosecond().clamp(i128::from(i64::MIN), i128::from(i64::MAX));
     Wall(i64::try_from(nanos).unwrap_or(i64::MAX))
 }
 
-/// The pod's status as the kubelet's `generateAPIPodStatus` makes it, before [`merge::update`] gives it its times.
+/// The pod's status as in the kubelet's `generateAPIPodStatus`, before [`merge::update`] sets its times.
 ///
-/// Pods without a spec count as empty ones. Differs from the kubelet in one place: the active deadline counts on
+/// A pod without a spec counts as an empty one. Differs from the kubelet in one place: the active deadline is measured on
 /// the monotonic clock (`StatusInput::active_for`), as a gateway's wall clock steps.
 pub fn pod_status(input: &StatusInput<'_>) -> PodStatus {
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
@@ -196,8 +196,8 @@ fn convert(input: &StatusInput<'_>, spec: &PodSpec, old: &PodStatus) -> PodStatu
     }
 }
 
-/// The phase the containers alone give the pod (`getPhase`): what [`pod_status`] starts from before phases shown
-/// earlier, the deadline and the probes have their say.
+/// The phase from the containers alone (`getPhase`), before [`pod_status`] applies earlier terminal phases, the active
+/// deadline and the probes.
 pub fn phase_from_containers(input: &StatusInput<'_>) -> Phase {
     let (no_spec, no_status) = (PodSpec::default(), PodStatus::default());
     let spec = input.pod.spec.as_ref().unwrap_or(&no_spec);
@@ -213,8 +213,8 @@ fn computed_phase(input: &StatusInput<'_>, spec: &PodSpec, status: &PodStatus) -
     phase::phase_of(input.pod, statuses, input.is_terminal, rules::any_app_active(spec, input.observed))
 }
 
-/// The phase with its reason and message: from the containers, held back by terminal phases shown before, and
-/// overridden by the active deadline.
+/// The phase with its reason and message: from the containers, kept at a terminal phase shown before, and overridden by the
+/// active deadline.
 fn decide_phase(
     input: &StatusInput<'_>,
     spec: &PodSpec,
@@ -241,7 +241,7 @@ fn decide_phase(
         status.reason = Some(DEADLINE_EXCEEDED.to_owned());
         status.message = Some(DEADLINE_MESSAGE.to_owned());
     }
-    // No way back from a terminal phase the API has seen.
+    // A terminal phase that the API has seen is never reverted.
     let phase = in_api.unwrap_or(phase);
     status.phase = Some(phase.as_str().to_owned());
     phase
@@ -253,7 +253,7 @@ fn past_active_deadline(spec: &PodSpec, active_for: Option<Duration>) -> bool {
     active_for >= Duration::from_secs(u64::try_from(allowed).unwrap_or(0))
 }
 
-/// Foreign conditions as the API has them, the disruption target as shown last, then our own in fixed order.
+/// Conditions of other components as in the API, `DisruptionTarget` as shown last, then our own in fixed order.
 fn all_conditions(
     input: &StatusInput<'_>,
     spec: &PodSpec,
@@ -291,7 +291,7 @@ fn all_conditions(
     list
 }
 
-/// Host addresses; pods on the host's network show them as their own.
+/// Host addresses; pods on the host network have them as pod addresses too.
 fn set_host_ips(input: &StatusInput<'_>, spec: &PodSpec, status: &mut PodStatus) {
     let Some(first) = input.host_ips.first() else { return };
     let second = input.host_ips.get(1);
@@ -314,7 +314,7 @@ fn set_host_ips(input: &StatusInput<'_>, spec: &PodSpec, status: &mut PodStatus)
     }
 }
 
-/// `sortPodIPs`: the first address of the preferred family, then the first of the other; rewritten canonically.
+/// `sortPodIPs`: the first address of the preferred family, then the first of the other, in canonical form.
 fn sort_pod_ips(ips: &[Box<str>], ipv6_first: bool) -> Vec<PodIP> {
     let first_of = |v6: bool| ips.iter().filter_map(|ip| parse_ip(ip)).find(|ip| ip.is_ipv6() == v6);
     [first_of(ipv6_first), first_of(!ipv6_first)]
@@ -324,8 +324,7 @@ fn sort_pod_ips(ips: &[Box<str>], ipv6_first: bool) -> Vec<PodIP> {
         .collect()
 }
 
-/// `ParseIPSloppy`: IPv4 octets may have leading zeros (decimal all the same); an IPv4 address written as an
-/// IPv6 one is an IPv4 address.
+/// `ParseIPSloppy`: IPv4 octets may have leading zeros (still decimal); an IPv4-mapped IPv6 address is an IPv4 address.
 fn parse_ip(text: &str) -> Option<IpAddr> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Some(ip.to_canonical());

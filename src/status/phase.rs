@@ -5,21 +5,21 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodSpec};
 use super::rules::{self, SpecContainer, find_status, is_running, is_waiting, last_terminated, terminated};
 use crate::render::resources::is_sidecar;
 
-/// `status.phase`, as far as the kubelet computes it.
+/// The values of `status.phase` that the kubelet computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Not all containers have started.
     Pending,
-    /// At least one runs or will run again.
+    /// At least one container runs or will restart.
     Running,
-    /// All ended well and none comes back.
+    /// All containers succeeded and none restarts.
     Succeeded,
-    /// All ended, one badly, and none comes back; or initialisation failed for good.
+    /// All containers terminated, at least one with a failure, and none restarts; or initialisation failed for good.
     Failed,
 }
 
 impl Phase {
-    /// As the API writes it.
+    /// The API's name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "Pending",
@@ -39,7 +39,7 @@ impl Phase {
     }
 }
 
-/// Where one init container stands.
+/// Progress of one init container.
 #[derive(PartialEq)]
 enum Init {
     Done,
@@ -49,7 +49,7 @@ enum Init {
 
 fn init_state(container: SpecContainer<'_>, spec: &PodSpec, status: Option<&ContainerStatus>) -> Init {
     let Some(status) = status else { return Init::Pending };
-    // A waiting init container is judged by its last end; without one it has not run yet.
+    // A waiting init container is judged by its last state; without one it has not run yet.
     let end = if is_running(status) {
         None
     } else {
@@ -58,16 +58,15 @@ fn init_state(container: SpecContainer<'_>, spec: &PodSpec, status: Option<&Cont
     match end {
         None => Init::Pending,
         Some(end) if end.exit_code != 0 && !container.restarts_after(spec, end) => Init::FailedForGood,
-        // Failed but coming back: neither pending nor failed in the kubelet's count.
+        // Failed but restarting: neither pending nor failed in the kubelet's count.
         Some(_) => Init::Done,
     }
 }
 
-/// `getPhase`: the phase of a pod from its container statuses alone, before old phases, deadline and eviction.
+/// `getPhase`: the phase of a pod from its container statuses alone, before earlier phases, active deadline and eviction.
 ///
-/// `statuses` are the app containers' and the init containers'; `initialized` says an app container has a record
-/// in the current sandbox. Sidecars' `started` is still the previous status' here, as the kubelet runs this
-/// before the prober's update.
+/// `statuses` are those of the app and the init containers; `initialized`: an app container has a record in the current
+/// sandbox. Sidecars' `started` is still that of the previous status, as the kubelet runs this before the prober's update.
 pub(super) fn phase_of(
     pod: &Pod,
     statuses: [&[ContainerStatus]; 2],
@@ -97,7 +96,7 @@ pub(super) fn phase_of(
             pending_sidecar |= status.started != Some(true);
             running += 1;
         } else if terminated(status).is_some() {
-            // An ended sidecar says nothing about the pod's phase.
+            // A terminated sidecar has no influence on the pod's phase.
         } else if is_waiting(status) {
             if last_terminated(status).is_none() {
                 pending_sidecar = true;
@@ -137,7 +136,7 @@ pub(super) fn phase_of(
     if failed_init {
         return Phase::Failed;
     }
-    // A restarting sidecar does not put a pod back whose app containers have run.
+    // A restarting sidecar does not revert a pod whose app containers have run.
     if pending_init || (pending_sidecar && !initialized) || waiting > 0 {
         return Phase::Pending;
     }
@@ -151,6 +150,6 @@ pub(super) fn phase_of(
         return Phase::Pending;
     }
     let ended = if stopped == succeeded { Phase::Succeeded } else { Phase::Failed };
-    // Nothing of a terminal pod comes back, whatever its policy; static pods are left to their policy.
+    // In a terminal pod nothing restarts, whatever its policy; static pods follow their policy.
     if (terminal && !rules::is_static(pod)) || stopped == stopped_for_good { ended } else { Phase::Running }
 }

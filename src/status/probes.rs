@@ -1,4 +1,4 @@
-//! Started and ready from probe results (prober manager `UpdatePodStatus`). PURE.
+//! `started` and `ready` from probe results (prober manager `UpdatePodStatus`). PURE.
 
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, PodStatus};
 
@@ -6,10 +6,10 @@ use super::rules::{self, conditions, is_running, terminated};
 use super::{StatusInput, StatusProbe, nanos};
 use crate::render::resources::is_sidecar;
 
-/// Containers that started this long before the agent ran before it (`kubeletRestartGracePeriod`).
+/// A container that started this long before the agent counts as started before it (`kubeletRestartGracePeriod`).
 const AGENT_START_GRACE_NS: i64 = 10_000_000_000;
 
-/// The id without the runtime's name in front (`ParseContainerID`).
+/// The id without the runtime's name as prefix (`ParseContainerID`).
 pub(super) fn bare_id(status: &ContainerStatus) -> &str {
     let id = status.container_id.as_deref().unwrap_or("");
     id.split_once("://").map_or(id, |(_, bare)| bare)
@@ -23,11 +23,11 @@ fn is_started(input: &StatusInput<'_>, status: &ContainerStatus) -> bool {
     if let Some(success) = input.facts.probe_result(StatusProbe::Startup, bare_id(status)) {
         return success;
     }
-    // Shown as started before the agent's restart, or no startup probe that has yet to run.
+    // Shown as started before the agent's restart, or no startup probe is still to run.
     status.started == Some(true) || !input.facts.probe_worker(StatusProbe::Startup, &status.name)
 }
 
-/// Ready of a started, running container.
+/// `ready` of a started, running container.
 fn is_ready(input: &StatusInput<'_>, status: &ContainerStatus, container: Option<&Container>) -> bool {
     let result = input.facts.probe_result(StatusProbe::Readiness, bare_id(status));
     if result == Some(true) {
@@ -36,8 +36,8 @@ fn is_ready(input: &StatusInput<'_>, status: &ContainerStatus, container: Option
     let ready = !input.facts.probe_worker(StatusProbe::Readiness, &status.name);
     let Some(container) = container else { return ready };
 
-    // setReadyStateOnKubeletRestart: a container that ran before the agent keeps what was shown until its probe
-    // has spoken.
+    // setReadyStateOnKubeletRestart: a container that ran before the agent keeps the shown value until its probe has a
+    // result.
     let started_at = status
         .state
         .as_ref()

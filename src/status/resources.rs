@@ -1,4 +1,4 @@
-//! Resources in a status: what containers and the pod may use, beside what the runtime reports. PURE.
+//! Resources in a status: allocated and actual resources of containers and of the pod. PURE.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ type List = BTreeMap<String, Quantity>;
 const CPU: &str = "cpu";
 const MEMORY: &str = "memory";
 
-/// The smallest CPU weight there is (`cm.MinShares`): at or below it a request cannot be told from the report.
+/// The minimum CPU weight (`cm.MinShares`): a request at or below it cannot be derived from the weight.
 const SHARES_MIN: i64 = 2;
-/// The smallest CPU limit the kernel takes, thousandths of a CPU (`cm.MinMilliCPULimit`).
+/// The minimum CPU limit of the kernel, in thousandths of a CPU (`cm.MinMilliCPULimit`).
 const CPU_LIMIT_MIN_MILLI: i64 = 10;
 
-/// What the runtime says a running container's resources are (`kubecontainer.ContainerResources`).
+/// A running container's actual resources (`kubecontainer.ContainerResources`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ActualResources {
     /// From the CPU weight.
@@ -35,9 +35,10 @@ pub struct ActualResources {
 }
 
 impl ActualResources {
-    /// `toKubeContainerStatus`: what the runtime reports, and what it was given where it does not.
+    /// `toKubeContainerStatus`: the resources that the runtime reports, or those the container was given when it reports
+    /// none.
     ///
-    /// Differs from the kubelet, which shows a limit of memory of 0 where there is none and the runtime reports nothing.
+    /// Differs from the kubelet, which shows a memory limit of 0 when there is no limit and the runtime reports nothing.
     pub fn of(container: &Observed) -> Option<Self> {
         let reported =
             container.resources.as_deref().map(Self::from_runtime).filter(|of| *of != Self::default());
@@ -57,7 +58,7 @@ impl ActualResources {
         })
     }
 
-    /// `toKubeContainerResources` on Linux: CRI units to quantities; what is not set stays `None`.
+    /// `toKubeContainerResources` on Linux: CRI units to quantities; unset fields are `None`.
     pub fn from_runtime(resources: &ContainerResources) -> Self {
         let limit_milli = quota_to_milli_cpu(resources.cpu_quota, resources.cpu_period);
         let request_milli = shares_to_milli_cpu(resources.cpu_shares);
@@ -72,7 +73,7 @@ impl ActualResources {
     }
 }
 
-/// What a pod's cgroup reads as (`GetPodCgroupConfig`).
+/// The limits read from a pod's cgroup (`GetPodCgroupConfig`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodCgroup {
     /// Microseconds per period; -1 = no limit.
@@ -95,7 +96,7 @@ fn keep(list: &mut List, name: &str, old: Option<&List>) {
     }
 }
 
-/// A copy with every quantity as Go would write it (`0.5` → `500m`), as the kubelet's decoding leaves it.
+/// A copy with every quantity in Go's canonical form (`0.5` → `500m`), as the kubelet's decoding produces it.
 fn canonical(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
     let mut resources = resources.cloned().unwrap_or_default();
     for list in [&mut resources.requests, &mut resources.limits].into_iter().flatten() {
@@ -106,8 +107,8 @@ fn canonical(resources: Option<&ResourceRequirements>) -> ResourceRequirements {
     resources
 }
 
-/// `convertContainerStatusResources`: the allocated resources of a container; of a running one, what the runtime
-/// reports, and what it does not report from the previous status of the same container.
+/// `convertContainerStatusResources`: a container's allocated resources; for a running one the runtime's values, and where
+/// the runtime reports none those of the previous status of the same container.
 pub(super) fn container_resources(
     allocated: Option<&ResourceRequirements>,
     running: bool,
@@ -191,7 +192,7 @@ fn take_larger(list: &mut List, other: &List) {
     }
 }
 
-/// Requests or limits of a container's or the pod's resources.
+/// Selects requests or limits.
 type Side = fn(&ResourceRequirements) -> Option<&List>;
 
 fn requests_of(r: &ResourceRequirements) -> Option<&List> {
@@ -202,8 +203,8 @@ fn limits_of(r: &ResourceRequirements) -> Option<&List> {
     r.limits.as_ref()
 }
 
-/// `AggregateContainerRequests`, `AggregateContainerLimits`: app containers and sidecars together, or what some
-/// init container needs beside the sidecars started before it, whichever is more.
+/// `AggregateContainerRequests`, `AggregateContainerLimits`: the sum of app containers and sidecars, or the need of an init
+/// container plus the sidecars started before it, whichever is more.
 fn aggregate(pod: &Pod, side: Side) -> List {
     let Some(spec) = &pod.spec else { return List::new() };
     let (mut sum, mut sidecars, mut init_peak) = (List::new(), List::new(), List::new());
@@ -242,7 +243,7 @@ pub(super) fn pod_requests(pod: &Pod) -> List {
     list
 }
 
-/// `resourcehelper.PodLimits`: overhead adds to limits that are there and not zero.
+/// `resourcehelper.PodLimits`: overhead is added to limits that are set and not zero.
 pub(crate) fn pod_limits(pod: &Pod) -> List {
     let mut list = aggregate(pod, limits_of);
     override_with_pod_level(&mut list, pod, limits_of);
@@ -257,7 +258,7 @@ pub(crate) fn pod_limits(pod: &Pod) -> List {
     list
 }
 
-/// `convertToAPIPodLevelResourcesStatus`: before the pod runs what it asks for, then what its cgroup says.
+/// `convertToAPIPodLevelResourcesStatus`: before the pod runs its requests and limits, then the values of its cgroup.
 pub(super) fn pod_resources(pod: &Pod, old: &PodStatus, cgroup: Option<PodCgroup>) -> ResourceRequirements {
     let mut resources = canonical(pod.spec.as_ref().and_then(|s| s.resources.as_ref()));
     if pod.status.as_ref().and_then(|s| s.phase.as_deref()) != Some("Running") {

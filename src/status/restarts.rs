@@ -1,14 +1,13 @@
-//! Restart counts that a status remembers when the runtime does not (a reboot, `crictl rm`). PURE.
+//! Restart counts from a status when the runtime has lost them (a reboot, `crictl rm`). PURE.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, PodStatus};
 
 use super::rules::{is_running, is_waiting, last_terminated, terminated};
 
-/// The restart counts that the containers' next generations have at least, by container name; containers that never
-/// ran are left out.
+/// The minimum restart counts of the next containers, by container name; containers that never ran are left out.
 ///
-/// The kubelet goes by the runtime's record and the names of the logs alone (`startContainer`): when both are gone,
-/// its counts begin again.
+/// The kubelet uses the runtime's record and the log names alone (`startContainer`): when both are gone, its counts restart
+/// at 0.
 pub fn next_restart_counts(status: &PodStatus) -> impl Iterator<Item = (&str, u32)> {
     let lists =
         [&status.container_statuses, &status.init_container_statuses, &status.ephemeral_container_statuses];
@@ -19,23 +18,23 @@ pub fn next_restart_counts(status: &PodStatus) -> impl Iterator<Item = (&str, u3
 }
 
 /// ```text
-///     runs                                          the shown count is its own: one more
-///     ended, or waits after an end, of a container  the shown count is that one's: one more
-///     ended unseen (no container's end is known)    the shown count was raised when the end was inferred: that
-///     never ran                                     the shown count
+/// |     runs                                          the shown count is its own: plus one
+/// |     terminated, or waits after it, id known       the shown count is that container's: plus one
+/// |     terminated unobserved, no id known            the shown count was raised when the end was inferred: unchanged
+/// |     never ran                                     the shown count
 /// ```
 fn next_count(container: &ContainerStatus) -> u32 {
     let end = terminated(container).or_else(|| last_terminated(container));
     let ran = is_running(container) || end.is_some_and(|end| end.container_id.is_some());
     let shown = u32::try_from(container.restart_count).unwrap_or(0);
-    // The API's counts have 31 bits.
+    // The API's restart count has 31 bits.
     shown.saturating_add(u32::from(ran)).min(i32::MAX.unsigned_abs())
 }
 
-/// Counts the containers that ran and of which the runtime knows nothing any more, for the second time in a row.
+/// Counts the containers that ran and of which the runtime has lost the record for the second time in a row.
 ///
-/// The kubelet (`convertToAPIContainerStatuses`) counts such a container only when no earlier end is shown, so that one
-/// lost twice keeps its count, and its next generation would have the number of the one before.
+/// The kubelet (`convertToAPIContainerStatuses`) counts such a container only when no earlier termination is shown: one that
+/// is lost twice keeps its count, and its next container would have the number of the previous one.
 pub fn count_lost_again(previous: &PodStatus, fresh: &mut PodStatus) {
     let lists = [
         (&previous.container_statuses, &mut fresh.container_statuses),
@@ -70,7 +69,7 @@ mod tests {
             (end(Value::Null), json!({}), 3, Some(3)),
             (wait.clone(), end(json!("c://x")), 3, Some(4)),
             (wait.clone(), end(Value::Null), 3, Some(3)),
-            // Its id was cut for want of room.
+            // Its id was dropped because the status was too large.
             (wait.clone(), end(json!("")), 3, Some(4)),
             (wait.clone(), json!({}), 3, Some(3)),
             (wait, json!({}), 0, None),
@@ -100,11 +99,11 @@ mod tests {
         };
         let (runs, waits) = (json!({"running": {}}), json!({"waiting": {}}));
         for (before, now, expected) in [
-            // Lost before, ran, and is lost again.
+            // Lost before, ran again, and is lost again.
             (status(&runs, Value::Null, 1), status(&waits, Value::Null, 1), 2),
-            // Counted where the loss was seen.
+            // Counted already when the loss was observed.
             (status(&runs, Value::Null, 1), status(&waits, Value::Null, 2), 2),
-            // Its earlier end is that of a container: the next count is above it anyway.
+            // The earlier termination has a container id: the next count is above it anyway.
             (status(&runs, json!("c://x"), 1), status(&waits, json!("c://x"), 1), 1),
             (status(&waits, Value::Null, 1), status(&waits, Value::Null, 1), 1),
             (status(&runs, Value::Null, 1), status(&runs, Value::Null, 1), 1),

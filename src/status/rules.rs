@@ -1,4 +1,4 @@
-//! Small rules several parts of the status ask: restart rules, sidecars, lookups by name, the sandbox. PURE.
+//! Rules shared by several parts of the status: restart rules, sidecars, lookups by name, the sandbox. PURE.
 
 use k8s_openapi::api::core::v1::{
     Container, ContainerRestartRule, ContainerStateTerminated, ContainerStatus, EphemeralContainer, Pod,
@@ -14,7 +14,7 @@ pub(super) const RESTARTING_ALL: &str = "RestartingAllContainers";
 /// The restart rule's action that restarts the whole pod in place.
 const RESTART_ALL_ACTION: &str = "RestartAllContainers";
 
-/// The fields of a spec's container that the status needs, alike for app, init and ephemeral containers.
+/// The fields of a container's spec that the status needs, the same for app, init and ephemeral containers.
 #[derive(Clone, Copy)]
 pub(super) struct SpecContainer<'a> {
     pub(super) name: &'a str,
@@ -52,7 +52,7 @@ impl<'a> From<&'a EphemeralContainer> for SpecContainer<'a> {
 }
 
 impl SpecContainer<'_> {
-    /// `FindMatchingContainerRestartRule`: the action of the first rule that names the exit code.
+    /// `FindMatchingContainerRestartRule`: the action of the first rule that matches the exit code.
     fn rule_action(&self, exit_code: i32) -> Option<&str> {
         let named = |rule: &&ContainerRestartRule| {
             let Some(codes) = &rule.exit_codes else { return false };
@@ -66,7 +66,7 @@ impl SpecContainer<'_> {
         self.rules.iter().find(named).map(|rule| rule.action.as_str())
     }
 
-    /// `ContainerShouldRestart`: rules (only with a policy of its own), the container's policy, the pod's.
+    /// `ContainerShouldRestart`: rules (only with the container's own policy), the container's policy, the pod's policy.
     pub(super) fn should_restart(&self, spec: &PodSpec, exit_code: i32) -> bool {
         if let Some(policy) = self.restart_policy {
             if matches!(self.rule_action(exit_code), Some("Restart" | RESTART_ALL_ACTION)) {
@@ -86,7 +86,7 @@ impl SpecContainer<'_> {
         }
     }
 
-    /// The same, but a container taken down by an in-place restart of the pod comes back in any case.
+    /// The same, but a container stopped by an in-place restart of the pod always restarts.
     pub(super) fn restarts_after(&self, spec: &PodSpec, end: &ContainerStateTerminated) -> bool {
         self.should_restart(spec, end.exit_code) || end.reason.as_deref() == Some(RESTARTING_ALL)
     }
@@ -100,13 +100,13 @@ pub(super) fn init_containers(spec: &PodSpec) -> &[Container] {
     spec.init_containers.as_deref().unwrap_or_default()
 }
 
-/// A static pod: it comes from a file or an address, not from the API (`kubetypes.IsStaticPod`).
+/// True for a static pod, from a manifest file or URL, not from the API (`kubetypes.IsStaticPod`).
 pub(super) fn is_static(pod: &Pod) -> bool {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|a| a.get("kubernetes.io/config.source")).is_some_and(|source| source != "api")
 }
 
-/// `PodConditionByKubelet`: the conditions this agent writes; all others are somebody else's and kept.
+/// `PodConditionByKubelet`: the conditions that this agent writes; all others belong to other components and are kept.
 pub(super) fn is_own_condition(kind: &str) -> bool {
     matches!(
         kind,
@@ -125,7 +125,7 @@ pub(super) fn find_condition<'a>(conditions: &'a [PodCondition], kind: &str) -> 
     conditions.iter().find(|c| c.type_ == kind)
 }
 
-/// Any condition of that type is true: lists that others wrote may hold a type twice.
+/// True when any condition of that type is true: lists from other components may have a type twice.
 pub(super) fn holds(conditions: &[PodCondition], kind: &str) -> bool {
     conditions.iter().any(|c| c.type_ == kind && c.status == "True")
 }
@@ -154,14 +154,14 @@ pub(super) fn is_waiting(status: &ContainerStatus) -> bool {
     status.state.as_ref().is_some_and(|s| s.waiting.is_some())
 }
 
-/// `ShouldAllContainersRestart`: a container ended in a way its rules answer with a restart of the whole pod, or
-/// such a restart is under way.
+/// `ShouldAllContainersRestart`: a container exited with a code whose rule restarts the whole pod, or such a restart is in
+/// progress.
 pub(super) fn should_all_restart(spec: &PodSpec, observed: &ObservedPod, old: &PodStatus) -> bool {
     if holds(conditions(old), "AllContainersRestarting") {
         return true;
     }
     init_containers(spec).iter().chain(&spec.containers).any(|c| {
-        // The kubelet looks at the shown status only when the runtime's newest record has exited too.
+        // The kubelet checks the shown status only when the runtime's newest record has exited too.
         let Some(record) = observed.container(&c.name).filter(|r| r.state == ContainerState::Exited) else {
             return false;
         };
@@ -169,7 +169,7 @@ pub(super) fn should_all_restart(spec: &PodSpec, observed: &ObservedPod, old: &P
         if container.restarts_all_on(record.exit_code) {
             return true;
         }
-        // The last of a name wins in the kubelet's map, app containers after init containers.
+        // In the kubelet's map the last of a name wins, app containers after init containers.
         let shown = [&old.container_statuses, &old.init_container_statuses];
         let mut shown = shown.into_iter().flat_map(|list| list.iter().flatten().rev());
         shown
@@ -184,7 +184,7 @@ pub(super) fn restart_cleaned_up(spec: &PodSpec, observed: &ObservedPod) -> bool
     init_containers(spec).iter().chain(&spec.containers).all(|c| observed.container(&c.name).is_none())
 }
 
-/// `AllContainersCouldRestart`: some rule of the pod asks for a restart of all.
+/// `AllContainersCouldRestart`: some rule of the pod restarts all containers.
 pub(super) fn all_could_restart(spec: &PodSpec) -> bool {
     init_containers(spec)
         .iter()
@@ -203,14 +203,14 @@ pub(super) fn any_app_active(spec: &PodSpec, observed: &ObservedPod) -> bool {
     })
 }
 
-/// `HasAnyRegularContainerCreated`: an app container was created once, so the init containers are behind it.
+/// `HasAnyRegularContainerCreated`: an app container was created once, so the init containers are complete.
 pub(super) fn any_app_created(spec: &PodSpec, observed: &ObservedPod) -> bool {
     spec.containers
         .iter()
         .any(|c| observed.container(&c.name).is_some_and(|record| record.state != ContainerState::Unknown))
 }
 
-/// `PodSandboxChanged`, its first answer: no sandbox that the pod's containers could start in.
+/// `PodSandboxChanged`, its first result: no sandbox that the pod's containers could start in.
 pub(super) fn needs_new_sandbox(spec: &PodSpec, observed: &ObservedPod) -> bool {
     let ready = observed.sandboxes.iter().filter(|s| s.state == SandboxState::Ready).count();
     let Some(newest) = observed.sandboxes.first() else { return true };

@@ -1,4 +1,4 @@
-//! Carries out a plan (`SyncPod`): the same calls in the same order with the same arguments.
+//! Executes a plan (`SyncPod`): the kubelet's steps, in its order, with its arguments to the CRI calls.
 //!
 //! ```text
 //!     Keep         kill some ─► prune ─► start init containers ─► resize ─► start the others
@@ -7,8 +7,8 @@
 //!     RestartAll   kill and remove each ─► prune
 //! ```
 //!
-//! A failed kill or sandbox ends the sync, a failed init container (not a sidecar) ends its starts; the next sync
-//! plans from what is there then.
+//! A failed kill or sandbox ends the sync. A failed init container (not a sidecar) ends the starts. The next sync plans from
+//! the state that it observes then.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -45,65 +45,66 @@ pub use super::actuate::{CgroupFuture, NoCgroups, PodCgroups};
 pub use super::kill::remove_pod;
 pub use super::start::NoVolumes;
 
-/// Told of a pod, a kind, Kubernetes' event reason and a sentence.
+/// Event recorder: gets the pod (and container), the event's type, its reason and its message.
 pub type Notes = Rc<dyn Fn(About<'_>, EventKind, &'static str, &str)>;
 
-/// What the tasks share. All of it lives on the loop's thread; cloning is cheap.
+/// State shared by all sync tasks. Everything in it belongs to the loop's thread; cloning is cheap.
 pub struct ActContext<R> {
-    /// The runtime.
+    /// The CRI runtime.
     pub runtime: Rc<R>,
-    /// For grace periods, hooks and the length of pulls.
+    /// Clock for grace periods, hooks and the duration of pulls.
     pub clock: SharedClock,
-    /// The runtime's handlers, as it told of them at the start.
+    /// The runtime's handlers, as listed in its `Status` response at the start.
     pub handlers: Rc<[RuntimeHandler]>,
-    /// Facts for rendering, and the paths.
+    /// The node's settings for rendering, and the paths.
     pub node: Rc<NodeSettings>,
-    /// Where images come from.
+    /// The image puller.
     pub images: Rc<ImagePuller>,
-    /// Where environment variables come from.
+    /// Source of environment variables: ConfigMaps, Secrets, services.
     pub env: Rc<dyn EnvSources>,
-    /// Where volumes stand on the host.
+    /// Volume manager: host paths of the volumes.
     pub volumes: Rc<dyn VolumeMounts>,
-    /// Where the pods' own cgroups are.
+    /// The pods' cgroups.
     pub cgroups: Rc<dyn PodCgroups>,
-    /// Who runs hooks.
+    /// Runs lifecycle hooks.
     pub hooks: Rc<dyn Hooks>,
-    /// Is told each decision and error while it happens (Kubernetes' events).
+    /// Receives each decision and error as an event, when it happens.
     pub notes: Notes,
     /// `/var/log/containers`.
     pub container_logs_dir: Rc<Path>,
-    /// The node's own hosts file, for pods on its network.
+    /// The node's own hosts file, for pods on the host network.
     pub hosts_file: Rc<Path>,
-    /// The node's resolver configuration, read again for each sandbox: it changes with the network, and may come after the
-    /// agent. `None` goes by [`Self::node`].
+    /// The node's resolver configuration, read again for each sandbox: it changes with the network, and may appear after the
+    /// agent has started. `None`: the parsed configuration in [`Self::node`] is used.
     pub resolv_conf: Option<Rc<Path>>,
-    /// Where blocking work is done.
+    /// Thread pool for blocking work.
     pub blocking: Rc<Blocking>,
-    /// Turns of the acts that make a sandbox or start containers.
+    /// Concurrency limit for the syncs that make a sandbox or start containers.
     pub starts: Rc<StartTurns>,
-    /// Of this act alone.
+    /// Cancellation signals of this sync.
     pub give_up: GiveUp,
-    /// Of this act alone.
+    /// Least restart counts of this sync's containers.
     pub least_counts: LeastCounts,
 }
 
-/// Asks an act to end before its next step, because the wish behind it changed, or because the pod is to end.
+/// Asks a sync to end before its next step, because the pod's definition changed or because the pod is terminating.
 ///
-/// Waits are cut off in the middle: a pull and the wait for a turn by either, and only by the pod's end also a hook, a
-/// container that takes its grace period, and volumes that do not come. A call that makes, starts or removes something is
-/// waited for (`SyncPod`, which runs `WithoutCancel`): a runtime may carry it out although nobody waits any more, after the
-/// next read of the pod, and then two containers of one name would run; or it puts a container down as failed that never
-/// was (containerd's `StartError`, exit code 128).
+/// Waits are cancelled at any point: an image pull and the wait for a turn by either signal; a hook, a container's grace
+/// period and volumes that do not become ready only when the pod is terminating. A CRI call that creates, starts or removes
+/// something is always awaited (`SyncPod` runs `WithoutCancel`): a runtime may still execute a call whose caller has gone,
+/// after the next observation of the pod, and then two containers of one name would run; or it records a container as failed
+/// that never ran (containerd's `StartError`, exit code 128).
 #[derive(Clone, Debug, Default)]
 pub struct GiveUp {
     asked: Option<Receiver<Infallible>>,
     ending: Option<Receiver<Infallible>>,
-    /// The pod changed since it was read: nothing is made without another look.
+    /// The pod changed since it was observed: nothing is created before the runtime's list is read again.
     pub overtaken: Overtaken,
 }
 
 impl GiveUp {
-    /// Dropping the first sender asks, because the wish changed; dropping the second one too, because the pod is to end.
+    /// Dropping the first sender signals that the definition changed; dropping the second one too, that the pod is
+    /// terminating.
     pub fn new() -> (Sender<Infallible>, Sender<Infallible>, Self) {
         let (changed, asked) = smol::channel::bounded(1);
         let (ends, ending) = smol::channel::bounded(1);
@@ -118,7 +119,7 @@ impl GiveUp {
         self.ending.as_ref().is_some_and(Receiver::is_closed)
     }
 
-    /// What the wait brings; `None` when it was cut off, because the wish changed or the pod is to end.
+    /// Result of the wait; `None` when it was cancelled, because the definition changed or the pod is terminating.
     pub(super) async fn unless_asked<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
         let asked = smol::future::or(closed(self.asked.as_ref()), closed(self.ending.as_ref()));
         smol::future::or(async { Some(wait.await) }, async {
@@ -128,7 +129,7 @@ impl GiveUp {
         .await
     }
 
-    /// What the wait brings; `None` when it was cut off, because the pod is to end.
+    /// Result of the wait; `None` when it was cancelled because the pod is terminating.
     pub(crate) async fn unless_ending<T>(&self, wait: impl Future<Output = T>) -> Option<T> {
         smol::future::or(async { Some(wait.await) }, async {
             closed(self.ending.as_ref()).await;
@@ -146,12 +147,12 @@ async fn closed(channel: Option<&Receiver<Infallible>>) {
     }
 }
 
-/// Restart counts that containers have at least when they start, by name: what the runtime has forgotten.
+/// Minimum restart counts of containers at their start, by container name: those that the runtime no longer has on record.
 #[derive(Clone, Debug, Default)]
 pub struct LeastCounts(Rc<[(Box<str>, u32)]>);
 
 impl LeastCounts {
-    /// Of a pod's kept status (`status::restarts`).
+    /// From the restart counts in a pod's saved status (`status::restarts`).
     pub fn new<'a>(counts: impl Iterator<Item = (&'a str, u32)>) -> Self {
         Self(counts.map(|(name, count)| (Box::from(name), count)).collect())
     }
@@ -186,14 +187,14 @@ impl<R> Clone for ActContext<R> {
 }
 
 impl<R> ActContext<R> {
-    /// The pod's handler makes mounts read-only with all that is mounted below them.
+    /// True when the pod's runtime handler supports recursive read-only mounts.
     pub fn mounts_recursively_read_only(&self, pod: &DesiredPod) -> bool {
         let wanted = admission::runtime_handler(pod);
         let handler = self.handlers.iter().find(|handler| *handler.name == *wanted);
         handler.is_some_and(|handler| handler.recursive_read_only_mounts)
     }
 
-    /// Notes an event of a pod, or of one of its containers.
+    /// Records an event of a pod, or of one of its containers.
     pub fn note<'a>(
         &self,
         about: impl Into<About<'a>>,
@@ -204,14 +205,14 @@ impl<R> ActContext<R> {
         (self.notes)(about.into(), kind, reason, message);
     }
 
-    /// What a hook that succeeded warns of.
+    /// Records the warning event of a hook that succeeded.
     pub(super) fn warn_of_hook(&self, key: &PodKey, warning: Option<String>) {
         if let Some(warning) = warning {
             self.note(key, EventKind::Warning, "LifecycleHTTPFallback", &warning);
         }
     }
 
-    /// The link to a container's log, below [`Self::container_logs_dir`].
+    /// The symlink to a container's log, below [`Self::container_logs_dir`].
     pub(super) fn log_link(&self, key: &PodKey, container: &str, id: &str) -> PathBuf {
         let link = paths::legacy_log_symlink(key, container, id);
         let name = Path::new(&link).file_name().unwrap_or_default();
@@ -224,12 +225,12 @@ pub type HookFuture<'a> = Pin<Box<dyn Future<Output = Result<Option<String>, Str
 
 /// Runs a container's hooks.
 pub trait Hooks {
-    /// Runs a hook to its end, however long that takes; dropping the future ends the wait. Where it succeeds, with what is to
-    /// be warned of (`LifecycleHTTPFallback`). The error of a preStop hook goes to the log only: it may hold secrets.
+    /// Runs a hook to its end, without a deadline; dropping the future cancels it. `Ok(Some)` is a warning about a hook that
+    /// succeeded (`LifecycleHTTPFallback`). The error of a preStop hook goes to the log only: it may contain secrets.
     fn run<'a>(&'a self, call: HookCall<'a>) -> HookFuture<'a>;
 }
 
-/// Whose hook, and which.
+/// One run of a lifecycle hook.
 #[derive(Clone, Copy, Debug)]
 pub struct HookCall<'a> {
     /// The pod.
@@ -238,15 +239,15 @@ pub struct HookCall<'a> {
     pub id: &'a ContainerId,
     /// Its name.
     pub container: &'a str,
-    /// The ports that a hook may name.
+    /// The container's ports, which a hook may refer to by name.
     pub ports: &'a [ContainerPort],
-    /// The pod's addresses; none when it is on the node's network.
+    /// The pod's addresses; empty when it is on the host network.
     pub pod_ips: &'a [Box<str>],
     /// The hook.
     pub handler: &'a LifecycleHandler,
 }
 
-/// `SyncPod` after its plan. Takes as long as the pulls and grace periods in it; may be dropped at any await.
+/// `SyncPod` after `computePodActions`. Takes as long as its pulls and grace periods; may be dropped at any await.
 pub async fn act<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -263,8 +264,8 @@ pub async fn act<R: Runtime>(
     for id in &plan.prunes {
         let Some(status) = record(observed, id) else { continue };
         if let Err(error) = Box::pin(remove_container(ctx, &pod.key, status, false)).await {
-            // Here the kubelet goes on too. But if this sync is cut off once the sandbox is made, the record that
-            // stayed says to the next one that this init container has run.
+            // The kubelet continues here too. If this sync is cancelled once the sandbox is made, the record that remained
+            // tells the next one that this init container has run.
             if matches!(
                 plan.action,
                 PodAction::Recreate { .. }
@@ -274,11 +275,11 @@ pub async fn act<R: Runtime>(
                 outcome.add(SyncAction::RemoveContainer, &status.name, Some(failure));
                 return outcome;
             }
-            // As in the kubelet: garbage collection comes back to it.
+            // As in the kubelet, which leaves it to garbage collection.
             log::warn!("{}: init container {} ({id}) was not removed: {error}", pod.key, status.name);
         }
     }
-    // Where to start, and the attempt of that sandbox; without anything to start the sync is over.
+    // The sandbox to start in, and its attempt; with nothing to start, the sync ends here.
     let (known, attempt) = match &plan.action {
         PodAction::Recreate { attempt, .. }
         | PodAction::RestartAll { sandbox: SandboxStep::Recreate { attempt, .. }, .. } => (None, *attempt),
@@ -295,8 +296,8 @@ pub async fn act<R: Runtime>(
         }
         PodAction::Keep { .. } | PodAction::End { .. } | PodAction::RestartAll { .. } => return outcome,
     };
-    // From here on one pod after the other, as many at once as there are turns: a pod that waits has made nothing yet,
-    // and takes no memory for it, that of the steps to come included.
+    // From here on syncs take turns, as many at once as there are turns: a sync that waits has created nothing, and has not
+    // yet allocated the futures of the steps that follow.
     let mut turn = StartTurn::new(&ctx.starts, &pod.key);
     if ctx.give_up.unless_asked(turn.take()).await.is_some() && !ctx.give_up.is_asked() {
         Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
@@ -304,7 +305,7 @@ pub async fn act<R: Runtime>(
     outcome
 }
 
-/// Makes what is missing: the sandbox when none is `known`, with that attempt, and the containers.
+/// Creates what is missing: the sandbox (with that attempt) when there is none `known`, then the containers.
 #[expect(clippy::too_many_arguments, reason = "the second half of `act`")]
 async fn make<R: Runtime>(
     ctx: &ActContext<R>,
@@ -352,7 +353,7 @@ async fn make<R: Runtime>(
             None => return,
         },
     };
-    // Init containers and those for debugging, whose places are before the others' in the plan.
+    // Init and ephemeral containers, which the plan lists before the app containers.
     let (first, apps) = starts.split_at(starts.partition_point(|start| start.kind != ContainerKind::App));
     if !start_all(ctx, pod, observed, &sandbox, first, &mut turn, outcome).await {
         return;
@@ -363,7 +364,7 @@ async fn make<R: Runtime>(
     start_all(ctx, pod, observed, &sandbox, apps, &mut turn, outcome).await;
 }
 
-/// Steps 2 and 3: stops what is to stop. False when that failed and the sync is over.
+/// Steps 2 and 3: stops the containers or the pod. False when that failed and the sync ends.
 async fn stop<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -444,7 +445,7 @@ async fn reset_all<R: Runtime>(
             failure = killed.err().map(|error| Failure::new(SyncError::KillContainer, error.to_string()));
         }
         if failure.is_none() {
-            // The logs stay until the pod goes.
+            // The logs are kept until the pod is removed.
             let removed = remove_container(ctx, &pod.key, status, true).await;
             failure = removed.err().map(|error| Failure::new(SyncError::RemoveContainer, error.to_string()));
         }
@@ -456,7 +457,8 @@ async fn reset_all<R: Runtime>(
     true
 }
 
-/// Steps 6, 7 and 9. False when an init container did not start, or it is asked to end: no further one is started then.
+/// Steps 6, 7 and 9. False when an init container did not start, or the sync was asked to end: no further container is
+/// started then.
 async fn start_all<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -500,7 +502,7 @@ async fn start_all<R: Runtime>(
         };
         let failed = failure.is_some();
         outcome.add(SyncAction::StartContainer, &name, failure);
-        // Without this init container the pod cannot go on; a sidecar is tried again beside the others.
+        // The pod cannot proceed without this init container; a failed sidecar is retried while the others start.
         if failed && start.kind == ContainerKind::Init && !is_sidecar(&pod.init_containers()[start.index]) {
             return false;
         }

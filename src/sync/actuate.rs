@@ -1,12 +1,13 @@
-//! Gives running containers and their pod's cgroup other CPU and memory (`doPodResizeAction`).
+//! Resizes the CPU and memory of running containers and of their pod's cgroup (`doPodResizeAction`).
 //!
 //! ```text
-//!     memory of running containers ─► a limit that shrinks is not below what is in use?
+//! |     memory of running containers ─► is a shrinking limit at least the memory in use?
 //!     for memory, then for CPU:
 //!       the pod's cgroup when it grows (limit, then weight) ─► containers ─► the pod's cgroup when it shrinks (weight, limit)
 //! ```
 //!
-//! The first failure ends it; what is left is planned anew. What the runtime took is told in [`Outcome::actuated`].
+//! The first failure ends the resize; the rest is planned again. What the runtime applied is reported in
+//! [`Outcome::actuated`].
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,18 +22,18 @@ use crate::render::cgroup_settings::{PodLimits, PodPart};
 use crate::render::resources::{PodCgroup, container_resources, pod_cgroup, sandbox_resources, set_sizes};
 use crate::text::quoted;
 
-/// What comes of a look at a pod's cgroup, or of a write to it.
+/// The future of a read of a pod's cgroup, or of a write to it.
 pub type CgroupFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, String>> + 'a>>;
 
-/// The cgroups of pods, by whoever owns them.
+/// The pods' cgroups (`PodContainerManager`).
 pub trait PodCgroups {
-    /// What the pod's cgroup has.
+    /// The limits that the pod's cgroup has now.
     fn read<'a>(&'a self, pod: &'a DesiredPod) -> CgroupFuture<'a, PodLimits>;
-    /// Gives the pod's cgroup that part of what the pod is to have.
+    /// Writes one part of the pod's allocated resources to its cgroup.
     fn set<'a>(&'a self, pod: &'a DesiredPod, part: PodPart) -> CgroupFuture<'a, ()>;
 }
 
-/// Where pods have no cgroups of their own, and in tests.
+/// For nodes where pods have no cgroups of their own, and for tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoCgroups;
 
@@ -87,7 +88,7 @@ async fn carry_out<R: Runtime>(
             ctx.cgroups.set(pod, part).await?;
         }
         for resize in containers {
-            // What was changed just now stays, and what is not this one's turn.
+            // Containers resized a moment ago keep their new value; those not yet resized keep their old one.
             let of = now.iter().position(|(other, _)| other.id == resize.id);
             let from = of.map_or(resize.from, |at| now[at].1);
             let to = from.with(resource, &resize.to);
@@ -106,11 +107,12 @@ async fn carry_out<R: Runtime>(
     Ok(())
 }
 
-/// What of the pod's cgroup is set before the containers, and what behind them: limits are never below what is in them, and
-/// at no time below requests (`resizeContainers`). A limit that the pod has not stays as it is.
+/// Which parts of the pod's cgroup are set before the containers, and which after them: the pod's limits are never below
+/// those of its containers, and at no time below the requests (`resizeContainers`). A limit that the pod does not define is
+/// left unchanged.
 fn steps(resource: Resource, wanted: &PodCgroup, there: &PodLimits) -> (Vec<PodPart>, Vec<PodPart>) {
     let (mut grow, mut shrink) = (Vec::new(), Vec::new());
-    // Without a limit it is the largest there is.
+    // No limit counts as the largest value.
     let or_most = |limit: Option<i64>| limit.filter(|limit| *limit > 0).unwrap_or(i64::MAX);
     let (limit, now) = match resource {
         Resource::Memory => (wanted.memory_limit_bytes.filter(|limit| *limit > 0), there.memory_limit_bytes),
@@ -135,10 +137,11 @@ fn steps(resource: Resource, wanted: &PodCgroup, there: &PodLimits) -> (Vec<PodP
     (grow, shrink)
 }
 
-/// Tells the runtime what its sandbox is about to get. One that does not know the call has no use for it.
+/// Announces the sandbox's new resources to the runtime (`UpdatePodSandboxResources`). A runtime that does not implement the
+/// call does not need it.
 ///
-/// Differs from the kubelet (`updatePodSandboxResources`), which tells it each step of the pod's cgroup: here it hears once what
-/// the pod is to have, and may refuse that.
+/// Differs from the kubelet (`updatePodSandboxResources`), which sends each step of the pod's cgroup: here the pod's new
+/// resources are sent once, and the runtime may refuse them.
 async fn tell_runtime<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -147,7 +150,7 @@ async fn tell_runtime<R: Runtime>(
     let (resources, overhead) = sandbox_resources(&ctx.node, &pod.pod);
     match ctx.runtime.update_pod_sandbox_resources(sandbox, resources, overhead).await {
         Ok(()) | Err(RuntimeError::Unimplemented(_)) => Ok(()),
-        // containerd 2.2's way to say that.
+        // containerd 2.2's error for an unimplemented call.
         Err(RuntimeError::Failed { message, .. }) if message.contains("not implemented") => Ok(()),
         Err(error) => {
             Err(format!("failed to notify runtime for UpdatePodSandboxResources; resize rejected: {error}"))
@@ -172,7 +175,7 @@ async fn update<R: Runtime>(
     ctx.runtime.update_container_resources(&resize.id, resources).await.map_err(|error| error.to_string())
 }
 
-/// A limit of memory is not set below what is in use: the kernel would end processes for it (`validateMemoryResizeAction`).
+/// A memory limit is not set below the memory in use: the kernel would kill processes for it (`validateMemoryResizeAction`).
 async fn check_memory<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -257,7 +260,7 @@ mod tests {
             (Cpu, wanted(200, Some(10_000), None), &there, &[CpuWeight], &[Limit(Cpu)]),
             (Cpu, wanted(50, Some(30_000), None), &there, &[Limit(Cpu)], &[CpuWeight]),
             (Cpu, wanted(100, Some(20_000), Some(1)), &there, &[], &[]),
-            // A limit that goes is not taken away; one that comes shrinks.
+            // A limit that is no longer defined stays in place; a new limit shrinks.
             (Cpu, wanted(100, None, None), &there, &[], &[]),
             (Cpu, wanted(2, Some(10_000), None), &none, &[], &[Limit(Cpu)]),
             // cpuCFSQuota: false.
@@ -270,7 +273,7 @@ mod tests {
         for (resource, wanted, there, grow, shrink) in rows {
             assert_eq!(steps(resource, &wanted, there), (grow.to_vec(), shrink.to_vec()), "{wanted:?}");
         }
-        // Where the controller is not there nothing is set, and no error comes of it.
+        // Without the controller nothing is set, and that is no error.
         assert_eq!(steps(Cpu, &wanted(7, None, None), &PodLimits::default()), (vec![], vec![]));
     }
 }

@@ -1,6 +1,7 @@
-//! The files beside a container: its pod's hosts file, what takes its last words, its logs' directory and the link to its log. I/O,
-//! blocking: a container holds some of them mounted and may make anything of them, and log collectors hold the directories of
-//! the others. So none is touched on the loop's thread, no link in a file's place is followed, and what is read has a limit.
+//! The files of a container outside its root file system: the pod's hosts file, the termination log, the log directory and
+//! the symlink to the log. Blocking I/O: containers have some of them mounted and may replace them by anything, and log
+//! collectors work in the directories of the others. So none is touched on the loop's thread, no symlink in a file's place
+//! is followed, and every read has a byte limit.
 
 use std::fs::{DirBuilder, File, Permissions};
 use std::hash::{BuildHasher as _, Hasher as _};
@@ -11,12 +12,12 @@ use std::path::Path;
 use crate::filesystem::{read_bounded, read_start, replace_content};
 use crate::limits::{HOSTS_FILE_BYTES_MAX, LOG_NAMES_READ_MAX};
 
-/// Makes a directory and those above it; one that is there is fine.
+/// Creates a directory and its parents; an existing one is no error.
 pub(crate) fn create_dir(path: &str, mode: u32) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(mode).create(path)
 }
 
-/// The node's own hosts file, as far as it is read; nothing when there is none.
+/// The node's own hosts file, up to the byte limit; empty when there is none.
 pub(super) fn read_hosts(path: &Path) -> io::Result<String> {
     match read_start(path, HOSTS_FILE_BYTES_MAX) {
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -25,8 +26,8 @@ pub(super) fn read_hosts(path: &Path) -> io::Result<String> {
     }
 }
 
-/// The pod's hosts file (`ensureHostsFile`). Written anew only when it differs: running containers hold it mounted, and flash wears
-/// out. They may have written to it too: no more of it is read than should be there.
+/// The pod's hosts file (`ensureHostsFile`). Rewritten only when it differs: running containers have it mounted, and flash
+/// wears out. They may have written to it too: no more of it is read than the expected length.
 pub(super) fn write_hosts(pod_dir: &str, path: &Path, text: &str) -> io::Result<()> {
     create_dir(pod_dir, 0o750)?;
     if read_bounded(path, text.len()).is_ok_and(|known| known == text.as_bytes()) {
@@ -35,7 +36,7 @@ pub(super) fn write_hosts(pod_dir: &str, path: &Path, text: &str) -> io::Result<
     replace_content(path, text.as_bytes(), 0o644)
 }
 
-/// A new, empty file in that directory for the container's last words, mode 0666 whatever the umask.
+/// Creates an empty termination log in that directory, mode 0666 whatever the umask.
 pub(super) fn termination_log(dir: &str) -> io::Result<String> {
     create_dir(dir, 0o750)?;
     // The hasher's random keys are the standard library's only random numbers; 32 bits as the kubelet's `makeUID`.
@@ -46,8 +47,8 @@ pub(super) fn termination_log(dir: &str) -> io::Result<String> {
     Ok(path)
 }
 
-/// `calcRestartCountByLogDir`: one more than the highest N of the files `N.log` and `N.log.…`, so that a runtime
-/// that lost its records over a reboot does not write into old logs.
+/// `calcRestartCountByLogDir`: one more than the highest N of the files `N.log` and `N.log.…`, so that a runtime that lost
+/// its records over a reboot does not append to old logs.
 pub(super) fn restart_count_of_logs(dir: &Path) -> u32 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let is_dir = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
@@ -56,7 +57,7 @@ pub(super) fn restart_count_of_logs(dir: &Path) -> u32 {
     counts.map(|count| count.saturating_add(1)).max().unwrap_or(0)
 }
 
-/// The N of `N.log` and what rotation makes of it.
+/// The N of `N.log` and of its rotated files.
 fn log_number(name: &str) -> Option<u32> {
     let (number, _) = name.split_once(".log")?;
     if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -65,12 +66,13 @@ fn log_number(name: &str) -> Option<u32> {
     number.parse().ok()
 }
 
-/// The link that log collectors read, when there is a log.
+/// Creates the symlink that log collectors read, when the log exists.
 pub(super) fn link_log(log: &Path, link: &Path) -> io::Result<()> {
     if log.symlink_metadata().is_ok() { std::os::unix::fs::symlink(log, link) } else { Ok(()) }
 }
 
-/// Removes the files in the log's directory whose names begin as its own: it and its rotated parts.
+/// Removes the container's log and its rotated files: the files in the log's directory whose names begin with the log's
+/// name.
 pub(super) fn remove_logs(log: &Path) {
     let (Some(dir), Some(prefix)) = (log.parent(), log.file_name().and_then(|name| name.to_str())) else {
         return;
@@ -84,7 +86,7 @@ pub(super) fn remove_logs(log: &Path) {
     }
 }
 
-/// Removes a link to a log; one that is not there is gone.
+/// Removes the symlink to a log; a missing one is no error.
 pub(super) fn remove_link(link: &Path) {
     match std::fs::remove_file(link) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -145,7 +147,7 @@ mod tests {
         let (first, written) = (inode(), path.metadata().unwrap().modified().unwrap());
         write().unwrap();
         assert_eq!(path.metadata().unwrap().modified().unwrap(), written, "the same is not written again");
-        // What others hold mounted is the same file afterwards.
+        // A file that containers have mounted must stay the same inode.
         File::create(&path).unwrap().set_len(600 << 20).unwrap();
         std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
         write().unwrap();

@@ -1,5 +1,4 @@
-//! Makes sure of what a container is made from: the images of the image volumes it mounts (`getImageVolumes`), then its
-//! own.
+//! Ensures the images of one container: those of the image volumes that it mounts (`getImageVolumes`), then its own.
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,13 +20,13 @@ use crate::volume::{ImageVolume, VolumeImages, image_volumes};
 
 /// The images of one container.
 pub(super) struct Images {
-    /// Its own.
+    /// The container's image.
     pub own: ReadyImage,
-    /// Those of the image volumes it mounts.
+    /// Images of the image volumes that it mounts.
     pub volumes: VolumeImages,
 }
 
-/// The pod's pull secrets that are there (`getPullSecretsForPod`). Those that are not are told of: the pull is tried
+/// The pod's pull secrets that exist (`getPullSecretsForPod`). Missing ones are reported as an event; the pull is tried
 /// without them.
 pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Vec<Arc<Secret>> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -47,7 +46,7 @@ pub(super) fn pull_secrets<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) ->
     found
 }
 
-/// Has every image on the node that the container needs, and waits for pulls as long as they take.
+/// Ensures that every image that the container needs is on the node, and waits for pulls without a deadline.
 pub(super) async fn ensure_images<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -63,7 +62,7 @@ pub(super) async fn ensure_images<R: Runtime>(
     let volumes = if wanted.is_empty() {
         VolumeImages::new()
     } else {
-        // On the heap: few containers mount images.
+        // Boxed: few containers mount images.
         Box::pin(from.volumes(&wanted)).await?
     };
     let own = from.ensure(container.image, container.image_pull_policy).await?;
@@ -94,18 +93,18 @@ impl<R: Runtime> Puller<'_, '_, R> {
         ctx.images.ensure(&*ctx.runtime, &request, &note, &mut || turn.pause()).await
     }
 
-    /// All are tried, and the last one that is not there is told of (`toKubeContainerImageVolumes`).
+    /// Tries all of them, and reports the last one that failed (`toKubeContainerImageVolumes`).
     ///
-    /// Differs from the kubelet, which has the images of all volumes of the pod at every sync, mounted by what starts now
-    /// or not.
+    /// Differs from the kubelet, which ensures the images of all the pod's volumes at every sync, whether a container that
+    /// starts now mounts them or not.
     async fn volumes(&mut self, wanted: &[ImageVolume<'_>]) -> Result<VolumeImages, Failure> {
         self.runtime_mounts(wanted).await?;
         let (mut found, mut failed) = (SortedMap::new(), None);
         for volume in wanted {
             match self.ensure(volume.reference, volume.pull_policy).await {
                 Ok(image) => {
-                    // Differs from the kubelet, which sends the pod's annotations with every mount; runtimes do not look
-                    // at them here.
+                    // Differs from the kubelet, which sends the pod's annotations with every mount; runtimes ignore them
+                    // here.
                     let spec = ImageSpec {
                         image: image.image_ref.into(),
                         user_specified_image: volume.reference.to_owned(),
@@ -124,10 +123,10 @@ impl<R: Runtime> Puller<'_, '_, R> {
         failed.map_or(Ok(found), |error| Err(error.into()))
     }
 
-    /// Refuses what this runtime would not mount: an old one fails with words that say nothing, or passes over a part of
-    /// what it is asked (`RuntimeVersion::image_volumes`). It is asked each time: after an upgrade it may be able to.
+    /// Refuses image volumes that this runtime would not mount: an old one fails with an unclear error, or ignores part of
+    /// the request (`RuntimeVersion::image_volumes`). The version is queried each time, since an upgrade may add support.
     async fn runtime_mounts(&self, wanted: &[ImageVolume<'_>]) -> Result<(), Failure> {
-        // One that does not say now is asked all the same: what it answers then is told.
+        // Without an answer the mount is tried all the same, and the runtime's error is reported.
         let Ok(version) = self.ctx.runtime.version().await else { return Ok(()) };
         let known = version.image_volumes();
         let refused = wanted.iter().find_map(|volume| {
@@ -141,7 +140,7 @@ impl<R: Runtime> Puller<'_, '_, R> {
             Some((volume.name, why))
         });
         let Some((volume, why)) = refused else { return Ok(()) };
-        // The runtimes' own word for it (cri-api `ErrImageVolumeMountFailed`).
+        // The reason that runtimes return for it (cri-api `ErrImageVolumeMountFailed`).
         let message = format!(
             "ImageVolumeMountFailed: volume {volume:?}: {} {} {why}",
             version.runtime_name, version.runtime_version

@@ -9,7 +9,7 @@ use super::{KillReason, ProbeResult};
 use crate::model::{ContainerKind, ContainerState, ContainerStatus};
 
 pub(super) enum Init {
-    /// All init containers are through; app containers count.
+    /// All init containers have completed or, as sidecars, started; app containers are considered.
     Done,
     /// Some init container has to run first.
     InProgress,
@@ -17,9 +17,9 @@ pub(super) enum Init {
     Failed,
 }
 
-/// `computeInitContainerActions`, from the last init container to the first: finished records may be gone, so the
-/// last one on record says how far the pod came. `through` below means "a later one, or an app container, proves
-/// that this one was through".
+/// `computeInitContainerActions`, from the last init container to the first: finished records may be removed already, so the
+/// last one on record says how far the initialisation came. `through` below means "a later init container, or an app
+/// container, proves that this one is complete".
 ///
 /// | newest record | init container | sidecar |
 /// |---|---|---|
@@ -32,7 +32,7 @@ pub(super) enum Init {
 /// | unknown | kill, start, or fail the pod | kill, start |
 /// | none at all | start the first | start the first |
 ///
-/// A startup probe that has no result yet, or a liveness probe without one, means "wait".
+/// A startup or liveness probe that has no result yet means "wait".
 pub(super) fn decide_init_containers(
     input: &PlanInput<'_>,
     kills: &mut Vec<Kill>,
@@ -44,7 +44,7 @@ pub(super) fn decide_init_containers(
     if containers.is_empty() {
         return Init::Done;
     }
-    // An exited app container proves nothing: it may be of an earlier sandbox, before a reboot.
+    // An exited app container proves nothing: it may belong to an earlier sandbox, before a reboot.
     let mut initialised = pod.containers().iter().any(|container| {
         observed.container(&container.name).is_some_and(|status| match status.state {
             ContainerState::Created | ContainerState::Running => true,
@@ -94,20 +94,20 @@ pub(super) fn decide_init_containers(
     if !through {
         starts.push(start(input, ContainerKind::Init, 0));
     }
-    // The walk went backwards; the pod starts forwards.
+    // The loop goes backwards; the pod starts in spec order.
     kills[first_kill..].reverse();
     starts[first_start..].reverse();
     if initialised { Init::Done } else { Init::InProgress }
 }
 
 enum InitDecision {
-    /// It runs, or its probe has yet to speak.
+    /// It runs, or its probe has no result yet.
     Wait,
     Start,
     KillAndStart(Kill),
-    /// It has done its part: the next one may start. A running sidecar may have to be replaced all the same.
+    /// It is complete: the next one may start. A running sidecar may have to be replaced all the same.
     Through(Option<Kill>),
-    /// It failed for good.
+    /// It failed and may not restart.
     Fail,
 }
 
@@ -158,7 +158,7 @@ fn decide_init_container(
                     KillReason::LivenessProbe,
                     format!("Init container {name} failed liveness probe"),
                 )),
-                // One of which nothing is known yet is not resized either.
+                // A container whose resources are unknown is not resized either.
                 None if container.liveness_probe.is_some() => None,
                 Some(ProbeResult::Success | ProbeResult::Unknown) | None => resizes
                     .look(ContainerKind::Init, index, container, status)
@@ -175,7 +175,7 @@ fn decide_init_container(
             }
         }
         ContainerState::Unknown => {
-            // Rules need an exit code, so only the policies count here.
+            // Rules need an exit code, so only the policies are checked here.
             let policy = container_policy(container).unwrap_or(pod_policy(pod));
             if policy == RestartPolicy::Never {
                 return InitDecision::Fail;
@@ -188,7 +188,7 @@ fn decide_init_container(
     }
 }
 
-/// `isInitContainerFailed`: an exit code, or killed for memory whatever the code says.
+/// `isInitContainerFailed`: a non-zero exit code, or killed for memory whatever the exit code.
 fn is_init_container_failed(status: &ContainerStatus) -> bool {
     &*status.reason == "OOMKilled"
         || match status.state {

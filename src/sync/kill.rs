@@ -1,12 +1,12 @@
 //! Stops and removes: one container, all containers of a pod in order, a whole pod.
 //!
 //! ```text
-//!     kill_container   preStop hook ─► wait for one's turn ─► StopContainer(what is left of the grace, ≥ 2 s)
+//! |     kill_container   preStop hook ─► wait for its turn ─► StopContainer(rest of the grace period, ≥ 2 s)
 //!     kill_pod         all running containers at once, then every sandbox
-//!     remove_pod       containers, sandboxes, links, log directory, what we put into the pod's directory
+//! |     remove_pod       containers, sandboxes, symlinks, log directory, smolet's files in the pod's directory
 //! ```
 //!
-//! All calls may be repeated: a sync that was cut off leaves nothing the next one cannot see.
+//! Every call may be repeated: a cancelled sync leaves nothing behind that the next one does not see.
 
 use std::borrow::Cow;
 use std::future::{Future, poll_fn};
@@ -35,35 +35,35 @@ use crate::model::{
 };
 use crate::render::{labels, paths};
 
-/// gRPC's code of a call that was cut off.
+/// gRPC status code of a cancelled call.
 const CANCELLED: i32 = 1;
 
-/// One container to stop, with what is known of its pod.
+/// One container to stop, and the facts of its pod.
 #[derive(Clone, Copy)]
 pub(super) struct Victim<'a> {
     pub key: &'a PodKey,
     pub pod: Option<&'a DesiredPod>,
     pub id: &'a ContainerId,
     pub name: &'a str,
-    /// What was written on it at its creation; not asked for when the pod's definition has it.
+    /// The metadata in the container's annotations; unused when the pod's definition has the container.
     pub meta: Option<&'a ContainerMeta>,
     /// The pod's addresses, for hooks.
     pub pod_ips: &'a [Box<str>],
     pub reason: KillReason,
-    /// Shown; empty = "Stopping container NAME".
+    /// Message of the `Killing` event; empty = "Stopping container NAME".
     pub message: &'a str,
     /// Overrides every grace period.
     pub grace: Option<Seconds>,
 }
 
 impl<'a> Victim<'a> {
-    /// One that no definition is known of counts as an app container, as in `restoreSpecsFromContainerLabels`.
+    /// A container without a known definition counts as an app container, as in `restoreSpecsFromContainerLabels`.
     fn about(&self) -> About<'a> {
         let kind = self.pod.and_then(|pod| pod.container_kind(self.name)).unwrap_or(ContainerKind::App);
         About::container(self.key, kind, self.name)
     }
 
-    /// Stops this one for no reason of its own.
+    /// Stops this container without a specific reason.
     pub(super) fn new(
         key: &'a PodKey,
         pod: Option<&'a DesiredPod>,
@@ -86,7 +86,7 @@ impl<'a> Victim<'a> {
 
 /// Stops all running containers of a pod, then its sandboxes (`killPodWithSyncResult`).
 ///
-/// `pod` is `None` for a pod only the runtime knows: grace periods and hooks then come from the containers' own
+/// `pod` is `None` for a pod that only the runtime knows: grace periods and hooks then come from the containers'
 /// annotations. `grace` overrides every grace period.
 pub async fn kill_pod<R: Runtime>(
     ctx: &ActContext<R>,
@@ -97,7 +97,7 @@ pub async fn kill_pod<R: Runtime>(
 ) -> Outcome {
     let mut outcome = Outcome::default();
     kill_containers(ctx, key, pod, observed, grace, &mut outcome).await;
-    // The sandbox's end is its containers' at once: they have not had their grace period yet.
+    // Stopping the sandbox kills its containers at once: they have not had their grace period yet.
     if ctx.give_up.is_ending() {
         return outcome;
     }
@@ -111,7 +111,7 @@ pub async fn kill_pod<R: Runtime>(
     outcome
 }
 
-/// `killContainersWithSyncResult`: at once, sidecars when it is their turn.
+/// `killContainersWithSyncResult`: all at once, sidecars in their termination order.
 async fn kill_containers<R: Runtime>(
     ctx: &ActContext<R>,
     key: &PodKey,
@@ -127,7 +127,7 @@ async fn kill_containers<R: Runtime>(
     }
     let names: Vec<&str> = running.iter().map(|status| &*status.name).collect();
     let order = pod.and_then(|pod| TerminationOrder::new(pod, &names));
-    // Nobody may hold a slot while waiting for one that has none: those that wait for most come last.
+    // A kill must not hold a slot while it waits for one that has none: those with the most dependencies come last.
     if let Some(order) = &order {
         running.sort_by_key(|status| order.waits_for_running(&status.name).count());
     }
@@ -144,8 +144,8 @@ async fn kill_containers<R: Runtime>(
 
 /// `killContainer`.
 ///
-/// Differs from the kubelet, which refuses to stop a container whose name the pod's spec no longer holds: here
-/// what was written on it at its creation counts then, so that nothing is left running.
+/// Differs from the kubelet, which refuses to stop a container whose name is no longer in the pod's spec: here the
+/// container's annotations are used instead, so that nothing is left running.
 pub(super) async fn kill_container<R: Runtime>(
     ctx: &ActContext<R>,
     victim: Victim<'_>,
@@ -170,12 +170,12 @@ pub(super) async fn kill_container<R: Runtime>(
         (None, Some(meta)) => restored_pre_stop(meta),
         (None, None) => None,
     };
-    // A pod that is to end meanwhile is killed as a whole, with the grace period that it has then.
+    // A pod that becomes terminating meanwhile is killed as a whole, with the grace period that holds then.
     let ended = || Err(RuntimeError::Failed { code: CANCELLED, message: "the pod is to end".to_owned() });
     ctx.give_up.unless_ending(stop(ctx, &victim, hook, order, grace)).await.unwrap_or_else(ended)
 }
 
-/// The hook, the turn and the stop of [`kill_container`].
+/// The hook, the wait for its turn and the stop of [`kill_container`].
 async fn stop<R: Runtime>(
     ctx: &ActContext<R>,
     victim: &Victim<'_>,
@@ -198,7 +198,7 @@ async fn stop<R: Runtime>(
     if let Some(order) = order.filter(|_| grace > 0) {
         grace = grace.saturating_sub(wait_for_turn(ctx, order, name, grace).await);
     }
-    // Always a moment to stop properly, even for an override of zero.
+    // The kubelet's minimum grace period, even when the override is zero.
     let timeout = Seconds(grace.max(GRACE_SECONDS_MIN));
     unless_gone(ctx.runtime.stop_container(&victim.key.uid, victim.id, timeout).await)?;
     if let Some(order) = order {
@@ -207,7 +207,7 @@ async fn stop<R: Runtime>(
     Ok(())
 }
 
-/// `executePreStopHook`: the whole seconds it took, at most `grace`.
+/// `executePreStopHook`: returns the whole seconds that it took, at most `grace`.
 async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookCall<'_>, grace: i64) -> i64 {
     let began = ctx.clock.now().mono;
     let (key, name) = (call.key, call.container);
@@ -219,7 +219,7 @@ async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookC
     };
     match smol::future::or(hook, over).await {
         Ok(warning) => ctx.warn_of_hook(key, warning),
-        // The message may hold secrets, so it goes to the log alone.
+        // The message may contain secrets, so it goes to the log only.
         Err(error) => {
             log::warn!("{key}: container {name}: preStop hook failed: {error}");
             ctx.note(
@@ -233,7 +233,7 @@ async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookC
     whole_seconds(ctx.clock.now().mono.since(began))
 }
 
-/// `waitForTurn`: the whole seconds until all it waits for have stopped, at most `grace`.
+/// `waitForTurn`: returns the whole seconds until all containers that it waits for have stopped, at most `grace`.
 async fn wait_for_turn<R: Runtime>(
     ctx: &ActContext<R>,
     order: &TerminationOrder,
@@ -250,8 +250,8 @@ async fn wait_for_turn<R: Runtime>(
     whole_seconds(ctx.clock.now().mono.since(began))
 }
 
-/// Runs futures side by side, [`STOPS_AT_ONCE_MAX`] at a time, and polls all that run whenever one is woken or has
-/// ended. Outputs come in the order of the futures.
+/// Runs futures concurrently, [`STOPS_AT_ONCE_MAX`] at a time, and polls all running ones whenever one is woken or has
+/// ended. The outputs are in the order of the futures.
 async fn all_of<T, F: Future<Output = T>>(futures: Vec<Pin<Box<F>>>) -> Vec<T> {
     let mut running: Vec<Option<Pin<Box<F>>>> = futures.into_iter().map(Some).collect();
     let mut outputs: Vec<Option<T>> = running.iter().map(|_| None).collect();
@@ -283,8 +283,8 @@ async fn all_of<T, F: Future<Output = T>>(futures: Vec<Pin<Box<F>>>) -> Vec<T> {
     outputs.into_iter().flatten().collect()
 }
 
-/// Removes what is left of a stopped pod in the runtime, its log links and its logs. Everything is tried; the error
-/// names the first thing that stayed.
+/// Removes a stopped pod's records from the runtime, its log symlinks and its logs. Every removal is tried; the error names
+/// the first that failed.
 pub async fn remove_pod<R: Runtime>(
     ctx: &ActContext<R>,
     key: &PodKey,
@@ -310,7 +310,7 @@ pub async fn remove_pod<R: Runtime>(
         }));
     }
     for sandbox in &observed.sandboxes {
-        // Stopped already in the normal case; the kubelet's `removeSandbox` makes sure too.
+        // Normally stopped already; the kubelet's `removeSandbox` stops it again too.
         let stopped = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await);
         let removed = match stopped {
             Ok(()) => unless_gone(ctx.runtime.remove_pod_sandbox(&sandbox.id).await),
@@ -332,11 +332,11 @@ pub async fn remove_pod<R: Runtime>(
     first
 }
 
-/// Removes a pod's log directory, and first the links into it: those of containers that the runtime has forgotten are
-/// found in no other way. (The kubelet removes every link without a log, whoever made it.) Blocking.
+/// Removes a pod's log directory, and first the symlinks into it: those of containers that the runtime no longer knows can
+/// be found in no other way. (The kubelet removes every dangling symlink, whoever made it.) Blocking.
 ///
 /// # Errors
-/// What stayed; a directory that is not there is no error.
+/// The paths that could not be removed; a directory that does not exist is no error.
 pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
     for link in std::fs::read_dir(links).into_iter().flatten().take(LOG_LINKS_READ_MAX).flatten() {
         let path = link.path();
@@ -353,12 +353,12 @@ pub(crate) fn remove_pod_logs(links: &Path, logs: &Path) -> Result<(), String> {
     }
 }
 
-/// Removes the links into the logs of pods that have no log directory any more (`evictPodLogsDirectories`): their agent was
-/// killed, or somebody removed the logs. One into a directory that is there goes with its pod; its log may not be made
-/// yet. Links to anywhere else are others'. Blocking.
+/// Removes symlinks into the logs of pods whose log directory is gone (`evictPodLogsDirectories`), after the agent was
+/// killed or the logs were removed by hand. A symlink into an existing directory is removed with its pod; its log may not
+/// exist yet. Symlinks to other places are left alone. Blocking.
 ///
 /// # Errors
-/// What stayed.
+/// The symlinks that could not be removed.
 pub(crate) fn remove_dead_links(links: &Path, pod_logs: &Path) -> Result<(), String> {
     for link in std::fs::read_dir(links).into_iter().flatten().take(LOG_LINKS_READ_MAX).flatten() {
         let path = link.path();
@@ -373,7 +373,8 @@ pub(crate) fn remove_dead_links(links: &Path, pod_logs: &Path) -> Result<(), Str
     Ok(())
 }
 
-/// Removes what garbage collection chose of a pod that goes on (`evictContainers`, `evictSandboxes`).
+/// Removes the dead containers and sandboxes of a running pod that garbage collection chose (`evictContainers`,
+/// `evictSandboxes`).
 ///
 /// # Errors
 /// The first removal that failed; the others are tried all the same.
@@ -414,8 +415,8 @@ pub async fn remove_garbage<R: Runtime>(
     first
 }
 
-/// `removeContainer`: the link and, unless they are kept, the logs first, so that a container whose logs stayed
-/// is seen again.
+/// `removeContainer`: the symlink and, unless they are kept, the logs first, so that a container whose logs could not be
+/// removed is tried again.
 pub(super) async fn remove_container<R: Runtime>(
     ctx: &ActContext<R>,
     key: &PodKey,
@@ -441,7 +442,7 @@ pub(super) async fn remove_container<R: Runtime>(
     unless_gone(ctx.runtime.remove_container(&status.id).await)
 }
 
-/// A container's definition in any of the pod's lists (`GetContainerSpec`).
+/// A container's definition in any of the pod's container lists (`GetContainerSpec`).
 enum Definition<'a> {
     Container(&'a Container),
     /// Ephemeral containers have no probes and no hooks.
@@ -463,7 +464,7 @@ impl<'a> Definition<'a> {
     }
 }
 
-/// A preStop hook, and the ports that it may name.
+/// A preStop hook, and the ports that it may refer to by name.
 type PreStop<'a> = (Cow<'a, LifecycleHandler>, Cow<'a, [ContainerPort]>);
 
 /// `restoreSpecsFromContainerLabels`.
@@ -481,7 +482,7 @@ fn definition<'a>(pod: &'a DesiredPod, name: &str) -> Option<Definition<'a>> {
     pod.ephemeral_containers().iter().any(|container| container.name == name).then_some(Definition::Ephemeral)
 }
 
-/// What is not there any more is stopped and removed (`crierror.IsNotFound`).
+/// Success when the object no longer exists (`crierror.IsNotFound`): it counts as stopped or removed.
 fn unless_gone(result: RuntimeResult<()>) -> RuntimeResult<()> {
     match result {
         Err(RuntimeError::NotFound(_)) => Ok(()),

@@ -7,8 +7,8 @@
 //!     backoff ─┘                             └─ kill    containers in order, sandboxes, the whole pod
 //! ```
 //!
-//! `plan` and `backoff` take no time and no I/O; `act`, `start` and `kill` are tasks that get a snapshot and hand
-//! back an outcome. The vocabulary they share stands here.
+//! `plan` and `backoff` read no clock and do no I/O; `act`, `start` and `kill` are tasks that get a snapshot and return an
+//! outcome. The types they share are defined here.
 
 use std::fmt;
 
@@ -32,21 +32,21 @@ pub mod start;
 pub mod turns;
 pub mod worker;
 
-/// What a probe last said of a container (`proberesults.Result`).
+/// Latest result of a container's probe (`proberesults.Result`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProbeResult {
     /// The container is alive, or has started.
     Success,
     /// The container is to be killed.
     Failure,
-    /// The probe has run without a verdict.
+    /// The probe ran and came to no result.
     Unknown,
 }
 
-/// The results of one kind of probe by container id; an id that is not there has no result yet.
+/// Results of one kind of probe by container id; a missing id has no result yet.
 ///
-/// At most [`PROBED_CONTAINERS_MAX`] containers. Full: the oldest entry goes, which then counts as "no result
-/// yet" until its probe runs again.
+/// At most [`PROBED_CONTAINERS_MAX`] containers. Full: the oldest entry is dropped and counts as "no result yet" until its
+/// probe runs again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProbeResults(Vec<(ContainerId, ProbeResult)>);
 
@@ -68,13 +68,13 @@ impl ProbeResults {
         self.0.push((id.clone(), result));
     }
 
-    /// Forgets a container that is gone.
+    /// Forgets a removed container.
     pub fn forget(&mut self, id: &ContainerId) {
         self.0.retain(|(known, _)| known != id);
     }
 }
 
-/// The probe results a plan looks at.
+/// The probe results that a plan depends on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Probes {
     /// Of liveness probes.
@@ -83,10 +83,10 @@ pub struct Probes {
     pub startup: ProbeResults,
 }
 
-/// Why a container is killed (`containerKillReason`); decides which grace period holds.
+/// Why a container is killed (`containerKillReason`); selects the grace period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum KillReason {
-    /// Its definition changed: the kubelet gives no reason then.
+    /// Its definition changed: the kubelet records no reason then.
     Changed,
     /// Its liveness probe failed.
     LivenessProbe,
@@ -94,9 +94,9 @@ pub enum KillReason {
     StartupProbe,
     /// Its postStart hook failed.
     FailedPostStartHook,
-    /// A rule asked for all containers of the pod to restart.
+    /// A container restart rule requested the restart of all containers of the pod.
     RestartAllContainers,
-    /// Every other case, the end of the pod included.
+    /// Every other case, including the pod's termination.
     Unknown,
 }
 

@@ -1,4 +1,4 @@
-//! Who stops when, and with how much time. PURE.
+//! Termination order and grace periods of containers. PURE.
 //!
 //! [`TerminationOrder`] follows `kuberuntime_termination_order.go`: sidecars stop after the app containers, and
 //! the last sidecar of the spec first. [`grace_period`] follows `setTerminationGracePeriod`.
@@ -15,9 +15,9 @@ use crate::model::{ContainerMeta, DesiredPod, Seconds};
 /// The order in which the containers of a pod with sidecars stop. Owned by one kill of one pod.
 #[derive(Debug)]
 pub struct TerminationOrder {
-    /// App and init containers by name; `true` once stopped, or when it did not run.
+    /// App and init containers by name; `true` once stopped, or when not running at the start.
     stopped: Vec<(Box<str>, Cell<bool>)>,
-    /// Sidecars by name, with the places in `stopped` they wait for, in order.
+    /// Sidecars by name, with the indices in `stopped` that they wait for, in order.
     waits: Vec<(Box<str>, Vec<usize>)>,
 }
 
@@ -39,7 +39,7 @@ impl TerminationOrder {
             let place = stopped.len();
             stopped.push(entry(container));
             if is_sidecar(container) {
-                // A later sidecar that does not run counts as stopped: the chain is cut there.
+                // A later sidecar that does not run counts as stopped: the chain ends there.
                 waits.push((container.name.as_str().into(), (0..apps).chain(later).collect()));
                 later = Some(place);
             }
@@ -47,23 +47,23 @@ impl TerminationOrder {
         Some(Self { stopped, waits })
     }
 
-    /// The containers this one waits for, whether they run or not.
+    /// The containers that this one waits for, running or not.
     pub fn waits_for(&self, name: &str) -> impl Iterator<Item = &str> {
         self.places(name).iter().map(|&place| &*self.stopped[place].0)
     }
 
-    /// Those of them that still run.
+    /// The containers that this one waits for and that still run.
     pub fn waits_for_running(&self, name: &str) -> impl Iterator<Item = &str> {
         let places = self.places(name).iter().filter(|&&place| !self.stopped[place].1.get());
         places.map(|&place| &*self.stopped[place].0)
     }
 
-    /// True when nothing it waits for runs any more.
+    /// True when none of the containers it waits for runs any more.
     pub fn is_turn_of(&self, name: &str) -> bool {
         self.places(name).iter().all(|&place| self.stopped[place].1.get())
     }
 
-    /// `containerTerminated`.
+    /// `containerTerminated`: marks the container as stopped.
     pub fn terminated(&self, name: &str) {
         if let Some((_, stopped)) = self.stopped.iter().find(|(known, _)| **known == *name) {
             stopped.set(true);
@@ -75,7 +75,7 @@ impl TerminationOrder {
     }
 }
 
-/// How long a container gets between the stop signal and SIGKILL (`setTerminationGracePeriod`):
+/// The time between a container's stop signal and SIGKILL (`setTerminationGracePeriod`):
 ///
 /// | known | grace |
 /// |---|---|
@@ -102,7 +102,7 @@ pub fn grace_period(pod: &DesiredPod, container: Option<&Container>, reason: Kil
     Seconds(of_probe.unwrap_or(of_pod))
 }
 
-/// The same for a container whose pod is not known any more, from what was written on it at its creation
+/// The grace period of a container whose pod is no longer known, from the annotations written at its creation
 /// (`restoreSpecsFromContainerLabels`).
 pub fn restored_grace_period(meta: &ContainerMeta) -> Seconds {
     let known = meta.deletion_grace_period.or(meta.termination_grace_period);

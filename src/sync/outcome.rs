@@ -1,4 +1,4 @@
-//! What a sync did and what went wrong, in the kubelet's words (`sync_result.go`). PURE.
+//! Results and errors of a sync, in the kubelet's terms (`sync_result.go`). PURE.
 
 use std::fmt;
 use std::rc::Rc;
@@ -11,17 +11,17 @@ use crate::model::{ContainerId, Mono, SandboxId, Sizes};
 /// `SyncAction`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncAction {
-    /// A container was to start.
+    /// Start of a container.
     StartContainer,
-    /// A container was to stop.
+    /// Stop of a container.
     KillContainer,
-    /// A container's record was to go, in a restart in place.
+    /// Removal of a container's record, in a restart in place.
     RemoveContainer,
-    /// A sandbox was to be made.
+    /// Creation of a sandbox.
     CreatePodSandbox,
-    /// The pod's sandboxes were to stop.
+    /// Stop of the pod's sandboxes.
     KillPodSandbox,
-    /// Running containers were to get other CPU and memory.
+    /// In-place resize of running containers.
     ResizePodInPlace,
 }
 
@@ -41,13 +41,13 @@ impl fmt::Display for SyncAction {
 /// The class of a failure; shown as a container's waiting reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncError {
-    /// It ended before and waits.
+    /// The container crashed and waits for its back-off.
     CrashLoopBackOff,
-    /// Its image is not there.
+    /// Its image is not available.
     Image(ImageProblem),
-    /// The node cannot run its pod, for this reason.
+    /// The node cannot run its pod; the value is the reason.
     Refused(&'static str),
-    /// Its configuration cannot be made.
+    /// Its configuration could not be rendered.
     CreateContainerConfig,
     /// The runtime did not create it.
     CreateContainer,
@@ -63,7 +63,7 @@ pub enum SyncError {
     CreatePodSandbox,
     /// A sandbox was not stopped.
     KillPodSandbox,
-    /// Not all of the pod has the CPU and memory that it was granted.
+    /// Not all of the pod has the CPU and memory that was allocated to it.
     ResizePodInPlace,
 }
 
@@ -91,35 +91,35 @@ impl fmt::Display for SyncError {
 pub struct Failure {
     /// The class.
     pub error: SyncError,
-    /// The sentence.
+    /// The message.
     pub message: String,
-    /// When it is worth another try, if that is known (`BackoffError`).
+    /// The time of the next attempt, when known (`BackoffError`).
     pub retry_at: Option<Mono>,
 }
 
 impl Failure {
-    /// A failure nobody knows the end of.
+    /// A failure without a known retry time.
     pub fn new(error: SyncError, message: String) -> Self {
         Self { error, message, retry_at: None }
     }
 }
 
-/// `SyncResult`: one action and how it went.
+/// `SyncResult`: one action and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyncResult {
     /// The attempted action.
     pub action: SyncAction,
     /// A container's name; the pod's UID when its sandboxes stop; `NAME_NAMESPACE(UID)` when one is made.
     pub target: Rc<str>,
-    /// `None` when it went well.
+    /// `None` on success.
     pub failure: Option<Failure>,
 }
 
-/// A start that was attempted after an end: the loop calls
-/// `backoff.next(crash.key, crash.finished, at)` for each, before it plans this pod again.
+/// A start that was attempted after a crash: the loop calls `backoff.next(crash.key, crash.finished, at)` for each, before
+/// it plans this pod again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attempt {
-    /// Whose, and when it ended.
+    /// The container, and when it exited.
     pub crash: Crash,
     /// When the attempt was made.
     pub at: Mono,
@@ -130,36 +130,36 @@ pub struct Attempt {
 pub struct Outcome {
     /// Every action in order; at most `limits::SYNC_RESULTS_MAX`.
     pub results: Vec<SyncResult>,
-    /// Failures that found no room in `results`.
+    /// Number of failures dropped because `results` was full.
     pub failures_left_out: usize,
-    /// What stopped the sync besides a failed action.
+    /// Error that ended the sync, besides failed actions.
     pub sync_error: Option<String>,
-    /// The starts that lengthen a back-off.
+    /// Starts that increase a container's back-off.
     pub attempts: Vec<Attempt>,
-    /// The sandbox that was made, if one was.
+    /// The sandbox that was created, if one was.
     pub sandbox: Option<SandboxId>,
-    /// What running containers have now, of those whose CPU or memory the runtime has changed.
+    /// Resources that running containers have now, for those whose CPU or memory the runtime has changed.
     pub actuated: Vec<Actuated>,
 }
 
-/// What a running container has now (the kubelet's `actuated_pods_state`).
+/// Resources of a running container after a resize (the kubelet's `actuated_pods_state`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Actuated {
-    /// Which one.
+    /// The container.
     pub id: ContainerId,
-    /// What the runtime took.
+    /// The resources that the runtime applied.
     pub sizes: Sizes,
 }
 
 impl Outcome {
-    /// True when every action went well.
+    /// True when every action succeeded.
     pub fn is_ok(&self) -> bool {
         self.sync_error.is_none()
             && self.failures_left_out == 0
             && self.results.iter().all(|result| result.failure.is_none())
     }
 
-    /// True when all that failed will be tried again at [`Self::wake_at`]: no other retry is needed.
+    /// True when every failure is retried at [`Self::wake_at`]: no other retry is needed.
     pub fn only_waits(&self) -> bool {
         let waits = |result: &SyncResult| result.failure.as_ref().is_none_or(|f| f.retry_at.is_some());
         self.sync_error.is_none() && self.results.iter().all(waits)
@@ -170,26 +170,26 @@ impl Outcome {
         self.results.iter().filter_map(|result| result.failure.as_ref()?.retry_at).min()
     }
 
-    /// What the reason cache learns (`ReasonCache.Update`): for each container that was to start, the failure
-    /// whose class and message stand for "waiting", or `None` to forget an older one.
+    /// Updates for the reason cache (`ReasonCache.Update`): for each container to start, the failure whose class and message
+    /// become its waiting reason and message, or `None` to forget an older one.
     pub fn starts(&self) -> impl Iterator<Item = (&Rc<str>, Option<&Failure>)> {
         let starts = self.results.iter().filter(|result| result.action == SyncAction::StartContainer);
         starts.map(|result| (&result.target, result.failure.as_ref()))
     }
 
-    /// Why containers did not get the CPU and memory that their pod was granted.
+    /// Why running containers did not get the CPU and memory allocated to them.
     pub fn resize_failure(&self) -> Option<&Failure> {
         let mut resizes = self.results.iter().filter(|result| result.action == SyncAction::ResizePodInPlace);
         resizes.next().and_then(|result| result.failure.as_ref())
     }
 
-    /// A pull, most likely, found the disk full (the words of `ENOSPC`, which runtimes hand through).
+    /// An action, most likely a pull, failed because the disk is full (the text of `ENOSPC`, which runtimes pass through).
     pub fn found_no_space(&self) -> bool {
         let mut failures = self.results.iter().filter_map(|result| result.failure.as_ref());
         failures.any(|failure| failure.message.contains("no space left on device"))
     }
 
-    /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` when all went well.
+    /// The pod's error in one line (`PodSyncResult.Error`), for the log; `None` on success.
     pub fn error(&self) -> Option<String> {
         let mut errors: Vec<String> = Vec::new();
         errors.extend(self.sync_error.as_ref().map(|error| format!("failed to SyncPod: {error}")));

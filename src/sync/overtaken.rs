@@ -1,8 +1,8 @@
-//! What an act may make when the pod changed since the observation it goes by.
+//! Guards a sync's creates against changes of the pod after the observation it was planned from.
 //!
-//! A pull may take minutes between the read and the create. An agent that makes containers on a view that events have
-//! overtaken may make one twice (the known fault of event-driven kubelets). So an event about the pod marks the act, and
-//! a marked act looks at the pod's list once more before it makes anything.
+//! A pull may take minutes between the observation and the create. An agent that creates containers from an observation that
+//! is out of date may create one twice (the known fault of event-driven kubelets). So an event of the pod marks the sync,
+//! and a marked sync lists the pod's containers once more before it creates anything.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,18 +10,18 @@ use std::rc::Rc;
 use crate::cri::Runtime;
 use crate::model::{ContainerItem, ContainerState, PodUid, SandboxItem, SandboxState};
 
-/// Set by the loop when an event says that the pod is not as it was read; the act's own doing may set it too.
+/// Set by the loop when an event shows that the pod is no longer as observed; the sync's own actions may set it too.
 #[derive(Clone, Debug, Default)]
 pub struct Overtaken(Rc<Cell<bool>>);
 
 impl Overtaken {
-    /// The pod changed.
+    /// Marks the pod as changed.
     pub fn tell(&self) {
         self.0.set(true);
     }
 
-    /// True when the pod's sandbox of that attempt may be made: nothing happened since the observation, or what happened
-    /// does not stand in its way. Not when the runtime does not answer: the next sync looks again.
+    /// True when the pod's sandbox of that attempt may be created: nothing changed since the observation, or the change does
+    /// not conflict with it. False when the runtime does not answer: the next sync tries again.
     pub(super) async fn sandbox_may_be_made<R: Runtime>(
         &self,
         runtime: &R,
@@ -36,7 +36,7 @@ impl Overtaken {
         runtime.list_pod_sandboxes(Some(pod), &mut each).await.is_ok() && may
     }
 
-    /// The same for a container.
+    /// The same check for a container.
     pub(super) async fn container_may_be_made<R: Runtime>(
         &self,
         runtime: &R,
@@ -53,13 +53,13 @@ impl Overtaken {
     }
 }
 
-/// PURE: a sandbox of the pod that is ready, or of this or a later attempt, is one that the plan did not know.
+/// PURE: false for a sandbox that the plan did not know: a ready one, or one of this or a later attempt.
 fn leaves_room_for_sandbox(item: &SandboxItem, attempt: u32) -> bool {
     item.state == SandboxState::NotReady && item.attempt < attempt
 }
 
-/// PURE: a container of the same name that runs, or may run, or is of this or a later attempt, is one that the plan did
-/// not know. One that was created and never started does not stand in the way: the start removes it.
+/// PURE: false for a container of that name that the plan did not know: one that runs, or may run, or is of this or a later
+/// attempt. One that was created and never started does not conflict: the start removes it.
 fn leaves_room_for_container(item: &ContainerItem, name: &str, attempt: u32) -> bool {
     let may_run = matches!(item.state, ContainerState::Running | ContainerState::Unknown);
     &*item.name != name || (!may_run && item.attempt < attempt)

@@ -1,4 +1,4 @@
-//! The decision table: what to do for a pod, given what is wanted and what is there (`computePodActions`).
+//! The decision table: computes a pod's actions from its desired and observed state (`computePodActions`).
 //!
 //! PURE. Same input, same plan, same order: the spec's order everywhere, where the kubelet walks maps.
 //!
@@ -14,9 +14,9 @@
 //!  any                           a rule asked to restart all containers                RestartAll
 //! ```
 //!
-//! A start says for itself whether it waits for its back-off (`SyncPod`, `doBackOff`). The kubelet asks the clock
-//! again before each start; one reading for the whole plan differs by the time the sync takes, always towards
-//! waiting, and `wake_at` brings the pod back in time.
+//! Each start carries its own back-off (`SyncPod`, `doBackOff`). The kubelet reads the clock again before each start; one
+//! reading for the whole plan differs by the duration of the sync, always towards waiting, and `wake_at` schedules the next
+//! sync in time.
 
 use k8s_openapi::api::core::v1::Container;
 
@@ -33,45 +33,45 @@ use crate::model::{
     ObservedPod, SandboxId, SandboxState,
 };
 
-/// All a plan depends on.
+/// Everything that a plan depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct PlanInput<'a> {
     /// The desired pod.
     pub pod: &'a DesiredPod,
     /// What the runtime reports.
     pub observed: &'a ObservedPod,
-    /// What liveness and startup probes last said.
+    /// Latest results of the liveness and startup probes.
     pub probes: &'a Probes,
-    /// The waits of crashed containers.
+    /// Back-off of crashed containers.
     pub backoff: &'a Backoff,
-    /// The time the plan is made for.
+    /// The time for which the plan is made.
     pub now: Now,
     /// The pod is being restarted in place ([`super::rules::should_all_containers_restart`]).
     pub restart_all: bool,
 }
 
-/// What to do, in order.
+/// The planned actions, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The one thing that happens to the pod.
+    /// The action on the pod as a whole.
     pub action: PodAction,
     /// Dead records of init containers to remove before anything starts: all of them when the sandbox is made
     /// anew (`purgeInitContainers`), else all but the newest of each name (`pruneInitContainersBeforeStart`).
     pub prunes: Vec<ContainerId>,
-    /// Running containers that get other CPU and memory, once init containers are started and before app containers are; none
-    /// but in a kept sandbox.
+    /// Running containers to resize, after init containers are started and before app containers are; only for a kept
+    /// sandbox.
     pub resizes: Resizes,
-    /// The earliest end of a back-off some start waits for: plan again then.
+    /// The earliest end of a back-off that a start waits for: plan again then.
     pub wake_at: Option<Mono>,
 }
 
-/// What happens to the pod. Only a kept sandbox has single kills that count; only an ended one has no starts but
-/// those of ephemeral containers.
+/// The action on the pod as a whole. Single kills are executed only in a kept sandbox; an ended pod starts nothing but
+/// ephemeral containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodAction {
     /// The sandbox stays: kill some containers, then start some. Without either, nothing happens.
     Keep {
-        /// The sandbox the starts go to.
+        /// The sandbox to start in.
         sandbox: SandboxId,
         /// Its attempt.
         attempt: u32,
@@ -89,27 +89,28 @@ pub enum PodAction {
         /// The first init container, else app containers.
         starts: Vec<Start>,
     },
-    /// Stop everything: the pod is done, or was never to go on.
+    /// Stop everything: the pod is complete, or may not restart.
     End {
-        /// The sandbox on record, if it counts.
+        /// The latest sandbox on record, if there is one.
         sandbox: Option<SandboxId>,
         /// The attempt a next sandbox would have.
         attempt: u32,
-        /// Why single containers would have been killed. Shown only: the end of the pod stops them all.
+        /// Why single containers would have been killed. Informational: ending the pod stops them all.
         kills: Vec<Kill>,
         /// The kubelet still starts ephemeral containers then.
         debuggers: Vec<Start>,
     },
     /// Restart in place: stop and remove every container; the next plan starts from the beginning.
     RestartAll {
-        /// What becomes of the sandbox. When it is made anew the resets are void: all stops anyway.
+        /// The sandbox's action. When it is recreated the resets are void: everything is stopped anyway.
         sandbox: SandboxStep,
-        /// Victims before the containers whose exit asked for it, app containers before init containers.
+        /// Containers to reset: first the others, then those whose exit requested the restart; app containers before init
+        /// containers.
         resets: Vec<Reset>,
     },
 }
 
-/// What becomes of the sandbox in a restart in place.
+/// The sandbox's action in a restart in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SandboxStep {
     /// It stays.
@@ -131,69 +132,69 @@ pub enum SandboxStep {
 /// One container to stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kill {
-    /// Which record.
+    /// The container's record.
     pub id: ContainerId,
-    /// The list its definition stands in.
+    /// The container list that holds its definition.
     pub kind: ContainerKind,
-    /// The place in that list.
+    /// The index in that list.
     pub index: usize,
-    /// Decides the grace period.
+    /// Selects the grace period.
     pub reason: KillReason,
-    /// The kubelet's sentence.
+    /// The kubelet's message.
     pub message: String,
 }
 
 /// One container to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The list its definition stands in.
+    /// The container list that holds its definition.
     pub kind: ContainerKind,
-    /// The place in that list.
+    /// The index in that list.
     pub index: usize,
-    /// Now, or not yet.
+    /// Now, or after its back-off.
     pub when: StartWhen,
 }
 
 /// Whether a container starts in this sync (`doBackOff`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartWhen {
-    /// It never ended before, so there is nothing to wait for.
+    /// It never exited before: no back-off.
     First,
-    /// It ended before and may start again: the attempt doubles its wait.
+    /// It exited before and may start again: the attempt doubles its back-off.
     Again(Crash),
-    /// It waits.
+    /// It is in back-off.
     Held {
-        /// Until then.
+        /// End of the back-off.
         until: Mono,
-        /// The kubelet's sentence.
+        /// The kubelet's message.
         message: String,
     },
 }
 
-/// What [`Backoff::next`] needs once the start is attempted.
+/// Input of [`Backoff::next`] when the start is attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
     /// The container's key.
     pub key: BackoffKey,
-    /// When it ended, if that is known.
+    /// When it exited, if known.
     pub finished: Option<Mono>,
 }
 
 /// One container record to remove in a restart in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reset {
-    /// Which record.
+    /// The container's record.
     pub id: ContainerId,
-    /// The list its definition stands in.
+    /// The container list that holds its definition.
     pub kind: ContainerKind,
-    /// The place in that list.
+    /// The index in that list.
     pub index: usize,
-    /// It has not exited: stop it first, without grace.
+    /// It is still running: stop it first, with grace period 0.
     pub kill: bool,
 }
 
 impl Plan {
-    /// True when there is nothing to do at all.
+    /// True when there is nothing to do.
     pub fn is_idle(&self) -> bool {
         let idle = match &self.action {
             PodAction::Keep { kills, starts, .. } => kills.is_empty() && starts.is_empty(),
@@ -202,7 +203,7 @@ impl Plan {
         idle && self.prunes.is_empty() && self.resizes.is_empty()
     }
 
-    /// A sandbox is made, the pod's first or another one.
+    /// True when a sandbox is created, the pod's first or a new one.
     pub fn makes_sandbox(&self) -> bool {
         match &self.action {
             PodAction::Recreate { .. }
@@ -213,7 +214,7 @@ impl Plan {
         }
     }
 
-    /// Every start of the plan, whatever happens to the sandbox.
+    /// Every start of the plan, whatever the action on the sandbox.
     pub fn starts(&self) -> &[Start] {
         match &self.action {
             PodAction::Keep { starts, .. }
@@ -301,7 +302,7 @@ fn check_sandbox(pod: &DesiredPod, observed: &ObservedPod) -> SandboxCheck {
     SandboxCheck::Good { id: newest.id.clone(), attempt: newest.attempt }
 }
 
-/// The sandbox has to be made anew: is there anything left to run in it?
+/// The sandbox must be recreated: is there anything left to run in it?
 fn decide_recreate(input: &PlanInput<'_>, old: Option<SandboxId>, attempt: u32) -> PodAction {
     let (pod, observed) = (input.pod, input.observed);
     let end = |old| PodAction::End { sandbox: old, attempt, kills: Vec::new(), debuggers: Vec::new() };
@@ -331,7 +332,7 @@ fn decide_recreate(input: &PlanInput<'_>, old: Option<SandboxId>, attempt: u32) 
     PodAction::Recreate { old, attempt, starts }
 }
 
-/// `HasAnyRegularContainerCreated`: then all init containers were through.
+/// `HasAnyRegularContainerCreated`: if so, all init containers were complete.
 fn has_any_app_container_created(pod: &DesiredPod, observed: &ObservedPod) -> bool {
     pod.containers().iter().filter_map(|c| observed.container(&c.name)).any(|status| match status.state {
         ContainerState::Created | ContainerState::Running | ContainerState::Exited => true,
@@ -341,7 +342,7 @@ fn has_any_app_container_created(pod: &DesiredPod, observed: &ObservedPod) -> bo
 
 // ---- containers ------------------------------------------------------------------------------------------
 
-/// The sandbox stays: ephemeral, init, then app containers.
+/// The sandbox is kept: ephemeral, init, then app containers.
 fn decide_containers(
     input: &PlanInput<'_>,
     sandbox: SandboxId,
@@ -394,7 +395,7 @@ fn decide_containers(
 enum AppDecision {
     /// It runs and stays.
     Keep,
-    /// It is over and stays so.
+    /// It has exited and is not restarted.
     Rest,
     Start,
     Kill(Kill),
@@ -469,7 +470,7 @@ fn decide_app_container(
     }
 }
 
-/// The kubelet's sentence for a container that is killed because of its `resizePolicy`.
+/// The kubelet's message for a container that is killed because of its `resizePolicy`.
 pub(super) fn needs_restart(name: &str) -> String {
     format!("Container {name} resize requires restart")
 }
@@ -482,7 +483,7 @@ pub(super) fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) ->
     let container = match kind {
         ContainerKind::Init => &pod.init_containers()[index],
         ContainerKind::App => &pod.containers()[index],
-        // One with a record never starts again.
+        // An ephemeral container with a record is never restarted.
         ContainerKind::Ephemeral => return Start { kind, index, when: StartWhen::First },
     };
     let name = &container.name;
@@ -505,8 +506,8 @@ pub(super) fn start(input: &PlanInput<'_>, kind: ContainerKind, index: usize) ->
     Start { kind, index, when }
 }
 
-/// The earliest end of the waits that `SyncPod` would report: it gives up at the first init container (sidecars
-/// apart) that does not start.
+/// The earliest end of the back-offs that `SyncPod` would report: it stops at the first init container (sidecars apart) that
+/// does not start.
 fn wake_at(pod: &DesiredPod, starts: &[Start]) -> Option<Mono> {
     let mut earliest: Option<Mono> = None;
     for start in starts {
@@ -567,7 +568,7 @@ fn resets(input: &PlanInput<'_>) -> Vec<Reset> {
     victims
 }
 
-/// The wanted hash as the runtime's records carry it; a missing one (never for a `DesiredPod`) matches nothing.
+/// The desired hash as the runtime's records carry it; a missing one (never for a `DesiredPod`) matches nothing.
 pub(super) fn hash_at(hashes: &[u32], index: usize) -> u64 {
     hashes.get(index).map_or(u64::MAX, |&hash| u64::from(hash))
 }

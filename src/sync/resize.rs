@@ -1,39 +1,39 @@
-//! Which running containers have other CPU and memory than their pod was granted, and how they get it
+//! Which running containers differ in CPU or memory from their pod's allocation, and how they are resized
 //! (`computePodResizeAction`). PURE.
 //!
-//! | of CPU or memory, request or limit | resizePolicy of it | then |
+//! | | CPU or memory, request or limit | its resizePolicy | action |
 //! |---|---|---|
-//! | is as granted | any | nothing |
-//! | is not | `RestartContainer` | the container is killed and started anew, with all that is granted |
-//! | is not | `NotRequired`, or none | the runtime gives it, shrinking ones before growing ones |
+//! | | as allocated | any | none |
+//! | | differs | `RestartContainer` | the container is killed and restarted with all that is allocated |
+//! | | differs | `NotRequired`, or none | the runtime updates it in place, decreases before increases |
 //!
-//! Looked at are app containers and init containers that run; ephemeral ones have no resources. One of which nobody knows what
-//! it was made with counts as having what its pod was granted.
+//! Covers running app and init containers; ephemeral ones have no resources. A container whose creation resources are
+//! unknown counts as having its allocated ones.
 
 use k8s_openapi::api::core::v1::Container;
 
 use crate::model::{ContainerId, ContainerKind, ContainerState, ContainerStatus, Resource, Sizes};
 use crate::render::resources::sizes;
 
-/// What of a pod changes while it runs (`podActions.ContainersToUpdate`, `UpdatePodResources`).
+/// The pod's resources to change in place (`podActions.ContainersToUpdate`, `UpdatePodResources`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resizes {
     /// Containers whose memory changes, in this order.
     pub memory: Vec<Resize>,
     /// Containers whose CPU changes, in this order.
     pub cpu: Vec<Resize>,
-    /// A container starts anew with other resources: the pod's own have to follow.
+    /// A container restarts with other resources: the pod's cgroup must be updated too.
     pub restarts: bool,
 }
 
-/// One container that is resized while it runs.
+/// One container to resize in place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resize {
-    /// Which record.
+    /// The container's record.
     pub id: ContainerId,
-    /// The list its definition stands in.
+    /// The container list that holds its definition.
     pub kind: ContainerKind,
-    /// The place in that list.
+    /// The index in that list.
     pub index: usize,
     /// Resources it runs with.
     pub from: Sizes,
@@ -42,7 +42,7 @@ pub struct Resize {
 }
 
 impl Resizes {
-    /// Nothing changes.
+    /// True when nothing is to be resized.
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty() && self.cpu.is_empty() && !self.restarts
     }
@@ -55,7 +55,7 @@ impl Resizes {
         }
     }
 
-    /// Adds what the container needs; true when it has to be killed and started anew for it.
+    /// Adds the resizes that the container needs; true when it must be killed and restarted instead.
     pub(super) fn look(
         &mut self,
         kind: ContainerKind,
@@ -87,7 +87,7 @@ fn grows((request, limit): (i64, i64), (to_request, to_limit): (i64, i64)) -> bo
     if limit == to_limit { to_request > request } else { to_limit > limit }
 }
 
-/// What a running container has and what it was granted, when that is not the same.
+/// Actual and allocated resources of a running container; `None` when they are equal.
 pub fn difference(container: &Container, status: &ContainerStatus) -> Option<(Sizes, Sizes)> {
     match status.state {
         ContainerState::Running => {}
@@ -97,7 +97,7 @@ pub fn difference(container: &Container, status: &ContainerStatus) -> Option<(Si
     (from != to).then_some((from, to))
 }
 
-/// Its policy wants it restarted when that changes.
+/// True when the container's resize policy requires a restart for that resource.
 pub fn restarts_for(container: &Container, resource: Resource) -> bool {
     let policies = container.resize_policy.as_deref().unwrap_or_default();
     let policy = policies.iter().find(|policy| policy.resource_name == resource.as_str());
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// What becomes of a container of 100m/200m and 1 KiB/2 KiB.
+    /// Resizes of a container of 100m/200m and 1 KiB/2 KiB.
     #[test]
     fn one_container() {
         const RUNS: [i64; 4] = [100, 200, 1024, 2048];
@@ -177,7 +177,7 @@ mod tests {
             ("100m/2Ki", "200m/2Ki", "memory!", "- - restart"),
             ("100m/2Ki", "200m/2Ki", "cpu!", "memory - -"),
             ("50m/2Ki", "100m/4Ki", "", "memory cpu -"),
-            // One that restarts gets everything with that.
+            // A container that restarts gets all its resources at the restart.
             ("50m/2Ki", "100m/4Ki", "cpu!", "- - restart"),
             ("100m/1Ki", "/2Ki", "", "- cpu -"),
             ("/", "/", "", "memory cpu -"),

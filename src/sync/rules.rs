@@ -1,6 +1,6 @@
 //! Restart policies and rules: may a container start again? PURE.
 //!
-//! Rules are looked at only beside a policy of the container's own, and only for one that has exited.
+//! Rules apply only to a container with its own restart policy, and only after it has exited.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -9,8 +9,8 @@ use crate::model::{ContainerState, DesiredPod, ObservedPod};
 /// `ShouldAllContainersRestart` on what the runtime reports: some init or app container's newest record exited
 /// with a code whose rule says `RestartAllContainers`.
 ///
-/// The other half of the kubelet's function, a pod already marked so in its status, is the caller's: a restart
-/// that began goes on until [`all_containers_restart_cleaned_up`].
+/// The other half of the kubelet's function, a pod that is already marked in its status, is up to the caller: a restart
+/// continues until [`all_containers_restart_cleaned_up`].
 pub fn should_all_containers_restart(pod: &DesiredPod, observed: &ObservedPod) -> bool {
     pod.init_containers().iter().chain(pod.containers()).any(|container| {
         observed.container(&container.name).is_some_and(|status| match status.state {
@@ -26,7 +26,7 @@ pub fn all_containers_restart_cleaned_up(pod: &DesiredPod, observed: &ObservedPo
     containers.all(|container| observed.container(&container.name).is_none())
 }
 
-/// `ShouldContainerBeRestarted`: for a container that is not running.
+/// `ShouldContainerBeRestarted`, for a container that is not running.
 pub fn should_container_be_restarted(container: &Container, pod: &Pod, observed: &ObservedPod) -> bool {
     if is_deleted(pod) {
         return false;
@@ -42,7 +42,7 @@ pub fn should_container_be_restarted(container: &Container, pod: &Pod, observed:
 /// `ContainerShouldRestart`: the container's matching rule, else its policy, else the pod's.
 fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     let own = container_policy(container);
-    // Rules count only beside a policy of the container's own.
+    // Rules apply only to a container with its own restart policy.
     if own.is_some() {
         match matching_rule(container, exit_code) {
             Some(RuleAction::Restart | RuleAction::RestartAllContainers) => return true,
@@ -64,7 +64,7 @@ pub(super) fn asks_to_restart_all(container: &Container, exit_code: i32) -> bool
 enum RuleAction {
     Restart,
     RestartAllContainers,
-    /// An action this version does not know: the rule matches and does nothing.
+    /// An action that this version does not know: the rule matches and has no effect.
     Other,
 }
 
@@ -106,13 +106,13 @@ impl RestartPolicy {
     }
 }
 
-/// The pod's policy; Always when it says nothing, or nothing the API knows.
+/// The pod's restart policy; Always when unset or unknown to the API.
 pub(super) fn pod_policy(pod: &Pod) -> RestartPolicy {
     let policy = pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref());
     policy.and_then(RestartPolicy::parse).unwrap_or(RestartPolicy::Always)
 }
 
-/// The container's own policy, if it has one that the API knows.
+/// The container's own restart policy, if it has one that the API knows.
 pub(super) fn container_policy(container: &Container) -> Option<RestartPolicy> {
     container.restart_policy.as_deref().and_then(RestartPolicy::parse)
 }

@@ -1,4 +1,4 @@
-//! The sandbox that a pod's containers start in: whether it can be, its configuration, its making.
+//! A pod's sandbox: admission, configuration and creation.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use crate::resolv_conf;
 use crate::text::quoted;
 use crate::userns;
 
-/// The sandbox that containers start in.
+/// The sandbox in which containers start.
 pub(super) struct PodSandbox<'a> {
     pub id: SandboxId,
     pub config: &'a PodSandboxConfig,
@@ -27,8 +27,8 @@ pub(super) struct PodSandbox<'a> {
     pub ips: Vec<Box<str>>,
 }
 
-/// Why the pod cannot run here. The runtime is asked only for pods that want something special of it, each time: after
-/// an upgrade it may be able to do more.
+/// Why the node cannot run the pod. The runtime's features are queried only for pods that need some, and each time: an
+/// upgrade may add them.
 pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Option<Refusal> {
     let runtime = if admission::asks_runtime(pod) {
         match ctx.runtime.status().await {
@@ -47,11 +47,11 @@ pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -
 /// A sandbox's configuration.
 pub(super) struct SandboxConfig {
     pub cri: PodSandboxConfig,
-    /// The pod's own users.
+    /// The pod's user namespace.
     pub users: Option<UserNamespace>,
 }
 
-/// The sandbox's configuration with smolet's own annotation. `is_new` says that there is no sandbox yet.
+/// The sandbox's configuration with smolet's own annotation. `is_new`: there is no sandbox yet.
 pub(super) async fn configure_sandbox<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -72,10 +72,10 @@ pub(super) async fn configure_sandbox<R: Runtime>(
     if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
         let host_network = pod.spec().host_network == Some(true);
         let theirs = path.to_path_buf();
-        // Where it lies is the node's owner's matter: it may not answer.
+        // The path is the administrator's choice: its file system may hang.
         let read =
             ctx.blocking.run_outside(path, move || resolv_conf::resolv_conf(&theirs, host_network)).await;
-        // A sandbox keeps for its life what it is made with.
+        // A sandbox keeps this configuration for its lifetime.
         Rc::make_mut(&mut node).resolv_conf = read?;
     }
     let mut config = sandbox_config(&node, pod, attempt, users).map_err(|error| error.to_string())?;
@@ -88,7 +88,7 @@ pub(super) async fn configure_sandbox<R: Runtime>(
     Ok(SandboxConfig { cri: config, users })
 }
 
-/// `createPodSandbox` and what `SyncPod` does with the result; `None` when the sync is over.
+/// `createPodSandbox` and how `SyncPod` handles its result; `None` when the sync ends.
 pub(super) async fn make_sandbox<'a, R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -98,8 +98,7 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     outcome: &mut Outcome,
 ) -> Option<PodSandbox<'a>> {
     let (config, name) = (&made.cri, quoted(&pod.key.kubelet_format()));
-    // The pod's directory too, before the runtime holds anything of it: what is left of a pod when the agent is
-    // killed is found by it.
+    // Created before the sandbox: the directory is how a pod's leftovers are found after the agent was killed.
     let pod_dir = paths::pod_dir(&ctx.node, &pod.key);
     let at = PathBuf::from(&pod_dir);
     let wanted = [("pod", pod_dir, 0o750), ("log", config.log_directory.clone(), 0o755)];
@@ -146,9 +145,9 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
     Some(PodSandbox { id, config, users: made.users, ips })
 }
 
-/// Says that the runtime's network is not ready, when that may be why there is no sandbox (`SyncPod`).
+/// Records that the runtime's network is not ready, when that may be why the sandbox failed (`SyncPod`).
 ///
-/// Differs from the kubelet, which asks before and then makes none: here the runtime is asked for it all the same.
+/// Differs from the kubelet, which checks this first and then creates no sandbox: here the runtime is called all the same.
 async fn note_network<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) {
     if pod.spec().host_network == Some(true) {
         return;
@@ -164,8 +163,8 @@ async fn note_network<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) {
     }
 }
 
-/// The addresses of a pod whose sandbox is there. The runtime knows none on the node's network: they are the node's then, as
-/// the pod's status says (`SyncPod`, which takes them from there).
+/// The addresses of a pod with a sandbox. On the host network the runtime reports none: they are the node's, as in the pod's
+/// status (where `SyncPod` takes them from).
 pub(super) fn addresses<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -190,7 +189,7 @@ pub(super) fn sandbox_failed<R: Runtime>(
     outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), Some(failure));
 }
 
-/// `determinePodSandboxIPs`: none when any of them cannot be read.
+/// `determinePodSandboxIPs`: empty when any of them cannot be parsed.
 fn sandbox_ips(status: &SandboxStatus) -> Vec<Box<str>> {
     let Some(network) = &status.network else { return Vec::new() };
     let primary = Some(&network.ip).filter(|ip| !ip.is_empty());

@@ -30,15 +30,15 @@ use crate::render::{
 };
 use crate::volume::VolumeImages;
 
-/// How a start ended that did not fail.
+/// Result of a start that did not fail.
 pub(super) enum Started {
     /// The container runs.
     Runs,
-    /// The pull was cut off because the wish changed, or the pod did; nothing was made.
+    /// The pull was cancelled because the pod changed or is terminating; nothing was created.
     GivenUp,
 }
 
-/// Starts a container in the pod's sandbox. The failure is what the pod's status shows.
+/// Starts a container in the pod's sandbox. The error is shown in the pod's status.
 pub(super) async fn start_container<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -76,7 +76,7 @@ pub(super) async fn start_container<R: Runtime>(
     if ctx.give_up.unless_asked(turn.take()).await.is_none() {
         return Ok(Started::GivenUp);
     }
-    // Differs from the kubelet, whose counts begin again when the runtime and the logs have lost theirs.
+    // Differs from the kubelet, whose counts restart at 0 when the runtime and the logs have lost theirs.
     let restart_count = counted.max(ctx.least_counts.of(name));
     let target = match spec.target.map(|target| (target, observed.container(target))) {
         None => None,
@@ -98,8 +98,8 @@ pub(super) async fn start_container<R: Runtime>(
     if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
         return Ok(Started::GivenUp);
     }
-    // Differs from the kubelet (`startContainer`), which leaves the old one beside the new one until it is garbage: its
-    // start may have been cut off, by a deadline or by the agent's death, and be carried out yet. Then both would run.
+    // Differs from the kubelet (`startContainer`), which leaves the old one beside the new one until garbage collection: its
+    // start may have been cancelled, by a deadline or by the agent's death, and still be executed. Then both would run.
     if let Some(left) = observed.container(name).filter(|left| left.state == ContainerState::Created) {
         let removed = remove_container(ctx, &pod.key, left, true).await;
         removed.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
@@ -117,15 +117,15 @@ pub(super) async fn start_container<R: Runtime>(
     }
     let hook = spec.lifecycle.and_then(|lifecycle| lifecycle.post_start.as_ref());
     if let Some(handler) = hook {
-        // It may take as long as it likes, and others start meanwhile.
+        // A hook has no deadline; other syncs may start containers meanwhile.
         turn.pause();
         post_start(ctx, pod, sandbox, &spec, &id, handler).await?;
     }
     Ok(Started::Runs)
 }
 
-/// The container's postStart hook; one that fails ends the container. The sync waits for it, as the kubelet's does: the next
-/// container starts after it. The pod's end does not wait.
+/// Runs the container's postStart hook; a failure kills the container. The sync waits for it, as the kubelet's does: the
+/// next container starts after it. The pod's termination does not wait for it.
 async fn post_start<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -143,7 +143,7 @@ async fn post_start<R: Runtime>(
         handler,
     };
     let message = match ctx.give_up.unless_ending(ctx.hooks.run(call)).await {
-        // The kill follows, which waits for no hook.
+        // The kill follows, and does not wait for the hook.
         None => return Ok(()),
         Some(Ok(warning)) => {
             ctx.warn_of_hook(&pod.key, warning);
@@ -151,7 +151,7 @@ async fn post_start<R: Runtime>(
         }
         Some(Err(message)) => message,
     };
-    // What it printed is not for events: it may hold secrets.
+    // The hook's output may contain secrets: not for events.
     let shown = format!("PostStartHook of {} failed", spec.name);
     let kind = pod.container_kind(spec.name).unwrap_or(ContainerKind::App);
     ctx.note(About::container(&pod.key, kind, spec.name), EventKind::Warning, "FailedPostStartHook", &shown);
@@ -176,8 +176,8 @@ async fn post_start<R: Runtime>(
     Err(Failure::new(SyncError::PostStartHook, message))
 }
 
-/// A runtime that does not know `lifecycle.stopSignal` passes over it in silence (containerd before 2.1): only what it
-/// reports tells. The container runs all the same; it is stopped by its image's signal.
+/// A runtime that does not support `lifecycle.stopSignal` ignores it silently (containerd before 2.1); only the reported
+/// status shows it. The container runs all the same; it is stopped by its image's signal.
 async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str, id: &ContainerId) {
     if ctx.runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0) {
         let message = format!(
@@ -195,7 +195,7 @@ struct Made<'a> {
     target: Option<&'a ContainerId>,
 }
 
-/// `generateContainerConfig`, with the files it points to. What may not answer is waited for without the turn.
+/// `generateContainerConfig`, with the files that it refers to. I/O that may hang is awaited without holding the turn.
 async fn configuration<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -211,7 +211,7 @@ async fn configuration<R: Runtime>(
         let at = PathBuf::from(&dir);
         let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
         let made = turn.files(&ctx.clock, ctx.blocking.run_outside_for(&pod.key.uid, &at, make)).await;
-        // The kubelet starts the container without it too.
+        // The kubelet too starts the container without it.
         let made = made.unwrap_or_else(|stuck| Err(stuck.to_string()));
         made.inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key)).ok()
     } else {
@@ -243,13 +243,13 @@ async fn configuration<R: Runtime>(
     turn.files(&ctx.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     if let Some(sizes) = sizes_of(pod, start) {
-        // What it has then is known whatever becomes of the agent, and of its files.
+        // Records the resources on the container itself, so that they survive the agent and its files.
         config.annotations.insert(RESOURCES_ANNOTATION.to_owned(), sizes.to_string());
     }
     Ok(config)
 }
 
-/// The CPU and memory of a container that has some of its own.
+/// The CPU and memory of a container that requests any.
 fn sizes_of(pod: &DesiredPod, start: &Start) -> Option<Sizes> {
     let list = match start.kind {
         ContainerKind::Init => pod.init_containers(),
@@ -297,7 +297,7 @@ async fn hosts_text<R: Runtime>(
     hosts_file(&ctx.node, pod, &sandbox.ips, &of_node).map_err(|error| error.to_string())
 }
 
-/// The link log collectors read. A failure is logged: the container runs all the same.
+/// Creates the symlink that log collectors read. A failure is logged: the container runs all the same.
 async fn link_log<R: Runtime>(
     ctx: &ActContext<R>,
     pod: &DesiredPod,
@@ -316,11 +316,11 @@ async fn link_log<R: Runtime>(
     }
 }
 
-/// The container's volumes, and what is made of them by whoever owns the volumes.
+/// The volume manager's interface to a start: mounts and files of a container's volumes.
 pub trait VolumeMounts {
-    /// The mounts in spec order; `images` are those of its image volumes, and `variables` is asked for the container's
-    /// variables when a mount's `subPathExpr` needs them. `waits` is called before something is waited for that may not
-    /// answer. The error is shown as the container's waiting message.
+    /// The mounts in spec order. `images` are those of its image volumes; `variables` is called for the container's
+    /// variables when a mount has a `subPathExpr`; `waits` is called before an operation that may hang. The error is shown
+    /// as the container's waiting message.
     fn mounts<'a>(
         &'a self,
         pod: &'a DesiredPod,
@@ -331,7 +331,7 @@ pub trait VolumeMounts {
         waits: &'a mut dyn FnMut(),
     ) -> VolumeFuture<'a, Result<Vec<Mount>, String>>;
 
-    /// The texts of the files that the container's variables are taken from (`fileKeyRef`); `waits` as above.
+    /// The contents of the files that the container's variables come from (`fileKeyRef`); `waits` as above.
     fn files<'a>(
         &'a self,
         pod: &'a DesiredPod,
@@ -341,13 +341,13 @@ pub trait VolumeMounts {
     ) -> VolumeFuture<'a, EnvFiles>;
 }
 
-/// What a [`VolumeMounts`] answers with.
+/// The future of a [`VolumeMounts`] call.
 pub type VolumeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// By volume and path: a file's text, or why there is none.
+/// By volume and path: the file's text, or why it could not be read.
 pub type EnvFiles = SortedMap<(Box<str>, Box<str>), Result<Rc<str>, String>>;
 
-/// The node's sources of variables with the files of one container.
+/// The node's sources of variables, with the files of one container.
 struct WithFiles<'a> {
     others: &'a dyn EnvSources,
     files: EnvFiles,
@@ -375,7 +375,7 @@ impl EnvSources for WithFiles<'_> {
     }
 }
 
-/// No volumes: a container that wants one does not start, and says so.
+/// No volumes: a container that mounts one does not start, with an error that says so.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoVolumes;
 

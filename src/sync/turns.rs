@@ -1,11 +1,11 @@
-//! Turns of the acts that make sandboxes and start containers: how many go on at once, and which gives its turn back.
+//! Concurrency limit of the syncs that make sandboxes and start containers.
 //!
 //! ```text
-//!     take ─► call ─► ended in time: how long it took says how many may go on at once
-//!                └──► not within its patience: the turn goes to the next act, and the call is waited for without one
+//! |     take ─► call ─► done in time: its duration adjusts the limit
+//! |                └──► not within the call's patience: the turn passes to the next sync, and the call is awaited without one
 //! ```
 //!
-//! The kubelet has no such bound: each pod worker calls as it likes. [`StartLimit`] is PURE.
+//! The kubelet has no such limit: each pod worker calls as it likes. [`StartLimit`] is PURE.
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use crate::limits::{
 };
 use crate::model::PodKey;
 
-/// A call of a start.
+/// A CRI call of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StartCall {
     /// `RunPodSandbox`.
@@ -31,25 +31,25 @@ pub enum StartCall {
     StartContainer,
 }
 
-/// How many starts go on at once, by what the runtime shows: a gradient controller.
+/// The number of concurrent starts, controlled by the runtime's response times: a gradient controller.
 ///
-/// While calls take up to twice as long as the shortest of their kind, the runtime has room: the limit grows. Where they take
-/// longer they wait for each other in the runtime, and more at once make none of them quicker: the limit shrinks by that part.
-/// It ends a little above what keeps the runtime busy.
+/// While calls take up to twice as long as the shortest of their kind, the runtime has capacity: the limit grows. When they
+/// take longer, they queue in the runtime, and more concurrency makes none of them faster: the limit shrinks in proportion.
+/// It settles a little above what keeps the runtime busy.
 #[derive(Clone, Debug)]
 pub struct StartLimit {
     /// In thousandths.
     limit: u64,
-    /// By [`StartCall`].
+    /// Indexed by [`StartCall`].
     calls: [CallTimes; 3],
 }
 
-/// What calls of one kind took, in microseconds; zero before the first.
+/// Durations of one kind of call, in microseconds; zero before the first.
 #[derive(Clone, Copy, Debug, Default)]
 struct CallTimes {
-    /// The shortest; it grows slowly, for a runtime may have become slower for good.
+    /// The shortest; grows slowly, since a runtime may have become slower permanently.
     shortest: u64,
-    /// The usual one.
+    /// The typical duration.
     usual: u64,
 }
 
@@ -58,18 +58,18 @@ const LIMIT_MIN: u64 = STARTS_AT_ONCE_MIN as u64 * ONE;
 const LIMIT_MAX: u64 = STARTS_AT_ONCE_MAX as u64 * ONE;
 
 impl StartLimit {
-    /// Before the runtime has shown anything: two for each of the machine's processors.
+    /// The initial limit, before any measurement: two for each of the machine's processors.
     pub fn new(processors: usize) -> Self {
         let limit = (processors as u64).saturating_mul(2 * ONE).clamp(LIMIT_MIN, LIMIT_MAX);
         Self { limit, calls: Default::default() }
     }
 
-    /// How many may go on at once.
+    /// The current limit.
     pub fn at_once(&self) -> usize {
         usize::try_from(self.limit / ONE).unwrap_or(STARTS_AT_ONCE_MIN)
     }
 
-    /// A call has succeeded after this time, with so many starts under way when it began, itself included.
+    /// Records a successful call's duration, with the number of starts in progress when it began, itself included.
     pub fn ended(&mut self, call: StartCall, took: Duration, under_way: usize) {
         let took = u64::try_from(took.as_micros()).unwrap_or(u64::MAX / 8).clamp(1, u64::MAX / 8);
         let times = &mut self.calls[call as usize];
@@ -81,36 +81,36 @@ impl StartLimit {
         let gradient = (2 * ONE).saturating_mul(times.shortest) / took;
         let target = self.limit * gradient.clamp(ONE / 2, ONE) / ONE + ONE;
         let limit = ((self.limit * 3 + target) / 4).clamp(LIMIT_MIN, LIMIT_MAX);
-        // A limit that was not reached is not known to be too low.
+        // A limit that was not reached gives no reason to raise it.
         if limit < self.limit || 2 * under_way >= self.at_once() {
             self.limit = limit;
         }
     }
 
-    /// How long a call may take before it gives its turn back.
+    /// How long a call may take before it gives back its turn.
     pub fn patience(&self, call: StartCall) -> Duration {
         let usual = Duration::from_micros(self.calls[call as usize].usual);
         usual.saturating_mul(START_PATIENCE_FACTOR).clamp(START_PATIENCE_MIN, START_PATIENCE_MAX)
     }
 }
 
-/// The turns of all acts.
+/// The turns of all syncs.
 pub struct StartTurns {
     turns: Semaphore,
-    /// Calls that gave their turn back and have not ended. Full: a further one keeps its turn until there is room.
+    /// Calls that gave back their turn and have not returned. Full: a further one keeps its turn until one returns.
     overdue: Semaphore,
     state: RefCell<State>,
 }
 
 struct State {
     limit: StartLimit,
-    /// Turns that there are, held or free; follows the limit as they come back.
+    /// Number of turns, held or free; adjusted to the limit as they are given back.
     turns: usize,
     held: usize,
 }
 
 impl StartTurns {
-    /// On a machine with so many processors.
+    /// For a machine with that many processors.
     pub fn new(processors: usize) -> Self {
         let limit = StartLimit::new(processors);
         let turns = limit.at_once();
@@ -150,7 +150,7 @@ impl Drop for Permit<'_> {
     }
 }
 
-/// An act's turn to make sandboxes and start containers. What may hang (a pull, a path of others) takes none.
+/// A sync's turn to make sandboxes and start containers. Operations that may hang (a pull, a foreign path) hold none.
 pub(super) struct StartTurn<'a> {
     of: &'a StartTurns,
     key: &'a PodKey,
@@ -158,7 +158,7 @@ pub(super) struct StartTurn<'a> {
 }
 
 impl<'a> StartTurn<'a> {
-    /// The turn of that pod's act; it is not held yet.
+    /// The turn of that pod's sync; not taken yet.
     pub(super) fn new(of: &'a StartTurns, key: &'a PodKey) -> Self {
         Self { of, key, held: None }
     }
@@ -172,18 +172,18 @@ impl<'a> StartTurn<'a> {
         }
     }
 
-    /// Gives the turn to whoever waits.
+    /// Gives the turn to the next waiting sync.
     pub(super) fn pause(&mut self) {
         self.held = None;
     }
 
-    /// Work on paths of others, which is done at once as a rule. Where it is not, the turn is given back until it is.
+    /// Awaits work on foreign paths, which normally completes at once. If it does not, the turn is given back until it does.
     pub(super) fn files<'s, T>(
         &'s mut self,
         clock: &'s SharedClock,
         work: impl Future<Output = T> + 's,
     ) -> Pin<Box<dyn Future<Output = T> + 's>> {
-        // On the heap: it is over long before the start is.
+        // Boxed: it ends long before the start does.
         Box::pin(smol::future::or(work, async {
             clock.sleep(START_FILES_PATIENCE).await;
             let _overdue = self.of.overdue.acquire().await;
@@ -192,7 +192,8 @@ impl<'a> StartTurn<'a> {
         }))
     }
 
-    /// Makes a call in this turn. One that hangs is waited for, but gives the turn back: a pod's trouble holds up itself only.
+    /// Makes a call in this turn. A call that hangs is still awaited, but gives back the turn: one pod's trouble does not
+    /// delay the others.
     pub(super) async fn call<T, E>(
         &mut self,
         clock: &SharedClock,
@@ -228,7 +229,7 @@ impl<'a> StartTurn<'a> {
 mod tests {
     use super::*;
 
-    /// A runtime whose calls take so long with so many under way: where the limit ends, from where it begins.
+    /// Simulates a runtime whose calls take `took_ms` with that many in progress: the final limit from an initial one.
     fn ends_at(begins: usize, took_ms: impl Fn(usize) -> usize) -> usize {
         let mut limit = StartLimit { limit: begins as u64 * ONE, calls: Default::default() };
         // One alone, as most starts are.
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn the_limit_follows_what_the_runtime_shows() {
-        // A runtime of so many processors: more at once wait for each other.
+        // A runtime of that many processors: further concurrent calls queue.
         let bound_by = |processors: usize| move |at_once: usize| 200 * at_once.max(processors) / processors;
         for begins in [2, 4, 8, 12] {
             for (what, ends, expected) in [

@@ -1,4 +1,4 @@
-//! PURE: the life of one pod on this node (kubelet `pod_workers.go`), as a record instead of a task.
+//! PURE: the state machine of one pod on this node (kubelet `pod_workers.go`), as a record instead of a task.
 //!
 //! ```text
 //!             name still taken            all containers done
@@ -11,10 +11,10 @@
 //!                                                                     ▼ (gone; wanted again: afresh)
 //! ```
 //!
-//! A pod that was evicted for its node's sake is removed when it has ended, and stays as a record until it is wanted no
-//! more.
+//! A pod that was evicted because its node was short of a resource is removed once it has ended; its record stays until no
+//! source has the pod any more.
 //!
-//! At most one job per pod is in flight. Nothing is decided on an observation older than the last job.
+//! At most one job per pod is in flight. Nothing is decided from an observation older than the last job.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,55 +22,55 @@ use std::time::Duration;
 use crate::limits::UNCHANGED_RETRY;
 use crate::model::{DesiredPod, Mono, ObservedPod, PodKey};
 
-/// Why a pod ends.
+/// Why a pod is terminated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Its containers are done and none is to start again: what is left stays for its logs.
+    /// Its containers have completed and none restarts: the dead ones are kept for their logs.
     Finished,
-    /// No source names it any more: everything of it goes.
+    /// No source has it any more: everything of it is removed.
     Unwanted,
 }
 
-/// Where a pod is in its life.
+/// The pod's state in its life cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
-    /// A pod of the same name and another UID has to end first.
+    /// Waits for a pod of the same name and another UID to end.
     Waiting,
-    /// Kept as it was asked for.
+    /// Kept in its desired state (`SyncPod`).
     Syncing,
-    /// Being stopped.
+    /// Being stopped (`SyncTerminatingPod`).
     Ending(Why),
-    /// Stopped by itself; its dead containers stay until the manifest goes, its volumes do not (`SyncTerminatedPod`).
+    /// Completed; its dead containers stay until its manifest is removed, its volumes do not (`SyncTerminatedPod`).
     Ended,
-    /// Stopped; its objects are being removed.
+    /// Stopped; its objects are being removed from the runtime and the disk.
     Removing,
 }
 
-/// What a pod needs next.
+/// The next action for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// A task that does this.
+    /// Start a task with this job.
     Start(Job),
-    /// Compare desired and observed and plan; at once, without a task. What comes of it is a [`Job::Act`], or
+    /// Compare desired and observed state and plan, at once, without a task. Results in a [`Job::Act`], or in
     /// [`Worker::settled`].
     Plan,
     /// Forget the record; nothing is left of the pod.
     Forget,
 }
 
-/// What a task does for a pod.
+/// A task's job for a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Read it in full from the runtime.
+    /// Read its full status from the runtime.
     Read,
-    /// Carry out the plan that was made.
+    /// Execute the plan.
     Act,
     /// Stop its containers and sandboxes.
     Kill,
-    /// Remove dead containers and sandboxes that nobody needs, while the pod goes on.
+    /// Remove its unused dead containers and sandboxes while the pod runs.
     Collect,
-    /// Remove what an ended pod needs no more: volumes, cgroups, its range of users (`SyncTerminatedPod`). What its logs and
-    /// its status are read from stays.
+    /// Remove what an ended pod no longer needs: volumes, cgroups, its range of user ids (`SyncTerminatedPod`). The
+    /// containers that its logs and its status are read from stay.
     CleanUp,
     /// Remove its objects from the runtime and the disk.
     Remove,
@@ -80,44 +80,44 @@ pub enum Job {
 #[derive(Debug)]
 pub struct Worker {
     key: PodKey,
-    /// The pod as it is wanted, or was wanted last; `None` for one that only the runtime knows.
+    /// The desired pod, or the last one desired; `None` for a pod that only the runtime knows.
     pod: Option<Rc<DesiredPod>>,
-    /// Wanted again while it ends: starts afresh when it is gone.
+    /// The pod that a source added again while this one ends; starts when this one is removed.
     afresh: Option<Rc<DesiredPod>>,
     life: Life,
     in_flight: Option<Job>,
     observed: Option<Rc<ObservedPod>>,
     /// The runtime or a job changed something since the last read.
     stale: bool,
-    /// The next read shows what our own job did, which is no reason to hurry a failed one.
+    /// The next read shows the effect of smolet's own job, which is no reason to shorten a failed one's retry delay.
     after_job: bool,
-    /// The wish changed since the last job other than a read began.
+    /// The desired pod changed since the last job other than a read began.
     asked_anew: bool,
-    /// A removal went well: what the runtime and the disk held is gone.
+    /// The removal succeeded: nothing of the pod is left in the runtime or on the disk.
     removed: bool,
-    /// Likewise what an ended pod needs no more.
+    /// The clean-up of the ended pod succeeded.
     cleaned_up: bool,
-    /// When it has ended, nothing of it is to be left but its record.
+    /// Once it has ended, everything but its record is removed.
     clears: bool,
-    /// Desired, observed or time changed since the last plan.
+    /// Desired state, observed state or time changed since the last plan.
     replan: bool,
-    /// Not before: the next read, after a failed one.
+    /// Earliest time of the next read, after a failed one.
     read_at: Option<Mono>,
-    /// Not before: the next plan, kill or removal, after a failed one.
+    /// Earliest time of the next plan, kill or removal, after a failed one.
     retry_at: Option<Mono>,
-    /// The plan changes by itself then.
+    /// Time at which the plan changes by itself.
     wake_at: Option<Mono>,
 }
 
 impl Worker {
-    /// A pod a source wants. `name_taken`: another pod of this name is still here.
+    /// The record of a pod that a source desires. `name_taken`: another pod of this name still exists.
     pub fn wanted(pod: Rc<DesiredPod>, name_taken: bool) -> Self {
         let life = if name_taken { Life::Waiting } else { Life::Syncing };
         let key = pod.key.clone();
         Self { pod: Some(pod), ..Self::in_life(key, life) }
     }
 
-    /// A pod of ours that only the runtime knows: it ends.
+    /// The record of a pod of ours that only the runtime knows: it is terminated.
     pub fn orphan(key: PodKey) -> Self {
         Self::in_life(key, Life::Ending(Why::Unwanted))
     }
@@ -143,27 +143,27 @@ impl Worker {
         }
     }
 
-    /// Which pod.
+    /// The pod's key.
     pub fn key(&self) -> &PodKey {
         &self.key
     }
 
-    /// Where it is in its life.
+    /// The pod's state in its life cycle.
     pub fn life(&self) -> Life {
         self.life
     }
 
-    /// As it is wanted, or was wanted last.
+    /// The desired pod, or the last one desired.
     pub fn pod(&self) -> Option<&Rc<DesiredPod>> {
         self.pod.as_ref()
     }
 
-    /// Memory of its object that [`Worker::pack`] frees, about, unless a task holds it.
+    /// Approximate memory of its object that [`Worker::pack`] frees, unless a task holds it.
     pub fn opened_bytes(&self) -> usize {
         self.pod.iter().chain(&self.afresh).map(|pod| pod.pod.opened_bytes()).sum()
     }
 
-    /// Lets go of its object until somebody reads it; not while a task has it.
+    /// Frees its unpacked object until the next access; has no effect while a task holds it.
     pub fn pack(&mut self) {
         let held = self.pod.iter_mut().chain(&mut self.afresh);
         held.filter_map(Rc::get_mut).for_each(|pod| pod.pod.pack());
@@ -179,7 +179,7 @@ impl Worker {
         self.in_flight
     }
 
-    /// When this record next wants to be looked at by itself.
+    /// The time at which this record next has to be processed without an event.
     pub fn due(&self) -> Option<Mono> {
         if self.in_flight.is_some() {
             return None;
@@ -187,21 +187,21 @@ impl Worker {
         [self.read_at, self.retry_at, self.wake_at].into_iter().flatten().min()
     }
 
-    /// The source wants this pod (again, or changed in a way that keeps its UID).
+    /// Sets the desired pod (added again, or changed in a way that keeps its UID).
     pub fn want(&mut self, pod: Rc<DesiredPod>) {
         self.asked_anew = true;
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
                 self.pod = Some(pod);
                 self.replan = true;
-                // A mended manifest is tried at once, not after the old one's delay.
+                // A corrected manifest is tried at once, not after the old one's delay.
                 self.retry_at = None;
             }
             Life::Ending(Why::Unwanted) | Life::Removing => self.afresh = Some(pod),
         }
     }
 
-    /// The pod as it is wanted has other conditions of others in its status: nothing is done for that.
+    /// Sets the desired pod when only foreign conditions of its status changed: nothing has to be done for that.
     pub fn knows(&mut self, pod: Rc<DesiredPod>) {
         match self.life {
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => self.pod = Some(pod),
@@ -213,13 +213,13 @@ impl Worker {
         }
     }
 
-    /// No source wants it any more.
+    /// No source desires the pod any more.
     pub fn unwant(&mut self) {
         self.afresh = None;
         self.wake_at = None;
         self.asked_anew = true;
         match self.life {
-            // Waiting never touched the runtime, but a pod of its UID may be there from before: look first.
+            // A waiting pod never touched the runtime, but an earlier pod of its UID may exist there: read first.
             Life::Waiting | Life::Syncing | Life::Ending(Why::Finished) => {
                 self.retry_at = None;
                 self.life = Life::Ending(Why::Unwanted);
@@ -232,7 +232,7 @@ impl Worker {
         }
     }
 
-    /// The name is free now.
+    /// The pod's name is no longer taken.
     pub fn name_is_free(&mut self) {
         if self.life == Life::Waiting {
             self.life = Life::Syncing;
@@ -243,13 +243,14 @@ impl Worker {
     pub fn finished(&mut self) {
         if self.life == Life::Syncing {
             self.life = Life::Ending(Why::Finished);
-            // A sync that failed, or fails now because it is cut off, does not delay the kill.
+            // A sync that failed, or fails now because it is cancelled, does not delay the kill.
             self.asked_anew = true;
             self.retry_at = None;
         }
     }
 
-    /// What is left of it when it has ended goes at once, though it is wanted: its node is short of room. False when it did already.
+    /// Marks the pod for removal once it has ended, although it is still desired: its node is short of a resource. False
+    /// when it was marked already.
     pub fn clear_when_ended(&mut self) -> bool {
         !std::mem::replace(&mut self.clears, true)
     }
@@ -269,19 +270,19 @@ impl Worker {
         self.stale
     }
 
-    /// Something about the pod changed in the runtime: look again.
+    /// Something about the pod changed in the runtime: read it again.
     pub fn touched(&mut self) {
         self.stale = true;
     }
 
-    /// The runtime is back: do not sit out a delay that came from its absence.
+    /// The runtime is reachable again: a retry delay caused by its absence ends.
     pub fn runtime_is_back(&mut self) {
         self.read_at = None;
         self.retry_at = None;
         self.stale = true;
     }
 
-    /// What to do now. `Forget` is final: the record is to be dropped (see [`Worker::take_afresh`]).
+    /// The next step. `Forget` is final: the record has to be dropped (see [`Worker::take_afresh`]).
     pub fn next(&mut self, now: Mono) -> Option<Step> {
         if self.in_flight.is_some() || self.life == Life::Waiting {
             return None;
@@ -323,15 +324,15 @@ impl Worker {
     pub fn started(&mut self, job: Job) {
         debug_assert!(self.in_flight.is_none(), "one job per pod at a time");
         self.in_flight = Some(job);
-        // What changes from here on is not in this read.
+        // Changes from here on are not in this read.
         match job {
             Job::Read => self.stale = false,
             Job::Act | Job::Kill | Job::Collect | Job::CleanUp | Job::Remove => self.asked_anew = false,
         }
     }
 
-    /// A read ended well. After a job of which nothing shows the next one waits a moment: a runtime that says yes
-    /// and does nothing is not asked in a circle.
+    /// A read succeeded. After a job without a visible effect the next one is delayed: a runtime that reports success and
+    /// does nothing must not be called in a loop.
     pub fn read(&mut self, observed: Rc<ObservedPod>, now: Mono) {
         self.in_flight = None;
         let changed = self.observed.as_ref() != Some(&observed);
@@ -347,24 +348,24 @@ impl Worker {
         self.observed = Some(observed);
     }
 
-    /// A plan was made: nothing to carry out, and it changes by itself at `wake_at`.
+    /// A plan was made and has nothing to execute; it changes by itself at `wake_at`.
     pub fn settled(&mut self, wake_at: Option<Mono>) {
         self.replan = false;
         self.wake_at = wake_at;
     }
 
-    /// What held a plan back is over.
+    /// A condition that prevented the plan has ended: plan again.
     pub fn plan_again(&mut self) {
         self.replan = true;
     }
 
-    /// A probe's word on a container changed: that is planned at once, whatever else of the pod waits to be tried again.
+    /// A container's probe result changed: planned at once, whatever retry delay the pod has.
     pub fn probed(&mut self) {
         self.replan = true;
         self.retry_at = None;
     }
 
-    /// A job other than a read ended, well or to be tried again at the given time.
+    /// A job other than a read ended: `Ok`, or `Err` with the time of its retry.
     pub fn ended(&mut self, result: Result<(), Mono>) {
         let job = self.in_flight.take();
         if job == Some(Job::CleanUp) {
@@ -374,10 +375,10 @@ impl Worker {
             self.after_job = true;
         }
         if job == Some(Job::Remove) {
-            // Disk and runtime are clean: with the next read empty the record goes.
+            // Disk and runtime are clean: when the next read is empty the record is dropped.
             self.removed = result.is_ok();
         }
-        // What was asked for meanwhile is tried at once.
+        // What was requested meanwhile is tried at once.
         if let Err(retry_at) = result
             && !self.asked_anew
         {
@@ -385,21 +386,21 @@ impl Worker {
         }
     }
 
-    /// A read failed: what was seen before stays, and the read is tried again after a while.
+    /// A read failed: the last observation is kept, and the read is retried after the delay.
     pub fn read_failed(&mut self, now: Mono, retry: Duration) {
         self.in_flight = None;
         self.stale = true;
         self.read_at = Some(now + retry);
     }
 
-    /// The job in flight was given up: what it may have done shows in the next read.
+    /// The job in flight was cancelled: what it may have done shows in the next read.
     pub fn cancelled(&mut self) {
         self.in_flight = None;
         self.stale = true;
         self.retry_at = None;
     }
 
-    /// The pod to begin afresh with when this record is forgotten.
+    /// The pod to start when this record is dropped.
     pub fn take_afresh(&mut self) -> Option<Rc<DesiredPod>> {
         self.afresh.take()
     }
@@ -443,7 +444,7 @@ mod tests {
     const CLEAN_UP: Step = Step::Start(Job::CleanUp);
     const REMOVE: Step = Step::Start(Job::Remove);
 
-    /// Does the next step, which must be `expected`, and ends it with what a read would show then.
+    /// Executes the next step, which must be `expected`, and ends it with the observation that follows.
     fn step(worker: &mut Worker, expected: Step, then_observed: &Rc<ObservedPod>) {
         assert_eq!(worker.next(NOW), Some(expected));
         match expected {

@@ -1,14 +1,14 @@
-//! Writes the files of a volume so that a reader sees all of the old or all of the new (kubelet `AtomicWriter`). I/O,
-//! blocking.
+//! Writes the files of a volume so that a reader sees either all old or all new files (kubelet `AtomicWriter`). Blocking
+//! I/O.
 //!
 //! ```text
-//!     VOLUME/..0            the files, in a directory of their own: ..0, the next time ..1, then ..0 again
-//!     VOLUME/..data         → ..0; replaced by rename, which is the moment the files change
-//!     VOLUME/NAME           → ..data/NAME, for each first part of a file's path
+//! |     VOLUME/..0            directory with the files: ..0, the next time ..1, then ..0 again
+//! |     VOLUME/..data         → ..0; replaced by rename, which switches all files at once
+//! |     VOLUME/NAME           → ..data/NAME, for the first component of each file's path
 //! ```
 //!
-//! What an interrupted write left behind goes with the next one. Only names beginning with `..` and the links are ever
-//! removed; the kubelet names the directories by the time of day, of which smolet's users may have none.
+//! Leftovers of an interrupted write are removed by the next one. Only names beginning with `..` and the symlinks are ever
+//! removed; the kubelet names the directories by the time of day, which smolet's machines may not know.
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
@@ -28,9 +28,9 @@ const DATA: &str = "..data";
 const DATA_NEW: &str = "..data_tmp";
 const PLACES: [&str; 2] = ["..0", "..1"];
 
-/// Makes the volume in `dir`, which is there, hold exactly `files`. Returns whether anything was written: nothing is when
-/// they stand there already. With `group`, the files belong to it and it may read them (`SetVolumeOwnership`); one with a user
-/// is that user's.
+/// Makes the existing directory `dir` contain exactly `files`. Returns whether anything was written: nothing is when the
+/// files are there already. With `group`, the files belong to that group, which may read them (`SetVolumeOwnership`); a file
+/// with a user belongs to that user.
 pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
     let now = fs::read_link(dir.join(DATA)).ok();
     let now = now.as_deref().and_then(Path::to_str);
@@ -57,7 +57,7 @@ pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Resul
     for gone in links(dir)?.iter().filter(|name| !tops.contains(name.as_str())) {
         fs::remove_file(dir.join(gone))?;
     }
-    // A kubelet's, too, from which the pod was taken over.
+    // Leftovers of a kubelet too, from which the pod was taken over.
     for entry in fs::read_dir(dir)? {
         let name = entry?.file_name();
         if name.as_encoded_bytes().starts_with(b"..") && name != DATA && name != place {
@@ -67,7 +67,7 @@ pub(super) fn write(dir: &Path, files: &[File], group: Option<u32>) -> io::Resul
     Ok(true)
 }
 
-/// The volume has files of an earlier time, or is known to have none.
+/// True when the volume has files of an earlier write, or was written as empty.
 pub(super) fn is_written(dir: &Path) -> bool {
     dir.join(DATA).metadata().is_ok()
 }
@@ -84,7 +84,7 @@ fn write_place(place: &Path, files: &[File], group: Option<u32>) -> io::Result<(
                 make_dir(&dir, group)?;
             }
         }
-        // Nobody else reads it before it has its mode.
+        // Not readable by others before its mode is set.
         let mut open = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path)?;
         io::Write::write_all(&mut open, file.content.bytes())?;
         if group.is_some() || file.user.is_some() {
@@ -95,7 +95,7 @@ fn write_place(place: &Path, files: &[File], group: Option<u32>) -> io::Result<(
     Ok(())
 }
 
-/// `rwMask` is for volumes that are written to; these are read.
+/// `rwMask` is for writable volumes; these are read only.
 fn mode_of(file: &File, group: Option<u32>) -> u32 {
     if group.is_some() { file.mode | 0o440 } else { file.mode }
 }
@@ -109,7 +109,7 @@ fn make_dir(path: &Path, group: Option<u32>) -> io::Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
 }
 
-/// These files stand there with their content, modes and users. That no others do is known from the links.
+/// True when these files exist with this content, mode and user. Other files are found by the symlinks.
 fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
     for file in files {
         let path = place.join(&file.path);
@@ -121,7 +121,7 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
                     && there.len() == file.content.bytes().len() as u64
                     && reads_as(&path, file.content.bytes())?
             }
-            // Another file stands where this one needs a directory, or nothing does.
+            // A file exists where this one needs a directory, or nothing does.
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 false
             }
@@ -134,7 +134,7 @@ fn holds(place: &Path, files: &[File], group: Option<u32>) -> io::Result<bool> {
     Ok(count(place, files.len())? == files.len())
 }
 
-/// Compared piece by piece: many volumes may be looked at at once, with a megabyte in each.
+/// Compared in pieces: many volumes may be checked at once, with a megabyte in each.
 fn reads_as(path: &Path, mut wanted: &[u8]) -> io::Result<bool> {
     let (mut file, mut piece) = (open_regular(path)?, [0; 8192]);
     loop {
@@ -147,7 +147,7 @@ fn reads_as(path: &Path, mut wanted: &[u8]) -> io::Result<bool> {
     }
 }
 
-/// How many files stand below a directory of ours; one more than `most` when there are more.
+/// Number of files below a directory of ours; `most` + 1 when there are more than `most`.
 fn count(dir: &Path, most: usize) -> io::Result<usize> {
     let mut all = 0;
     Walk::new(dir, false)?.go_on(|there| {
@@ -157,7 +157,7 @@ fn count(dir: &Path, most: usize) -> io::Result<usize> {
     Ok(all)
 }
 
-/// The names that users see.
+/// The names that containers see.
 fn links(dir: &Path) -> io::Result<SortedSet<String>> {
     let mut names = SortedSet::new();
     for entry in fs::read_dir(dir)? {
@@ -170,7 +170,7 @@ fn links(dir: &Path) -> io::Result<SortedSet<String>> {
     Ok(names)
 }
 
-/// Removes a link, a file or a whole directory; links are not followed.
+/// Removes a symlink, a file or a whole directory; symlinks are not followed.
 fn remove(path: &Path) -> io::Result<()> {
     match tree::remove(path, || true) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -187,7 +187,7 @@ mod tests {
         File { path: path.into(), mode, user: None, content: Content::Text(text.into()) }
     }
 
-    /// What users see: names with what is read through them, and the mode.
+    /// What containers see: names with the content read through them, and the mode.
     fn seen(dir: &Path) -> Vec<String> {
         fn walk(dir: &Path, below: &str, found: &mut Vec<String>) {
             for entry in fs::read_dir(dir).unwrap().flatten() {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(fs::read_link(dir.join("sub")).unwrap(), Path::new("..data/sub"));
         assert!(!write(dir, &first, None).unwrap(), "nothing is written twice");
 
-        // A directory held open, as a reader has it, keeps the old files until it looks anew.
+        // An open directory, as readers have it, shows the old files until it is opened again.
         let second = [file("a", 0o644, "9"), file("d", 0o600, "4")];
         assert!(write(dir, &second, None).unwrap());
         assert_eq!(seen(dir), ["a 644 9", "d 600 4"]);
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Whatever stands there of a write that was cut off, the next one mends it.
+    /// The next write repairs whatever an interrupted one left.
     #[test]
     fn what_an_interrupted_write_left_is_mended() {
         let files = [file("a", 0o644, "1"), file("sub/b", 0o644, "2")];
@@ -297,7 +297,7 @@ mod tests {
     fn a_file_is_its_users() {
         let scratch = Scratch::new("user");
         let own = rustix::process::getuid().as_raw();
-        // Only root gives files away.
+        // Only root may change a file's owner.
         let user = if own == 0 { 4711 } else { own };
         let of = |user| File { user, ..file("token", 0o600, "1") };
         write(&scratch.0, &[of(None)], None).unwrap();

@@ -1,4 +1,4 @@
-//! Makes volumes. I/O, blocking.
+//! Sets up volumes on the node. Blocking I/O.
 
 use std::fs::{DirBuilder, Permissions};
 use std::io;
@@ -10,10 +10,10 @@ use rustix::mount::{MountFlags, mount};
 use super::{Medium, Missing, VolumeContent, VolumeError, VolumeStep, atomic, set_up_failed};
 use crate::mounts;
 
-/// Makes what the steps say; what is there already stays as it is, but for the files of volumes made of objects.
+/// Executes the steps; existing volumes are left unchanged, except for the files of object volumes.
 ///
 /// # Errors
-/// The first step that fails, in a sentence that names the volume and the path.
+/// The first step that failed; names the volume and the path.
 pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
     for VolumeStep { name, path, content } in steps {
         let failed = |error: io::Error| set_up_failed(name, &format!("{}: {error}", path.display()));
@@ -29,11 +29,11 @@ pub fn make(steps: &[VolumeStep]) -> Result<(), VolumeError> {
     Ok(())
 }
 
-/// As [`make`], where something may be missing. A volume that was written once keeps its files then (the kubelet leaves it
-/// mounted): what is missing is returned, to be told.
+/// As [`make`], with volumes that lack something. A volume that was written once keeps its files then (the kubelet leaves it
+/// mounted); what is missing is returned, to be reported.
 ///
 /// # Errors
-/// A volume that was never written misses something, or a step fails.
+/// A volume that was never written lacks something, or a step failed.
 pub fn make_or_keep(steps: &[VolumeStep], missing: Vec<Missing>) -> Result<Vec<VolumeError>, VolumeError> {
     if let Some((_, error)) = missing.iter().find(|(path, _)| !atomic::is_written(path)) {
         return Err(error.clone());
@@ -42,7 +42,8 @@ pub fn make_or_keep(steps: &[VolumeStep], missing: Vec<Missing>) -> Result<Vec<V
     Ok(missing.into_iter().map(|(_, error)| error).collect())
 }
 
-/// Mode of an emptyDir until it is ready. No container gives its own that mode, and what containers do to it stays.
+/// Mode of an emptyDir until it is set up. No container gives its own emptyDir that mode, and changes by containers are
+/// kept.
 const UNREADY: u32 = 0;
 
 fn empty(path: &Path, medium: Medium, group: Option<u32>) -> io::Result<()> {
@@ -52,26 +53,26 @@ fn empty(path: &Path, medium: Medium, group: Option<u32>) -> io::Result<()> {
     if let Some(group) = group {
         chown(path, None, Some(group))?;
     }
-    // After the chown, which may clear setgid; not through umask, as every user of the pod has to write here.
-    // A tmpfs is sticky from its making, which the kubelet leaves so.
+    // After the chown, which may clear setgid; not through umask, as every user of the pod must be able to write here. A
+    // tmpfs is sticky when mounted, which the kubelet leaves so.
     let sticky = if matches!(medium, Medium::Memory { .. }) { 0o1000 } else { 0 };
     let mode = sticky | if group.is_some() { 0o2777 } else { 0o777 };
     std::fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Makes a volume's directory, and mounts its medium there. Returns whether it is new: made or mounted by this call, or by
-/// one that was cut off.
+/// Creates a volume's directory and mounts its medium. Returns whether it is new: created or mounted by this call, or by an
+/// interrupted one.
 fn directory(path: &Path, medium: Medium, mode: u32) -> io::Result<bool> {
     let parent = path.parent().unwrap_or(path);
     if let Some(volumes) = parent.parent() {
         DirBuilder::new().recursive(true).mode(0o750).create(volumes)?;
     }
-    // Nobody but root comes to what is kept in memory from outside its pod.
+    // Only root may enter a tmpfs volume from outside its pod.
     let private = if medium == Medium::Disk { 0o750 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(private).create(parent)?;
     match DirBuilder::new().mode(mode).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        // A container mounted something on it, which may not answer, or is dead; before that it was made.
+        // A container mounted something on it, which may hang or is dead; the volume was set up before that.
         Err(_) if medium == Medium::Disk && mounts::is_mounted(path)? => return Ok(false),
         Ok(()) | Err(_) => {}
     }
@@ -85,7 +86,7 @@ fn directory(path: &Path, medium: Medium, mode: u32) -> io::Result<bool> {
         Medium::Memory { bytes_max } if !is_mounted => {
             let size = bytes_max.map(|bytes| format!(",size={bytes}")).unwrap_or_default();
             let options = format!("mode={mode:o}{size}");
-            // Kept out of swap where the kernel can (6.4).
+            // Excluded from swap where the kernel supports it (6.4).
             let no_swap = cstring(&format!("{options},noswap"))?;
             let options = cstring(&options)?;
             mount("tmpfs", path, "tmpfs", flags, Some(&*no_swap))
@@ -149,7 +150,7 @@ mod tests {
         let empty = VolumeContent::Empty { medium: Medium::Disk, group: None };
         make(&step(data.clone(), empty.clone())).unwrap();
         assert_eq!(mode(&data), 0o777);
-        // A database takes it for itself.
+        // A database restricts it to its own user.
         std::fs::set_permissions(&data, Permissions::from_mode(0o700)).unwrap();
         make(&step(data.clone(), empty.clone())).unwrap();
         assert_eq!(mode(&data), 0o700, "it keeps it over a restart");

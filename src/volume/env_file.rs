@@ -1,5 +1,5 @@
-//! Files in volumes that variables are taken from (`fileKeyRef`, KEP-3721). What [`of`] finds is PURE; reading is I/O,
-//! blocking, and may never end: a container may have put a link there that leads anywhere.
+//! Files in volumes that environment variables come from (`fileKeyRef`, KEP-3721). [`of`] is PURE; reading is blocking I/O,
+//! and may hang: a container may have replaced the file by a symlink to anywhere.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -17,13 +17,13 @@ use crate::model::DesiredPod;
 pub struct EnvFile {
     /// The volume's name.
     pub volume: Box<str>,
-    /// Below the volume.
+    /// Relative to the volume.
     pub path: Box<str>,
-    /// Where the volume stands.
+    /// The volume's path.
     pub directory: PathBuf,
 }
 
-/// The files that the variables name. A volume that the pod does not have gives none.
+/// The files that the variables refer to. A volume that the pod does not have gives none.
 pub fn of(pod: &DesiredPod, variables: &[EnvVar], pod_dir: &str) -> Vec<EnvFile> {
     let named = variables.iter().filter_map(|variable| variable.value_from.as_ref()?.file_key_ref.as_ref());
     let found = named.filter_map(|file| {
@@ -38,10 +38,10 @@ pub fn of(pod: &DesiredPod, variables: &[EnvVar], pod_dir: &str) -> Vec<EnvFile>
 }
 
 impl EnvFile {
-    /// Its text.
+    /// Reads the file's text.
     ///
     /// # Errors
-    /// The kubelet's words; the cause goes to the log.
+    /// In the kubelet's wording; the cause goes to the log.
     pub fn read(&self) -> Result<String, String> {
         self.text().map_err(|error| {
             log::warn!("{}: {}: {error}", self.directory.display(), self.path);
@@ -55,7 +55,7 @@ impl EnvFile {
         if !is_file {
             return Err(io::Error::other("is not a file"));
         }
-        // The handle itself cannot be read; what it stands for cannot become another file.
+        // The O_PATH handle cannot be read; the path through it cannot become another file.
         let opened = open(subpath::handle_path(&handle), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         let mut text = String::new();
         let mut file = File::from(opened).take(ENV_FILE_BYTES_MAX as u64 + 1);

@@ -1,4 +1,4 @@
-//! What stands in a volume that is made of other things (configMap, secret, downwardAPI, projected). PURE.
+//! Files of volumes with generated content (configMap, secret, downwardAPI, projected). PURE.
 use std::fmt;
 
 use k8s_openapi::api::core::v1::{
@@ -11,23 +11,23 @@ use crate::model::{DesiredPod, Object, ObjectKind, Objects};
 use crate::render::{NodeSettings, file_field, file_resource};
 use crate::text::quoted;
 
-/// Mode of a file that neither its item nor the volume gives one (`defaultMode`).
+/// Mode of a file when neither its item nor the volume's `defaultMode` sets one.
 const FILE_MODE: u32 = 0o644;
 
 /// One file of such a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Below the volume; validated: relative, no `..` in it.
+    /// Relative to the volume; validated: no `..` in it.
     pub path: String,
-    /// Permission bits, before what an `fsGroup` adds.
+    /// Permission bits, before `fsGroup` adds some.
     pub mode: u32,
-    /// Whose it is, when not root's (`FileProjection.FsUser`).
+    /// The owner, when not root (`FileProjection.FsUser`).
     pub user: Option<u32>,
     /// Content of the file.
     pub content: Content,
 }
 
-/// What a file holds. Its `Debug` shows none of it.
+/// Content of a file. Its `Debug` output hides it.
 #[derive(Clone, PartialEq)]
 pub enum Content {
     /// The value of a key; shared, as a hundred pods may have it in their volumes.
@@ -45,7 +45,7 @@ impl fmt::Debug for Content {
 }
 
 impl Content {
-    /// All of it.
+    /// The content's bytes.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Value(object, key) => object.value(key).unwrap_or_default(),
@@ -54,26 +54,26 @@ impl Content {
     }
 }
 
-/// What volumes are made of.
+/// Inputs of volumes with generated content.
 #[derive(Clone, Copy)]
 pub struct Sources<'a> {
     /// The pod.
     pub pod: &'a DesiredPod,
-    /// For limits that the pod does not set.
+    /// For the defaults of limits that the pod does not set.
     pub node: &'a NodeSettings,
-    /// ConfigMaps and Secrets; the pod has those of its side.
+    /// ConfigMaps and Secrets; the pod sees those of its side.
     pub objects: &'a Objects,
 }
 
-/// True when the files are kept in memory, as the kubelet does: those that may hold secrets.
+/// True when the files are kept in a tmpfs, as in the kubelet: those that may contain secrets.
 pub fn in_memory(volume: &Volume) -> bool {
     volume.secret.is_some() || volume.downward_api.is_some() || volume.projected.is_some()
 }
 
-/// The files of such a volume, by path; `None` for a volume of another kind.
+/// The files of such a volume, sorted by path; `None` for a volume of another kind.
 ///
 /// # Errors
-/// An object or a key of it is not there and not optional, or a field of the pod cannot be told, in the kubelet's words
+/// A required object or key does not exist, or a field of the pod cannot be rendered, in the kubelet's wording
 /// (`MakePayload`, `CollectData`).
 pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>, String>> {
     let mut found = Files { from, mode: FILE_MODE, found: SortedMap::new(), errors: Vec::new() };
@@ -99,7 +99,7 @@ pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>,
             } else if let Some(of) = &source.service_account_token {
                 found.token(of);
             } else {
-                // The kubelet fails the volume too where these are off.
+                // The kubelet fails the volume too when these features are disabled.
                 let what =
                     if source.pod_certificate.is_some() { "PodCertificate" } else { "ClusterTrustBundle" };
                 found.errors.push(format!("{what} projection is not supported by this node"));
@@ -111,7 +111,7 @@ pub fn of_volume(volume: &Volume, from: Sources<'_>) -> Option<Result<Vec<File>,
     Some(found.done())
 }
 
-/// The files found so far; of two at one path the later stays.
+/// The files collected so far; of two at one path the later wins.
 struct Files<'a> {
     from: Sources<'a>,
     mode: u32,
@@ -120,10 +120,10 @@ struct Files<'a> {
 }
 
 impl Files<'_> {
-    /// Where the file stands.
+    /// Adds a file and returns its cleaned path.
     fn add(&mut self, path: &str, mode: Option<i32>, content: Content) -> String {
         let mode = bits(mode).unwrap_or(self.mode);
-        // `filepath.Clean`: what remains are the parts, as nothing leads upwards.
+        // `filepath.Clean`: dropping empty and `.` components is enough, as no path leads upwards.
         let parts: Vec<&str> = path.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
         let path = parts.join("/");
         self.found.insert(path.clone(), File { path: path.clone(), mode, user: None, content });
@@ -163,7 +163,8 @@ impl Files<'_> {
         }
     }
 
-    /// `collectData` of a token: once the pod says who reads it (`fsGroup`, or one user of all containers), nobody else may.
+    /// `collectData` of a token: when the pod defines the reader (`fsGroup`, or the same user for all containers), only that
+    /// one may read it.
     fn token(&mut self, source: &ServiceAccountTokenProjection) {
         let pod = &self.from.pod.pod;
         let wish = TokenWish::of(pod, source);
@@ -208,7 +209,7 @@ impl Files<'_> {
     }
 }
 
-/// The user that all containers run as (`FsUserFrom`); none when one of them does not say, or says another.
+/// The user that all containers run as (`FsUserFrom`); `None` when one sets no user, or another one.
 fn fs_user(spec: &PodSpec) -> Option<u32> {
     let of_pod = spec.security_context.as_ref().and_then(|context| context.run_as_user);
     let own = |context: Option<&SecurityContext>| context.and_then(|context| context.run_as_user).or(of_pod);
@@ -246,7 +247,7 @@ mod tests {
         shown_to("file", volume, &objects())
     }
 
-    /// What a pod of that source has in the volume.
+    /// What a pod from that source sees in the volume.
     fn shown_to(source: &str, volume: Value, objects: &Objects) -> String {
         let volume: Volume = serde_json::from_value(volume).unwrap();
         let annotations = json!({"kubernetes.io/config.source": source});

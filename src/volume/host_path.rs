@@ -1,5 +1,6 @@
-//! hostPath volumes, and claims that are such, that say what they are (kubelet `hostPathTypeChecker`). What [`of`] finds is PURE; checking is I/O,
-//! blocking, and may never end: the path may lie on a server that is away. One without a type is not looked at.
+//! Type checks of hostPath volumes and of claims bound to host paths (kubelet `hostPathTypeChecker`). [`of`] is PURE; the
+//! check is blocking I/O, and may hang: the path may be on an unreachable file server. A volume without a type is not
+//! checked.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -10,12 +11,12 @@ use super::{VolumeError, set_up_failed};
 use crate::model::DesiredPod;
 use crate::model::object::VolumeSource;
 
-/// One such volume.
+/// A hostPath volume with a type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostPath {
     /// The volume's name, for messages.
     name: Box<str>,
-    /// On the node.
+    /// The path on the node.
     pub path: PathBuf,
     kind: Kind,
 }
@@ -23,10 +24,10 @@ pub struct HostPath {
 /// `hostPath.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// Made when missing, mode 0755.
+    /// Created when missing, mode 0755.
     DirectoryOrCreate,
     Directory,
-    /// Made when missing, mode 0644; its directory must be there.
+    /// Created when missing, mode 0644; its parent directory must exist.
     FileOrCreate,
     File,
     Socket,
@@ -35,7 +36,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// `None` for no word, and for one that is none: that is refused at the source.
+    /// `None` for empty text and for an unknown type, which the source rejects.
     fn parse(text: &str) -> Option<Self> {
         Some(match text {
             "DirectoryOrCreate" => Self::DirectoryOrCreate,
@@ -50,7 +51,7 @@ impl Kind {
     }
 }
 
-/// The pod's, in spec order.
+/// The pod's hostPath volumes with a type, in spec order.
 pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
     let volumes = pod.spec().volumes.iter().flatten();
     let found = volumes.filter_map(|volume| {
@@ -72,15 +73,15 @@ pub fn of(pod: &DesiredPod) -> Vec<HostPath> {
 }
 
 impl HostPath {
-    /// Whether it is what it must be, or can be made so.
+    /// Checks the path's type, and creates it when the type allows that.
     ///
     /// # Errors
-    /// A sentence that names the volume and the path.
+    /// Names the volume and the path.
     pub fn check(&self) -> Result<(), VolumeError> {
         self.looked_at().map_err(|what| self.failed(&format!("{} {what}", self.path.display())))
     }
 
-    /// Why it could not be checked.
+    /// The error of a check that did not complete.
     pub fn failed(&self, why: &str) -> VolumeError {
         set_up_failed(&self.name, &format!("hostPath type check failed: {why}"))
     }

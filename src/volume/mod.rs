@@ -1,19 +1,19 @@
-//! Volumes on disk and where containers see them: emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs, and claims of
-//! persistent volumes that are paths of the node or a server's; an image is mounted by the runtime.
+//! Volumes on the node and their mounts in containers: emptyDir, hostPath, configMap, secret, downwardAPI, projected, nfs,
+//! and claims of persistent volumes that are host paths or NFS; an image volume is mounted by the runtime.
 //!
 //! ```text
-//!     pod_volumes ──► steps ──► disk::make          before the sandbox is made
+//! |     pod_volumes ──► steps ──► disk::make          before the sandbox is created
 //!     host_paths ───► check                         as above
 //!     nfs_volumes ──► mount                         as above
 //!     object_volumes ─► steps ─► disk::make         when an object or the pod's metadata changed
-//!     mounts ──► subpath::find ──► bind             before each container is made
-//!     nfs::mounted_below ─► unmount                 after the pod
-//!     remove::volumes, remove::pod_dir              after that: when the pod has ended, when it is wanted no more
+//! |     mounts ──► subpath::find ──► bind             before each container is created
+//! |     nfs::mounted_below ─► unmount                 after the pod has ended
+//! |     remove::volumes, remove::pod_dir              after that: when the pod has ended; when no source has it any more
 //! ```
 //!
-//! This file, `files` and `mounts` are PURE; the others touch the disk and belong on a thread of its own. The layout below
-//! the pod's directory is the kubelet's. Every other kind of volume is refused in a manifest; a pod of an API server that has one
-//! waits.
+//! This file, `files` and `mounts` are PURE; the others do disk I/O and run on the blocking pool's threads. The layout below
+//! the pod's directory is the kubelet's. Every other kind of volume is rejected in a manifest; a pod of an API server that
+//! has one waits.
 
 mod atomic;
 mod disk;
@@ -46,7 +46,7 @@ pub use nfs::{Nfs, of as nfs_volumes};
 pub use program::Wanted;
 pub use remove::{pod_dir as remove_pod_dir, volumes as remove_volumes};
 
-/// Why a volume is not there. Shown in the pod's status and its events.
+/// Why a volume could not be set up. Shown in the pod's status and its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeError(pub String);
 
@@ -58,44 +58,44 @@ impl fmt::Display for VolumeError {
 
 impl std::error::Error for VolumeError {}
 
-/// What has to be on disk before the pod's sandbox is made.
+/// One volume to set up before the pod's sandbox is created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStep {
     /// The volume's name, for messages.
     pub name: String,
-    /// Where it stands: below the pod's directory.
+    /// Its path, below the pod's directory.
     pub path: PathBuf,
-    /// What must be there.
+    /// Its content.
     pub content: VolumeContent,
 }
 
-/// What a volume holds.
+/// Content of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeContent {
-    /// Nothing at first: a directory of mode 0777 (kubelet `emptyDir.setupDir`).
+    /// Empty at first: a directory of mode 0777 (kubelet `emptyDir.setupDir`).
     Empty {
         /// Medium of the emptyDir.
         medium: Medium,
         /// `spec.securityContext.fsGroup`: owned by it and setgid.
         group: Option<u32>,
     },
-    /// Exactly these files; what else stands there goes.
+    /// Exactly these files; anything else there is removed.
     Files {
-        /// All of them.
+        /// All files of the volume.
         files: Vec<File>,
         /// `spec.securityContext.fsGroup`.
         group: Option<u32>,
-        /// In memory when they may be secret.
+        /// A tmpfs when they may contain secrets.
         medium: Medium,
     },
 }
 
-/// What a volume is kept on (`emptyDir.medium`).
+/// Medium of a volume (`emptyDir.medium`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Medium {
     /// The node's disk.
     Disk,
-    /// A tmpfs of at most so many bytes; `None` leaves it to the kernel: half of the memory.
+    /// A tmpfs of at most this size; `None`: the kernel's default, half of the memory.
     Memory {
         /// Its `size`.
         bytes_max: Option<u64>,
@@ -107,11 +107,11 @@ pub enum Medium {
     },
 }
 
-/// A volume that needs what is not there (an object, a key of one, huge pages): where it stands, and what is missing.
+/// A volume that lacks something (an object, a key of one, huge pages): its path, and what is missing.
 pub type Missing = (PathBuf, VolumeError);
 
-/// The steps for a pod's volumes, in spec order, and the volumes that cannot be made now. What the node has is not among
-/// them ([`host_paths`]).
+/// The steps for a pod's volumes, in spec order, and the volumes that cannot be set up now. Host paths are not among them
+/// ([`host_paths`]).
 pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Missing>) {
     let (mut steps, mut missing) = (Vec::new(), Vec::new());
     for volume in from.pod.spec().volumes.iter().flatten() {
@@ -124,8 +124,8 @@ pub fn pod_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<Mi
     (steps, missing)
 }
 
-/// The steps for those volumes alone whose content may change while the pod runs, and what is wrong with the others of
-/// them.
+/// The steps for only those volumes whose content may change while the pod runs, and the errors of those that cannot be
+/// made.
 pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec<VolumeError>) {
     let (mut steps, mut errors) = (Vec::new(), Vec::new());
     let is_own = |volume: &Volume| {
@@ -142,7 +142,7 @@ pub fn object_volumes(from: Sources<'_>, pod_dir: &str) -> (Vec<VolumeStep>, Vec
     (steps, errors)
 }
 
-/// `None` for what the node, a server or the runtime has (hostPath, nfs, a claim's volume, image).
+/// `None` for volumes that the node, a file server or the runtime provides (hostPath, nfs, a claim's volume, image).
 fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<VolumeStep, VolumeError>> {
     let content = if volume.host_path.is_some() || volume.nfs.is_some() {
         return None;
@@ -173,12 +173,12 @@ fn step(volume: &Volume, from: Sources<'_>, pod_dir: &str) -> Option<Result<Volu
     })
 }
 
-/// The kubelet's words (`generateVolumeMountFunc`).
+/// The kubelet's error (`generateVolumeMountFunc`).
 fn set_up_failed(volume: &str, why: &str) -> VolumeError {
     VolumeError(format!("MountVolume.SetUp failed for volume {volume:?} : {why}"))
 }
 
-/// The kubelet's words (`WaitForAttachAndMount`, `processPodVolumes`).
+/// The kubelet's error (`WaitForAttachAndMount`, `processPodVolumes`).
 fn not_processed(pod: &DesiredPod, volume: &Volume, why: &str) -> VolumeError {
     let name = &volume.name;
     let claim = volume.persistent_volume_claim.as_ref().map_or("", |claim| &claim.claim_name);
@@ -189,8 +189,8 @@ fn not_processed(pod: &DesiredPod, volume: &Volume, why: &str) -> VolumeError {
     ))
 }
 
-/// The kubelet's words for a kind that none of its plugins is for (`FindPluginBySpec`). Only a pod of an API server has one:
-/// in a manifest it is refused.
+/// The kubelet's error for a volume without a matching plugin (`FindPluginBySpec`). Only for pods of an API server:
+/// manifests with one are rejected.
 fn no_plugin(volume: &str) -> VolumeError {
     VolumeError(format!(
         "Unable to attach or mount volumes: unmounted volumes=[{volume}], unattached volumes=[], failed to process \
@@ -198,7 +198,7 @@ fn no_plugin(volume: &str) -> VolumeError {
     ))
 }
 
-/// A container of the pod has the volume as a block device.
+/// True when a container of the pod uses the volume as a block device.
 fn is_device(pod: &DesiredPod, volume: &Volume) -> bool {
     let all = pod.init_containers().iter().chain(pod.containers());
     all.flat_map(|container| container.volume_devices.iter().flatten())
@@ -218,7 +218,7 @@ fn medium(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Result<Medium, St
     })
 }
 
-/// At most the node's memory, the pod's limit and `sizeLimit` (`calculateEmptyDirMemorySize`).
+/// The minimum of the node's memory, the pod's limit and `sizeLimit` (`calculateEmptyDirMemorySize`).
 fn memory(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Medium {
     let own = source.size_limit.as_ref().and_then(|size| Quantity::parse(&size.0).ok());
     let of_pod = pod_cgroup(&from.pod.pod, true, from.node.cpu_cfs_period_us).memory_limit_bytes;
@@ -227,7 +227,7 @@ fn memory(source: &EmptyDirVolumeSource, from: Sources<'_>) -> Medium {
     Medium::Memory { bytes_max: all.into_iter().flatten().filter_map(positive).min() }
 }
 
-/// The size of page a medium means, which a container must ask for (`getPageSizeMountOption`).
+/// The page size of the medium, which a container must request (`getPageSizeMountOption`).
 fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
     let asked = huge_page_sizes(&pod.pod);
     let of_name = medium.strip_prefix("HugePages-").and_then(|size| Quantity::parse(size).ok());
@@ -247,16 +247,16 @@ fn huge_page(medium: &str, pod: &DesiredPod) -> Result<u64, String> {
     })
 }
 
-/// Directories of the pods' volumes that take room on the node's disk, by kind.
+/// Directory names of the volume kinds that use space on the node's disk.
 const EMPTY_DIR: &str = "kubernetes.io~empty-dir";
 const CONFIG_MAP: &str = "kubernetes.io~configmap";
 
-/// Where a server's volume is mounted; the name is the persistent volume's, or else the pod's own (`spec.Name`).
+/// Mount point of an NFS volume; the name is the persistent volume's, or else the one in the pod (`spec.Name`).
 fn nfs_path(pod_dir: &str, name: &str) -> String {
     format!("{pod_dir}/volumes/{NFS}/{name}")
 }
 
-/// Where a volume stands that is not the node's own.
+/// Path of a volume below the pod's directory.
 fn own_path(pod_dir: &str, volume: &Volume) -> String {
     let plugin = if volume.config_map.is_some() {
         CONFIG_MAP

@@ -1,4 +1,4 @@
-//! Where a container sees its volumes (kubelet `makeMounts`). PURE.
+//! A container's volume mounts (kubelet `makeMounts`). PURE.
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Volume, VolumeMount};
@@ -11,32 +11,32 @@ use crate::model::object::{ClaimedVolume, VolumeSource};
 use crate::proto::runtime::v1::{ImageSpec, Mount, MountPropagation};
 use crate::render::{Environment, expand};
 
-/// The mounts of one container, and what must be bound before they are there.
+/// The mounts of one container, and the subPaths to bind before them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mounts {
     /// In spec order.
     pub mounts: Vec<Mount>,
-    /// One for each mount of a part of a volume.
+    /// One per mount with a subPath.
     pub sub_paths: Vec<SubPath>,
 }
 
-/// The images of a container's image volumes as the runtime knows them, by the volume's name.
+/// The runtime's image references of a container's image volumes, by the volume's name.
 pub type VolumeImages = SortedMap<Box<str>, ImageSpec>;
 
-/// A volume that is an image (`spec.volumes[].image`), and that a container mounts.
+/// An image volume (`spec.volumes[].image`) that a container mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageVolume<'a> {
     /// The volume's name.
     pub name: &'a str,
-    /// The image as the manifest names it.
+    /// The image's name in the manifest.
     pub reference: &'a str,
     /// `pullPolicy`.
     pub pull_policy: Option<&'a str>,
-    /// Some mount is of a part of it.
+    /// True when a mount of it has a subPath.
     pub in_part: bool,
 }
 
-/// The image volumes that these mounts name: each once, in the order of the mounts.
+/// The image volumes that these mounts refer to: each once, in the order of the mounts.
 pub fn image_volumes<'a>(pod: &'a DesiredPod, wanted: &[VolumeMount]) -> Vec<ImageVolume<'a>> {
     let mut found: Vec<ImageVolume<'a>> = Vec::new();
     for mount in wanted {
@@ -67,11 +67,11 @@ fn is_filled(text: Option<&String>) -> bool {
     text.is_some_and(|text| !text.is_empty())
 }
 
-/// The mounts of the container `container`; `variables` are what `subPathExpr` means, `images` those of its image volumes.
+/// The mounts of the container `container`; `variables` expand `subPathExpr`, `images` are those of its image volumes.
 ///
 /// # Errors
-/// A mount names a volume the pod does not have (refused at the source; the core's types admit it), or a path that leads
-/// out of it.
+/// A mount refers to a volume that the pod does not have (rejected at the source; the core's types admit it), or to a path
+/// outside it.
 pub fn container_mounts(
     pod: &DesiredPod,
     container: &str,
@@ -88,7 +88,7 @@ pub fn container_mounts(
         let mut source = Mount::default();
         let claimed = pod.claimed(volume);
         if volume.image.is_some() {
-            // The runtime has an image's files, and finds a part of them itself.
+            // The runtime mounts an image's files, and resolves the subPath itself.
             source.image = Some(images.get(&*mount.name).ok_or_else(missing)?.clone());
             source.image_sub_path = part;
         } else {
@@ -123,7 +123,7 @@ pub fn container_mounts(
             Some("Bidirectional") => MountPropagation::PropagationBidirectional,
             _ => MountPropagation::PropagationPrivate,
         };
-        // A relative mount path counts from the root, as in the kubelet.
+        // A relative mount path is relative to the root, as in the kubelet.
         let slash = if mount.mount_path.starts_with('/') { "" } else { "/" };
         let read_only = match (claimed, &volume.nfs) {
             (Some(claimed), _) => claimed.is_ok_and(|claimed| claimed.read_only),
@@ -132,9 +132,9 @@ pub fn container_mounts(
         };
         found.mounts.push(Mount {
             container_path: format!("{slash}{}", mount.mount_path),
-            // What is made of objects, and an image, is read only, whatever the mount says (`GetAttributes`).
+            // Object and image volumes are read-only, whatever the mount says (`GetAttributes`).
             readonly: mount.read_only.unwrap_or(false) || read_only,
-            // What is smolet's own gets the container's label where there is SELinux.
+            // smolet's own files get the container's SELinux label.
             selinux_relabel: volume.host_path.is_none()
                 && volume.image.is_none()
                 && volume.nfs.is_none()
@@ -146,14 +146,14 @@ pub fn container_mounts(
     Ok(found)
 }
 
-/// The part of the volume that is mounted; empty for all of it.
+/// The mount's subPath; empty for the whole volume.
 fn sub_path(mount: &VolumeMount, variables: &Environment) -> Result<String, String> {
     let expression = mount.sub_path_expr.as_deref().filter(|text| !text.is_empty());
     let part = match expression {
         Some(text) => expanded(text, variables)?,
         None => mount.sub_path.clone().unwrap_or_default(),
     };
-    // Differs from the kubelet, which shows what the expression became: that may be a Secret's.
+    // Differs from the kubelet, which shows the expanded expression: that may contain a Secret's value.
     let shown = expression.unwrap_or(&part);
     if part.starts_with('/') {
         return Err(format!("error SubPath `{shown}` must not be an absolute path"));
@@ -164,7 +164,7 @@ fn sub_path(mount: &VolumeMount, variables: &Environment) -> Result<String, Stri
     Ok(part)
 }
 
-/// `ExpandContainerVolumeMounts`: a variable that is not there, or empty, is an error.
+/// `ExpandContainerVolumeMounts`: a variable that is missing or empty is an error.
 fn expanded(text: &str, variables: &Environment) -> Result<String, String> {
     let missing = std::cell::RefCell::new(crate::model::SortedSet::new());
     let lookup = |name: &[u8]| {
@@ -184,7 +184,7 @@ fn expanded(text: &str, variables: &Environment) -> Result<String, String> {
     String::from_utf8(part).map_err(|_| format!("subPathExpr {text:?} becomes text that is not valid UTF-8"))
 }
 
-/// True when the container's variables are needed to know its mounts.
+/// True when the mounts depend on the container's variables.
 pub fn needs_variables(wanted: &[VolumeMount]) -> bool {
     wanted.iter().any(|mount| is_filled(mount.sub_path_expr.as_ref()))
 }

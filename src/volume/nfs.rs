@@ -1,8 +1,8 @@
-//! Directories of NFS servers (kubelet `pkg/volume/nfs`): mounted and unmounted by the machine's own programs, which may hang, and
-//! are ended then. What [`of`] finds is PURE; the rest is I/O, blocking.
+//! NFS volumes (kubelet `pkg/volume/nfs`): mounted and unmounted by the machine's mount and umount programs, which may hang
+//! and are killed then. [`of`] is PURE; the rest is blocking I/O.
 //!
-//! A server that is away answers nobody: what is mounted is never looked at, only the kernel's table is, and only programs
-//! touch it, which can be killed.
+//! Any access to an unreachable server's mount hangs: so the agent never touches the mounted directory, only the kernel's
+//! mount table, and leaves the rest to programs, which can be killed.
 use std::fmt::Write as _;
 use std::fs::DirBuilder;
 use std::io;
@@ -20,22 +20,22 @@ use crate::model::pod_dirs::{NFS, SUBPATHS};
 use crate::model::{DesiredPod, NfsExport};
 use crate::mounts::{self, Mount};
 
-/// One such volume of a pod.
+/// An NFS volume of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nfs {
-    /// The volume's name, for messages: the persistent volume's, or else the pod's own.
+    /// The volume's name, for messages: the persistent volume's, or else the one in the pod.
     name: Box<str>,
-    /// Whose directory it is.
+    /// The server's name or address.
     pub server: Box<str>,
     /// `SERVER:PATH`.
     pub source: String,
-    /// Where it is mounted.
+    /// The mount point.
     pub directory: PathBuf,
-    /// What `mount` gets.
+    /// Arguments of `mount`.
     arguments: Vec<String>,
 }
 
-/// The pod's, in spec order; an error for one whose fields are refused, which a pod of an API server may have.
+/// The pod's NFS volumes in spec order; an error for one with invalid fields, which a pod of an API server may have.
 pub fn of(pod: &DesiredPod, pod_dir: &str) -> Vec<Result<Nfs, VolumeError>> {
     let volumes = pod.spec().volumes.iter().flatten();
     let found = volumes.filter_map(|volume| {
@@ -56,7 +56,7 @@ impl Nfs {
     fn new(name: &str, export: &NfsExport, read_only: bool, pod_dir: &str) -> Self {
         let directory = nfs_path(pod_dir, name);
         let source = export.source();
-        // `JoinMountOptions`: each once, sorted.
+        // `JoinMountOptions`: each option once, sorted.
         let mut options: SortedSet<&str> = export.options.iter().map(|option| &**option).collect();
         if read_only {
             options.insert("ro");
@@ -76,15 +76,15 @@ impl Nfs {
         }
     }
 
-    /// Why it could not be mounted.
+    /// The error of a mount that failed.
     pub fn failed(&self, why: &str) -> VolumeError {
         set_up_failed(&self.name, why)
     }
 
-    /// Something is mounted there: as in the kubelet that is the volume, whoever mounted it.
+    /// True when anything is mounted there: as in the kubelet that counts as the volume, whoever mounted it.
     ///
     /// # Errors
-    /// The table of mounts cannot be read.
+    /// The mount table cannot be read.
     pub fn is_mounted(&self) -> Result<bool, VolumeError> {
         match mounts::is_mounted(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -92,10 +92,10 @@ impl Nfs {
         }
     }
 
-    /// Mounts it, unless it is mounted (`SetUpAt`).
+    /// Mounts the volume, unless it is mounted already (`SetUpAt`).
     ///
     /// # Errors
-    /// The kubelet's words, with what the program said.
+    /// In the kubelet's wording, with the program's output.
     pub fn mount(&self, dropped: &AtomicBool) -> Result<(), VolumeError> {
         if self.is_mounted()? {
             return Ok(());
@@ -108,12 +108,12 @@ impl Nfs {
         let made = DirBuilder::new().recursive(true).mode(0o750).create(&self.directory);
         made.map_err(|error| self.failed(&format!("{}: {error}", self.directory.display())))?;
         let ended = program::run("mount", &self.arguments, NFS_MOUNT_TIME, dropped);
-        // The kubelet goes by what the program says, unmounts what it mounted all the same and begins anew. A program that
-        // says that all is well may have left the mount to another one.
+        // The kubelet trusts the program's exit status, unmounts a partial mount and starts again. A program that reports
+        // success may have left the mounting to another process.
         if self.is_mounted()? {
             return Ok(());
         }
-        // Empty, for nothing is mounted there; if there is something by now, the kernel refuses.
+        // Empty, since nothing is mounted there; if there is a mount by now, the kernel refuses.
         let _ = std::fs::remove_dir(&self.directory);
         let mut why = format!("mount failed: {}", outcome(&ended, NFS_MOUNT_TIME.as_secs()));
         let _ = write!(why, "\nMounting command: mount\nMounting arguments: {}", self.arguments.join(" "));
@@ -122,11 +122,11 @@ impl Nfs {
     }
 }
 
-/// Where `mount` looks for the program that knows NFS (libmount's `FS_SEARCH_PATH`), and other systems have it.
+/// Directories with the NFS mount helper: libmount's search path (`FS_SEARCH_PATH`), and those of other systems.
 const CLIENTS: [&str; 4] =
     ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/sbin/fs.d/mount.nfs", "/sbin/fs/mount.nfs"];
 
-/// How it ended, as Go has it.
+/// The program's exit status in Go's format.
 fn outcome(ended: &io::Result<Ended>, seconds: u64) -> String {
     match ended.as_ref().map(|ended| ended.status) {
         Err(error) => error.to_string(),
@@ -147,20 +147,20 @@ fn said(why: &mut String, ended: &io::Result<Ended>) {
     }
 }
 
-/// What is mounted of a server for a pod: a volume, or a part of one.
+/// An NFS mount of a pod: a volume, or a subPath of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Server, as in the kernel's mount table.
+    /// The source, as in the kernel's mount table.
     pub server: Box<str>,
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
 }
 
-/// What of servers is mounted below a pod's directory, what was mounted last first. Nothing where the pod never had such a
-/// volume, which takes one look at its directory.
+/// NFS mounts below a pod's directory, the last one mounted first. Empty when the pod never had such a volume, which one
+/// access to its directory shows.
 ///
 /// # Errors
-/// The table cannot be read; or somebody mounted something else in such a volume, which is not touched.
+/// The table cannot be read; or a foreign file system is mounted in such a volume, which is left alone.
 pub fn mounted_below(pod_dir: &Path) -> Result<Vec<Mounted>, VolumeError> {
     let failed = |why: &str| VolumeError(format!("pod directory {}: {why}", pod_dir.display()));
     if !has_volumes(pod_dir) {
@@ -171,18 +171,18 @@ pub fn mounted_below(pod_dir: &Path) -> Result<Vec<Mounted>, VolumeError> {
     ours(&mounts, &real).map_err(|point| failed(&format!("{point} is still mounted; unmount it")))
 }
 
-/// The pod with that directory has, or had, such a volume. Of the directory the agent's own part is looked at.
+/// True when the pod with that directory has, or had, such a volume. Only the agent's own part of the directory is accessed.
 pub fn has_volumes(pod_dir: &Path) -> bool {
     pod_dir.join("volumes").join(NFS).symlink_metadata().is_ok()
 }
 
-/// The error is what is mounted there and no server's.
+/// The NFS mounts below the directory; the error is a mount there that is not NFS.
 fn ours(mounts: &[Mount], pod_dir: &Path) -> Result<Vec<Mounted>, String> {
     let (volumes, parts) = (pod_dir.join("volumes").join(NFS), pod_dir.join(SUBPATHS));
     let in_volumes = |mount: &&Mount| Path::new(&mount.point).starts_with(&volumes);
     let mut devices = SortedSet::new();
     for mount in mounts.iter().filter(in_volumes) {
-        // What the server has mounted there itself is mounted by the kernel when somebody goes there.
+        // Exports below the server's export are mounted by the kernel on access.
         let is_volume = Path::new(&mount.point).parent() == Some(&*volumes);
         if !is_volume && !mount.kind.starts_with("nfs") {
             return Err(mount.point.clone());
@@ -200,16 +200,16 @@ fn ours(mounts: &[Mount], pod_dir: &Path) -> Result<Vec<Mounted>, String> {
 }
 
 impl Mounted {
-    /// Why it was not unmounted.
+    /// The error of an unmount that failed.
     pub fn failed(&self, why: &str) -> VolumeError {
         let name = self.point.file_name().unwrap_or_default().to_string_lossy();
         VolumeError(format!("UnmountVolume.TearDown failed for volume {name:?} : {why}"))
     }
 
-    /// Unmounts it; by force when that takes too long (`CleanupMountWithForce`).
+    /// Unmounts it; with `-f` when that takes too long (`CleanupMountWithForce`).
     ///
     /// # Errors
-    /// The kubelet's words; it is mounted still.
+    /// In the kubelet's wording; it is still mounted.
     pub fn unmount(&self, dropped: &AtomicBool) -> Result<(), VolumeError> {
         let times = || -> Result<usize, VolumeError> {
             let mounts = mounts::read().map_err(|error| self.failed(&error.to_string()))?;
@@ -228,7 +228,7 @@ impl Mounted {
             ended = run(&["-f".to_owned(), point]);
             arguments.insert_str(0, "-f ");
         }
-        // Of one that was killed the kernel may have gone through with it.
+        // The kernel may have completed the unmount of a program that was killed.
         if times()? < before {
             return Ok(());
         }
@@ -325,7 +325,7 @@ mod tests {
             "0:6 / /r\\040x/u/volumes/kubernetes.io~nfs/w rw - nfs nas:/b rw",
             "0:7 / /r\\040x/u/volumes/kubernetes.io~nfs/v/disk rw - nfs4 [fd00::7]:/a/disk rw",
             "0:5 /part /r\\040x/u/volume-subpaths/v/c/0 rw - nfs4 [fd00::7]:/a rw",
-            // Once more on the same: by an agent that was killed, and by the next one.
+            // Mounted twice: by an agent that was killed, and by the next one.
             "0:6 / /r\\040x/u/volumes/kubernetes.io~nfs/w rw - nfs nas:/b rw",
         ];
         let wanted = [
@@ -336,7 +336,7 @@ mod tests {
             "[fd00::7] volumes/kubernetes.io~nfs/v",
         ];
         assert_eq!(ours(&[&OTHERS[..], &own].concat()).unwrap(), wanted);
-        // A container mounted that there.
+        // Mounted there by a container.
         let foreign = "8:2 / /r\\040x/u/volumes/kubernetes.io~nfs/v/usb rw - vfat /dev/sdb1 rw";
         let said = ours(&[&own[..], &[foreign]].concat());
         assert_eq!(said, Err("/r x/u/volumes/kubernetes.io~nfs/v/usb".to_owned()));

@@ -1,4 +1,4 @@
-//! Runs a program of the machine's to its end, or to its deadline. I/O, blocking.
+//! Runs a program of the machine until it exits, or until its deadline. Blocking I/O.
 
 use std::io::{self, PipeReader, Read as _};
 use std::os::unix::process::CommandExt as _;
@@ -13,12 +13,12 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::limits::{PROGRAM_LOOK, PROGRAM_OUTPUT_BYTES_MAX};
 
-/// Ends what runs for the sake of it when it is dropped: whoever waited does so no more.
+/// Kills the program when dropped: its result is no longer needed.
 #[derive(Debug, Default)]
 pub struct Wanted(Arc<AtomicBool>);
 
 impl Wanted {
-    /// For the thread that runs the program: true when nobody waits for it any more.
+    /// For the thread that runs the program: true when the result is no longer needed.
     pub fn dropped(&self) -> Arc<AtomicBool> {
         self.0.clone()
     }
@@ -30,15 +30,15 @@ impl Drop for Wanted {
     }
 }
 
-/// How it ended.
+/// Result of a program.
 pub(crate) struct Ended {
-    /// `None`: it took too long, or nobody waited any more, and it was killed.
+    /// `None`: it was killed, because of its deadline or because its result was no longer needed.
     pub(crate) status: Option<ExitStatus>,
-    /// The beginning of what it printed, at most `limits::PROGRAM_OUTPUT_BYTES_MAX`.
+    /// The beginning of its output, at most `limits::PROGRAM_OUTPUT_BYTES_MAX`.
     pub(crate) output: String,
 }
 
-/// Runs it with what it starts as a group of its own, so that all of it can be ended.
+/// Runs the program in its own process group, so that its children are killed with it.
 ///
 /// # Errors
 /// It cannot be started.
@@ -54,11 +54,11 @@ pub(crate) fn run(
     let mut child = {
         let mut command = Command::new(program);
         command.args(arguments).env("LC_ALL", "C").process_group(0).stdin(Stdio::null());
-        // The ends that are ours go with the command: the pipe closes when its last process ends.
+        // Our write ends are dropped with the command: the pipe closes when the last process of the group exits.
         command.stdout(writer.try_clone()?).stderr(writer).spawn()?
     };
     let (mut output, mut is_open) = (Vec::new(), true);
-    // What the program leaves running (rpc.statd) may keep the pipe open: its own end counts.
+    // Daemons that the program started (rpc.statd) may keep the pipe open: the program's own exit is what counts.
     let mut pause = Duration::from_millis(1);
     let status = loop {
         is_open = is_open && keep(&mut reader, &mut output);
@@ -72,7 +72,7 @@ pub(crate) fn run(
         }
         if is_open {
             let wait = Timespec::try_from(PROGRAM_LOOK).ok();
-            // Whatever comes of it, the next round looks.
+            // The result does not matter: the next iteration checks the process.
             let _ = poll(&mut [PollFd::new(&reader, PollFlags::IN)], wait.as_ref());
         } else {
             std::thread::sleep(pause);
@@ -85,10 +85,10 @@ pub(crate) fn run(
     Ok(Ended { status, output: String::from_utf8_lossy(&output).into_owned() })
 }
 
-/// Reads what is there; false when nothing will come any more.
+/// Reads the available output; false at its end.
 fn keep(reader: &mut PipeReader, output: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 512];
-    // A pipe's worth at a time: a program that prints without end is ended all the same.
+    // One pipe buffer at a time: a program that prints endlessly still reaches its deadline.
     for _ in 0..128 {
         match reader.read(&mut buffer) {
             Ok(0) => return false,
@@ -104,7 +104,7 @@ fn keep(reader: &mut PipeReader, output: &mut Vec<u8>) -> bool {
 }
 
 fn kill(child: &mut Child) {
-    // It may have ended by itself meanwhile.
+    // It may have exited meanwhile.
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL);
     let _ = child.wait();
 }
@@ -145,7 +145,7 @@ mod tests {
         let gone = |ended: &Ended| {
             let pid = ended.output.trim().to_owned();
             let begun = Instant::now();
-            // Its parent is gone, so that somebody else waits for it.
+            // Its parent is gone: another process reaps it.
             while std::fs::read_to_string(format!("/proc/{pid}/stat"))
                 .is_ok_and(|stat| !stat.contains(") Z "))
             {

@@ -1,5 +1,5 @@
-//! Takes a pod's directory away: what smolet mounted in it first, then all that is in it. What lies on servers was unmounted before
-//! (`nfs`). I/O, blocking.
+//! Removes a pod's directory: smolet's mounts in it first, then its content. NFS volumes were unmounted before (`nfs`).
+//! Blocking I/O.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -15,18 +15,18 @@ use crate::mounts::{self, Mount};
 use crate::tree;
 use crate::userns;
 
-/// Removes a pod's directory with all that is in it. Symlinks are removed, never followed; memory and parts of volumes
-/// are unmounted, and where something else is still mounted below it nothing is touched. Ends after `limits::REMOVAL_PIECE`,
-/// and returns whether all of it is gone: what is left another call removes.
+/// Removes a pod's directory with its content. Symlinks are removed, never followed; tmpfs volumes and subPaths are
+/// unmounted, and while anything else is mounted below it nothing is removed. Returns after `limits::REMOVAL_PIECE`, with
+/// whether everything is gone: further calls remove the rest.
 ///
 /// # Errors
-/// One sentence; the caller tries again later.
+/// One sentence; the caller retries later.
 pub fn pod_dir(pod_dir: &Path) -> Result<bool, VolumeError> {
     remove(pod_dir, one_piece)
 }
 
-/// Removes the volumes of a pod that has ended, as [`pod_dir`] does, and its range of users last (`usernsManager.Release`). What
-/// stays is the files that its status is read from, and its hosts file.
+/// Removes the volumes of a pod that has ended, as [`pod_dir`] does, and its range of user ids last
+/// (`usernsManager.Release`). The files that its status is read from stay, and its hosts file.
 ///
 /// # Errors
 /// As [`pod_dir`].
@@ -60,12 +60,12 @@ fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<bool>) -> Result<bool, 
     let unmounted = |own: &Mounted, done: rustix::io::Result<()>| {
         done.map_err(|error| fail(format!("{} cannot be unmounted: {error}", own.point)))
     };
-    // What was mounted below a part of a volume is the node's: it goes from here alone. Other mounts are not looked at:
-    // what they lie on may not answer any more, which unmounting does not mind.
+    // Mounts that the node made below a subPath belong to the node: only their copy here is detached. Other mounts are not
+    // accessed: their file system may hang, which unmounting does not mind.
     for own in mounts.iter().filter(|own| own.is_shared && mounts.iter().any(|other| other.is_below(own))) {
         unmounted(own, mount_change(own.point.as_str(), MountPropagationFlags::PRIVATE))?;
     }
-    // The last one mounted first: parts of volumes before the volumes.
+    // The last one mounted first: subPaths before the volumes.
     for own in mounts.iter().rev() {
         unmounted(own, unmount(own.point.as_str(), UnmountFlags::NOFOLLOW))?;
     }
@@ -75,8 +75,8 @@ fn remove(pod_dir: &Path, files: fn(&Path) -> io::Result<bool>) -> Result<bool, 
     unless_gone(removed).map_err(|error| fail(format!("cannot be removed: {error}")))
 }
 
-/// Removes what parts of volumes were bound to, and servers' volumes mounted on, never what is in it: should one be mounted all
-/// the same, the kernel refuses. A program that an agent began which was killed since may mount one at any moment.
+/// Removes the mount points of subPaths and of NFS volumes, never what is below them: if one is mounted after all, the
+/// kernel refuses. A program started by an agent that was killed since may still mount one at any moment.
 fn parts(directory: &Path, depth: usize) -> io::Result<()> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -93,12 +93,12 @@ fn parts(directory: &Path, depth: usize) -> io::Result<()> {
     std::fs::remove_dir(directory)
 }
 
-/// An error when a volume in the directory lies on another file system (`RemoveAllOneFilesystem`).
+/// An error when a volume in the directory is on another file system (`RemoveAllOneFilesystem`).
 fn one_file_system(pod_dir: &Path) -> io::Result<()> {
     let own = pod_dir.metadata()?.dev();
     let entries = |dir: &Path| std::fs::read_dir(dir).into_iter().flatten().flatten();
     for volume in entries(&pod_dir.join("volumes")).flat_map(|plugin| entries(&plugin.path())) {
-        // Of a link its own.
+        // Of a symlink itself, not its target.
         if volume.metadata()?.dev() != own {
             return Err(io::Error::other(format!("{} is mounted by now", volume.path().display())));
         }
@@ -106,11 +106,11 @@ fn one_file_system(pod_dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Mounts below a pod's directory.
+/// A mount below a pod's directory.
 #[derive(Debug, PartialEq, Eq)]
 struct Mounted {
     point: String,
-    /// smolet mounted it: the memory of a volume, or a part of one.
+    /// smolet mounted it: a tmpfs volume, or a subPath.
     is_ours: bool,
     /// Mounts in it propagate to other namespaces.
     is_shared: bool,
@@ -122,10 +122,10 @@ impl Mounted {
     }
 }
 
-/// The mount points at or below `directory`, in the order of their mounting.
+/// The mount points at or below `directory`, in mount order.
 fn mounted_below(directory: &Path) -> io::Result<Vec<Mounted>> {
     let mounts = mounts::read()?;
-    // The kernel writes real paths, so the directory's own must be one too.
+    // The kernel writes resolved paths, so the directory's path must be resolved too.
     let Ok(real) = directory.canonicalize() else { return Ok(Vec::new()) };
     Ok(points(mounts, &real))
 }
@@ -142,7 +142,7 @@ fn points(mounts: Vec<Mount>, real: &Path) -> Vec<Mounted> {
                 }
                 _ => false,
             },
-            // And what the node mounted in it since.
+            // Including what the node mounted in it since.
             [SUBPATHS, _, _, index, ..] => index.bytes().all(|byte| byte.is_ascii_digit()),
             _ => false,
         };
@@ -159,7 +159,8 @@ fn name(part: Component<'_>) -> &str {
 mod tests {
     use super::*;
 
-    /// What lies on a server is unmounted elsewhere, with a deadline. Until it is, nothing is removed, and whatever comes in
+    /// An NFS volume is unmounted elsewhere, with a deadline. Until it is, nothing is removed, and whatever is mounted
+    /// meanwhile, nothing through it.
     /// between, nothing through it.
     #[test]
     fn nothing_is_removed_through_a_servers_volume() {
@@ -178,12 +179,12 @@ mod tests {
         std::fs::write(volume.join("kept"), "x").unwrap();
         let error = pod_dir(&root).expect_err("mounted").0;
         assert!(error.ends_with("kubernetes.io~nfs/v is still mounted; unmount it"), "{error}");
-        // It was mounted behind the look.
+        // It was mounted after the check.
         let error = parts(&root.join("volumes").join(NFS), 1).expect_err("mounted");
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
         assert!(volume.join("kept").exists() && own.join("file").exists(), "nothing is touched");
         unmount(&volume, UnmountFlags::NOFOLLOW).unwrap();
-        // Somebody wrote there what was for the server.
+        // A process wrote here locally what was meant for the server.
         std::fs::write(volume.join("local"), "x").unwrap();
         let error = pod_dir(&root).expect_err("not empty").0;
         assert!(

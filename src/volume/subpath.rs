@@ -1,8 +1,7 @@
-//! A part of a volume for a container, bound so that nothing in the volume can lead it elsewhere (kubelet `subpath`). I/O,
-//! blocking.
+//! subPaths of volumes, bound so that nothing in the volume can redirect them (kubelet `subpath`). Blocking I/O.
 //!
-//! A container writes into its volumes: between a look at a path and its mount it may put a symlink there. So the part is
-//! opened first, component by component and following no link, and what was opened is what is bound.
+//! Containers write into their volumes: between the check of a path and its mount one may put a symlink there. So the
+//! subPath is opened first, component by component without following symlinks, and the open file is what is bound.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File};
@@ -15,35 +14,35 @@ use rustix::fs::{FileType, Mode, OFlags, fchmod, fstat, mkdirat, open, openat};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 
-/// A part of a volume.
+/// A subPath of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SubPath {
     /// The volume's name, for messages.
     pub mount: String,
     /// The container's name, for messages.
     pub container: String,
-    /// Where the volume stands.
+    /// The volume's path.
     pub volume: PathBuf,
-    /// Relative, no `..` in it. Made when it is not there.
+    /// The subPath: relative, no `..` in it. Created when missing.
     pub part: String,
-    /// What mounts below it do.
+    /// Propagation of mounts below it.
     pub propagation: Propagation,
-    /// Where it is bound.
+    /// The mount point of the bind.
     pub target: PathBuf,
 }
 
-/// Whether what is mounted on the one side appears on the other (`mountPropagation`).
+/// Mount propagation between node and container (`mountPropagation`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Propagation {
-    /// On neither.
+    /// None.
     None,
-    /// What the node mounts, in the container.
+    /// From the node to the container.
     FromHost,
-    /// On both.
+    /// In both directions.
     Both,
 }
 
-/// A part that was found.
+/// A subPath that was opened.
 #[derive(Debug)]
 pub struct OpenedSubPath {
     handle: OwnedFd,
@@ -51,9 +50,9 @@ pub struct OpenedSubPath {
 }
 
 impl SubPath {
-    /// The kubelet's words, without details: they would tell the pod of the node's files. Those go to the log.
+    /// The kubelet's error, without details: they would disclose the node's files to the pod. Details go to the log.
     fn failed(&self, what: &str, error: &io::Error) -> String {
-        // Not the part itself: a Secret's value may have been in its expression.
+        // Without the subPath itself: its expression may have contained a Secret's value.
         log::warn!("{}: subPath for {}: {error}", self.volume.display(), self.target.display());
         self.not(what)
     }
@@ -62,7 +61,7 @@ impl SubPath {
         format!("failed to {what} for volumeMount {:?} of container {:?}", self.mount, self.container)
     }
 
-    /// Why it could not be looked at.
+    /// The error of an access that did not complete.
     pub fn unanswered(&self, why: &str) -> String {
         format!("{}: {why}", self.not(PREPARE))
     }
@@ -70,8 +69,8 @@ impl SubPath {
 
 const PREPARE: &str = "prepare subPath";
 
-/// Finds the part, and makes it when it is not there. It may never end: the volume, or what a link in it leads to, may lie
-/// on a server that is away. `None`: it is bound already, and stays.
+/// Opens the subPath, and creates it when missing. May hang: the volume, or the target of a symlink in it, may be on an
+/// unreachable file server. `None`: it is bound already, and stays.
 ///
 /// # Errors
 /// One sentence; the details are in the log.
@@ -85,7 +84,7 @@ pub fn find(part: &SubPath) -> Result<Option<OpenedSubPath>, String> {
     find_real(&volume, part).map_err(unprepared)
 }
 
-/// Binds what was found. Of its file system only the mount is touched; that may be gone by now all the same.
+/// Binds the opened subPath. Only its mount is touched on its file system, which may hang all the same.
 ///
 /// # Errors
 /// As [`find`].
@@ -96,7 +95,7 @@ pub fn bind(part: &SubPath, found: &OpenedSubPath) -> Result<(), String> {
 fn find_real(volume: &Path, part: &SubPath) -> io::Result<Option<OpenedSubPath>> {
     let handle = open_real(volume, Path::new(&part.part))?;
     let source = fstat(&handle)?;
-    // The same file only when it is bound there: the target's own is another.
+    // The target is the same file only when the subPath is bound there.
     let bound = part.target.symlink_metadata();
     if bound.is_ok_and(|bound| (bound.dev(), bound.ino()) == (source.st_dev, source.st_ino)) {
         return Ok(None);
@@ -114,7 +113,7 @@ fn bind_real(part: &SubPath, found: &OpenedSubPath) -> io::Result<()> {
     }
     make_target(&part.target, found.is_dir)?;
     mount_bind(handle_path(&found.handle), &part.target)?;
-    // The kubelet leaves it a peer of the node's own mount: then what goes here goes there too.
+    // The kubelet leaves it in the peer group of the node's mount: an unmount here would propagate to the node.
     match part.propagation {
         Propagation::None => mount_change(&part.target, MountPropagationFlags::PRIVATE)?,
         Propagation::FromHost => mount_change(&part.target, MountPropagationFlags::DOWNSTREAM)?,
@@ -123,18 +122,18 @@ fn bind_real(part: &SubPath, found: &OpenedSubPath) -> io::Result<()> {
     Ok(())
 }
 
-/// A handle of what stands at `part` of a volume, itself a real path; links in it may lead anywhere within the volume.
+/// A handle of `part` of a volume, itself a resolved path; symlinks in it may lead anywhere within the volume.
 pub(super) fn open_real(volume: &Path, part: &Path) -> io::Result<OwnedFd> {
     let real = volume.join(part).canonicalize()?;
     open_within(volume, within(volume, &real)?)
 }
 
-/// A path that means exactly what the handle stands for.
+/// A path that refers to exactly the handle's file.
 pub(super) fn handle_path(handle: &OwnedFd) -> String {
     format!("/proc/self/fd/{}", handle.as_raw_fd())
 }
 
-/// An empty directory or file to bind over.
+/// Creates an empty directory or file as the mount point.
 fn make_target(target: &Path, directory: bool) -> io::Result<()> {
     match target.symlink_metadata() {
         Ok(there) if there.is_dir() == directory && (there.is_dir() || there.is_file()) => return Ok(()),
@@ -149,13 +148,13 @@ fn make_target(target: &Path, directory: bool) -> io::Result<()> {
     if directory { DirBuilder::new().mode(0o750).create(target) } else { File::create_new(target).map(drop) }
 }
 
-/// `real` below the volume; an error when it is not (`PathWithinBase`).
+/// `real` relative to the volume; an error when it is outside (`PathWithinBase`).
 fn within<'a>(volume: &Path, real: &'a Path) -> io::Result<&'a Path> {
     real.strip_prefix(volume)
         .map_err(|_| io::Error::new(io::ErrorKind::PermissionDenied, "it leads out of the volume"))
 }
 
-/// The names of a path below another; an error for anything else.
+/// The components of a relative path; an error for anything but names.
 fn names(below: &Path) -> impl Iterator<Item = io::Result<&OsStr>> {
     below.components().filter(|part| *part != Component::CurDir).map(|part| match part {
         Component::Normal(name) => Ok(name),
@@ -165,7 +164,7 @@ fn names(below: &Path) -> impl Iterator<Item = io::Result<&OsStr>> {
 
 const HANDLE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens what stands at a real path below a real directory; a link that is there by now is an error (`doSafeOpen`).
+/// Opens a resolved path below a resolved directory; a symlink that appeared meanwhile is an error (`doSafeOpen`).
 fn open_within(volume: &Path, below: &Path) -> io::Result<OwnedFd> {
     let mut at = open(volume, HANDLE, Mode::empty())?;
     for name in names(below) {
@@ -177,9 +176,9 @@ fn open_within(volume: &Path, below: &Path) -> io::Result<OwnedFd> {
     Ok(at)
 }
 
-/// Makes the directories that are missing, with the volume's own mode (`doSafeMakeDir`).
+/// Creates the missing directories, with the volume's mode (`doSafeMakeDir`).
 fn make(volume: &Path, part: &Path) -> io::Result<()> {
-    // Above its umask and below 07777: setgid is part of it.
+    // Regardless of the umask and with all of 07777: setgid is part of it.
     let mode = Mode::from_raw_mode(volume.metadata()?.permissions().mode() & 0o7777);
     let (mut there, mut missing) = (part, Vec::new());
     let real = loop {
@@ -206,7 +205,7 @@ fn make(volume: &Path, part: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory opened for use, from a handle of it.
+/// Reopens a directory handle for reading.
 fn readable(handle: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(openat(handle.as_fd(), ".", flags, Mode::empty())?)
@@ -335,7 +334,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 1, "nothing was made there");
     }
 
-    /// A container swaps a directory for a link all the time: what is bound is never outside.
+    /// A container keeps swapping a directory for a symlink: what is bound is never outside.
     #[test]
     fn a_link_that_comes_in_between_is_not_followed() {
         let scratch = Scratch::new("race");

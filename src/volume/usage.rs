@@ -1,5 +1,5 @@
-//! Whether an emptyDir on disk has outgrown its `sizeLimit` (eviction manager, `emptyDirLimitEviction`). What [`limited`]
-//! finds is PURE; measuring is I/O, blocking.
+//! Disk usage of volumes: emptyDirs that exceed their `sizeLimit` (eviction manager, `emptyDirLimitEviction`). [`limited`]
+//! is PURE; measuring is blocking I/O.
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::model::quantity::Quantity;
 use crate::mounts;
 use crate::tree::{Walk, WalkResult};
 
-/// An emptyDir that may hold so much.
+/// An emptyDir with a size limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limited {
     /// The volume's name.
@@ -25,7 +25,7 @@ pub struct Limited {
     bytes_max: u64,
 }
 
-/// The pod's emptyDirs on disk that have a limit. Those in memory cannot outgrow theirs.
+/// The pod's emptyDirs on disk with a limit. A tmpfs cannot exceed its own.
 pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
     let volumes = pod.spec().volumes.iter().flatten();
     let found = volumes.filter_map(|volume| {
@@ -33,7 +33,7 @@ pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
             volume.empty_dir.as_ref().filter(|of| of.medium.as_deref().unwrap_or_default().is_empty())?;
         let limit = of.size_limit.as_ref()?;
         let bytes_max = u64::try_from(Quantity::parse(&limit.0).ok()?.value()).ok()?;
-        // 0 is no limit (`emptyDirLimitEviction` asks for a positive one).
+        // 0 means no limit (`emptyDirLimitEviction` requires a positive one).
         (bytes_max > 0).then(|| Limited {
             name: volume.name.as_str().into(),
             path: own_path(pod_dir, volume).into(),
@@ -45,7 +45,7 @@ pub fn limited(pod: &DesiredPod, pod_dir: &str) -> Vec<Limited> {
 }
 
 impl Limited {
-    /// The kubelet's message when it holds more than it may, with the blank at its end.
+    /// The kubelet's message when the volume exceeds its limit, with the trailing blank.
     fn outgrown(&self, sum: &Sum) -> Option<String> {
         let is_outgrown = sum.bytes > self.bytes_max;
         is_outgrown
@@ -53,20 +53,21 @@ impl Limited {
     }
 }
 
-/// Looks at large volumes that are not over, and are taken up again by the next [`Measurement::run`].
+/// Measurements of large volumes that are not complete, and are continued by the next [`Measurement::run`].
 #[derive(Default)]
 pub struct Measurement {
-    /// At most one of a pod, and `limits::VOLUMES_HALF_MEASURED_MAX`. Full: a further volume is begun anew the next time.
+    /// At most one per pod, and `limits::VOLUMES_HALF_MEASURED_MAX`. Full: a further volume starts from the beginning the
+    /// next time.
     unfinished: Vec<(String, Limited, Sum)>,
-    /// The last pod that got a place there: the next time the pods behind it come first.
+    /// The last pod that was added: the next time the pods after it come first.
     last: String,
 }
 
 impl Measurement {
-    /// The pods, by UID, of which a volume has outgrown its limit, and the message. Each volume is looked at for
-    /// `limits::VOLUME_USAGE_PIECE`; the large ones go on in turn while `limits::VOLUME_USAGE_PERIOD` lasts, so that none holds up
-    /// the others. What is mounted in a volume may not answer: it is not looked at. (Before Linux 5.6 nothing is that is beside
-    /// it.)
+    /// The pods, by UID, with a volume that exceeds its limit, and the message. Each volume is measured for
+    /// `limits::VOLUME_USAGE_PIECE`; the large ones continue in turn within `limits::VOLUME_USAGE_PERIOD`, so that none
+    /// delays the others. Mounts in a volume may hang: they are not measured. (Before Linux 5.6 directories
+    /// beside a mount are not measured either.)
     pub fn run(&mut self, pods: Vec<(String, Vec<Limited>)>) -> Vec<(String, String)> {
         self.run_in_pieces(pods, VOLUME_USAGE_PIECE, VOLUME_USAGE_PERIOD)
     }
@@ -115,21 +116,21 @@ impl Measurement {
         }
     }
 
-    /// Nothing has to be measured any more: what is open for it is closed.
+    /// Drops incomplete measurements and closes their directories.
     pub fn clear(&mut self) {
         *self = Self::default();
     }
 }
 
-/// Bytes and inodes that a directory takes on its disk; `None` when it is not there. What is mounted in it is not of it.
+/// Bytes and inodes that a directory uses on its disk, without other mounts in it; `None` when it does not exist.
 pub fn measured(path: &Path) -> Option<(u64, u64)> {
     let mut sum = Sum::of(path, u64::MAX)?;
     while !sum.go_on(VOLUME_USAGE_PIECE) {}
     Some((sum.bytes, sum.inodes))
 }
 
-/// Bytes and inodes of what a pod's volumes take on the node's disk (`IsLocalEphemeralVolume`), its hosts file
-/// (`getPodEtcHostsStats`), and the files for its containers' last words, which they write as much into as they like.
+/// Bytes and inodes of a pod's volumes on the node's disk (`IsLocalEphemeralVolume`), its hosts file
+/// (`getPodEtcHostsStats`), and its containers' termination logs, which have no size limit of their own.
 pub fn measured_pod(pod_dir: &Path) -> (u64, u64) {
     let hosts = std::fs::symlink_metadata(pod_dir.join("etc-hosts"));
     let (mut bytes, mut inodes) = hosts.map_or((0, 0), |file| (file.blocks() * 512, 1));
@@ -142,27 +143,27 @@ pub fn measured_pod(pod_dir: &Path) -> (u64, u64) {
     (bytes, inodes)
 }
 
-/// What a directory takes on its disk, as `du` has it.
+/// Disk usage of a directory, as `du` counts it.
 struct Sum {
     walk: Walk,
     bytes: u64,
     inodes: u64,
     bytes_max: u64,
-    /// Files of several names that are counted already.
+    /// Inodes of hard-linked files that are counted already.
     links: SortedSet<u64>,
 }
 
 impl Sum {
-    /// Of that directory, of which nothing is counted yet.
+    /// The measurement of that directory, with nothing counted yet.
     fn of(path: &Path, bytes_max: u64) -> Option<Self> {
         let walk = Walk::new(path, mounts::has_mounts(path).ok()?).ok()?;
         Some(Self { walk, bytes: 0, inodes: 0, bytes_max, links: SortedSet::new() })
     }
 
-    /// Counts for so long. True when it is over: everything is counted, or more than it may be. What goes away meanwhile, or
-    /// cannot be read, counts nothing.
+    /// Counts for at most that time. True when the result is known: everything is counted, or more than the limit. Files
+    /// that vanish meanwhile, or cannot be read, count nothing.
     fn go_on(&mut self, time: Duration) -> bool {
-        /// Entries between two looks at the clock.
+        /// Entries between two clock readings.
         const AT_ONCE: u32 = 64;
         let Self { walk, bytes, inodes, bytes_max, links } = self;
         let (began, mut seen) = (Instant::now(), 0_u32);
@@ -255,7 +256,7 @@ mod tests {
         std::fs::write(path.join("deep/x"), vec![1; 600 << 10]).unwrap();
         let limited =
             Limited { name: "a".into(), path: path.clone(), limit: "512Ki".into(), bytes_max: 512 << 10 };
-        // Emulators may be as old as the kernel before Linux 5.6.
+        // Emulators may be as old as kernels before Linux 5.6.
         let known = openat2(CWD, &root, OFlags::DIRECTORY, Mode::empty(), ResolveFlags::empty());
         let is_measured = known.err() != Some(Errno::NOSYS);
         for (at, outgrown) in [(path.join("deep/away"), is_measured), (path, false)] {
@@ -264,7 +265,7 @@ mod tests {
             let theirs = limited.clone();
             std::thread::spawn(move || found.send(look_at(&theirs).is_some()));
             let told = told.recv_timeout(std::time::Duration::from_mins(1));
-            // A thread that hangs gets an error.
+            // A hung thread gets an error.
             drop(away);
             assert_eq!(told, Ok(outgrown), "{}", at.display());
         }
@@ -290,7 +291,7 @@ mod tests {
         std::fs::remove_dir_all(&root).unwrap();
     }
 
-    /// A large volume is measured in pieces, over several looks; the others do not wait for it.
+    /// A large volume is measured in pieces, over several calls; the others do not wait for it.
     #[test]
     fn a_volume_of_many_files_does_not_hold_up_the_others() {
         let root = std::env::temp_dir().join(format!("smolet-usage-wide-{}", std::process::id()));
@@ -319,7 +320,7 @@ mod tests {
                 measurement.unfinished.first().map_or(0, |(.., sum)| sum.inodes),
             )
         };
-        // A piece of no time is 64 entries.
+        // A piece of zero duration is 64 entries.
         assert_eq!(look(&pods), ("c".to_owned(), 1, 128));
         assert_eq!(look(&pods), ("c".to_owned(), 1, 192), "taken up again");
         assert_eq!(look(&pods[1..]), ("c".to_owned(), 0, 0), "its pod is gone");

@@ -1,4 +1,4 @@
-//! Images as files: what is in an archive ([`tar`]), and what of it goes to the runtime ([`plan`]).
+//! Image archives: reading ([`tar`]), and planning their import into the runtime ([`plan`]).
 
 pub mod plan;
 pub mod tar;

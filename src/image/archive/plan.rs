@@ -1,12 +1,12 @@
-//! What of an image archive goes to the runtime, and under which names. PURE but for the reads it asks for.
+//! Plans the import of an image archive: which blobs, and under which image names. PURE but for the reads it requests.
 //!
 //! ```text
 //!     OCI layout     index.json ─► (index of platforms ─►) manifest ─► configuration, layers
-//!     docker save    manifest.json ─► configuration, layers; the manifest is made as containerd's importer makes it
+//! |     docker save    manifest.json ─► configuration, layers; the manifest is built as in containerd's importer
 //! ```
 //!
-//! An archive with both is read as an OCI layout. Of an index, the manifest that fits the node best counts, and the others
-//! need not be in the archive. Digests are checked by whoever stores the blobs; here is checked that everything is there.
+//! An archive with both is read as an OCI layout. Of an index, the manifest that matches the node best is used, and the
+//! others need not be in the archive. Digests are checked when the blobs are stored; here only that every blob is present.
 
 use std::collections::BTreeMap;
 
@@ -25,20 +25,20 @@ const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+j
 const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
 const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
 const DOCKER_LAYER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
-/// Labels by which containerd's garbage collection finds what a blob refers to (`ChildGCLabels`).
+/// Labels with which containerd's garbage collector finds the blobs that a blob refers to (`ChildGCLabels`).
 const REFERS_TO: &str = "containerd.io/gc.ref.content.";
 
-/// What images are for: `linux` and an architecture as Go names it.
+/// A platform of images: `linux` and an architecture by its Go name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Platform {
     /// `amd64`, `arm64`, `arm` …
     pub architecture: &'static str,
-    /// For `arm`: 5 to 8. For others 0.
+    /// For `arm`: 5 to 8; otherwise 0.
     pub variant: u8,
 }
 
 impl Platform {
-    /// The platform of this build, on a machine that calls itself `machine` (`uname -m`).
+    /// The platform of this build, on a machine whose `uname -m` is `machine`.
     pub fn here(machine: &str) -> Self {
         let architecture = match std::env::consts::ARCH {
             "x86_64" => "amd64",
@@ -54,12 +54,12 @@ impl Platform {
         Self { architecture, variant }
     }
 
-    /// How well an image for that platform fits; lower is better, `None` when it does not run here.
+    /// How well an image for that platform matches; lower is better, `None` when it does not run here.
     fn rank(&self, os: &str, architecture: &str, variant: &str) -> Option<u8> {
         if os != "linux" {
             return None;
         }
-        // What `platforms.Normalize` takes to be meant.
+        // Aliases, as in `platforms.Normalize`.
         let architecture = match architecture {
             "x86_64" | "x86-64" => "amd64",
             "aarch64" => "arm64",
@@ -70,7 +70,7 @@ impl Platform {
             return None;
         }
         if architecture != "arm" {
-            // arm64 has v8 only here; amd64's levels are said by no image that needs none.
+            // arm64 has only v8 here; an amd64 image that needs no level declares none.
             return matches!(variant, "" | "v1" | "v8").then_some(0);
         }
         let wanted = match variant {
@@ -84,60 +84,60 @@ impl Platform {
 /// `containerd.types.Descriptor`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Descriptor {
-    /// Its media type.
+    /// The media type.
     pub media_type: String,
     /// `sha256:…`.
     pub digest: String,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// Where a blob's bytes are.
+/// Source of a blob's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Data {
     /// In the archive.
     InArchive(Extent),
-    /// Here.
+    /// Generated, in memory.
     Made(Vec<u8>),
 }
 
-/// Something to store by its digest.
+/// A blob to store by its digest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Blob {
-    /// `sha256:…`; what is stored must have it.
+    /// `sha256:…` of the stored bytes.
     pub digest: String,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Its bytes.
+    /// The source of its bytes.
     pub data: Data,
-    /// What it refers to: without these labels that would be garbage.
+    /// References to other blobs, which would be garbage without these labels.
     pub labels: BTreeMap<String, String>,
 }
 
-/// A name for what was stored.
+/// An image name to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedImage {
-    /// Complete: `docker.io/library/busybox:1`.
+    /// The full name: `docker.io/library/busybox:1`.
     pub name: String,
     /// Its manifest or index.
     pub target: Descriptor,
 }
 
-/// Uploads and names of an archive's import, in order.
+/// Blobs to upload and names to create for an archive, in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What others refer to comes first; none twice.
+    /// Referenced blobs first; no duplicates.
     pub blobs: Vec<Blob>,
-    /// No name twice.
+    /// No duplicate names.
     pub images: Vec<NamedImage>,
 }
 
 impl Plan {
-    /// Leaves the images of those names alone, with the blobs they are made of.
+    /// Keeps the images for which `keep` is true, and drops the others with the blobs that only they need.
     pub fn retain(&mut self, keep: &mut dyn FnMut(&str) -> bool) {
         self.images.retain(|image| keep(&image.name));
         let mut needed: SortedSet<&str> = self.images.iter().map(|image| &*image.target.digest).collect();
-        // What refers to others comes after them.
+        // A blob comes after the blobs that it refers to.
         for blob in self.blobs.iter().rev() {
             if needed.contains(&*blob.digest) {
                 needed.extend(blob.labels.values().map(String::as_str));
@@ -148,13 +148,13 @@ impl Plan {
     }
 }
 
-/// Reads so many bytes of the archive.
+/// Reads a piece of the archive.
 pub type Reads<'a> = dyn FnMut(Extent) -> Result<Vec<u8>, String> + 'a;
 
 /// Plans the import of an archive.
 ///
 /// # Errors
-/// What is wrong with it and the mend, to be read behind its name.
+/// The error and its remedy, as a text that follows the archive's name.
 pub fn plan(index: &Index, platform: &Platform, read: &mut Reads<'_>) -> Result<Plan, String> {
     let mut planner = Planner { index, platform, read, plan: Plan::default() };
     if index.file("oci-layout").is_some() && index.file("index.json").is_some() {
@@ -184,7 +184,7 @@ impl Planner<'_, '_> {
     fn oci(&mut self) -> Result<(), String> {
         let at = self.index.file("index.json").ok_or("has no index.json")?;
         let top = self.json("index.json", at)?;
-        // By name, with how well it fits: two platforms of one image may stand side by side.
+        // By name, with the rank of its platform: two platforms of one image may be side by side.
         let mut named: Vec<(String, u8, &Value)> = Vec::new();
         let mut other_platform = None;
         for entry in list(&top, "manifests") {
@@ -212,7 +212,7 @@ impl Planner<'_, '_> {
         Ok(())
     }
 
-    /// Everything below an index or manifest, and itself.
+    /// Adds an index or manifest and everything that it refers to.
     fn tree(&mut self, image: &str, of: &Descriptor, depth: usize) -> Result<(), String> {
         if self.is_planned(&of.digest) {
             return Ok(());
@@ -255,7 +255,7 @@ impl Planner<'_, '_> {
         Ok(())
     }
 
-    /// Where a blob stands in the layout.
+    /// The blob's place in the layout.
     fn blob(&self, image: &str, of: &Descriptor) -> Result<Extent, String> {
         let at = self.index.file(&format!("blobs/{}", of.digest.replacen(':', "/", 1)));
         match at {
@@ -277,7 +277,7 @@ impl Planner<'_, '_> {
             let tags = list(entry, "RepoTags").iter().filter_map(Value::as_str);
             let names: Result<Vec<String>, String> = tags.map(full_name).collect();
             let names = names?;
-            // What has no name is found by nobody.
+            // An image without a name cannot be referred to.
             let Some(image) = names.first() else { continue };
             let target = self.docker_image(image, entry)?;
             for name in names {
@@ -328,7 +328,8 @@ impl Planner<'_, '_> {
         Ok(target)
     }
 
-    /// A layer as it is in the archive. The configuration has the digest of an unpacked one; a packed one is read.
+    /// A layer as it is in the archive. The configuration has the digest of the uncompressed layer; a compressed one is
+    /// read.
     fn docker_layer(&mut self, at: Extent, diff_id: &str) -> Result<Descriptor, String> {
         let begin = (self.read)(Extent { size: at.size.min(4), ..at })?;
         if !(begin.starts_with(b"\x1f\x8b") || begin == b"\x28\xb5\x2f\xfd") {
@@ -376,7 +377,7 @@ impl Planner<'_, '_> {
             .map_err(|_| format!("{name} is no JSON; save the image again"))
     }
 
-    /// How well an entry of an index fits; one that says nothing about it comes last.
+    /// The rank of an entry of an index; one without a platform comes last.
     fn rank(&self, entry: &Value) -> Option<u8> {
         let platform = &entry["platform"];
         let text = |field: &str| platform[field].as_str().unwrap_or_default();
@@ -386,11 +387,11 @@ impl Planner<'_, '_> {
         self.platform.rank(text("os"), text("architecture"), text("variant"))
     }
 
-    /// A configuration says what the image is for, if anything does.
+    /// The platform in a configuration, if it has one, must match the node.
     fn check_platform(&self, image: &str, config: &Value) -> Result<(), String> {
         let text = |field: &str| config[field].as_str().unwrap_or_default();
         let (os, architecture, variant) = (text("os"), text("architecture"), text("variant"));
-        // Which arm, many configurations do not say.
+        // Many configurations do not set the arm variant.
         let variant_or = if variant.is_empty() && architecture == "arm" { "v5" } else { variant };
         if architecture.is_empty() || self.platform.rank(os, architecture, variant_or).is_some() {
             return Ok(());
@@ -412,7 +413,7 @@ fn list<'v>(of: &'v Value, field: &str) -> &'v [Value] {
     of[field].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// `imageName`: containerd's own annotation has the whole name, OCI's a name or a tag alone.
+/// `imageName`: containerd's own annotation has the full name, OCI's a name or only a tag.
 fn name_of(entry: &Value) -> Result<Option<String>, String> {
     let annotation = |key: &str| entry["annotations"][key].as_str().filter(|name| !name.is_empty());
     if let Some(name) = annotation("io.containerd.image.name") {
@@ -433,7 +434,7 @@ fn descriptor(value: &Value) -> Option<Descriptor> {
     Some(Descriptor { media_type, digest, size: value["size"].as_u64()? })
 }
 
-/// The one algorithm that everybody uses.
+/// Only sha256 is supported.
 fn is_digest(text: &str) -> bool {
     let hex = text.strip_prefix("sha256:").unwrap_or_default();
     hex.len() == 64 && hex.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
@@ -446,7 +447,7 @@ fn references(config: &Descriptor, layers: &[Descriptor]) -> BTreeMap<String, St
     layers.chain([(format!("{REFERS_TO}config"), config.digest.clone())]).collect()
 }
 
-/// Byte for byte what containerd's importer makes, so that the same archive is the same image there.
+/// Byte for byte what containerd's importer generates, so that the same archive results in the same image there.
 fn docker_manifest(config: &Descriptor, layers: &[Descriptor]) -> String {
     let one = |of: &Descriptor| {
         format!(r#"{{"mediaType":"{}","digest":"{}","size":{}}}"#, of.media_type, of.digest, of.size)

@@ -1,8 +1,8 @@
-//! What stands where in a tar archive. Reads headers only, so a large archive costs a few small reads; knows POSIX
+//! Indexes the files of a tar archive. Reads headers only, so a large archive takes a few small reads; supports POSIX
 //! (ustar, pax) and GNU names and sizes.
 //!
-//! An own reader, because an archive may say anything: names, sizes and the number of entries are bounded here, and
-//! nothing is kept of what stands between the headers.
+//! An own reader, because archives are untrusted: names, sizes and the number of entries are bounded here, and nothing
+//! between the headers is kept.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -12,12 +12,12 @@ use crate::model::SortedMap;
 
 const BLOCK: u64 = 512;
 
-/// A place in the archive.
+/// A range of the archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// From the archive's beginning, in bytes.
+    /// Offset from the archive's beginning, in bytes.
     pub offset: u64,
-    /// In bytes; all of it lies within the archive.
+    /// Size in bytes; the range lies within the archive.
     pub size: u64,
 }
 
@@ -25,31 +25,31 @@ pub struct Extent {
 #[derive(Debug, Default)]
 pub struct Index {
     files: SortedMap<String, Extent>,
-    /// What a symbolic or hard link leads to, from the archive's root.
+    /// Targets of symbolic and hard links, relative to the archive's root.
     links: BTreeMap<String, String>,
 }
 
 impl Index {
-    /// A file, or what a link to it leads to, however the name is written (`./a`, `a`).
+    /// A file, or the target of a link, by its name in any spelling (`./a`, `a`).
     pub fn file(&self, name: &str) -> Option<Extent> {
         let name = clean(name);
         self.files.get(&name).or_else(|| self.files.get(self.links.get(&name)?)).copied()
     }
 
-    /// Reads the headers of an archive that is so many bytes long. Blocks.
+    /// Reads the headers of an archive of that length. Blocks.
     ///
     /// # Errors
-    /// What is wrong with it, to be read behind its name.
+    /// The error, as a text that follows the archive's name.
     pub fn read(archive: &impl FileExt, length: u64) -> Result<Self, String> {
         let mut index = Self::default();
         let mut at = 0;
         let mut entries = 0_usize;
-        // Said before an entry, of that entry only.
+        // Extended header, which applies to the next entry only.
         let mut told = ExtendedHeader::default();
         loop {
             let mut block = [0_u8; 512];
             if at + BLOCK > length {
-                // Some writers leave the end mark out.
+                // Some writers omit the end marker.
                 return if at == length && entries > 0 { Ok(index) } else { Err(ends_within("its headers")) };
             }
             archive.read_exact_at(&mut block, at).map_err(unread)?;
@@ -74,7 +74,7 @@ impl Index {
             let is_told = matches!(kind, b'L' | b'K' | b'x' | b'g');
             let said_size = if is_told { None } else { told.size.take() };
             let size = said_size.or_else(|| header.size()).ok_or("is damaged: a bad size")?;
-            // Links, devices and directories have no data, whatever size is written there.
+            // Links, devices and directories have no data, whatever their size field.
             let size = if (b'1'..=b'6').contains(&kind) { 0 } else { size };
             let data = Extent { offset: at + BLOCK, size };
             let end = data.offset.checked_add(size).filter(|end| *end <= length);
@@ -86,7 +86,7 @@ impl Index {
                 b'x' => told.take_pax(&text(archive, data)?)?,
                 b'0' | b'\0' | b'7' => {
                     let name = name();
-                    // As old archives mark directories.
+                    // Old archives mark directories by a trailing slash.
                     if !name.ends_with('/') {
                         index.files.insert(clean(&name), data);
                     }
@@ -100,19 +100,19 @@ impl Index {
                     index.links.insert(clean(&name), target);
                 }
                 b'S' => return Err(format!("has a sparse file, {}; pack it without --sparse", name())),
-                // Directories, devices, and `g`, which is said of all entries.
+                // Directories, devices, and `g`, which applies to all entries.
                 _ => {}
             }
             if !is_told {
                 told = ExtendedHeader::default();
             }
-            // Saturating: then the next header lies behind the end.
+            // Saturating: the next header is then after the end.
             at = end.checked_next_multiple_of(BLOCK).unwrap_or(u64::MAX - BLOCK);
         }
     }
 }
 
-/// What stands before an entry about it.
+/// Fields of extended headers before an entry.
 #[derive(Default)]
 struct ExtendedHeader {
     path: Option<String>,
@@ -145,7 +145,7 @@ impl ExtendedHeader {
     }
 }
 
-/// Data that belongs to a header.
+/// The text of a header's data.
 fn text(archive: &impl FileExt, data: Extent) -> Result<String, String> {
     let size = usize::try_from(data.size).ok().filter(|size| *size <= IMAGE_ARCHIVE_NAME_BYTES_MAX);
     let size = size.ok_or_else(|| {
@@ -162,7 +162,7 @@ fn text(archive: &impl FileExt, data: Extent) -> Result<String, String> {
 struct Header<'a>(&'a [u8; 512]);
 
 impl Header<'_> {
-    /// Its checksum is that of its bytes, the checksum's own taken for spaces.
+    /// True when the checksum matches the header's bytes, with the checksum field taken as spaces.
     fn is_sound(&self) -> bool {
         let sum = |of: &[u8]| of.iter().map(|byte| u64::from(*byte)).sum::<u64>();
         let spaces = 8 * u64::from(b' ');
@@ -178,7 +178,7 @@ impl Header<'_> {
         if field[0] & 0x80 == 0 {
             return octal(field);
         }
-        // GNU: a number of 95 bits; those above 64 must be none.
+        // GNU: a number of 95 bits; those above 64 must be zero.
         let (high, low) = field.split_at(4);
         let low = low.try_into().map(u64::from_be_bytes).ok()?;
         (high == [0x80, 0, 0, 0]).then_some(low)
@@ -194,7 +194,7 @@ impl Header<'_> {
     }
 }
 
-/// Names that are no UTF-8 are nobody's: no image refers to them.
+/// A name that is not UTF-8 is kept lossily: no image refers to it.
 fn until_zero(field: &[u8]) -> String {
     let end = field.iter().position(|byte| *byte == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).into_owned()
@@ -206,7 +206,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     if digits.is_empty() { Some(0) } else { u64::from_str_radix(digits, 8).ok() }
 }
 
-/// `path.Clean`, for a name within an archive: what leads above its root stays at the root.
+/// `path.Clean` for a name in the archive: a path that leads above the root stays at the root.
 fn clean(name: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in name.split('/') {
@@ -219,7 +219,7 @@ fn clean(name: &str) -> String {
     parts.join("/")
 }
 
-/// How the archive begins that is none.
+/// The error for a file that is not a tar archive, by its first bytes.
 fn not_tar(block: &[u8]) -> String {
     let kinds: [(&[u8], &str, &str); 5] = [
         (b"\x1f\x8b", "gzip", "gunzip"),
@@ -305,7 +305,7 @@ mod tests {
         bytes
     }
 
-    /// A tar of these files, with its end mark.
+    /// A tar archive of these files, with its end marker.
     pub(crate) fn tar(files: &[(&str, &[u8])]) -> Bytes {
         let mut bytes: Vec<u8> = files.iter().flat_map(|(name, data)| entry(name, b'0', "", data)).collect();
         bytes.resize(bytes.len() + 1024, 0);
@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Whatever is changed in an archive: it is read or refused, and what it holds lies within it.
+    /// Whatever bytes of an archive are changed: it is read or rejected, and its ranges lie within it.
     #[test]
     fn no_bytes_make_it_read_elsewhere() {
         let seed = fastrand::u64(..);

@@ -1,14 +1,14 @@
-//! Which pods may use an image that is on the node already (kubelet `pullmanager.PullManager`, KEP-2535).
+//! Verifies which pods may use an image that is present on the node (kubelet `pullmanager.PullManager`, KEP-2535).
 //!
 //! ```text
-//!     a pull begins ─► pulling/ ─► ends ─► pulled/: the image, and whose credentials it was pulled with
+//! |     a pull begins ─► pulling/ ─► ends ─► pulled/: the image, and the credentials that it was pulled with
 //!
-//!     an image is there ─► policy ─► record ─► one of the pod's credentials stands there? ──yes──► it starts
-//!                                                             └──no──► it is pulled, which the registry allows or not
+//! |     an image is present ─► policy ─► record ─► has one of the pod's credentials? ──yes──► it starts
+//! |                                                             └──no──► it is pulled: the registry decides
 //! ```
 //!
-//! What is decided is in [`policy`] and [`record`] (PURE); [`records`] is the kubelet's directory `image_manager` below the state
-//! directory, in its format, so that a node that is handed over keeps it.
+//! Decisions are in [`policy`] and [`record`] (PURE); [`records`] is the kubelet's directory `image_manager` in the state
+//! directory, in its format, so that the records survive a change between kubelet and smolet.
 
 pub mod policy;
 pub mod record;
@@ -26,19 +26,19 @@ use crate::blocking::Blocking;
 use crate::cri::{Image, Runtime};
 use crate::limits::{IMAGES_LISTED_BYTES_MAX, PULL_RECORD_SECRETS_MAX};
 
-/// What is known of pulls. One for an agent; no borrow of its state is held over an await.
+/// The pull manager; one per agent. No borrow of its state is held across an await.
 pub struct PullManager {
     policy: VerificationPolicy,
     records: Arc<Mutex<Records>>,
-    /// The number of the last pull that began.
+    /// Number of the last pull that began.
     begun: Cell<u64>,
-    /// Pulls whose task was dropped: they count as failed before anything else is looked at.
+    /// Pulls whose task was dropped: recorded as failed before any other access.
     dropped: RefCell<Vec<u64>>,
-    /// What an agent that was killed left under way is settled.
+    /// True once the unfinished pulls of an earlier agent are settled.
     settled: Cell<bool>,
 }
 
-/// A pull that is under way. Dropped, it failed.
+/// A pull in progress. Dropping it records a failure.
 pub struct Intent<'a> {
     manager: &'a PullManager,
     number: u64,
@@ -53,17 +53,17 @@ impl Drop for Intent<'_> {
     }
 }
 
-/// What a decision needs of an image that is there.
+/// A present image, for the decision.
 #[derive(Clone, Copy)]
 pub struct Present<'a> {
-    /// As the pod names it.
+    /// Its name in the pod.
     pub image: &'a str,
-    /// The runtime's id of it.
+    /// The runtime's image id.
     pub image_ref: &'a str,
 }
 
 impl PullManager {
-    /// The records below that state directory.
+    /// A pull manager with its records in that state directory.
     pub fn new(policy: VerificationPolicy, root_dir: &Path) -> Self {
         Self {
             policy,
@@ -77,11 +77,11 @@ impl PullManager {
     /// `RecordPullIntent`.
     ///
     /// # Errors
-    /// It cannot be written down; then nothing may be pulled, for the image would count as preloaded.
+    /// The intent cannot be written; nothing may be pulled then, as the image would count as preloaded.
     pub async fn begin(&self, blocking: &Blocking, image: &str) -> Result<Intent<'_>, String> {
         let number = self.begun.get() + 1;
         self.begun.set(number);
-        // Before the work: what is dropped in the middle of it is known.
+        // Before the write: an intent dropped during it is known.
         let intent = Intent { manager: self, number, over: false };
         let name = image.to_owned();
         self.work(blocking, move |records| records.begin(number, &name)).await.map_err(|error| {
@@ -90,7 +90,8 @@ impl PullManager {
         Ok(intent)
     }
 
-    /// `RecordImagePulled`. A record that cannot be written leaves the intent: the image counts as pulled by somebody unknown.
+    /// `RecordImagePulled`. If the record cannot be written the intent stays: the image counts as pulled with unknown
+    /// credentials.
     pub async fn pulled(&self, blocking: &Blocking, mut intent: Intent<'_>, image_ref: &str, by: Access) {
         intent.over = true;
         let (number, image_ref) = (intent.number, image_ref.to_owned());
@@ -108,11 +109,11 @@ impl PullManager {
         self.work(blocking, move |records| records.end(number)).await;
     }
 
-    /// `MustAttemptImagePull`: the image is there, and whether this pod may use it is for the registry to say. `secrets` are the
-    /// pod's logins for the image that come from pull secrets.
+    /// `MustAttemptImagePull`: true when the image is present and only the registry can tell whether this pod may use it.
+    /// `secrets` are the pod's credentials for the image from pull secrets.
     ///
     /// # Errors
-    /// The pod's logins cannot be read.
+    /// The pod's credentials cannot be read.
     pub async fn must_pull<R: Runtime>(
         &self,
         (runtime, blocking): (&R, &Blocking),
@@ -146,7 +147,7 @@ impl PullManager {
         }
         let secrets = secrets().await?;
         let Some((secret, is_known)) = access.matching(&secrets) else { return Ok(true) };
-        // The same login by another secret, or another login in the same one: it counts from now on.
+        // The same credentials in another secret, or other credentials in the same one: recorded from now on.
         if !is_known && access.secrets.len() < PULL_RECORD_SECRETS_MAX {
             let (image, image_ref) = (present.image.to_owned(), present.image_ref.to_owned());
             let by = Access::of_secret(secret.clone());
@@ -158,7 +159,7 @@ impl PullManager {
         Ok(false)
     }
 
-    /// `initialize`: what a killed agent was pulling, and is there now, was pulled with nobody knows what.
+    /// `initialize`: an image that an interrupted pull has brought was pulled with unknown credentials.
     async fn settle<R: Runtime>(&self, runtime: &R, blocking: &Blocking) {
         if self.settled.get() {
             return;
@@ -188,17 +189,17 @@ impl PullManager {
         }
     }
 
-    /// A list of the images begins: what is pulled from now on may not stand on it.
+    /// Before a list of the images: images pulled from now on may be missing in it.
     pub async fn begin_prune(&self, blocking: &Blocking) {
         self.work(blocking, Records::begin_prune).await;
     }
 
-    /// `PruneUnknownRecords`: records of images that are gone go.
+    /// `PruneUnknownRecords`: deletes the records of removed images.
     pub async fn prune(&self, blocking: &Blocking, images: Vec<String>) {
         self.work(blocking, move |records| records.prune(&images)).await;
     }
 
-    /// One piece of work at the records after the other, on the pool.
+    /// Runs one operation on the records at a time, on the pool.
     async fn work<T: Send + 'static>(
         &self,
         blocking: &Blocking,
@@ -220,7 +221,7 @@ impl PullManager {
 mod tests {
     use super::*;
 
-    /// `PruneUnknownRecords`, and pulls that run beside each other.
+    /// `PruneUnknownRecords` with concurrent pulls.
     #[test]
     fn records_of_images_that_are_gone_go() {
         let root = std::env::temp_dir().join(format!("smolet-pulled-{}", std::process::id()));
@@ -237,7 +238,7 @@ mod tests {
             pull("a:1", "id-a").await;
             pull("b:1", "id-b").await;
             manager.begin_prune(&blocking).await;
-            // While they are listed.
+            // While the images are listed.
             pull("c:1", "id-c").await;
             manager.prune(&blocking, vec!["id-b".to_owned()]).await;
             assert_eq!(files("pulled"), 2);

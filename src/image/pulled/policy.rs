@@ -1,4 +1,4 @@
-//! Whose access to an image that is there is verified (kubelet `image_pull_policies.go`). PURE.
+//! Policies for verifying access to present images (kubelet `image_pull_policies.go`). PURE.
 
 use crate::image::name::{ImageName, without_tag};
 use crate::limits::PULL_ALLOWLIST_MAX;
@@ -6,12 +6,12 @@ use crate::limits::PULL_ALLOWLIST_MAX;
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum VerificationPolicy {
-    /// `NeverVerify`: any pod may use any image that is there.
+    /// `NeverVerify`: any pod may use any present image.
     Never,
-    /// `NeverVerifyPreloadedImages`: images that the agent did not pull are for all.
+    /// `NeverVerifyPreloadedImages`: images that the agent did not pull are available to all pods.
     #[default]
     NotPreloaded,
-    /// `NeverVerifyAllowlistedImages`: images whose names fit are for all.
+    /// `NeverVerifyAllowlistedImages`: images with matching names are available to all pods.
     NotListed(Allowlist),
     /// `AlwaysVerify`.
     Always,
@@ -21,15 +21,15 @@ pub enum VerificationPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowlist {
     names: Vec<String>,
-    /// Each ends with a slash.
+    /// Each ends in a slash.
     prefixes: Vec<String>,
 }
 
 impl Allowlist {
-    /// Reads its patterns (`getAllowlistImagePattern`).
+    /// Parses the patterns (`getAllowlistImagePattern`).
     ///
     /// # Errors
-    /// A sentence that names the pattern.
+    /// Names the invalid pattern.
     pub fn parse(patterns: &[String]) -> Result<Self, String> {
         if patterns.len() > PULL_ALLOWLIST_MAX {
             return Err(format!("has {} patterns, and may have {PULL_ALLOWLIST_MAX}", patterns.len()));
@@ -64,7 +64,8 @@ impl Allowlist {
 }
 
 impl VerificationPolicy {
-    /// False: whatever is known of its pulls, it is for all. `repository` is the image's name without tag and digest.
+    /// False when the image is available to all pods, however it was pulled. `repository` is its name without tag and
+    /// digest.
     pub fn may_verify(&self, repository: &str) -> bool {
         match self {
             Self::Never => false,
@@ -73,7 +74,8 @@ impl VerificationPolicy {
         }
     }
 
-    /// `RequireCredentialVerificationForImage`, of an image that may be verified: it is, when the agent pulled it or did not.
+    /// `RequireCredentialVerificationForImage` for an image that [`Self::may_verify`]: depends on whether the agent pulled
+    /// it.
     pub fn verifies(&self, is_pulled: bool) -> bool {
         match self {
             Self::Never => false,

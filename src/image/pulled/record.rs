@@ -1,4 +1,4 @@
-//! What is written down of an image that was pulled: `ImagePulledRecord` of `kubelet.config.k8s.io/v1beta1`. PURE.
+//! Records of pulled images: `ImagePulledRecord` of `kubelet.config.k8s.io/v1beta1`. PURE.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
@@ -8,16 +8,16 @@ use crate::text::hex;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
-/// Where a login comes from, and what it is (`ImagePullSecret`): a digest of it, never itself.
+/// A pull secret and a digest of its credentials (`ImagePullSecret`), never the credentials themselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullSecret {
-    /// Empty for a Secret of the manifests.
+    /// Empty for a Secret from the manifests.
     pub uid: String,
     /// The Secret's namespace.
     pub namespace: String,
     /// The Secret's name.
     pub name: String,
-    /// SHA-256 of the login (`hashAuthConfig`).
+    /// SHA-256 of the credentials (`hashAuthConfig`).
     pub credential_hash: String,
 }
 
@@ -42,29 +42,29 @@ impl PullSecret {
     }
 }
 
-/// Who may use an image by one of its names (`ImagePullCredentials`).
+/// Who may use an image under one of its names (`ImagePullCredentials`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// All pods of the node: it was pulled without a login, or with one of the node's own.
+    /// All pods of the node: it was pulled anonymously, or with the node's own credentials.
     pub node_pods: bool,
-    /// Pods with one of these.
+    /// Pods with one of these pull secrets.
     pub secrets: Vec<PullSecret>,
-    /// A kubelet's `kubernetesServiceAccounts`, kept as they are: smolet runs no credential providers.
+    /// A kubelet's `kubernetesServiceAccounts`, kept unchanged: smolet runs no credential providers.
     accounts: Vec<Value>,
 }
 
 impl Access {
-    /// Of a pull that needed no pod's login.
+    /// Access after a pull without a pod's credentials.
     pub fn of_node() -> Self {
         Self { node_pods: true, ..Self::default() }
     }
 
-    /// Of a pull with that login.
+    /// Access after a pull with those credentials.
     pub fn of_secret(secret: PullSecret) -> Self {
         Self { secrets: vec![secret], ..Self::default() }
     }
 
-    /// The first of a pod's logins that opens it, by what it is or by its Secret; and whether both stand here so.
+    /// The first of a pod's credentials that gives access, by their digest or by their Secret; and whether both match.
     pub fn matching<'a>(&self, of_pod: &'a [PullSecret]) -> Option<(&'a PullSecret, bool)> {
         of_pod.iter().find_map(|secret| {
             let mut known = self.secrets.iter();
@@ -77,7 +77,7 @@ impl Access {
         })
     }
 
-    /// Takes in what another pull showed (`pulledRecordMergeNewCreds`); false when nothing is new.
+    /// Merges the access from another pull (`pulledRecordMergeNewCreds`); false when nothing is new.
     fn merge(&mut self, new: Self) -> bool {
         if self.node_pods {
             return false;
@@ -132,27 +132,27 @@ impl Access {
     }
 }
 
-/// An image that was pulled.
+/// The record of a pulled image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PulledRecord {
-    /// The runtime's id of it.
+    /// The runtime's image id.
     pub image_ref: String,
     /// By the names in pods, without tag and digest.
     by_repository: Vec<(String, Access)>,
 }
 
 impl PulledRecord {
-    /// One of which nothing is known but that it was pulled.
+    /// A record without credentials: only that the image was pulled.
     pub fn new(image_ref: &str) -> Self {
         Self { image_ref: image_ref.to_owned(), by_repository: Vec::new() }
     }
 
-    /// Who may use it by that name.
+    /// The access recorded for that name.
     pub fn access(&self, repository: &str) -> Option<&Access> {
         self.by_repository.iter().find(|(name, _)| name == repository).map(|(_, access)| access)
     }
 
-    /// Takes in what a pull by that name showed; false when nothing is new.
+    /// Merges the access from a pull by that name; false when nothing is new.
     pub fn add(&mut self, repository: &str, by: Access) -> bool {
         if let Some((_, access)) = self.by_repository.iter_mut().find(|(name, _)| name == repository) {
             return access.merge(by);
@@ -164,7 +164,7 @@ impl PulledRecord {
         has_room
     }
 
-    /// Reads one; `None` for what is none.
+    /// Parses a record; `None` for anything else.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let record: Value = serde_json::from_slice(bytes).ok()?;
         (record["kind"] == "ImagePulledRecord").then_some(())?;
@@ -178,7 +178,7 @@ impl PulledRecord {
         Some(Self { image_ref, by_repository })
     }
 
-    /// As the kubelet writes it; `updated` in RFC 3339.
+    /// The record in the kubelet's format; `updated` in RFC 3339.
     pub fn to_bytes(&self, updated: &str) -> Vec<u8> {
         let all: Map<String, Value> =
             self.by_repository.iter().map(|(name, access)| (name.clone(), access.to_json())).collect();
@@ -193,19 +193,19 @@ impl PulledRecord {
     }
 }
 
-/// A pull that is under way (`ImagePullIntent`), as the kubelet writes it.
+/// The intent record of a pull in progress (`ImagePullIntent`), in the kubelet's format.
 pub fn intent(image: &str) -> Vec<u8> {
     json!({"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image}).to_string().into_bytes()
 }
 
-/// The image of which that is an intent.
+/// The image in an intent record.
 pub fn intended(bytes: &[u8]) -> Option<String> {
     let intent: Value = serde_json::from_slice(bytes).ok()?;
     (intent["kind"] == "ImagePullIntent").then_some(())?;
     Some(intent["image"].as_str()?.to_owned())
 }
 
-/// `hashAuthConfig`: SHA-256 of a login as Go writes it in JSON.
+/// `hashAuthConfig`: SHA-256 of credentials in Go's JSON format.
 pub fn credential_hash(username: &str, password: &str, email: &str) -> String {
     let fields = [("username", username), ("password", password), ("email", email)];
     let fields: Vec<String> = fields
@@ -213,7 +213,7 @@ pub fn credential_hash(username: &str, password: &str, email: &str) -> String {
         .filter(|(_, value)| !value.is_empty())
         .map(|(name, value)| format!("\"{name}\":{}", Value::from(value)))
         .collect();
-    // Go writes JSON that may stand in a page of HTML.
+    // Go's JSON escapes HTML characters.
     let text = format!("{{{}}}", fields.join(","))
         .replace('&', "\\u0026")
         .replace('<', "\\u003c")
@@ -285,7 +285,7 @@ mod tests {
             let found = access.matching(std::slice::from_ref(&given)).map(|(_, is_known)| is_known);
             assert_eq!(found, expected, "{given:?}");
         }
-        // A login that could not be hashed is known by its Secret alone.
+        // Credentials that could not be hashed are identified by their Secret alone.
         let unhashed = Access::of_secret(secret("s", ""));
         assert!(unhashed.matching(&[secret("other", "")]).is_none());
     }

@@ -1,5 +1,5 @@
-//! The records on the disk (`fsPullRecordsAccessor`): `image_manager/{pulling,pulled}/sha256-…`, named by the digest of the image's
-//! name and of the runtime's id. Everything here blocks.
+//! Pull records on the disk (`fsPullRecordsAccessor`): `image_manager/{pulling,pulled}/sha256-…`, named by the digest of the
+//! image's name and of the runtime's id. Everything here blocks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,13 +27,13 @@ pub(super) struct KnownImage {
     pub(super) record: Option<PulledRecord>,
 }
 
-/// The two directories, and the pulls that are under way.
+/// The two directories, and the pulls in progress.
 pub(super) struct Records {
     pulling: PathBuf,
     pulled: PathBuf,
-    /// Number and image of each. At most as many as pulls run at once.
+    /// Number and image of each pull. At most as many as pulls run at once.
     under_way: Vec<(u64, String)>,
-    /// While images are listed for a prune, what was pulled meanwhile: at most as many as pulls end in that time.
+    /// During a prune, the images pulled since the list was requested: at most as many as pulls end in that time.
     since_prune: Option<BTreeSet<String>>,
 }
 
@@ -50,7 +50,7 @@ impl Records {
 
     pub(super) fn begin(&mut self, number: u64, image: &str) -> io::Result<()> {
         if !self.is_under_way(image) {
-            // The disk is not waited for: a pull lasts longer than that, or brings nothing.
+            // Not synced to the disk: a pull takes longer than the write-back, or brings nothing.
             make(&self.pulling)?;
             let path = path(&self.pulling, image);
             fs::write(path.with_extension("tmp"), record::intent(image))?;
@@ -86,7 +86,7 @@ impl Records {
         if let Some(pulled) = &mut self.since_prune {
             pulled.insert(image_ref.to_owned());
         }
-        // One that cannot be read is written anew.
+        // An unreadable record is written again.
         let known = self.read(image_ref).unwrap_or_default();
         let is_new = known.is_none();
         let mut record = known.unwrap_or_else(|| PulledRecord::new(image_ref));
@@ -105,7 +105,7 @@ impl Records {
 
     pub(super) fn known(&self, image: &str, image_ref: &str) -> io::Result<KnownImage> {
         let record = self.read(image_ref)?;
-        // Damaged, it is one all the same: its name is that of the image.
+        // A damaged record counts too: its name is that of the image.
         let is_intended = || optional(fs::symlink_metadata(path(&self.pulling, image)));
         let is_pulled = record.is_some() || self.is_under_way(image) || is_intended()?.is_some();
         Ok(KnownImage { is_pulled, record })
@@ -122,7 +122,7 @@ impl Records {
         }
     }
 
-    /// An earlier agent was pulling something when it ended.
+    /// True when an earlier agent left intents of unfinished pulls.
     pub(super) fn left_behind(&self) -> bool {
         self.intents().any(|image| !self.is_under_way(&image))
     }
@@ -132,7 +132,8 @@ impl Records {
             .filter_map(|path| record::intended(&read_bounded(&path, PULL_RECORD_BYTES_MAX).ok()?))
     }
 
-    /// What an earlier agent was pulling: of what is there nobody knows with what it was pulled; the rest did not come.
+    /// Settles the pulls of an earlier agent: images that are present were pulled with unknown credentials; the other
+    /// intents are removed.
     pub(super) fn settle(&mut self, images: &[(String, Vec<String>)]) {
         let left: Vec<String> = self.intents().filter(|image| !self.is_under_way(image)).collect();
         for image in left {
@@ -196,7 +197,7 @@ fn optional<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// For root alone: digests of logins stand in it.
+/// Readable by root only: the records contain digests of credentials.
 fn write(dir: &Path, of: &str, bytes: &[u8]) -> io::Result<()> {
     make(dir)?;
     let path = path(dir, of);

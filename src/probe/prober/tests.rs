@@ -18,12 +18,12 @@ fn prober(kind: ProbeKind, edit: impl FnOnce(&mut Probe)) -> Prober {
     Prober::new(kind, Schedule::new(&probe))
 }
 
-/// Runs since [`START`], with its startup probe behind it.
+/// Running since [`START`], its startup probe successful.
 fn runs(id: &ContainerId) -> Seen<'_> {
     Seen { id, progress: Progress::Runs(START), started: true, before: None, is_ending: false }
 }
 
-/// Asks when it is due, and answers at once; the instants of the asking.
+/// Runs the probe when due with the given results; returns the times of the probes.
 fn asked(prober: &mut Prober, id: &ContainerId, answers: &[ProbeResult]) -> Vec<Mono> {
     let mut times = Vec::new();
     for answer in answers {
@@ -88,7 +88,7 @@ fn as_many_answers_in_a_row_count_as_the_thresholds_say() {
     assert_eq!(changes(&[yes, no, yes]), (vec![false; 3], Failure));
     assert_eq!(changes(&[yes]), (vec![true], Success));
     assert_eq!(changes(&[yes, no, no]), (vec![false; 3], Success));
-    // What could not be run neither counts nor interrupts.
+    // A probe that could not run neither counts nor interrupts a series.
     assert_eq!(changes(&[None, no, no]), (vec![false, true, false], Failure));
 }
 
@@ -204,7 +204,7 @@ fn a_late_probe_is_told_apart_and_moves_no_other() {
     for (now, late, next) in [
         (at(101), false, at(110)),
         (at(110) + PROBE_LATE, true, at(120)),
-        // The probe before it took more than a period.
+        // The previous probe took more than a period.
         (Mono(at(131).0 + 7), true, at(141)),
     ] {
         assert_eq!(prober.ask(now), Some(Asked { container: it.clone(), is_late: late }), "{now:?}");

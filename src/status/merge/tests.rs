@@ -1,4 +1,4 @@
-//! What a new status takes over from the one before it.
+//! What a new status takes over from the previous one.
 
 use super::*;
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ fn a_first_status_gets_its_times_and_generation() {
 
 #[test]
 fn a_condition_keeps_its_time_until_its_status_changes() {
-    // (shown before, fresh, time it gets)
+    // (shown before, new, expected time)
     for (before, fresh, expected) in [
         ("True", "True", EARLIER),
         ("True", "False", SHOWN_NOW),
@@ -177,9 +177,9 @@ fn a_pod_that_is_over_has_ended_containers_and_a_terminal_phase() {
     let wait = json!({"waiting": {}});
     let run = json!({"running": {}});
     let done = json!({"terminated": {"exitCode": 0}});
-    // (init statuses, app statuses, phase) → exit codes of z, s, a, b (-1 = not ended), phase
+    // (init statuses, app statuses, phase) → exit codes of z, s, a, b (-1 = not terminated), phase
     for (init, app, phase, codes, ended) in [
-        // Never initialised: only the first init container counts as tried.
+        // Never initialised: only the first init container counts as started.
         ([&wait, &wait], [&wait, &wait], "Pending", [137, -1, -1, -1], "Failed"),
         ([&run, &wait], [&wait, &wait], "Pending", [137, -1, -1, -1], "Failed"),
         ([&done, &run], [&wait, &wait], "Pending", [0, 137, -1, -1], "Failed"),

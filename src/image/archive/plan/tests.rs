@@ -1,4 +1,4 @@
-//! What of an archive goes to the runtime.
+//! Plans of archives.
 
 use super::super::tar::{Bytes, tar};
 use super::*;
@@ -116,7 +116,7 @@ fn names_come_from_either_annotation() {
     assert!(name(json!({})).unwrap_err().contains("has no image with a name"));
 }
 
-/// Rows: the node, what is on offer, which one is taken.
+/// Rows: the node, the available platforms, the selected one.
 #[test]
 fn the_best_platform_is_taken() {
     let node = |architecture, variant| Platform { architecture, variant };
@@ -146,7 +146,7 @@ fn the_best_platform_is_taken() {
     let plan = layout.planned(&[index], &node("arm", 7)).unwrap();
     assert!(plan.blobs.iter().any(|blob| blob.digest == both[1]["digest"].as_str().unwrap()));
     assert_eq!(plan.blobs.len(), 4, "v5's are left out");
-    // Side by side under one name, without an index between.
+    // Side by side under one name, without an index in between.
     let mut layout = Layout::default();
     let both = [layout.manifest("linux", "arm", "v5"), layout.manifest("linux", "arm", "v6")];
     let wanted = both[1]["digest"].clone();
@@ -280,7 +280,7 @@ fn what_is_wrong_is_said_with_the_image_and_the_mend() {
     }
 }
 
-/// Whatever stands in the files of an archive, it is planned or refused.
+/// Whatever the archive's files contain, the import is planned or rejected.
 #[test]
 fn hostile_archives_are_planned_or_refused() {
     let seed = fastrand::u64(..);
