@@ -14,8 +14,7 @@ use crate::eviction::local::OwnLimit;
 #[cfg(feature = "tls")]
 use crate::limits::GRACE_SECONDS_MIN;
 use crate::model::{PodUid, Seconds, Wall};
-use crate::node::effects::Effect;
-use crate::node::effects::Effects;
+use crate::node::effects::{Effect, Effects};
 use crate::shutdown::{REFUSED, REFUSED_MESSAGE, ShutdownGroup, TERMINATED};
 #[cfg(feature = "tls")]
 use crate::source::EndingPod;

@@ -1,5 +1,7 @@
 //! What the runtime's events told of the pods, and its status does not show yet.
 
+use std::rc::Rc;
+
 use super::Pods;
 use crate::cri::Runtime;
 use crate::limits::{CHANGES_AWAITED_MAX, RELIST_PERIOD};
@@ -10,7 +12,6 @@ use crate::node::record::Awaited;
 use crate::pleg;
 use crate::pleg::news::{self, Instance, Until};
 use crate::sync::worker::Job;
-use std::rc::Rc;
 
 impl<R: Runtime + 'static> Pods<R> {
     /// Reads the pod once the runtime's status shows the change, which it does `at_once` where events come behind it. While a job

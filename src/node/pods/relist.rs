@@ -1,5 +1,7 @@
 //! What a look at everything in the runtime shows of the pods.
 
+use std::rc::Rc;
+
 use super::Pods;
 use crate::cri::Runtime;
 use crate::limits::{CONTAINERS_READ_MAX, RELIST_PERIOD_MAX};
@@ -7,7 +9,6 @@ use crate::model::{Mono, Now, ObservedPod, PodUid, SortedSet};
 use crate::node::effects::{Effect, Effects};
 use crate::node::record::Record;
 use crate::pleg::{Interest, Relist, RelistPod};
-use std::rc::Rc;
 
 impl<R: Runtime + 'static> Pods<R> {
     /// What a look at everything has to find.
