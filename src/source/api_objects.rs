@@ -108,7 +108,7 @@ impl Follower for One {
         self.now = None;
     }
 
-    fn is_there(&mut self, tree: Node) {
+    fn apply(&mut self, tree: Node) {
         match object::read(self.key.kind, &tree) {
             Ok(object) if object.key(self.key.side) == self.key => self.now = Some(object),
             Ok(_) => {}
