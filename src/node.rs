@@ -16,6 +16,7 @@ mod debug;
 mod effects;
 mod event_ring;
 mod eviction;
+mod find_runtime;
 mod identity_file;
 mod image_gc;
 mod jobs;
@@ -39,11 +40,9 @@ mod shutdown;
 mod streams;
 mod top;
 
-use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use async_signal::{Signal, Signals};
 use smol::channel::{Receiver, Sender};
@@ -54,8 +53,7 @@ use crate::blocking::Blocking;
 use crate::cgroup::Cgroups;
 use crate::clock::SharedClock;
 use crate::config::Config;
-use crate::cri::endpoint::EndpointError;
-use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler, RuntimeVersion, endpoint};
+use crate::cri::{GrpcRuntime, ImageStore, Runtime, RuntimeHandler};
 use crate::events::{About, EventKind};
 use crate::executor::Executor;
 use crate::facts;
@@ -67,7 +65,7 @@ use crate::image::pulled::PullManager;
 use crate::kernel_tunables;
 use crate::limits::{
     EVENTS_QUEUED_MAX, KIB, KUBE_MEMORY_MAX, MOUNTINFO_BYTES_MAX, ONCE_PATIENCE, ONCE_SETTLE,
-    RELIST_RETRY_MAX, SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
+    SERVER_CONNECTIONS_MAX, STOPS_QUEUED_MAX, memory_ceiling,
 };
 use crate::logs::rotate::{Rotator, Told};
 use crate::metrics::Metrics;
@@ -76,7 +74,7 @@ use crate::net::Lookups;
 use crate::poison::{self, SetAside};
 use crate::probe::run::Tools;
 use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
-use crate::server::{Answer, Query, Question, Server};
+use crate::server::{Query, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
@@ -92,6 +90,7 @@ pub use cluster::Joined;
 use cluster::{join, remember};
 use effects::{Effects, Tasks};
 use event_ring::Ring;
+use find_runtime::{FoundRuntime, wait_for_runtime};
 #[cfg(feature = "tls")]
 use join::{join, remember};
 use pods::{NodeRoom, Pods};
@@ -203,33 +202,6 @@ pub async fn run_until(
     ended
 }
 
-/// The runtime once it is ready, or nothing when the agent was ended before. Meanwhile the local socket is answered.
-async fn wait_for_runtime(
-    config: &Config,
-    once: bool,
-    executor: &Rc<Executor>,
-    clock: &SharedClock,
-    asked: &Receiver<Query>,
-    stopped: &Receiver<Stop>,
-    notify: &Notify,
-) -> Result<Option<FoundRuntime>, String> {
-    let why = RefCell::new("the agent looks for its container runtime".to_owned());
-    let found = async { find_runtime(config, once, executor, clock, &why, notify).await.map(Some) };
-    let stop = async {
-        loop {
-            match stopped.recv().await {
-                Ok(Stop::Agent | Stop::Pods) | Err(_) => break,
-                // No pod is known that would have to end.
-                Ok(Stop::Prepare(_) | Stop::Cancelled) => {}
-            }
-        }
-        notify.stopping();
-        Ok(None)
-    };
-    let meanwhile = smol::future::or(answer_meanwhile(asked, &why), notify.keep(clock));
-    smol::future::or(stop, smol::future::or(found, meanwhile)).await
-}
-
 /// What is there before the runtime is.
 struct Start<'a> {
     config: &'a Config,
@@ -337,108 +309,6 @@ impl Start<'_> {
             self.executor.spawn("log compression", compressing).detach();
         }
         logs
-    }
-}
-
-/// Answers the local socket while there is no runtime yet: there are no pods to show, but a reason.
-async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> T {
-    while let Ok(query) = asked.recv().await {
-        let answer = match query.question {
-            Question::Health => Answer::Found("ok".to_owned()),
-            Question::Pods(_)
-            | Question::Describe { .. }
-            | Question::Logs { .. }
-            | Question::Metrics
-            | Question::Top
-            | Question::TopPods(_)
-            | Question::Events(_)
-            | Question::EventAfter(_)
-            | Question::Stream(_)
-            | Question::Debug(_) => Answer::NotFound(format!("{}\n", why.borrow())),
-            // Its ports are served with the loop.
-            #[cfg(feature = "tls")]
-            Question::Node(_) => Answer::NotFound(format!("{}\n", why.borrow())),
-        };
-        // Full or closed: the client has hung up.
-        let _ = query.answer.try_send(answer);
-    }
-    std::future::pending().await
-}
-
-/// A runtime that is ready.
-struct FoundRuntime {
-    runtime: GrpcRuntime,
-    version: RuntimeVersion,
-    handlers: Vec<RuntimeHandler>,
-    /// The one it uses.
-    cgroup_driver: CgroupDriver,
-}
-
-/// The runtime when it answers and is ready. Waits for it, saying why once per reason; with `once` the first reason ends the wait.
-///
-/// Its cgroup driver is the one that it tells (KEP-4033, `getCgroupDriverFromCRI`); the configured one counts for a runtime that has
-/// no such call.
-async fn find_runtime(
-    config: &Config,
-    once: bool,
-    executor: &Rc<Executor>,
-    clock: &SharedClock,
-    said: &RefCell<String>,
-    notify: &Notify,
-) -> Result<FoundRuntime, String> {
-    let candidates =
-        endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
-    let mut wait = Duration::from_secs(1);
-    loop {
-        let tried = async {
-            let found = endpoint::find(&candidates, executor, clock).await?;
-            match endpoint::ready(&found.runtime).await {
-                // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
-                Err(error) if error.is_network() => {
-                    log::warn!("{error}; pods on the node's network run all the same");
-                }
-                other => other?,
-            }
-            let told = found.runtime.cgroup_driver().await;
-            let told = told.map_err(|error| {
-                EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
-            })?;
-            Ok::<_, EndpointError>((found, told))
-        };
-        match tried.await {
-            Ok((found, told)) => {
-                let cgroup_driver = told.unwrap_or(config.cgroup_driver);
-                if cgroup_driver != config.cgroup_driver {
-                    log::warn!(
-                        "cgroup driver {}, as the runtime tells; the configured {} is not used",
-                        cgroup_driver.as_str(),
-                        config.cgroup_driver.as_str()
-                    );
-                }
-                log::info!(
-                    "runtime {} {} at {}",
-                    found.version.runtime_name,
-                    found.version.runtime_version,
-                    found.runtime.socket().display()
-                );
-                // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
-                let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
-                notify.status("");
-                let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
-                return Ok(FoundRuntime { runtime, version: found.version, handlers, cgroup_driver });
-            }
-            Err(error) if once => return Err(error.to_string()),
-            Err(error) => {
-                let why = error.to_string();
-                if *said.borrow() != why {
-                    log::warn!("{why}; trying again");
-                    notify.status(&why);
-                    said.replace(why);
-                }
-            }
-        }
-        clock.sleep(wait).await;
-        wait = (wait * 2).min(RELIST_RETRY_MAX);
     }
 }
 

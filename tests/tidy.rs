@@ -30,6 +30,11 @@ const LAYERS: [(&str, &str); 8] = [
     ("the command line", "cli"),
 ];
 
+/// Lines of code of a file, without comments, blank lines and tests.
+const FILE_LINES_MAX: usize = 600;
+/// Written by a compiler.
+const GENERATED: [&str; 1] = ["proto/runtime.v1.rs"];
+
 /// What a PURE file does not do: wait, look at a clock, at the environment or at the machine, log.
 const IMPURE: [&str; 26] = [
     "async ",
@@ -213,6 +218,18 @@ fn pure_files_neither_wait_nor_look_at_the_machine() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn files_are_short_enough_to_own_one_thing() {
+    let long: Vec<String> = sources()
+        .iter()
+        .filter(|source| !GENERATED.contains(&&*source.path))
+        .map(|source| (source.code.lines().count(), &source.path))
+        .filter(|(lines, _)| *lines > FILE_LINES_MAX)
+        .map(|(lines, path)| format!("src/{path}: {lines} lines of code, at most {FILE_LINES_MAX}"))
+        .collect();
+    assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
 /// The parts of a linker's pattern that are ours, outermost first: the length of a name where the pattern has it, and the name or

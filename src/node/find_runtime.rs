@@ -1,0 +1,147 @@
+//! Waits for the container runtime; meanwhile the local socket says why there are no pods yet.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use smol::channel::Receiver;
+
+use super::Stop;
+use crate::clock::SharedClock;
+use crate::config::Config;
+use crate::cri::endpoint::EndpointError;
+use crate::cri::{GrpcRuntime, Runtime as _, RuntimeHandler, RuntimeVersion, endpoint};
+use crate::executor::Executor;
+use crate::limits::RELIST_RETRY_MAX;
+use crate::render::CgroupDriver;
+use crate::server::{Answer, Query, Question};
+use crate::systemd::notify::Notify;
+
+/// The runtime once it is ready, or nothing when the agent was ended before. Meanwhile the local socket is answered.
+pub(super) async fn wait_for_runtime(
+    config: &Config,
+    once: bool,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+    asked: &Receiver<Query>,
+    stopped: &Receiver<Stop>,
+    notify: &Notify,
+) -> Result<Option<FoundRuntime>, String> {
+    let why = RefCell::new("the agent looks for its container runtime".to_owned());
+    let found = async { find_runtime(config, once, executor, clock, &why, notify).await.map(Some) };
+    let stop = async {
+        loop {
+            match stopped.recv().await {
+                Ok(Stop::Agent | Stop::Pods) | Err(_) => break,
+                // No pod is known that would have to end.
+                Ok(Stop::Prepare(_) | Stop::Cancelled) => {}
+            }
+        }
+        notify.stopping();
+        Ok(None)
+    };
+    let meanwhile = smol::future::or(answer_meanwhile(asked, &why), notify.keep(clock));
+    smol::future::or(stop, smol::future::or(found, meanwhile)).await
+}
+
+/// Answers the local socket while there is no runtime yet: there are no pods to show, but a reason.
+async fn answer_meanwhile<T>(asked: &Receiver<Query>, why: &RefCell<String>) -> T {
+    while let Ok(query) = asked.recv().await {
+        let answer = match query.question {
+            Question::Health => Answer::Found("ok".to_owned()),
+            Question::Pods(_)
+            | Question::Describe { .. }
+            | Question::Logs { .. }
+            | Question::Metrics
+            | Question::Top
+            | Question::TopPods(_)
+            | Question::Events(_)
+            | Question::EventAfter(_)
+            | Question::Stream(_)
+            | Question::Debug(_) => Answer::NotFound(format!("{}\n", why.borrow())),
+            // Its ports are served with the loop.
+            #[cfg(feature = "tls")]
+            Question::Node(_) => Answer::NotFound(format!("{}\n", why.borrow())),
+        };
+        // Full or closed: the client has hung up.
+        let _ = query.answer.try_send(answer);
+    }
+    std::future::pending().await
+}
+
+/// A runtime that is ready.
+pub(super) struct FoundRuntime {
+    pub(super) runtime: GrpcRuntime,
+    pub(super) version: RuntimeVersion,
+    pub(super) handlers: Vec<RuntimeHandler>,
+    /// The one it uses.
+    pub(super) cgroup_driver: CgroupDriver,
+}
+
+/// The runtime when it answers and is ready. Waits for it, saying why once per reason; with `once` the first reason ends the wait.
+///
+/// Its cgroup driver is the one that it tells (KEP-4033, `getCgroupDriverFromCRI`); the configured one counts for a runtime that has
+/// no such call.
+async fn find_runtime(
+    config: &Config,
+    once: bool,
+    executor: &Rc<Executor>,
+    clock: &SharedClock,
+    said: &RefCell<String>,
+    notify: &Notify,
+) -> Result<FoundRuntime, String> {
+    let candidates =
+        endpoint::candidates_here(config.runtime_endpoint.as_deref()).map_err(|error| error.to_string())?;
+    let mut wait = Duration::from_secs(1);
+    loop {
+        let tried = async {
+            let found = endpoint::find(&candidates, executor, clock).await?;
+            match endpoint::ready(&found.runtime).await {
+                // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
+                Err(error) if error.is_network() => {
+                    log::warn!("{error}; pods on the node's network run all the same");
+                }
+                other => other?,
+            }
+            let told = found.runtime.cgroup_driver().await;
+            let told = told.map_err(|error| {
+                EndpointError::Failed(found.runtime.socket().to_path_buf(), error.to_string())
+            })?;
+            Ok::<_, EndpointError>((found, told))
+        };
+        match tried.await {
+            Ok((found, told)) => {
+                let cgroup_driver = told.unwrap_or(config.cgroup_driver);
+                if cgroup_driver != config.cgroup_driver {
+                    log::warn!(
+                        "cgroup driver {}, as the runtime tells; the configured {} is not used",
+                        cgroup_driver.as_str(),
+                        config.cgroup_driver.as_str()
+                    );
+                }
+                log::info!(
+                    "runtime {} {} at {}",
+                    found.version.runtime_name,
+                    found.version.runtime_version,
+                    found.runtime.socket().display()
+                );
+                // What it does not tell now counts as not there: it was asked whether it is ready a moment ago.
+                let handlers = found.runtime.status().await.map(|status| status.handlers).unwrap_or_default();
+                notify.status("");
+                let runtime = found.runtime.with_timeout(config.runtime_request_timeout);
+                return Ok(FoundRuntime { runtime, version: found.version, handlers, cgroup_driver });
+            }
+            Err(error) if once => return Err(error.to_string()),
+            Err(error) => {
+                let why = error.to_string();
+                if *said.borrow() != why {
+                    log::warn!("{why}; trying again");
+                    notify.status(&why);
+                    said.replace(why);
+                }
+            }
+        }
+        clock.sleep(wait).await;
+        wait = (wait * 2).min(RELIST_RETRY_MAX);
+    }
+}
