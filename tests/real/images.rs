@@ -240,8 +240,7 @@ pub fn an_image_in_two_archives_is_that_of_the_last(runtime: &Runtime) {
     docker_archive(&agent, &b, &last, NAME);
     let imports = |agent: &Agent| agent.log().matches(": imported in ").count();
     let told = |agent: &Agent| {
-        let line =
-            format!("{}: image {NAME} is in b.tar too: b.tar is the last by name, and counts", a.display());
+        let line = format!("{}: image {NAME} is also in b.tar; using b.tar, the last by name", a.display());
         agent.log().matches(&line).count()
     };
     for life in 1..=3 {

@@ -54,7 +54,7 @@ pub fn variables_come_from_config_maps_and_secrets(runtime: &Runtime) {
     }
     assert!(!env.contains("NONE="), "{env}");
     let log = agent.log();
-    assert!(log.contains("objects.yaml: holds a Secret, and others than its owner may read it"), "{log}");
+    assert!(log.contains("objects.yaml: contains a Secret and is readable by others"), "{log}");
     assert!(!log.contains("hunter2") && !log.contains("aHVudGVyMg"), "no value of a Secret is logged");
     agent.end_pods();
 }
