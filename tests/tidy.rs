@@ -232,6 +232,37 @@ fn files_are_short_enough_to_own_one_thing() {
     assert!(long.is_empty(), "{}", long.join("\n"));
 }
 
+/// The fields of a struct: all that stands between its braces.
+fn fields_of<'a>(sources: &'a [Source], below: &str, name: &str) -> Option<&'a str> {
+    sources.iter().filter(|source| source.path.starts_with(below)).find_map(|source| {
+        let head = format!("struct {name}");
+        let at = source.code.match_indices(&head).map(|(at, _)| &source.code[at + head.len()..]);
+        let body = at.filter(|rest| rest.starts_with([' ', '<', ';'])).find_map(|rest| rest.split_once('{'));
+        body.and_then(|(_, rest)| rest.split_once("\n}")).map(|(fields, _)| fields)
+    })
+}
+
+/// The parts of the loop and of a cluster's member keep what they know to themselves: others call them, and nobody reaches in.
+#[test]
+fn parts_have_no_field_for_others() {
+    let sources = sources();
+    let mut parts = BTreeSet::new();
+    for whole in ["Agent", "Cluster"] {
+        let fields =
+            fields_of(&sources, "node", whole).unwrap_or_else(|| panic!("no struct {whole} in src/node"));
+        let types =
+            fields.lines().filter_map(|line| line.split_once(": ")).map(|(_, of)| of.trim_end_matches(','));
+        parts.extend(types.map(|of| of.trim_start_matches("Option<").split(['<', '>']).next().unwrap()));
+    }
+    let own = |part: &&&str| fields_of(&sources, "node/", part).is_some();
+    assert!(parts.iter().filter(own).count() > 20, "{parts:?}");
+    let open: Vec<_> = parts
+        .iter()
+        .filter(|part| fields_of(&sources, "node/", part).is_some_and(|of| of.contains("pub")))
+        .collect();
+    assert!(open.is_empty(), "parts with fields that others reach: {open:?}");
+}
+
 /// The parts of a linker's pattern that are ours, outermost first: the length of a name where the pattern has it, and the name or
 /// the beginning of it.
 fn parts_of(pattern: &str) -> Vec<(Option<usize>, &str)> {
@@ -339,4 +370,10 @@ fn the_rules_see_what_they_are_to_see() {
     let found = imports(&sources);
     assert_eq!(found["a"], BTreeMap::from([("b", "a.rs")]));
     assert_eq!(found["b"], BTreeMap::from([("a", "b/c.rs")]));
+    let open = Source {
+        path: "node/d.rs".into(),
+        head: String::new(),
+        code: "struct Depth {\n    a: u8,\n}\nstruct D<R> {\n    pub(super) b: R,\n}\n".into(),
+    };
+    assert_eq!(fields_of(&[open], "node/", "D"), Some("\n    pub(super) b: R,"));
 }
