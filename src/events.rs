@@ -13,6 +13,7 @@ use std::rc::Rc;
 use crate::limits::{EVENT_MESSAGE_BYTES_MAX, EVENTS_MAX, EVENTS_SIMILAR_MAX};
 use crate::model::SortedMap;
 use crate::model::{ContainerKind, Mono, PodKey, PodUid};
+use crate::text::start_of;
 
 /// As Kubernetes' `Event.type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl EventRing {
     ) -> bool {
         self.revision += 1;
         let (pod, field_path) = (about.pod, about.field_path());
-        let message = cut(message, EVENT_MESSAGE_BYTES_MAX);
+        let message = start_of(message, EVENT_MESSAGE_BYTES_MAX);
         let similar = |e: &Event| {
             e.pod.uid == pod.uid && e.field_path.as_deref() == field_path.as_deref() && e.reason == reason
         };
@@ -154,7 +155,7 @@ impl EventRing {
         let Some(at) = combined.or_else(|| self.entries.iter().position(&similar)) else { return true };
         let Some(mut entry) = self.entries.remove(at) else { return true };
         entry.kind = kind;
-        entry.message = Rc::from(cut(&[COMBINED, message].concat(), EVENT_MESSAGE_BYTES_MAX));
+        entry.message = Rc::from(start_of(&[COMBINED, message].concat(), EVENT_MESSAGE_BYTES_MAX));
         entry.again(now, self.revision);
         self.entries.push_back(entry);
         combined.is_none()
@@ -240,11 +241,6 @@ const ID_DIGITS_MIN: usize = 12;
 
 fn hex_digits(text: &[u8]) -> usize {
     text.iter().take_while(|byte| byte.is_ascii_hexdigit()).count()
-}
-
-/// At most `bytes_max` bytes of `text`, cut at a character.
-pub fn cut(text: &str, bytes_max: usize) -> &str {
-    crate::text::start_of(text, bytes_max)
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::{Value, json};
 
 use crate::decode::Node;
-use crate::events::cut;
 use crate::kube::{Resource, object_path};
 use crate::limits::{CERTIFICATE_LOOK, KUBE_MESSAGE_BYTES_MAX};
 use crate::model::Wall;
+use crate::text::start_of;
 use crate::x509::{self, Validity};
 
 /// The use of a certificate.
@@ -105,7 +105,7 @@ pub(crate) fn answer(name: &str, object: &Node) -> Answer {
     ] {
         if let Some(condition) = of_kind(kind) {
             let (reason, message) = (text(condition, "reason"), text(condition, "message"));
-            let (reason, message) = (cut(&reason, 64), cut(&message, KUBE_MESSAGE_BYTES_MAX));
+            let (reason, message) = (start_of(&reason, 64), start_of(&message, KUBE_MESSAGE_BYTES_MAX));
             return Answer::Refused(format!(
                 "the certificate signing request {name} {what} ({reason}: {message}); {mend}"
             ));

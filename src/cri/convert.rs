@@ -21,6 +21,7 @@ use crate::proto::runtime::v1 as cri;
 use crate::render::labels::{
     CONTAINER_NAME, NODE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, container_hash_of, container_meta,
 };
+use crate::text::start_of;
 
 /// Labels or annotations as prost decodes them.
 pub type Map = BTreeMap<String, String>;
@@ -29,9 +30,9 @@ pub type Map = BTreeMap<String, String>;
 pub fn sandbox_item(mut row: cri::PodSandbox) -> Option<SandboxItem> {
     let metadata = row.metadata.take()?;
     let pod = PodKey::new(
-        shown(&metadata.namespace, CRI_TEXT_BYTES_MAX),
-        shown(&metadata.name, CRI_TEXT_BYTES_MAX),
-        shown(&metadata.uid, CRI_TEXT_BYTES_MAX),
+        start_of(&metadata.namespace, CRI_TEXT_BYTES_MAX),
+        start_of(&metadata.name, CRI_TEXT_BYTES_MAX),
+        start_of(&metadata.uid, CRI_TEXT_BYTES_MAX),
     );
     Some(SandboxItem {
         id: SandboxId::from(id(row.id)?),
@@ -55,7 +56,7 @@ pub fn container_item(mut row: cri::Container) -> Option<ContainerItem> {
     let image = if row.image_id.is_empty() { row.image_ref } else { row.image_id };
     Some(ContainerItem {
         id: ContainerId::from(id(row.id)?),
-        sandbox_id: SandboxId::from(shown(&row.pod_sandbox_id, CRI_ID_BYTES_MAX)),
+        sandbox_id: SandboxId::from(start_of(&row.pod_sandbox_id, CRI_ID_BYTES_MAX)),
         pod: pod_key(&row.labels),
         name: Rc::from(&*text(row.labels.remove(CONTAINER_NAME).unwrap_or(metadata.name))),
         attempt: metadata.attempt,
@@ -198,7 +199,7 @@ pub fn container_stats(stats: cri::ContainerStats) -> Option<ContainerStats> {
 
 /// The container's pod; `None` unless all three labels are present.
 fn pod_key(labels: &Map) -> Option<PodKey> {
-    let label = |key| labels.get(key).map(|value| shown(value, CRI_TEXT_BYTES_MAX));
+    let label = |key| labels.get(key).map(|value| start_of(value, CRI_TEXT_BYTES_MAX));
     Some(PodKey::new(label(POD_NAMESPACE)?, label(POD_NAME)?, label(POD_UID)?))
 }
 
@@ -246,10 +247,6 @@ fn text(text: String) -> Box<str> {
 pub(super) fn cut(mut text: String, max: usize) -> Box<str> {
     crate::text::cut(&mut text, max);
     text.into_boxed_str()
-}
-
-fn shown(text: &str, max: usize) -> &str {
-    crate::text::start_of(text, max)
 }
 
 fn some<T>(entries: Vec<T>) -> impl Iterator<Item = T> {

@@ -30,13 +30,14 @@ use super::pulled::{Present, PullManager};
 use crate::blocking::Blocking;
 use crate::clock::SharedClock;
 use crate::cri::{Image, Runtime};
-use crate::events::{EventKind, cut};
+use crate::events::EventKind;
 use crate::limits::{PULL_LOGINS_MAX, PULL_MESSAGE_BYTES_MAX, PULL_MESSAGES_MAX, PULL_TURN, Rate};
 use crate::model::backoff::{Backoff, BackoffKey, GoDuration};
 use crate::model::{Mono, Now, PodUid};
 use crate::proto::runtime::v1::PodSandboxConfig;
 use crate::rate::TokenBucket;
 use crate::text::quoted;
+use crate::text::start_of;
 
 /// An image that is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -442,7 +443,7 @@ impl ImagePuller {
         if failures.messages.len() == PULL_MESSAGES_MAX {
             failures.messages.remove(0);
         }
-        failures.messages.push((key, cut(message, PULL_MESSAGE_BYTES_MAX).into()));
+        failures.messages.push((key, start_of(message, PULL_MESSAGE_BYTES_MAX).into()));
         failures.backoff.held_since_update(key, now.mono).map(|hold| hold.until)
     }
 }

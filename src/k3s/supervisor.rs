@@ -6,13 +6,13 @@ use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request};
 
 use crate::clock::SharedClock;
-use crate::events::cut;
 use crate::kube::{Authenticated, KubeError, Loaded, Protocol, tls_connect};
 use crate::limits::{
     KUBE_CALL_TIME, KUBE_MESSAGE_BYTES_MAX, NODE_FILE_BYTES_MAX, TUNNEL_SILENCE_MAX, TUNNEL_WINDOW_BYTES,
 };
 use crate::net::Address;
 use crate::net::Lookups;
+use crate::text::start_of;
 
 /// Client of the supervisor that the credentials name. Clones share the DNS lookups.
 #[derive(Clone)]
@@ -112,7 +112,7 @@ impl Supervisor {
                 return Ok(body.to_vec());
             }
             let message = String::from_utf8_lossy(&body);
-            Err(Refused::Status(status.as_u16(), cut(message.trim(), KUBE_MESSAGE_BYTES_MAX).to_owned()))
+            Err(Refused::Status(status.as_u16(), start_of(message.trim(), KUBE_MESSAGE_BYTES_MAX).to_owned()))
         };
         // The connection only makes progress while it is polled; the exchange shows its end.
         let drive = async {

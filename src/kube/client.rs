@@ -17,7 +17,6 @@ use super::{Access, Authenticated, KubeError};
 use crate::clock::SharedClock;
 use crate::decode::Node;
 use crate::decode::json;
-use crate::events::cut;
 use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
@@ -25,6 +24,7 @@ use crate::limits::{
     KUBE_MESSAGE_BYTES_MAX, Rate,
 };
 use crate::rate::TokenBucket;
+use crate::text::start_of;
 
 /// A request's body.
 #[derive(Clone, Debug)]
@@ -325,7 +325,7 @@ pub(super) fn refusal(code: u16, status: &Node) -> KubeError {
     let text = |field| status.field(field).and_then(Node::text).unwrap_or_default();
     KubeError::Refused {
         code,
-        reason: cut(text("reason"), 64).into(),
-        message: cut(text("message"), KUBE_MESSAGE_BYTES_MAX).into(),
+        reason: start_of(text("reason"), 64).into(),
+        message: start_of(text("message"), KUBE_MESSAGE_BYTES_MAX).into(),
     }
 }

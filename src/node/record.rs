@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
 use super::pods::{Resizing, hold, sizes_in};
-use crate::events::cut;
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
@@ -24,6 +23,7 @@ use crate::store::statuses::StatusStore;
 use crate::sync::outcome::Outcome;
 use crate::sync::overtaken::Overtaken;
 use crate::sync::worker::{Job, Life, Why, Worker};
+use crate::text::start_of;
 use crate::volume::usage::limited;
 
 /// One pod: its life, its status, and the task that works for it.
@@ -327,7 +327,7 @@ impl StartFailures {
 
     /// Keeps why a container did not start. Full: a reason for one more container is not kept.
     pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: &str, room: &mut usize) {
-        let kept = (reason, cut(message, START_FAILURE_BYTES_MAX).to_owned());
+        let kept = (reason, start_of(message, START_FAILURE_BYTES_MAX).to_owned());
         if let Some(known) = self.0.get_mut(container) {
             *known = kept;
         } else if *room > 0 {

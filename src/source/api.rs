@@ -29,7 +29,6 @@ use super::{EndingPod, Held, MirrorPod, Origin, RefusedPod, ServerPods, SourceUp
 use crate::admit::first_come;
 use crate::clock::SharedClock;
 use crate::decode::Node;
-use crate::events::cut;
 use crate::kube::{Collection, Follower, KubeError, Resource};
 use crate::limits::{
     CONDITION_STATUS_BYTES_MAX, ENDED_PODS_BYTES_MAX, ENDED_PODS_MAX, KUBE_PODS_MAX, MIRROR_HASH_BYTES_MAX,
@@ -38,6 +37,7 @@ use crate::limits::{
 use crate::model::annotations::CONFIG_MIRROR;
 use crate::model::{DesiredPod, PodKey, PodUid, Seconds};
 use crate::model::{SortedMap, SortedSet};
+use crate::text::start_of;
 
 /// The origin of these pods, in place of a manifest's file.
 pub(crate) const ORIGIN: &str = "the API server";
@@ -164,7 +164,7 @@ impl ApiPods {
         let metadata = object.field("metadata");
         let deleted = metadata.is_some_and(|m| m.field("deletionTimestamp").is_some());
         if let Some(hash) = mirrored(&object) {
-            let hash = cut(hash, MIRROR_HASH_BYTES_MAX).into();
+            let hash = start_of(hash, MIRROR_HASH_BYTES_MAX).into();
             return Some(Entry::Mirror(MirrorPod { key, hash, deleted, changed }));
         }
         if deleted {
@@ -206,7 +206,10 @@ impl ApiPods {
         let held = held - its;
         if over.is_none() && held + read.bytes > PODS_BYTES_MAX {
             if let Some(before) = before.filter(|_| is_here) {
-                log::warn!("pod {key}: it goes on as it was: what is wanted of it now {}", does_not_fit());
+                log::warn!(
+                    "pod {key}: update ignored, it keeps its former spec: the new one {}",
+                    does_not_fit()
+                );
                 return Some(Entry::Wanted { pod: with_status(before, status), over, changed });
             }
             let fits = self.give_way(held + read.bytes - PODS_BYTES_MAX, (!is_here).then_some(&read.pod));
@@ -444,7 +447,7 @@ fn gates(object: &Node) -> Vec<PodCondition> {
         let status = conditions.iter().find(is)?.field("status")?.text()?;
         Some(PodCondition {
             type_: wanted.to_owned(),
-            status: cut(status, CONDITION_STATUS_BYTES_MAX).to_owned(),
+            status: start_of(status, CONDITION_STATUS_BYTES_MAX).to_owned(),
             ..PodCondition::default()
         })
     };
@@ -454,7 +457,8 @@ fn gates(object: &Node) -> Vec<PodCondition> {
 /// The relevant part of the status: the conditions of readiness gates and, for a terminated pod, how it ended.
 fn status_of(object: &Node, over: bool) -> Option<PodStatus> {
     let status = object.field("status").filter(|_| over);
-    let text = |field| Some(cut(status?.field(field)?.text()?, TERMINAL_STATUS_TEXT_BYTES_MAX).to_owned());
+    let text =
+        |field| Some(start_of(status?.field(field)?.text()?, TERMINAL_STATUS_TEXT_BYTES_MAX).to_owned());
     let gates = gates(object);
     let (phase, reason, message) = (text("phase"), text("reason"), text("message"));
     let conditions = Some(gates).filter(|gates| !gates.is_empty());
