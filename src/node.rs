@@ -348,7 +348,7 @@ impl MachineEnd {
         let asked = self.systemd.is_stopping().await;
         asked.unwrap_or_else(|error| {
             // A machine without systemd has the flag.
-            log::debug!("whether the machine ends is not known: {error}");
+            log::debug!("state of systemd unknown: {error}; not a system shutdown");
             false
         })
     }
@@ -367,7 +367,7 @@ async fn wait_for_signal(mut signals: Signals, stop: Sender<Stop>, mut end: Opti
             let _ = stop.try_send(Stop::Agent);
             return;
         }
-        log::info!("{signal:?}: the machine ends");
+        log::info!("{signal:?}: system shutdown; terminating pods");
         let _ = stop.try_send(Stop::Pods);
     }
 }

@@ -64,7 +64,7 @@ impl Pace {
             }
         };
         if !why.is_empty() && why != self.said {
-            log::warn!("{}: {why}; trying again", self.what);
+            log::warn!("{}: {why}; retrying", self.what);
         }
         self.said = why;
         pause

@@ -136,7 +136,7 @@ impl Certificates {
             files::forget(&wanted)
         });
         installed.await.map_err(Failed::Again)?;
-        log::info!("node {}: has a certificate until {}", self.asking.wanted.node, validity.until);
+        log::info!("node {}: client certificate valid until {}", self.asking.wanted.node, validity.until);
         *kept = now.mono + csr::least_age(validity);
         self.client.reconnect();
         Ok(Duration::ZERO)

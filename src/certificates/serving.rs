@@ -69,7 +69,7 @@ impl ServingCertificate {
             files::forget(&wanted)
         });
         installed.await.map_err(Failed::Again)?;
-        log::info!("node {}: its API has a certificate until {}", self.asking.wanted.node, validity.until);
+        log::info!("node {}: serving certificate valid until {}", self.asking.wanted.node, validity.until);
         *kept = now.mono + csr::least_age(validity);
         Ok(Duration::ZERO)
     }

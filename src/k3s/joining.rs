@@ -160,7 +160,7 @@ impl Joining {
                 }
                 Err(why) => {
                     if why != said {
-                        log::warn!("joining: {why}; trying again");
+                        log::warn!("joining failed: {why}; retrying");
                     }
                     said = why;
                     // A node that has what it needs asks for news only.
@@ -239,7 +239,7 @@ impl Joining {
         }
         if self.servers.set(&list, kube::seed(&self.node)) {
             let names: Vec<String> = list.servers.iter().map(kube::ServerUrl::authority).collect();
-            log::info!("node {}: the cluster's servers are {}", self.node, names.join(", "));
+            log::info!("node {}: k3s servers: {}", self.node, names.join(", "));
             self.client.servers_changed();
         }
         let (files, bytes) = (self.files.clone(), list.to_json(self.servers.named()));
@@ -258,7 +258,7 @@ impl Joining {
                 answer => {
                     self.turn.borrow_mut().reached(&with.server);
                     if !first.is_empty() {
-                        log::warn!("joining: {first}; the node asks {} instead", with.server.authority());
+                        log::warn!("joining: {first}; trying {} instead", with.server.authority());
                     }
                     return answer;
                 }
@@ -355,7 +355,7 @@ impl Joining {
             let _ = told.send(settings).await;
         }
         if let Some(validity) = renewed {
-            log::info!("node {}: has a certificate until {}", self.node, validity.until);
+            log::info!("node {}: client certificate valid until {}", self.node, validity.until);
             state.kept = now.mono + csr::least_age(validity);
             self.client.reconnect();
         }
@@ -391,8 +391,8 @@ impl Joining {
                 } else {
                     if !std::mem::replace(&mut state.warned, true) {
                         log::warn!(
-                            "joining: the token says nothing of the cluster's authority: k3s server {server} is trusted for being \
-                             the first that answers; use the whole token of its /var/lib/rancher/k3s/server/node-token"
+                            "joining: the token has no CA hash; trusting the CA of k3s server {server} on first use; \
+                             use the whole token of its /var/lib/rancher/k3s/server/node-token"
                         );
                     }
                     pem

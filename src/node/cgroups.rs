@@ -124,14 +124,14 @@ impl NodeCgroups {
                 self.weigh_slices(ctx, uid, &mut turn, Missing::Leave).await
             };
             if let Err(error) = weighed.await {
-                log::warn!("weight of the classes of pods: {error}");
+                log::warn!("setting the cgroup weight of the QoS classes failed: {error}");
             }
         } else {
             let (hierarchies, classes, node) =
                 (self.hierarchies.clone(), self.classes.clone(), NodeSettings::clone(&ctx.node));
             let weighed = move || classes.write(&hierarchies, &node, Missing::Leave);
             if let Err(stuck) = ctx.blocking.run_for(uid, weighed).await {
-                log::warn!("weight of the classes of pods: {stuck}");
+                log::warn!("setting the cgroup weight of the QoS classes failed: {stuck}");
             }
         }
     }
@@ -148,7 +148,7 @@ impl NodeCgroups {
             match self.set_slice(&ctx.blocking, &ctx.node, uid, Some(turn), settings, missing).await {
                 Ok(()) => {}
                 Err(SliceError::Systemd(error)) if !error.is_of_unit() => return Err(error),
-                Err(error) => log::warn!("weight of a class of pods: {error}"),
+                Err(error) => log::warn!("setting the cgroup weight of a QoS class failed: {error}"),
             }
         }
         Ok(())
@@ -274,7 +274,7 @@ impl Classes {
         let _turn = lock(&self.turn);
         for settings in self.settings(node) {
             if let Err(error) = hierarchies.set(&settings, missing) {
-                log::warn!("weight of a class of pods: {error}");
+                log::warn!("setting the cgroup weight of a QoS class failed: {error}");
             }
         }
     }
@@ -282,7 +282,9 @@ impl Classes {
 
 fn tell_killed(uid: &str, killed: &SortedSet<i32>) {
     if !killed.is_empty() {
-        log::warn!("pod {uid}: of no container that the runtime knows, and killed: processes {killed:?}");
+        log::warn!(
+            "pod {uid}: killed processes {killed:?}, which belong to no container that the runtime knows"
+        );
     }
 }
 

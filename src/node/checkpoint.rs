@@ -197,8 +197,8 @@ impl Checkpointing {
             self.not_before = now + SYNC_RETRY;
             if !std::mem::replace(&mut self.failing, true) {
                 log::warn!(
-                    "the checkpoint was not written: {error}; tried again until it is, and dead containers whose \
-                     restart count would be lost stay until then"
+                    "checkpoint not written: {error}; retrying, dead containers whose restart count would be lost \
+                     stay until then"
                 );
                 // Whoever does not have to wait for a disk that takes nothing goes on; the others say why they wait.
                 self.tell(out);
@@ -206,7 +206,7 @@ impl Checkpointing {
             return;
         }
         if std::mem::take(&mut self.failing) {
-            log::info!("the checkpoint is written again");
+            log::info!("checkpoint written again");
         }
         out.metrics().state_writes.inc();
         self.saved = Some(mark);
@@ -253,7 +253,7 @@ impl Checkpointing {
             Err("the disk does not answer".to_owned())
         };
         if let Err(error) = smol::future::or(write, patience).await {
-            log::warn!("the checkpoint was not written: {error}; the next start goes by an older one");
+            log::warn!("checkpoint not written: {error}; the next start uses the last one that was written");
         }
     }
 

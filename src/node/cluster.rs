@@ -125,7 +125,7 @@ impl Membership {
     /// Logs what the server did not take, when that is news.
     fn failed(&mut self, what: &str, why: &KubeError, now: Mono) {
         if self.failures.is_news(what, why, now) {
-            log::warn!("{what}: {why}; trying again");
+            log::warn!("{what}: {why}; retrying");
         }
     }
 
@@ -388,7 +388,7 @@ impl Cluster {
     ) {
         let kept = match kept {
             Ok(kept) => kept,
-            Err(why) => return log::warn!("{why}; the cluster's pods wait for the server"),
+            Err(why) => return log::warn!("{why}; the cluster's pods wait for the API server"),
         };
         if self.server_has_told(pods) {
             return;

@@ -97,7 +97,7 @@ fn add_debugger<R: Runtime + 'static>(
     containers.push(added);
     let number = checkpointing.next_debugger();
     pods.debug(&key.uid, containers, number);
-    log::info!("pod {key}: container {name} is added to debug it");
+    log::info!("pod {key}: ephemeral container {name} added");
     let mut facts = format!("pod {} {}\ncontainer {name}\n", key.namespace, key.name);
     if let Some(target) = &question.target {
         let _ = writeln!(

@@ -99,7 +99,7 @@ async fn find_runtime(
             match endpoint::ready(&found.runtime).await {
                 // As in the kubelet: pods on the node's own network run without it, the others say why they do not.
                 Err(error) if error.is_network() => {
-                    log::warn!("{error}; pods on the node's network run all the same");
+                    log::warn!("{error}; pods with hostNetwork still run");
                 }
                 other => other?,
             }
@@ -114,7 +114,7 @@ async fn find_runtime(
                 let cgroup_driver = told.unwrap_or(config.cgroup_driver);
                 if cgroup_driver != config.cgroup_driver {
                     log::warn!(
-                        "cgroup driver {}, as the runtime tells; the configured {} is not used",
+                        "using cgroup driver {} of the runtime; the configured {} is ignored",
                         cgroup_driver.as_str(),
                         config.cgroup_driver.as_str()
                     );
@@ -135,7 +135,7 @@ async fn find_runtime(
             Err(error) => {
                 let why = error.to_string();
                 if *said.borrow() != why {
-                    log::warn!("{why}; trying again");
+                    log::warn!("{why}; retrying");
                     notify.status(&why);
                     said.replace(why);
                 }

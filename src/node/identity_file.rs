@@ -50,7 +50,7 @@ impl IdentityFile {
             }
             Err(error) => {
                 if self.write_at.is_none() {
-                    log::warn!("the identity file was not written: {error}; tried again until it is");
+                    log::warn!("identity file not written: {error}; retrying");
                 }
                 pods.identity_is_unwritten();
                 self.write_at = Some(now + SYNC_RETRY);

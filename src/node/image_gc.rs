@@ -211,7 +211,7 @@ impl ImageGc {
         let wanted = policy.missing(disk);
         if goal == Goal::Room {
             log::info!(
-                "the images' disk is {} % full: unused images go until {} more are free",
+                "image file system {} % full: removing unused images until {} more are free",
                 disk.used_percent(),
                 shown_size(wanted)
             );
@@ -273,7 +273,7 @@ impl ImageGc {
         let named = image.names.first().unwrap_or(&image.id);
         match result {
             Ok(()) => {
-                log::info!("image {named} removed: nothing uses it ({})", shown_size(image.size_bytes));
+                log::info!("image {named} removed: unused ({})", shown_size(image.size_bytes));
                 let why = if is_old { Collected::Age } else { Collected::Space };
                 out.metrics().images_collected[why as usize].inc();
                 run.freed = run.freed.saturating_add(image.size_bytes);

@@ -87,7 +87,7 @@ impl LocalStorage {
             let outgrown = move || (unfinished.run(volumes), unfinished);
             // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
             let (outgrown, unfinished) = ctx.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
-                log::warn!("no emptyDir with a sizeLimit was measured: {error}");
+                log::warn!("measuring emptyDir volumes with a sizeLimit failed: {error}");
                 Default::default()
             });
             let mut usages = Ok(SortedMap::new());

@@ -339,7 +339,7 @@ impl<R: Runtime> Looking<R> {
         let failed = match self.runtime.list_container_stats(&mut each).await {
             Ok(()) => false,
             Err(error) => {
-                log::warn!("the runtime does not tell what pods use: {error}");
+                log::warn!("the runtime reports no container stats: {error}");
                 true
             }
         };

@@ -164,7 +164,7 @@ pub(super) async fn measure<R: Runtime>(
     };
     // A large volume takes long, and nothing else waits.
     Ok(ctx.blocking.run_alone(walk).await.unwrap_or_else(|error| {
-        log::warn!("what pods use was not measured: {error}");
+        log::warn!("measuring the usage of pods failed: {error}");
         SortedMap::new()
     }))
 }

@@ -77,7 +77,7 @@ impl Relisting {
             Ok(relist) => relist,
             Err(error) => {
                 if self.failures == 0 {
-                    log::warn!("the runtime does not answer: {error}; its pods run on, trying again");
+                    log::warn!("container runtime unreachable: {error}; pods keep running, retrying");
                 }
                 self.failures = self.failures.saturating_add(1);
                 let wait = RELIST_PERIOD * 2_u32.saturating_pow(self.failures.min(10) - 1);
@@ -92,7 +92,7 @@ impl Relisting {
             metrics.relist_intervals.add(now.since(before));
         }
         if is_back {
-            log::info!("the runtime answers again");
+            log::info!("container runtime reachable again");
         }
         Some((relist, self.begun, is_back))
     }

@@ -217,16 +217,15 @@ fn say(said: Said, error: Option<RuntimeError>) {
     let why = error.map_or_else(|| "the runtime ended it".to_owned(), |error| error.to_string());
     match said {
         Said::Trusted(service) => {
-            log::info!("events: {service} come; everything is looked at every minute only");
+            log::info!("event stream of {service} is up; relisting every 60 s");
         }
-        Said::Absent => log::info!("events: the runtime has none; everything is looked at every second"),
-        Said::Ended(service) => log::warn!("events: the stream of {service} is lost: {why}; opened again"),
+        Said::Absent => log::info!("the runtime has no event stream; relisting every 1 s"),
+        Said::Ended(service) => log::warn!("event stream of {service} lost: {why}; reopening it"),
         Said::MissedAgain(service, total) => {
-            log::debug!("events: none of {service} came ({total} missed so far)");
+            log::debug!("event stream of {service}: missed an event ({total} so far)");
         }
         Said::Missed(service, pods, total) => log::warn!(
-            "events: {service} did not tell that {pods} pods changed ({total} so far); everything is looked at \
-             every second for now"
+            "event stream of {service} missed changes of {pods} pods ({total} so far); relisting every 1 s for now"
         ),
     }
 }

@@ -53,7 +53,7 @@ impl ShutdownManager {
         self.lock = lock.or(self.lock.take());
         if self.under_way.is_none() {
             log::info!(
-                "the node shuts down: its pods end within {} s, and none begins",
+                "node shutdown: terminating all pods within {} s, starting none",
                 self.groups.all().as_secs()
             );
             let told_until = now + SHUTDOWN_TOLD_WAIT;
@@ -69,7 +69,7 @@ impl ShutdownManager {
         if self.under_way.take().is_none() {
             return;
         }
-        log::info!("the node does not shut down after all: its pods begin afresh");
+        log::info!("node shutdown cancelled; starting pods again");
         out.push(Effect::TellNode);
         out.push(Effect::Reopen);
     }
@@ -100,7 +100,7 @@ impl ShutdownManager {
     ) -> bool {
         let goes_on = self.step(pods, now, out);
         if self.is_over() && self.lock.take().is_some() {
-            log::info!("the node may shut down now");
+            log::info!("node shutdown: releasing the delay lock of logind");
         }
         goes_on
     }
@@ -118,7 +118,7 @@ impl ShutdownManager {
             // Nobody is waited for in a group without pods.
             None if left.is_empty() => {}
             None => {
-                log::info!("the node shuts down: {} pods of priority {} end", left.len(), group.priority);
+                log::info!("node shutdown: terminating {} pods of priority {}", left.len(), group.priority);
                 let grace = u64::try_from(group.grace.0).unwrap_or_default();
                 shutdown.until = Some(now + Duration::from_secs(grace));
                 for uid in left {
@@ -128,7 +128,7 @@ impl ShutdownManager {
             }
             Some(until) if !left.is_empty() && now < until => return false,
             Some(_) if !left.is_empty() => {
-                log::warn!("the node shuts down: {} pods have not ended in time", left.len());
+                log::warn!("node shutdown: {} pods not terminated in time", left.len());
             }
             Some(_) => {}
         }

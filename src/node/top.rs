@@ -36,7 +36,7 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
             Ok(None) => Answer::NotFound(format!(
                 "these pods have more than {STATS_CONTAINERS_MAX} containers; name some of them\n"
             )),
-            Err(error) => Answer::NotFound(format!("the runtime does not tell what pods use: {error}\n")),
+            Err(error) => Answer::NotFound(format!("the runtime reports no container stats: {error}\n")),
         }
     })))
 }

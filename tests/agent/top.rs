@@ -79,7 +79,7 @@ fn what_is_not_known_is_shown_as_that() {
 
     world.fake.fail("ListContainerStats", 1, 12, "unknown method ListContainerStats");
     let (code, said) = world.ask("/top/pods");
-    let why = "the runtime does not tell what pods use: unknown method ListContainerStats\n";
+    let why = "the runtime reports no container stats: unknown method ListContainerStats\n";
     assert_eq!((code, &*said), (404, why));
 }
 

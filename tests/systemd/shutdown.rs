@@ -66,11 +66,15 @@ fn the_machine_ends_when_its_pods_have_ended() {
     assert_eq!(ends(), "ended\n", "the pod had ended before");
     // Here nothing comes of it, which logind tells too: the pod is kept again, and the next end waited for.
     wait_for(&format!("the pod's return; {}", agent.log()), || {
-        agent.log().contains("the node does not shut down after all").then_some(())
+        agent.log().contains("node shutdown cancelled").then_some(())
     });
     agent.running("web");
     let log = agent.log();
-    assert!(log.contains("the node may shut down now") && !log.contains("InhibitDelayMaxSec"), "{log}");
+    assert!(
+        log.contains("node shutdown: releasing the delay lock of logind")
+            && !log.contains("InhibitDelayMaxSec"),
+        "{log}"
+    );
 
     // Nor does the machine end now.
     agent.signal(Signal::TERM);

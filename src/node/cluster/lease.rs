@@ -49,7 +49,7 @@ impl NodeLease {
             }
             Err(why) => {
                 self.version = None;
-                of.failed("the node's lease is not renewed", &why, now);
+                of.failed("node lease renewal failed", &why, now);
             }
         }
     }

@@ -224,9 +224,9 @@ impl MirrorPods {
         match result {
             Ok(()) => {}
             // One that the server has not told of yet, or somebody else's.
-            Err(why) if why.is(409) => log::debug!("pod {}/{}: its mirror pod: {why}", name.0, name.1),
+            Err(why) if why.is(409) => log::debug!("pod {}/{}: mirror pod: {why}", name.0, name.1),
             Err(why) => {
-                of.failed(&format!("pod {}/{}: its mirror pod is not told", name.0, name.1), &why, now);
+                of.failed(&format!("pod {}/{}: mirror pod update failed", name.0, name.1), &why, now);
             }
         }
     }

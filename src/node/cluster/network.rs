@@ -86,7 +86,7 @@ impl Network {
             Err(why) => {
                 self.told = false;
                 if self.said.as_ref() != Some(&why) {
-                    log::warn!("the pods' network: {why}; trying again");
+                    log::warn!("pod network: {why}; retrying");
                     self.said = Some(why);
                 }
             }
@@ -128,7 +128,7 @@ fn place(directory: &Path, text: &str) -> io::Result<()> {
     match bridge::step(others, ours.as_deref(), text.as_bytes()) {
         Step::Keep => Ok(()),
         Step::Remove => {
-            log::info!("{}: removed, for the pods have another network", path.display());
+            log::info!("{}: removed, the pods have another network", path.display());
             std::fs::remove_file(&path)
         }
         Step::Write => {

@@ -174,7 +174,7 @@ impl NodeStatus {
             Err(why) => {
                 // One that comes back may be another version.
                 self.images_at = None;
-                return log::debug!("the container runtime's status is not known: {why}");
+                return log::debug!("container runtime status unknown: {why}");
             }
         };
         let before = self.runtime.errors(now);
@@ -247,7 +247,7 @@ impl NodeStatus {
         let there = match result {
             Ok(there) => there,
             Err(why) => {
-                of.failed("the node is not registered", &why, now);
+                of.failed("node registration failed", &why, now);
                 return false;
             }
         };
@@ -310,7 +310,7 @@ impl NodeStatus {
                 if why.is_not_found() {
                     self.was_deleted(of, now);
                 }
-                of.failed("the node's status is not told", &why, now);
+                of.failed("node status update failed", &why, now);
             }
         }
         if let Some(reason) = news {

@@ -166,7 +166,7 @@ impl OfflineCopy {
                 "{left_out} objects of the cluster have no room on the disk; their pods wait for the server after a restart"
             )),
             Err(why) => {
-                self.say(format!("the cluster's pods are not kept for a start without the server: {why}; trying again"));
+                self.say(format!("the cluster's pods are not kept for a start without the server: {why}; retrying"));
                 for (file, put) in left {
                     self.puts.entry(file).or_insert(put);
                 }
@@ -262,7 +262,7 @@ impl OfflineCopy {
             Err("the disk does not answer".to_owned())
         };
         if let Err(why) = smol::future::or(write, patience).await {
-            log::warn!("the cluster's newest pods are not kept for a start without the server: {why}");
+            log::warn!("offline copy of the cluster's pods not written: {why}");
         }
     }
 
@@ -289,7 +289,7 @@ pub(super) fn update(of: &Membership, pods: Vec<Vec<u8>>, clock: &SharedClock) -
     if update.pods.is_empty() {
         return None;
     }
-    log::info!("the API server is away: {} pods are as they were when it was last heard", update.pods.len());
+    log::info!("API server unreachable; {} pods taken from the offline copy", update.pods.len());
     Some(update)
 }
 

@@ -88,6 +88,7 @@ impl ServerPod {
         self.revision = 0;
         self.task.at = at;
     }
+
     /// Tells what there is to tell of it now.
     fn begin<R: Runtime + 'static>(
         &mut self,
@@ -203,7 +204,7 @@ impl StatusManager {
                     // The same once more would be refused once more.
                     told.revision = revision;
                 }
-                of.failed(&format!("pod {key}: its status is not told"), &why, now);
+                of.failed(&format!("pod {key}: status update failed"), &why, now);
             }
         }
         false

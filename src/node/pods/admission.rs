@@ -230,7 +230,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
         if waiting + own > RESIZES_WAITING_BYTES_MAX {
             log::warn!(
-                "pod {}: resized though it does not fit, for too many wait: {}",
+                "pod {}: resized although it does not fit, too many resizes are pending: {}",
                 wanted.key,
                 rejection.message
             );

@@ -107,7 +107,7 @@ impl<R: Runtime + 'static> Pods<R> {
             if pod.pod.is_of_api_server() {
                 continue;
             }
-            log::info!("pod {}: the node is well again; it comes again", pod.key);
+            log::info!("pod {}: restarting the evicted pod, the node is under no pressure any more", pod.key);
             self.unwant(&uid, now);
             self.want(pod, out);
             out.drive(&uid);
@@ -117,7 +117,7 @@ impl<R: Runtime + 'static> Pods<R> {
     /// The containers, logs and volumes of a pod that has ended for good go (`DeleteAllUnusedContainers`).
     pub(in crate::node) fn clear_ended(&mut self, uid: &PodUid, out: &mut Effects) {
         if self.records.get_mut(uid).is_some_and(|record| record.worker.clear_when_ended()) {
-            log::info!("{uid}: what is left of the ended pod goes, for the disk is short");
+            log::info!("pod {uid}: removing a terminated pod's leftovers (disk pressure)");
             out.drive(uid);
         }
     }
@@ -195,10 +195,7 @@ impl<R: Runtime + 'static> Pods<R> {
     pub(in crate::node) fn hurry(&mut self, ending: &EndingPod, out: &mut Effects) {
         let EndingPod { key, grace } = ending;
         let Some(record) = self.records.get_mut(&key.uid) else { return };
-        log::info!(
-            "pod {key}: it was deleted once more; it ends within {} s",
-            grace.0.max(GRACE_SECONDS_MIN)
-        );
+        log::info!("pod {key}: deleted again; terminating it within {} s", grace.0.max(GRACE_SECONDS_MIN));
         record.hurry(*grace);
         out.drive(&key.uid);
     }

@@ -53,7 +53,7 @@ impl<R: Runtime + 'static> Pods<R> {
             && *own != found
             && self.identity.keep(own, &found)
         {
-            log::info!("pod {}: a former agent runs it; it goes on with the UID {found}", sourced.pod.key);
+            log::info!("pod {}: adopted from a former agent with the UID {found}", sourced.pod.key);
             self.identity_changed = true;
         }
         for uid in all {

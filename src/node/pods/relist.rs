@@ -47,7 +47,8 @@ impl<R: Runtime + 'static> Pods<R> {
             log::debug!("relist: {} pods", relist.pods.len());
             if before.map_or(0, |before| before.foreign_sandboxes) != relist.foreign_sandboxes {
                 log::info!(
-                    "{} sandboxes in the runtime are not this node's; left alone unless a source names their pods",
+                    "{} sandboxes in the runtime are not managed by this node; ignored unless a source names \
+                     their pods",
                     relist.foreign_sandboxes
                 );
             }

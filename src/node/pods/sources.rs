@@ -324,7 +324,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let now = self.now();
         for key in ours {
             if self.desired.may_terminate(&key) || self.is_deleted(&key.uid) {
-                log::info!("pod {key}: runs, and no manifest names it; it ends");
+                log::info!("pod {key}: runs without a manifest; terminating it");
                 let mut record = Record::new(Worker::orphan(key.clone()), None);
                 record.unwanted_at = Some(now.wall);
                 // What its container has noted is the spec's.
@@ -341,7 +341,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 }
                 self.told_held.insert(key.uid.clone());
                 log::warn!(
-                    "pod {key}: no valid manifest names it; it runs on until all manifests can be read"
+                    "pod {key}: no valid manifest names it; kept running until all manifests can be read"
                 );
             }
         }
@@ -369,9 +369,11 @@ impl<R: Runtime + 'static> Pods<R> {
             let (swept, slow) = jobs::sweep(&ctx, &cgroups, spared, &set_aside).await;
             match swept {
                 Ok(0) => {}
-                Ok(pods) => log::info!("removed what was left on disk of {pods} pods that are gone"),
+                Ok(pods) => log::info!("removed the directories of {pods} orphaned pods"),
                 Err(error) => {
-                    log::warn!("leftovers of pods that are gone: {error}; tried again at the next start");
+                    log::warn!(
+                        "removing the directories of orphaned pods failed: {error}; retrying at the next start"
+                    );
                 }
             }
             Event::Swept(slow)

@@ -176,7 +176,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let (phase, reason) =
                 (status.and_then(|of| of.phase.as_deref()), status.and_then(|of| of.reason.as_deref()));
             log::info!(
-                "pod {}: its phase in the API was set to {} ({}); it ends",
+                "pod {}: phase set to {} ({}) in the API; terminating it",
                 pod.key,
                 phase.unwrap_or_default(),
                 reason.unwrap_or("no reason")

@@ -555,7 +555,7 @@ impl<R: Runtime + 'static> Pods<R> {
     fn forget(&mut self, uid: &PodUid, out: &mut Effects) {
         let Some(mut record) = self.records.remove(uid) else { return };
         let key = record.worker.key().clone();
-        log::info!("pod {key}: ended, nothing of it is left");
+        log::info!("pod {key}: terminated, all its resources are removed");
         let (revision, status) = (self.statuses.revision_of(uid), self.statuses.status(uid));
         out.push(Effect::Forgotten(Box::new(Forgotten { uid: uid.clone(), revision, status })));
         self.may_give_room();
