@@ -97,6 +97,16 @@ impl Socket<TcpStream> {
     pub async fn connect(to: SocketAddr) -> io::Result<Self> {
         Async::<TcpStream>::connect(to).await.map(Self::from)
     }
+
+    /// Ends when there is something to read, or the end of all.
+    ///
+    /// # Errors
+    /// The kernel's.
+    #[cfg(feature = "tls")]
+    pub(crate) async fn readable(&self) -> io::Result<()> {
+        // Unlike `Async::readable` it needs no turn of the reactor when something is there.
+        self.inner.peek(&mut [0]).await.map(drop)
+    }
 }
 
 impl Socket<UnixStream> {

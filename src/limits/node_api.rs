@@ -49,11 +49,13 @@ pub const NODE_TOKENS_OF_KNOWN: Rate = Rate { per_second: 20, burst: 40 };
 pub const NODE_STREAMS_MAX: usize = 24;
 /// Connections to the port that serves `/healthz` alone. Full: the oldest one without a request is closed; when there is none, a
 /// further one waits.
-pub const HEALTHZ_CONNECTIONS_MAX: usize = 4;
+pub const HEALTHZ_CONNECTIONS_MAX: usize = 16;
 /// Connections without a request of one unknown address. Full: its oldest is closed.
-pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 2;
+pub const HEALTHZ_ADDRESS_CONNECTIONS_MAX: usize = 8;
 /// The same of all unknown addresses, and of one known origin: this machine's own processes.
-pub const HEALTHZ_STRANGERS_MAX: usize = 3;
+pub const HEALTHZ_STRANGERS_MAX: usize = 12;
+/// Bytes of a request's head on that port; a silent connection has no buffer. Longer: refused (431).
+pub const HEALTHZ_HEAD_BYTES_MAX: usize = 8 * KIB;
 /// Bytes of a request's head, which holds the command of an exec. Longer: refused (431).
 pub const NODE_HEAD_BYTES_MAX: usize = 32 * KIB;
 /// How long the authentication of a client may take: TLS, its request, and the API server's review. Longer: closed, unless the

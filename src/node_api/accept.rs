@@ -118,15 +118,14 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
             Origin::Own | Origin::V4(_) | Origin::V6(_) => vec![&slots_of_others, &slots],
         };
         let mut held: Vec<_> = pools.iter().map(|pool| pool.try_acquire_arc()).collect();
-        let here: Vec<ConnectionInfo> = seats
-            .iter()
-            .map(|seat| ConnectionInfo { origin: seat.origin, stage: seat.stage.get() })
-            .collect();
-        let leaves = {
-            let peers = known.peers.borrow();
-            let is_free = held.iter().all(Option::is_some);
-            limits.leaves(&here, origin, |origin| peers.is_known(origin), is_free)
-        };
+        let is_free = held.iter().all(Option::is_some);
+        let mut leaves = leaving(&seats, limits, origin, known, is_free);
+        if leaves.is_some() {
+            // A request that has come by now is read first: its connection may be the one to be closed.
+            arrived_is_read(&socket).await;
+            seats.retain(|seat| !seat.wanted.is_closed());
+            leaves = leaving(&seats, limits, origin, known, is_free);
+        }
         leaves.map(|leaves| seats.remove(leaves));
         for (slot, pool) in held.iter_mut().zip(pools) {
             if slot.is_none() {
@@ -146,6 +145,27 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
         // The task is polled once before the next accept, which might close it.
         smol::future::yield_now().await;
     }
+}
+
+/// Ends when the connections whose bytes have come were polled.
+async fn arrived_is_read(newcomer: &Async<TcpStream>) {
+    // Tasks that are always ready leave no turn to the reactor. It reports this one, which can be written to, with all others.
+    let _ = newcomer.writable().await;
+    smol::future::yield_now().await;
+}
+
+/// Which of the connections is closed for one of this origin.
+fn leaving(
+    seats: &[OpenConnection],
+    limits: Limits,
+    origin: Origin,
+    known: &KnownOrigins,
+    is_free: bool,
+) -> Option<usize> {
+    let info = |seat: &OpenConnection| ConnectionInfo { origin: seat.origin, stage: seat.stage.get() };
+    let here: Vec<ConnectionInfo> = seats.iter().map(info).collect();
+    let peers = known.peers.borrow();
+    limits.leaves(&here, origin, |origin| peers.is_known(origin), is_free)
 }
 
 /// Enables TCP keepalive, so that the kernel detects a dead peer. An option that the kernel refuses is not needed before that.

@@ -55,11 +55,11 @@ use crate::config::NodeApi;
 use crate::executor::Executor;
 use crate::kube::Client;
 use crate::limits::{
-    HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_STRANGERS_MAX,
+    HEALTHZ_ADDRESS_CONNECTIONS_MAX, HEALTHZ_CONNECTIONS_MAX, HEALTHZ_HEAD_BYTES_MAX, HEALTHZ_STRANGERS_MAX,
     NODE_ADDRESS_CONNECTIONS_MAX, NODE_CONNECTIONS_MAX, NODE_FILES_PERIOD, NODE_HANDSHAKE_TIME,
     NODE_HEAD_BYTES_MAX, NODE_KNOWN_CONNECTIONS, NODE_KNOWN_CONNECTIONS_MAX, NODE_REQUEST_TIME,
     NODE_STRANGERS_MAX, NODE_STREAMS_MAX, NODE_TLS_OUT_BYTES, NODE_TUNNEL_CONNECTIONS,
-    PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG, SERVER_BUFFER_BYTES,
+    PEER_HANDSHAKE_BYTES_MAX, SERVER_BACKLOG,
 };
 use crate::metrics::NodeApiUse;
 use crate::model::Mono;
@@ -277,7 +277,9 @@ async fn serve_healthz(
         })
     });
     let served = async {
-        server::serve(stream(socket).into_inner(), SERVER_BUFFER_BYTES, handler).await;
+        if socket.readable().await.is_ok() {
+            server::serve(stream(socket).into_inner(), HEALTHZ_HEAD_BYTES_MAX, handler).await;
+        }
     };
     smol::future::or(served, clock.sleep(NODE_REQUEST_TIME)).await;
 }
