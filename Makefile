@@ -35,8 +35,7 @@ CLUSTER_THREADS := $(shell echo $$((4 * $$(nproc))))
 # In two processes: an agent that is killed in a test leaves its inotify instance behind, and there are 128 for all of a user's.
 CLUSTER_FIRST := addresses:: admission:: api:: certificates:: claims:: client:: ended:: finished:: gates:: k3s::
 # The tests that `cargo test` runs: but for the four that Cargo.toml leaves to targets of their own.
-TESTS := $(filter-out attack real sim systemd,$(basename $(notdir $(wildcard tests/*.rs))) \
-	$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
+TESTS := $(filter-out attack real sim systemd,$(notdir $(patsubst %/main.rs,%,$(wildcard tests/*/main.rs))))
 # Of the attacks those that run one at a time: beside others it would be the machine whose silence is measured.
 ATTACKS_ALONE := silence:: text_that_grows_when_it_is_escaped
 # Processes that share the tests on a real containerd.
@@ -90,11 +89,11 @@ deny: setup-rust  ## licences, sources and banned crates of the dependencies
 	@tests/env/setup.sh cargo-deny
 	@PATH="$$PWD/.cache/tools/bin:$$PATH" cargo-deny --log-level warn check --show-stats licenses bans sources
 
-# Built from its source it takes as long as all of smolet: where it is not there, tests/dependencies.rs holds the same rules of
+# Built from its source it takes as long as all of smolet: where it is not there, tests/repository/dependencies.rs holds the same rules of
 # this machine's dependencies.
 deny-here:
 	@if PATH="$$PWD/.cache/tools/bin:$$PATH" command -v cargo-deny >/dev/null; then $(MAKE) --no-print-directory deny; \
-	else printf '\n== cargo-deny\n%s\n' 'not here (make deny installs it): tests/dependencies.rs has held its rules'; fi
+	else printf '\n== cargo-deny\n%s\n' 'not here (make deny installs it): tests/repository/dependencies.rs has held its rules'; fi
 
 unit: setup-rust  ## unit and integration tests that need no runtime, but for the simulation
 	$(call step,unit and integration tests)
@@ -118,7 +117,7 @@ sim: setup-rust  ## thousands of node-hours in virtual time, with faults
 	@$(TEST) --test sim -- --quiet
 
 proto: setup-rust  ## compiles proto/ to src/proto/
-	@SMOLET_PROTO=write $(TEST) --quiet --test proto_table
+	@SMOLET_PROTO=write $(TEST) --quiet --test repository -- proto_table::
 
 vectors: setup-rust  ## the pure core against the kubelet's own answers: agree/total of each set
 	$(call step,vectors)
@@ -183,7 +182,7 @@ endif
 
 pages: setup-rust  ## man pages and completions, below target/pages
 	@rm -rf target/pages
-	@SMOLET_PAGES=$(CURDIR)/target/pages $(TEST) --quiet --test pages
+	@SMOLET_PAGES=$(CURDIR)/target/pages $(TEST) --quiet --test repository -- pages::
 
 arm: setup-rust  ## builds for aarch64 and armv7 (or ARM_TARGETS), runs the tests under qemu, holds the size
 	$(call step,$(ARM_TARGETS))
@@ -193,7 +192,7 @@ arm-build: setup-rust  ## the builds of `make arm` alone
 	@cross/arm.sh build $(ARM_TARGETS)
 
 arm-all:  ## the same for armv6 and x86-64 with musl too, with the long tests
-	@ARM_LONG=1 ARM_TESTS='agent act cri grpc source corpus vectors hostile_manifests binary' \
+	@ARM_LONG=1 ARM_TESTS='agent parts program vectors memory' \
 	$(MAKE) --no-print-directory arm ARM_TARGETS='$(ARM_TARGETS_ALL)'
 
 # `cargo bench` puts a binary of its own profile into the release binary's place, so that is set aside first.

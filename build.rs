@@ -122,6 +122,8 @@ const NEVER: &[&str] = &[
     "_ZN6smolet7systemd7Systemd*",
     "_ZN6smolet7systemd4wire*",
     "_ZN6smolet6render6labels16pre_stop*",
+    "_ZN6base64*",
+    "_ZN*_$LT$base64..*",
     "_ZN12clap_builder5error*",
     "*help_template*",
     "*minicbor..decode..Decode*",

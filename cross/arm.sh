@@ -30,11 +30,14 @@ TEST_SECONDS=${TEST_SECONDS:-450}
 ZIG_VERSION=0.15.2
 TARGETS=(aarch64-unknown-linux-musl armv7-unknown-linux-musleabihf arm-unknown-linux-musleabihf
     x86_64-unknown-linux-musl aarch64-unknown-linux-gnu armv7-unknown-linux-gnueabihf)
-# Not here: dependencies and proto_table (they read Cargo.lock and proto/, the same everywhere), plan_space and sim (minutes
-# under an emulator), grpc_memory, allocations and attack (they would measure the emulator's memory), crash (times lives of
-# a process), real (a machine of the target with containerd). `make arm-all` has more: vectors,
-# hostile_manifests, and LONG.
-read -ra TESTS <<<"${ARM_TESTS:-agent act cri grpc source corpus binary}"
+# Not here: repository (Cargo.lock, proto/ and the source are the same everywhere), sim (minutes under an emulator), attack (it
+# would measure the emulator's memory), real (a machine of the target with containerd). `make arm-all` has more: vectors,
+# hostile manifests, and LONG.
+read -ra TESTS <<<"${ARM_TESTS:-agent parts program}"
+# Modules of these that are not here for the same reasons: they time servers and lives of a process, or measure memory, or take
+# minutes.
+NOT_HERE=(--skip probe:: --skip streaming:: --skip crash::
+    --skip allocations:: --skip grpc_memory:: --skip plan_space:: --skip pod_memory::)
 # Targets whose integration tests leave out the agent's, which take minutes under an emulator.
 BRIEF=${ARM_BRIEF:-}
 PLAIN=${ARM_PLAIN:-aarch64-unknown-linux-musl}
@@ -276,7 +279,7 @@ run_tests() {
     # Without a name cargo would take all there are.
     [ ${#names[@]} -gt 0 ] || return 0
     cargo test --locked --quiet "${common[@]}" --config "profile.dev.package.smolet.opt-level=$level" \
-        "${names[@]}" "$@" -- "${LONG[@]}"
+        "${names[@]}" "$@" -- "${LONG[@]}" "${NOT_HERE[@]}"
 }
 
 # release ARG... -- TARGET...: all in one go: host crates are compiled once. ARG: cargo's.

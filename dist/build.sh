@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes the Debian package of one architecture from a release binary and the pages that tests/pages.rs writes.
+# Makes the Debian package of one architecture from a release binary and the pages that tests/repository/pages.rs writes.
 #
 #   build.sh amd64|arm64|armhf BINARY PAGES OUT    prints the package's path, below OUT
 #

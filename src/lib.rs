@@ -34,7 +34,7 @@
 //!     limits  decode  sorted  filesystem  stream  tls  text      ground
 //! ```
 //!
-//! `tests/tidy.rs` holds the source to both, and has all modules of each layer.
+//! `tests/repository/tidy.rs` holds the source to both, and has all modules of each layer.
 //!
 //! Other than the design had it, the messages of `proto/` are kept in `src/proto/` and not compiled in `build.rs`: their compiler
 //! was built for each profile and each target anew, on the machine of everybody who builds smolet (`make proto`).

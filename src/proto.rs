@@ -1,7 +1,7 @@
 //! The CRI v1 messages, and those of containerd's own services, generated from `proto/` by `make proto`.
 //!
 //! What is generated is kept, in `src/proto/`: the compiler of `proto/` costs more than most of the dependencies together, in
-//! each build and for each target anew. A test compiles it again and compares (`tests/proto_table.rs`).
+//! each build and for each target anew. A test compiles it again and compares (`tests/repository/proto_table.rs`).
 //!
 //! `render` builds the configuration messages directly: they are the CRI's own vocabulary, and a second copy of
 //! them in model types would be transcription. What the runtime *reports* becomes model types in `cri::convert`.

@@ -1,4 +1,4 @@
-//! What each fuzz target does with its bytes. The targets hand them over; tests/corpus.rs replays the corpus.
+//! What each fuzz target does with its bytes. The targets hand them over; tests/parts/corpus.rs replays the corpus.
 
 #[cfg(feature = "tls")]
 pub mod api_json;

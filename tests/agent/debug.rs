@@ -9,7 +9,7 @@ use smolet::proto::runtime::v1::NamespaceMode;
 
 use crate::checkpoint::{checkpoint, pass_until_saved, power_cut};
 use crate::common::fake::Program;
-use crate::runner;
+use crate::common::runner;
 use crate::world::{World, full};
 
 const SECOND: Duration = Duration::from_secs(1);

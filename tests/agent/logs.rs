@@ -9,7 +9,7 @@ use std::time::Duration;
 use smolet::logs::rotate::Rotation;
 
 use crate::common::fake::Program;
-use crate::runner;
+use crate::common::runner;
 use crate::world::{World, names};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";

@@ -31,9 +31,6 @@ mod pressure;
 mod probes;
 mod restart;
 mod room;
-#[allow(dead_code)]
-#[path = "../common/runner.rs"]
-mod runner;
 mod settings;
 mod shutdown;
 mod socket;

@@ -5,7 +5,7 @@ use std::process::Stdio;
 
 use smolet::limits::STATS_SAMPLE_TIME;
 
-use crate::runner;
+use crate::common::runner;
 use crate::world::{World, ask};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";

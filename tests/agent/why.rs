@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use smolet::limits::{EVENTS_MAX, EVENTS_WAIT_MAX, EVENTS_WAITING_MAX};
 
+use crate::common::runner;
 use crate::metrics::entries;
-use crate::runner;
 use crate::world::{World, answer};
 
 const APP: &str = "containers: [{name: app, image: 'busybox:1'}]";

@@ -10,6 +10,7 @@ pub mod apiserver;
 pub mod away;
 pub mod fake;
 pub mod gauge;
+pub mod runner;
 pub mod seeds;
 
 use std::io::ErrorKind;

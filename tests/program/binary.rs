@@ -3,18 +3,13 @@
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
-mod common;
-#[allow(unreachable_pub, dead_code)]
-#[path = "common/runner.rs"]
-mod runner;
-
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::TempDir;
-use common::fake::Fake;
+use crate::common::fake::Fake;
+use crate::common::{TempDir, runner};
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 use rustix::process::{Pid, Signal, kill_process};
 

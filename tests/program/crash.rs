@@ -7,15 +7,13 @@
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
 #![allow(clippy::print_stdout, reason = "the seed")]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::fake::{Fake, Program};
-use common::{TempDir, seeds};
+use crate::common::fake::{Fake, Program};
+use crate::common::{TempDir, seeds};
 use fastrand::Rng;
 use smolet::proto::runtime::v1 as cri;
 
@@ -325,7 +323,7 @@ impl Node {
         let state = self.fake.state();
         let sandboxes = state.sandboxes.values().filter(|sandbox| sandbox.pod() != "other");
         let mut left: Vec<String> = sandboxes.map(|sandbox| sandbox.id.clone()).collect();
-        let foreign = |container: &common::fake::Container| {
+        let foreign = |container: &crate::common::fake::Container| {
             container.config.labels["io.kubernetes.pod.name"] == "other"
         };
         left.extend(state.containers.values().filter(|c| !foreign(c)).map(|c| c.id.clone()));

@@ -2,13 +2,11 @@
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::fake::{BreakOff, Exec, Fake, Program, Services};
+use crate::common::fake::{BreakOff, Exec, Fake, Program, Services};
 use smolet::clock::{SharedClock, VirtualClock};
 use smolet::cri::endpoint::{self, Candidates, EndpointError, Origin};
 use smolet::cri::{CpuSample, GrpcRuntime, Runtime, RuntimeError};
@@ -739,7 +737,7 @@ fn the_endpoint_says_what_is_wrong() {
     assert_eq!(find(&here).unwrap_err(), EndpointError::Refused(socket.into()));
     world.fake.accept_connections();
 
-    let folder = common::TempDir::new();
+    let folder = crate::common::TempDir::new();
     let missing = folder.path().join("none.sock");
     assert_eq!(find(&named(&missing)).unwrap_err(), EndpointError::Missing(missing.clone()));
     let file = folder.path().join("file");
@@ -799,7 +797,7 @@ fn after_a_reboot_nothing_runs() {
 #[test]
 fn a_containers_last_word_is_its_message() {
     let world = World::new();
-    let folder = common::TempDir::new();
+    let folder = crate::common::TempDir::new();
     let sandbox = world.pod("web");
     let logs = folder.path().join("logs");
     std::fs::create_dir(&logs).unwrap();

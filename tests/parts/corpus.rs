@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-#[path = "../fuzz/src/lib.rs"]
+#[path = "../../fuzz/src/lib.rs"]
 #[allow(unreachable_pub)]
 mod targets;
 

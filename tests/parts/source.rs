@@ -8,10 +8,6 @@
     clippy::format_collect
 )]
 
-#[allow(unreachable_pub, dead_code)]
-#[path = "common/runner.rs"]
-mod runner;
-
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,6 +15,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use crate::common::runner;
 use smolet::clock::{Clock, SharedClock, SystemClock, VirtualClock};
 use smolet::desired::{Change, Desired};
 use smolet::limits;

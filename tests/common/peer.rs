@@ -1,6 +1,8 @@
 //! An HTTP/2 server by hand: frames out as a script says, frames in as they come. Knows just enough of RFC 9113:
 //! settings, flow control and plain HPACK literals.
 
+#![allow(missing_docs, clippy::pedantic, clippy::unwrap_used, clippy::expect_used)]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

@@ -15,7 +15,7 @@ use prost_reflect::{Cardinality, DescriptorPool, FieldDescriptor, Kind};
 type Table = BTreeMap<(String, String), (String, String, String)>;
 
 fn upstream() -> Table {
-    table(include_str!("cri_fields.tsv"))
+    table(include_str!("../cri_fields.tsv"))
 }
 
 fn table(text: &str) -> Table {
@@ -87,11 +87,11 @@ fn our_messages_are_upstreams() {
 
 #[test]
 fn containerds_messages_and_methods_are_upstreams() {
-    let upstream = table(include_str!("containerd_fields.tsv"));
+    let upstream = table(include_str!("../containerd_fields.tsv"));
     let (messages, fields) = compare(&upstream, &pool_of("containerd.images"));
     println!("{messages} messages, {fields} fields and enum values compared");
     assert!(messages >= 12 && fields >= 30, "{messages} messages, {fields} fields");
-    let client = include_str!("../src/cri/store.rs");
+    let client = include_str!("../../src/cri/store.rs");
     let mut called = 0;
     for call in client.split("method!(\"").skip(1) {
         let (package, rest) = call.split_once("\", \"").expect("method!(package, service/name)");
@@ -155,7 +155,7 @@ fn our_enums_are_whole() {
 #[test]
 fn the_methods_we_call_are_upstreams() {
     let upstream = upstream();
-    let (client, callers) = (include_str!("../src/cri/client.rs"), include_str!("../src/cri/mod.rs"));
+    let (client, callers) = (include_str!("../../src/cri/client.rs"), include_str!("../../src/cri/mod.rs"));
     let mut called = BTreeSet::new();
     // Number, type and label of a message's fields, in order: all that is on the wire.
     let wire = |message: &str| -> BTreeSet<_> {

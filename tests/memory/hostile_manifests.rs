@@ -11,10 +11,6 @@
     clippy::print_stdout
 )]
 
-#[allow(unreachable_pub, dead_code)]
-#[path = "common/runner.rs"]
-mod runner;
-
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::symlink;
@@ -23,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::common::runner;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use smolet::clock::{Clock, SystemClock};
 use smolet::limits;
@@ -357,7 +354,11 @@ const WARM: &str = "SMOLET_HOSTILE_WARM";
 /// Looks at `dir` in a fresh process, so that nothing an earlier case left in the allocator hides what this one takes.
 fn look(warm: &Path, dir: &Path) -> Look {
     let output = runner::command(std::env::current_exe().expect("this test"))
-        .args(["--exact", "each_hostile_manifest_gives_one_clear_line_and_costs_little", "--nocapture"])
+        .args([
+            "--exact",
+            "hostile_manifests::each_hostile_manifest_gives_one_clear_line_and_costs_little",
+            "--nocapture",
+        ])
         .env(DIR, dir)
         .env(WARM, warm)
         .output()

@@ -2,16 +2,14 @@
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
-mod common;
-
 use std::cell::RefCell;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::TempDir;
-use common::fake::{Fake, Program};
+use crate::common::TempDir;
+use crate::common::fake::{Fake, Program};
 use serde_json::{Value, json};
 use smolet::addresses::NodeAddresses;
 use smolet::clock::{Clock as _, SharedClock, VirtualClock};

@@ -90,7 +90,7 @@ fn no_code_of_ours_names_it() {
 
 /// The texts of the list that begins behind `head` in `deny.toml`.
 fn denied(head: &str) -> BTreeSet<String> {
-    let text = include_str!("../deny.toml");
+    let text = include_str!("../../deny.toml");
     let list = text.split_once(head).unwrap_or_else(|| panic!("{head} in deny.toml")).1;
     let list = list.split_once("\n]").map_or(list, |(list, _)| list);
     let lines = list.lines().map(|line| line.split('#').next().unwrap_or_default());

@@ -269,7 +269,7 @@ fn the_map_of_the_kubelet_names_what_is_there() {
     assert!(rows > 500, "{rows} rows only");
     assert!(
         wrong.is_empty(),
-        "{wrong}SMOLET_DOCS=write cargo test --locked --test docs corrects the file of a name that one file alone defines"
+        "{wrong}SMOLET_DOCS=write cargo test --locked --test repository docs:: corrects the file of a name that one file alone defines"
     );
 }
 
@@ -379,7 +379,7 @@ fn the_page_on_metrics_has_every_metric() {
     assert!(gone.is_empty(), "docs/metrics.md has {gone:?}, which src/metrics.rs has not");
 }
 
-/// The layers of docs/design.md are those that tests/tidy.rs holds.
+/// The layers of docs/design.md are those that tests/repository/tidy.rs holds.
 #[test]
 fn the_layers_are_those_that_are_held() {
     let page = read("docs/design.md");
@@ -390,8 +390,8 @@ fn the_layers_are_those_that_are_held() {
         .take_while(|line| line.starts_with('|'))
         .map(|line| line.split('`').skip(1).step_by(2).collect())
         .collect();
-    let tidy = read("tests/tidy.rs");
-    let (_, layers) = tidy.split_once("const LAYERS").expect("tests/tidy.rs has the layers");
+    let tidy = read("tests/repository/tidy.rs");
+    let (_, layers) = tidy.split_once("const LAYERS").expect("tests/repository/tidy.rs has the layers");
     let layers = layers.split_once("];\n").expect("and their end").0;
     // Of the texts in quotes every second one has modules.
     let held: Vec<Vec<&str>> = layers
@@ -402,5 +402,5 @@ fn the_layers_are_those_that_are_held() {
         .step_by(2)
         .map(|names| names.split(' ').collect())
         .collect();
-    assert_eq!(shown, held, "docs/design.md, \"Layers\", beside tests/tidy.rs");
+    assert_eq!(shown, held, "docs/design.md, \"Layers\", beside tests/repository/tidy.rs");
 }

@@ -5,8 +5,6 @@
 
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used)]
 
-mod common;
-
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -15,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use crate::common::TempDir;
+use crate::common::fake::Fake;
 use allocation_counter::AllocationInfo;
-use common::TempDir;
-use common::fake::Fake;
 use smolet::clock::VirtualClock;
 use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;

@@ -2,10 +2,6 @@
 
 #![allow(missing_docs, unreachable_pub, clippy::expect_used, clippy::unwrap_used, clippy::pedantic)]
 
-#[path = "../common/mod.rs"]
-mod common;
-mod peer;
-
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -13,8 +9,8 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use common::TempDir;
-use peer::{Peer, framed};
+use crate::common::TempDir;
+use crate::peer::{self, Peer, framed};
 use prost::Message;
 use smolet::clock::VirtualClock;
 use smolet::executor::Executor;
