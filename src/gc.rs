@@ -355,19 +355,8 @@ mod tests {
             name: name.into(),
             sandbox_id: "s".into(),
             state: ContainerState::Running,
-            created_at: Wall(0),
-            started_at: None,
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: "".into(),
-            message: "".into(),
-            image: "".into(),
-            image_ref: "".into(),
-            user: None,
-            resources: None,
-            stop_signal: 0,
             meta: ContainerMeta { restart_count: attempt, ..ContainerMeta::default() },
+            ..ContainerStatus::default()
         }
     }
 

@@ -28,19 +28,9 @@ pub fn pod() -> (DesiredPod, ObservedPod) {
         name: name.into(),
         sandbox_id: "sandbox".into(),
         state,
-        created_at: Wall(0),
-        started_at: None,
-        finished_at: None,
         finished_mono: (state == ContainerState::Exited).then_some(NOW.mono),
-        exit_code: 0,
-        reason: "".into(),
-        message: "".into(),
-        image: "".into(),
-        image_ref: "".into(),
-        user: None,
-        resources: None,
-        stop_signal: 0,
         meta: ContainerMeta { hash: u64::from(hash), restart_count: generation, ..ContainerMeta::default() },
+        ..ContainerStatus::default()
     };
     let running = hashes.map(|one| record(one, ContainerState::Running, 1));
     let dead = hashes.map(|one| record(one, ContainerState::Exited, 0));

@@ -66,9 +66,10 @@ pub struct SandboxStatus {
 }
 
 /// CRI `ContainerState`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ContainerState {
-    /// `CONTAINER_CREATED`.
+    /// `CONTAINER_CREATED`, the message's zero value.
+    #[default]
     Created,
     /// `CONTAINER_RUNNING`.
     Running,
@@ -115,8 +116,8 @@ pub struct ContainerMeta {
     pub sizes: Option<Sizes>,
 }
 
-/// CRI `ContainerStatus`, what the core needs of it.
-#[derive(Clone, Debug, PartialEq)]
+/// CRI `ContainerStatus`, what the core needs of it; by default what an empty message says.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ContainerStatus {
     /// The container's id.
     pub id: ContainerId,

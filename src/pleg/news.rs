@@ -154,7 +154,7 @@ fn began(kind: RuntimeEventKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ContainerMeta, ContainerStatus, SandboxStatus, Wall};
+    use crate::model::{ContainerStatus, SandboxStatus, Wall};
     use RuntimeEventKind::{Created, Deleted, Exited, OutOfMemory, Started};
 
     fn observed(state: ContainerState, sandbox: SandboxState) -> ObservedPod {
@@ -164,18 +164,7 @@ mod tests {
             sandbox_id: SandboxId::from("s"),
             state,
             created_at: Wall(1),
-            started_at: None,
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: "".into(),
-            message: "".into(),
-            image: "".into(),
-            image_ref: "".into(),
-            user: None,
-            resources: None,
-            stop_signal: 0,
-            meta: ContainerMeta::default(),
+            ..ContainerStatus::default()
         };
         let sandbox = SandboxStatus {
             id: SandboxId::from("s"),

@@ -292,19 +292,8 @@ mod tests {
             name: "app".into(),
             sandbox_id: "s".into(),
             state: ContainerState::Running,
-            created_at: Wall(0),
             started_at: Some(NOW.wall),
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: "".into(),
-            message: "".into(),
-            image: "".into(),
-            image_ref: "".into(),
-            user: None,
-            resources: None,
-            stop_signal: 0,
-            meta: crate::model::ContainerMeta::default(),
+            ..crate::model::ContainerStatus::default()
         };
         ObservedPod { containers: vec![container], ..ObservedPod::default() }
     }

@@ -109,7 +109,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::model::{ContainerMeta, Wall};
+    use crate::model::ContainerMeta;
 
     fn container(request: &str, limit: &str, policy: &str) -> Container {
         // cpu/memory
@@ -147,19 +147,8 @@ mod tests {
             name: "c".into(),
             sandbox_id: "s".into(),
             state: ContainerState::Running,
-            created_at: Wall(0),
-            started_at: None,
-            finished_at: None,
-            finished_mono: None,
-            exit_code: 0,
-            reason: "".into(),
-            message: "".into(),
-            image: "".into(),
-            image_ref: "".into(),
-            user: None,
-            resources: None,
-            stop_signal: 0,
             meta: ContainerMeta { sizes, ..ContainerMeta::default() },
+            ..ContainerStatus::default()
         }
     }
 

@@ -351,18 +351,10 @@ fn status(name: &str, state: ContainerState, exit_code: i32, hash: u32) -> Conta
         name: name.into(),
         sandbox_id: "sb".into(),
         state,
-        created_at: Wall(0),
         started_at: Some(Wall(0)),
         finished_at: ended.then_some(NOW.wall),
         finished_mono: ended.then_some(NOW.mono),
         exit_code,
-        reason: "".into(),
-        message: "".into(),
-        image: "".into(),
-        image_ref: "".into(),
-        user: None,
-        stop_signal: 0,
-        resources: None,
         meta: ContainerMeta {
             hash: u64::from(hash),
             sizes: Some(Sizes {
@@ -373,5 +365,6 @@ fn status(name: &str, state: ContainerState, exit_code: i32, hash: u32) -> Conta
             }),
             ..ContainerMeta::default()
         },
+        ..ContainerStatus::default()
     }
 }

@@ -132,19 +132,11 @@ fn status(
         name: name.into(),
         sandbox_id: "sb1".into(),
         state,
-        created_at: Wall(0),
-        started_at: None,
         finished_at: ended.then_some(NOW.wall),
         finished_mono: ended.then_some(NOW.mono),
         exit_code,
-        reason: "".into(),
-        message: "".into(),
-        image: "".into(),
-        image_ref: "".into(),
-        user: None,
-        resources: None,
-        stop_signal: 0,
         meta: ContainerMeta { hash: u64::from(hash), restart_count: count, ..ContainerMeta::default() },
+        ..ContainerStatus::default()
     }
 }
 

@@ -88,7 +88,6 @@ fn container(value: &Value) -> ContainerStatus {
         created_at: at("createdAt").unwrap_or_default(),
         started_at: at("startedAt"),
         finished_at: at("finishedAt"),
-        finished_mono: None,
         exit_code: i32::try_from(value["exitCode"].as_i64().unwrap_or(0)).expect("an exit code"),
         reason: text(&value["reason"]).into(),
         message: text(&value["message"]).into(),
@@ -102,12 +101,11 @@ fn container(value: &Value) -> ContainerStatus {
                 .filter_map(Value::as_i64)
                 .collect(),
         }),
-        resources: None,
-        stop_signal: 0,
         meta: ContainerMeta {
             restart_count: u32::try_from(value["restartCount"].as_u64().unwrap_or(0)).expect("a count"),
             ..ContainerMeta::default()
         },
+        ..ContainerStatus::default()
     }
 }
 

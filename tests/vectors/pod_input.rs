@@ -81,14 +81,12 @@ fn container(value: &Value, now: Now) -> ContainerStatus {
         message: text(value, "message").into(),
         image: text(value, "image").into(),
         image_ref: text(value, "imageRef").into(),
-        user: None,
-        resources: None,
-        stop_signal: 0,
         meta: ContainerMeta {
             hash: value["hash"].as_u64().unwrap_or_default(),
             restart_count: u32::try_from(value["restartCount"].as_u64().unwrap_or_default()).unwrap(),
             ..ContainerMeta::default()
         },
+        ..ContainerStatus::default()
     }
 }
 
