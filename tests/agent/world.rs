@@ -8,30 +8,24 @@ use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::List;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
-use smol::channel::Sender;
 use smol::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use smolet::clock::VirtualClock;
-use smolet::config::{Config, EvictionPolicy, Flags};
-use smolet::executor::Executor;
+use smolet::config::{Config, Flags};
 use smolet::model::Wall;
-use smolet::node::{self, Ending, Stop};
+use smolet::node::{Ending, Stop};
 
+use crate::common::agent::{Ended, Home, Life, MAIN_THREAD, Waits, endpoint};
+pub use crate::common::agent::{NODE, PATIENCE, answer, ask, full, manifest};
 use crate::common::fake::{Fake, State};
 use crate::common::gauge::Gauge;
-use crate::common::{TempDir, show_log};
+use crate::common::show_log;
 
 pub const START: Wall = Wall(1_770_000_000_000_000_000);
-pub const NODE: &str = "gw";
-
-/// How long anything may take in real time, on a machine that is busy with other things, under an emulator too.
-pub const PATIENCE: Duration = Duration::from_mins(2);
 /// How much virtual time [`World::until`] gives.
 const SECONDS_MAX: u32 = 90;
 /// How long work on the disk may take, or hang on purpose, before time goes by without it.
@@ -42,53 +36,31 @@ const DISK_WORKS_MAX: usize = 12;
 pub struct World {
     pub fake: Fake,
     pub clock: VirtualClock,
-    folder: TempDir,
-    agent: RefCell<Option<Life>>,
+    home: Home,
+    agent: RefCell<Option<Watched>>,
     /// The runtime answers no relist, so none can be waited for.
     silent: Cell<bool>,
     /// The runtime tells events, so that relists are seldom.
     seldom: Cell<bool>,
 }
 
-/// One life of the agent.
-pub struct Life {
-    stop: Sender<Stop>,
-    kill: Sender<()>,
+/// One life of the agent, with what shows whether it waits.
+struct Watched {
+    life: Life,
     gauge: Arc<Gauge>,
     echo: UnixStream,
-    thread: JoinHandle<Result<Option<Ending>, String>>,
 }
 
-impl Life {
+impl Watched {
     fn begin(config: Config, once: bool, clock: VirtualClock) -> Self {
-        let (stop, stopped) = smol::channel::bounded(4);
-        let (kill, killed) = smol::channel::bounded::<()>(1);
         let gauge = Arc::new(Gauge::default());
         let (echo, echoing) = UnixStream::pair().unwrap();
         echo.set_read_timeout(Some(PATIENCE)).unwrap();
-        let thread = {
-            let gauge = gauge.clone();
-            let live = move || {
-                let _main = MainThread::enter();
-                let executor = Rc::new(Executor::new());
-                executor.spawn("test", send_back(echoing)).detach();
-                let life = async {
-                    let agent = node::run_until(&config, once, &executor, Rc::new(clock), stopped);
-                    let agent = async { agent.await.map(Some) };
-                    let killed = async {
-                        let _ = killed.recv().await;
-                        Ok(None)
-                    };
-                    smol::future::or(agent, killed).await
-                };
-                let ended = gauge.block_on(executor.run(life));
-                // As at the end of a process: what was given up is dropped, and nothing else runs.
-                while executor.try_tick() {}
-                ended
-            };
-            std::thread::Builder::new().name(MAIN_THREAD.into()).spawn(live).unwrap()
-        };
-        Self { stop, kill, gauge, echo, thread }
+        let life = Life::begin(config, once, clock, Waits::InTheGauge(gauge.clone()), |executor| {
+            executor.spawn("test", send_back(echoing)).detach();
+            MainThread::enter()
+        });
+        Self { life, gauge, echo }
     }
 
     /// Waits until the agent's executor has taken a byte from a socket and sent it back; false when it has ended.
@@ -99,10 +71,6 @@ impl Life {
         assert!(!late, "the agent's thread does nothing else for {PATIENCE:?}");
         answer.is_ok()
     }
-
-    pub fn end(self) -> Result<Option<Ending>, String> {
-        self.thread.join().expect("the agent does not panic")
-    }
 }
 
 /// Sends back what comes, until the other end is closed.
@@ -111,9 +79,6 @@ async fn send_back(stream: UnixStream) {
     let mut byte = [0];
     while stream.read_exact(&mut byte).await.is_ok() && stream.write_all(&byte).await.is_ok() {}
 }
-
-/// What an agent's main thread is called, and a thread that it has just started, until that one takes a name of its own.
-const MAIN_THREAD: &str = "agent";
 
 /// The main threads of this process' agents.
 static MAIN_THREADS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -182,14 +147,10 @@ impl World {
         for version in 1..=3 {
             fake.add_image(&format!("busybox:{version}"));
         }
-        let folder = TempDir::new();
-        for name in ["manifests", "root", "logs", "links"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-        }
         Self {
             fake,
             clock,
-            folder,
+            home: Home::new(),
             agent: RefCell::new(None),
             silent: Cell::new(false),
             seldom: Cell::new(false),
@@ -204,24 +165,12 @@ impl World {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.home.path(name)
     }
 
     pub fn config(&self) -> Config {
-        let flags = Flags {
-            manifests: Some(self.path("manifests")),
-            root_dir: Some(self.path("root")),
-            runtime_endpoint: Some(format!("unix://{}", self.fake.socket().display())),
-            node_name: Some(NODE.to_owned()),
-            pod_logs_dir: Some(self.path("logs")),
-            container_logs_dir: Some(self.path("links")),
-            // Nothing is mounted there: the machine's own cgroups are not touched, whatever a test does.
-            cgroup_mounts: Some(self.path("cgroup")),
-            ..Flags::default()
-        };
-        let config = Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid");
-        // How full the machine's memory and disk are decides nothing here.
-        Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
+        let flags = Flags { runtime_endpoint: Some(endpoint(&self.fake)), ..self.home.flags() };
+        self.home.config(&flags)
     }
 
     // ---- the agent's life ------------------------------------------------------------------------------
@@ -249,42 +198,38 @@ impl World {
     pub fn spawn(&self, config: Config, once: bool) {
         // Only calls of this life count as its relists.
         self.fake.clear_calls();
-        let life = Life::begin(config, once, self.clock.clone());
+        let life = Watched::begin(config, once, self.clock.clone());
         assert!(self.agent.replace(Some(life)).is_none(), "one agent at a time");
     }
 
     /// A second agent with other settings.
-    pub fn second(&self, config: Config) -> Result<Option<Ending>, String> {
-        Life::begin(config, false, self.clock.clone()).end()
+    pub fn second(&self, config: Config) -> Ended {
+        Watched::begin(config, false, self.clock.clone()).life.end()
     }
 
     /// As `systemctl stop`.
     pub fn stop(&self) {
-        let life = self.agent.take().expect("an agent runs");
-        life.stop.try_send(Stop::Agent).unwrap();
-        assert_eq!(life.end(), Ok(Some(Ending::Stopped)));
+        self.agent.take().expect("an agent runs").life.stop();
     }
 
     /// Tells the agent of the machine's or its own end.
     pub fn tell(&self, stop: Stop) {
-        self.agent.borrow().as_ref().expect("an agent runs").stop.try_send(stop).unwrap();
+        self.agent.borrow().as_ref().expect("an agent runs").life.tell(stop);
     }
 
     /// The agent has ended by itself; false while it has not.
     pub fn has_stopped(&self) -> bool {
-        let ended = self.agent.borrow().as_ref().is_some_and(|life| life.thread.is_finished());
+        let ended = self.agent.borrow().as_ref().is_some_and(|agent| agent.life.is_over());
         if ended {
-            let life = self.agent.take().expect("an agent ran");
-            assert_eq!(life.end(), Ok(Some(Ending::Stopped)));
+            let agent = self.agent.take().expect("an agent ran");
+            assert_eq!(agent.life.end(), Ok(Some(Ending::Stopped)));
         }
         ended
     }
 
     /// As `kill -9`.
     pub fn kill(&self) {
-        let life = self.agent.take().expect("an agent runs");
-        life.kill.try_send(()).unwrap();
-        assert_eq!(life.end(), Ok(None));
+        self.agent.take().expect("an agent runs").life.kill();
     }
 
     /// `smolet run --once`, to its end.
@@ -294,13 +239,13 @@ impl World {
         // Time that passes while it looks for the runtime would count as the runtime's silence.
         self.wait("a relist", |world| world.relists() > 0);
         let begun = Instant::now();
-        while self.agent.borrow().as_ref().is_some_and(|life| !life.thread.is_finished()) {
+        while self.agent.borrow().as_ref().is_some_and(|agent| !agent.life.is_over()) {
             assert!(begun.elapsed() < PATIENCE, "--once does not end: {:?}", self.fake.actions());
             self.settle();
             self.settle_disk();
             self.clock.advance(Duration::from_secs(1));
         }
-        match self.agent.take().unwrap().end() {
+        match self.agent.take().unwrap().life.end() {
             Ok(Some(Ending::Once { lines, all_well })) => (lines, all_well),
             other => panic!("--once ended with {other:?}"),
         }
@@ -428,9 +373,12 @@ impl World {
     pub fn wait(&self, what: &str, mut holds: impl FnMut(&World) -> bool) {
         let begun = Instant::now();
         while !holds(self) {
-            let ended = self.agent.borrow().as_ref().is_some_and(|life| life.thread.is_finished());
+            let ended = self.agent.borrow().as_ref().is_some_and(|agent| agent.life.is_over());
             if ended {
-                panic!("waiting for {what}, the agent ended: {:?}", self.agent.take().map(Life::end));
+                panic!(
+                    "waiting for {what}, the agent ended: {:?}",
+                    self.agent.take().map(|agent| agent.life.end())
+                );
             }
             assert!(begun.elapsed() < PATIENCE, "waited for {what}; {}", self.trace());
             std::thread::sleep(Duration::from_micros(300));
@@ -445,7 +393,7 @@ impl World {
         let mut quiet = 0;
         while quiet < 2 {
             let Some(calls) = self.await_calm() else { return };
-            if !self.agent.borrow().as_ref().is_some_and(Life::answers) {
+            if !self.agent.borrow().as_ref().is_some_and(Watched::answers) {
                 return;
             }
             let Some(after) = self.await_calm() else { return };
@@ -458,8 +406,8 @@ impl World {
         let begun = Instant::now();
         let mut last = None;
         loop {
-            let (idle, turns) = self.agent.borrow().as_ref().and_then(|life| {
-                (!life.thread.is_finished()).then(|| (life.gauge.idle(), life.gauge.turns()))
+            let (idle, turns) = self.agent.borrow().as_ref().and_then(|agent| {
+                (!agent.life.is_over()).then(|| (agent.gauge.idle(), agent.gauge.turns()))
             })?;
             // An answer is on its way until the runtime's thread has nothing left to do.
             let at_work = !self.fake.is_idle();
@@ -482,7 +430,7 @@ impl World {
 
     /// How often the agent's thread woke so far.
     pub fn turns(&self) -> u64 {
-        self.agent.borrow().as_ref().map_or(0, |life| life.gauge.turns())
+        self.agent.borrow().as_ref().map_or(0, |agent| agent.gauge.turns())
     }
 
     pub fn trace(&self) -> String {
@@ -497,13 +445,11 @@ impl World {
     }
 
     pub fn put_text(&self, file: &str, text: &str) {
-        let beside = self.path("manifests").join(format!(".{file}"));
-        std::fs::write(&beside, text).unwrap();
-        std::fs::rename(beside, self.path("manifests").join(format!("{file}.yaml"))).unwrap();
+        self.home.put(file, text);
     }
 
     pub fn remove(&self, file: &str) {
-        std::fs::remove_file(self.path("manifests").join(format!("{file}.yaml"))).unwrap();
+        self.home.remove(file);
     }
 
     /// Writes the manifest and waits until all its app containers run.
@@ -516,20 +462,15 @@ impl World {
 
     /// One request on the local socket: the status line's code and the body.
     pub fn ask(&self, path: &str) -> (u16, String) {
-        let stream = UnixStream::connect(self.path("sock")).expect("the agent listens");
-        ask(stream, path)
+        self.home.ask(path)
     }
 
     /// The same with a POST of that body.
     pub fn post(&self, path: &str, body: &[u8]) -> (u16, String) {
-        let mut stream = UnixStream::connect(self.path("sock")).expect("the agent listens");
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = self.home.socket();
         let head = format!("POST {path} HTTP/1.1\r\nHost: smolet\r\nContent-Length: {}\r\n\r\n", body.len());
         stream.write_all(&[head.as_bytes(), body].concat()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer in time");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+        answer(stream)
     }
 
     pub fn pods(&self) -> Vec<Pod> {
@@ -623,43 +564,15 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        if let Some(life) = self.agent.take() {
-            let _ = life.kill.try_send(());
-            let ended = life.thread.join();
-            if !std::thread::panicking() {
-                assert!(ended.is_ok(), "the agent panicked");
-            }
+        if let Some(agent) = self.agent.take() {
+            let panicked = agent.life.abandon();
+            assert!(!panicked || std::thread::panicking(), "the agent panicked");
         }
         if !std::thread::panicking() {
             let violations = self.fake.state().violations.clone();
             assert!(violations.is_empty(), "{violations:#?}\n{}", self.trace());
         }
     }
-}
-
-/// A static pod's name on this node.
-pub fn full(name: &str) -> String {
-    format!("{name}-{NODE}")
-}
-
-pub fn manifest(name: &str, spec: &str) -> String {
-    format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n")
-}
-
-/// One GET of HTTP/1.0, whose answer ends with the connection; the code and the body.
-pub fn ask(mut stream: UnixStream, path: &str) -> (u16, String) {
-    write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
-    answer(stream)
-}
-
-/// The answer to what was asked.
-pub fn answer(mut stream: UnixStream) -> (u16, String) {
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer in time");
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
-    (code, body.to_owned())
 }
 
 /// Names below a directory, sorted.

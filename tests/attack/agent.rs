@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::common::TempDir;
+use crate::common::agent::Home;
+pub use crate::common::agent::PATIENCE;
 use crate::common::fake::Fake;
 
 /// The promise: resident memory under hostile input, text and all.
@@ -19,12 +20,10 @@ pub const SILENCE_MAX: Duration = Duration::from_millis(250);
 pub const CALM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml");
 /// All are.
 pub const WATCHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/watched.yaml");
-/// How long any one step may take on a slow machine.
-pub const PATIENCE: Duration = Duration::from_secs(120);
 
 pub struct Agent {
     pub fake: Fake,
-    folder: TempDir,
+    home: Home,
     child: Child,
     configuration: String,
     flags: Vec<String>,
@@ -46,12 +45,11 @@ impl Agent {
 
     /// The same with a configuration file and further flags.
     pub fn with(fake: Fake, configuration: &str, flags: &[&str]) -> Self {
-        let folder = TempDir::new();
-        fs::create_dir(folder.path().join("manifests")).expect("a directory");
+        let home = Home::before_an_agent();
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        let child = Self::spawn(&fake, &folder, configuration, &flags);
+        let child = Self::spawn(&fake, &home, configuration, &flags);
         let configuration = configuration.to_owned();
-        let mut agent = Self { fake, folder, child, configuration, flags, quiet_kib: 0, others: 0 };
+        let mut agent = Self { fake, home, child, configuration, flags, quiet_kib: 0, others: 0 };
         agent.everything_goes_on();
         agent.quiet_kib = agent.memory_kib("VmHWM:");
         agent
@@ -65,36 +63,20 @@ impl Agent {
 
     /// Starts it again on what it has left.
     pub fn begin(&mut self) {
-        self.child = Self::spawn(&self.fake, &self.folder, &self.configuration, &self.flags);
+        self.child = Self::spawn(&self.fake, &self.home, &self.configuration, &self.flags);
         self.everything_goes_on();
     }
 
-    fn spawn(fake: &Fake, folder: &TempDir, configuration: &str, flags: &[String]) -> Child {
-        let log = File::options().create(true).append(true).open(folder.path().join("agent.log"));
+    fn spawn(fake: &Fake, home: &Home, configuration: &str, flags: &[String]) -> Child {
+        let log = File::options().create(true).append(true).open(home.path("agent.log"));
         let log = log.expect("a log file");
-        let path = |name: &str| folder.path().join(name).into_os_string();
         let binary =
             std::env::var_os("SMOLET_BIN").expect("SMOLET_BIN names the release binary (make attack)");
         Command::new(binary)
-            .args(["run", "--node-name", "gw"])
+            .args(home.words(fake))
             .args(["--config", configuration])
             // Many pods at once pull what is `latest`: none waits for its turn.
             .arg("--registry-qps=0")
-            // Nothing is mounted there: the machine's own cgroups are left alone.
-            .arg("--cgroup-mounts")
-            .arg(path("cgroup"))
-            .arg("--runtime-endpoint")
-            .arg(format!("unix://{}", fake.socket().display()))
-            .arg("--manifests")
-            .arg(path("manifests"))
-            .arg("--root-dir")
-            .arg(path("root"))
-            .arg("--socket")
-            .arg(path("sock"))
-            .arg("--pod-logs-dir")
-            .arg(path("logs"))
-            .arg("--container-logs-dir")
-            .arg(path("links"))
             .args(flags)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))
@@ -104,25 +86,19 @@ impl Agent {
     }
 
     pub fn manifest(&self, name: &str) -> PathBuf {
-        self.folder.path().join("manifests").join(format!("{name}.yaml"))
+        self.home.manifest(name)
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.home.path(name)
     }
 
-    /// Writes a manifest as a careful editor does: whole or not at all.
     pub fn apply(&self, name: &str, text: impl AsRef<[u8]>) {
-        let unfinished = self.path("unfinished");
-        fs::write(&unfinished, text).expect("a file");
-        fs::rename(unfinished, self.manifest(name)).expect("its place");
+        self.home.put(name, text);
     }
 
     pub fn socket(&self) -> UnixStream {
-        let stream = UnixStream::connect(self.path("sock")).expect("the socket is there");
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time limit");
-        stream.set_write_timeout(Some(PATIENCE)).expect("a time limit");
-        stream
+        self.home.socket()
     }
 
     /// Asks the local socket; the answer is left to whoever reads it.

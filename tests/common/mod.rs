@@ -4,6 +4,7 @@
 // Every test binary compiles this module and uses another part of it.
 #![allow(dead_code)]
 
+pub mod agent;
 // With TLS alone, and where the crate that makes its certificates is built (Cargo.toml).
 #[cfg(all(feature = "tls", target_arch = "x86_64"))]
 pub mod apiserver;

@@ -13,11 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use crate::common::TempDir;
+use crate::common::agent::{Home, endpoint, manifest};
 use crate::common::fake::Fake;
 use allocation_counter::AllocationInfo;
 use smolet::clock::VirtualClock;
-use smolet::config::{Config, EvictionPolicy, Flags};
+use smolet::config::{Config, Flags};
 use smolet::cri::EventService;
 use smolet::executor::Executor;
 use smolet::model::Wall;
@@ -94,23 +94,10 @@ impl<F: Future> Life<F> {
     }
 }
 
-fn config(dir: &TempDir, fake: &Fake) -> Config {
-    let path = |name: &str| Some(dir.path().join(name));
-    let flags = Flags {
-        manifests: path("manifests"),
-        root_dir: path("root"),
-        runtime_endpoint: Some(format!("unix://{}", fake.socket().display())),
-        node_name: Some("gw".to_owned()),
-        pod_logs_dir: path("logs"),
-        container_logs_dir: path("links"),
-        // Nothing is mounted there.
-        cgroup_mounts: path("cgroup"),
-        ..Flags::default()
-    };
-    let config = Config::load(&flags, Some(&dir.path().join("sock"))).unwrap();
-    // No look at the manifests, at images or at the disk falls into the test.
-    let file_check_frequency = Duration::from_hours(1);
-    Config { file_check_frequency, image_gc: None, eviction: EvictionPolicy::NEVER, ..config }
+fn config(home: &Home, fake: &Fake) -> Config {
+    let config = home.config(&Flags { runtime_endpoint: Some(endpoint(fake)), ..home.flags() });
+    // No look at the manifests falls into the test.
+    Config { file_check_frequency: Duration::from_hours(1), ..config }
 }
 
 #[test]
@@ -121,15 +108,12 @@ fn an_idle_agent_allocates_for_its_relists_alone() {
     fake.tell_events(EventService::Cri);
     // As every runtime: a log that is not there is looked for again and again, on a thread.
     fake.state().writes_logs = true;
-    let dir = TempDir::new();
-    std::fs::create_dir(dir.path().join("manifests")).unwrap();
+    let home = Home::before_an_agent();
     for n in 0..PODS {
-        let text = format!(
-            "{{apiVersion: v1, kind: Pod, metadata: {{name: p{n}}}, spec: {{containers: [{{name: app, image: 'busybox:1'}}]}}}}"
-        );
-        std::fs::write(dir.path().join(format!("manifests/p{n}.yaml")), text).unwrap();
+        let name = format!("p{n}");
+        home.put(&name, manifest(&name, "containers: [{name: app, image: 'busybox:1'}]"));
     }
-    let (config, executor) = (config(&dir, &fake), Rc::new(Executor::new()));
+    let (config, executor) = (config(&home, &fake), Rc::new(Executor::new()));
     let (_stop, stopped) = smol::channel::bounded(1);
     let agent = node::run_until(&config, false, &executor, Rc::new(clock.clone()), stopped);
     let mut life = Life::new(executor.run(agent));

@@ -8,30 +8,27 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::agent::{Home, PATIENCE};
 use crate::common::fake::Fake;
-use crate::common::{TempDir, runner};
+use crate::common::runner;
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, utimensat};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long any one step may take, emulated on a busy machine.
-const PATIENCE: Duration = Duration::from_mins(2);
 /// 2040-01-01, which a time of 32 bits cannot hold.
 const AFTER_2038: i64 = 2_208_988_800;
 
 /// One agent's directory beside its runtime.
 struct Node {
     fake: Fake,
-    dir: TempDir,
+    home: Home,
 }
 
 impl Node {
     /// A manifest of two containers, last written in 2040.
     fn new() -> Self {
-        let node = Self { fake: Fake::start_on_real_time(), dir: TempDir::new() };
+        let node = Self { fake: Fake::start_on_real_time(), home: Home::before_an_agent() };
         node.fake.add_image("busybox:1");
-        let manifests = node.dir.path().join("manifests");
-        std::fs::create_dir(&manifests).unwrap();
-        let file = manifests.join("web.yaml");
+        let file = node.home.manifest("web");
         std::fs::write(
             &file,
             "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n  volumes: [{name: v, emptyDir: {}}]\n  containers:\n  \
@@ -46,17 +43,13 @@ impl Node {
     }
 
     fn path(&self, name: &str) -> String {
-        self.dir.path().join(name).display().to_string()
+        self.home.path(name).display().to_string()
     }
 
     fn run(&self) -> Command {
         let mut command = runner::smolet();
         command
-            .args(["run", "--node-name", "gw", "--cgroup-mounts", &self.path("cgroup")])
-            .args(["--runtime-endpoint", &format!("unix://{}", self.fake.socket().display())])
-            .args(["--manifests", &self.path("manifests"), "--root-dir", &self.path("root")])
-            .args(["--socket", &self.path("sock"), "--pod-logs-dir", &self.path("logs")])
-            .args(["--container-logs-dir", &self.path("links")])
+            .args(self.home.words(&self.fake))
             .args(["--config", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/env/calm.yaml")])
             .stdin(Stdio::null());
         command
@@ -187,7 +180,7 @@ fn doctor_judges_the_machine_without_an_agent() {
         assert!(level(check).is_some(), "{check}: {said}");
     }
     assert_eq!(good, findings.iter().all(|one| one["level"] != "problem"), "{said}");
-    assert!(!node.dir.path().join("root").exists(), "it changes nothing");
+    assert!(!node.home.path("root").exists(), "it changes nothing");
 
     let (good, said, _) = doctor(&["--status-store-bytes", "1"]);
     let line = said.lines().find(|line| line.starts_with("problem   configuration ")).unwrap_or_default();

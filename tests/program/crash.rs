@@ -12,8 +12,9 @@ use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::common::agent::{Home, NODE};
 use crate::common::fake::{Fake, Program};
-use crate::common::{TempDir, seeds};
+use crate::common::seeds;
 use fastrand::Rng;
 use smolet::proto::runtime::v1 as cri;
 
@@ -26,7 +27,6 @@ const KILLS_IN_TROUBLE: u32 = 60;
 const LIFE_MAX: Duration = Duration::from_millis(250);
 /// How long anything may take on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(120);
-const NODE: &str = "gw";
 const NAMES: [&str; 4] = ["one", "two", "three", "four"];
 const CALLS: [&str; 13] = [
     "Version",
@@ -46,7 +46,7 @@ const CALLS: [&str; 13] = [
 
 struct Node {
     fake: Fake,
-    folder: TempDir,
+    home: Home,
     agent: Option<Child>,
     rng: Rng,
     /// Names with the number that makes each wish another pod, and the image.
@@ -74,12 +74,9 @@ impl Node {
         fake.program("stubborn", Program::STUBBORN);
         fake.state().writes_logs = true;
         run_foreign_pod(&fake);
-        let folder = TempDir::new();
-        for name in ["manifests", "root", "logs", "links"] {
-            fs::create_dir(folder.path().join(name)).unwrap();
-        }
+        let home = Home::new();
         fs::write(
-            folder.path().join("config.yaml"),
+            home.path("config.yaml"),
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              crashLoopBackOff: {maxContainerRestartPeriod: 1s}\nevictionHard: {memory.available: 0%}\n\
              imageGCHighThresholdPercent: 100\n",
@@ -87,7 +84,7 @@ impl Node {
         .unwrap();
         let node = Self {
             fake,
-            folder,
+            home,
             agent: None,
             rng: Rng::with_seed(seed),
             wanted: BTreeMap::new(),
@@ -105,26 +102,11 @@ impl Node {
 
     fn start(&mut self) {
         assert!(self.agent.is_none(), "one agent at a time");
-        let path = |name: &str| self.folder.path().join(name);
-        let log = File::options().create(true).append(true).open(path("agent.log")).unwrap();
+        let log = File::options().create(true).append(true).open(self.home.path("agent.log")).unwrap();
         let child = Command::new(env!("CARGO_BIN_EXE_smolet"))
-            .args(["run", "--node-name", NODE])
-            // Nothing is mounted there: the machine's own cgroups are left alone.
-            .arg("--cgroup-mounts")
-            .arg(path("cgroup"))
-            .args(["--runtime-endpoint", &format!("unix://{}", self.fake.socket().display())])
-            .arg("--manifests")
-            .arg(path("manifests"))
-            .arg("--root-dir")
-            .arg(path("root"))
-            .arg("--pod-logs-dir")
-            .arg(path("logs"))
-            .arg("--container-logs-dir")
-            .arg(path("links"))
-            .arg("--socket")
-            .arg(path("s.sock"))
+            .args(self.home.words(&self.fake))
             .arg("--config")
-            .arg(path("config.yaml"))
+            .arg(self.home.path("config.yaml"))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -143,8 +125,7 @@ impl Node {
     }
 
     fn log(&self) -> String {
-        String::from_utf8_lossy(&fs::read(self.folder.path().join("agent.log")).unwrap_or_default())
-            .into_owned()
+        String::from_utf8_lossy(&fs::read(self.home.path("agent.log")).unwrap_or_default()).into_owned()
     }
 
     fn story(&self) -> String {
@@ -159,7 +140,7 @@ impl Node {
 
     fn churn(&mut self) {
         let name = NAMES[self.rng.usize(..NAMES.len())];
-        let file = self.folder.path().join("manifests").join(format!("{name}.yaml"));
+        let file = self.home.manifest(name);
         match self.rng.u8(..9) {
             0 if self.wanted.remove(name).is_some() => fs::remove_file(file).unwrap(),
             1..=3 => {
@@ -176,7 +157,7 @@ impl Node {
             }
             6 => {
                 // Half a manifest, beside the others.
-                let broken = self.folder.path().join("manifests").join("broken.yaml");
+                let broken = self.home.manifest("broken");
                 if broken.exists() { fs::remove_file(broken) } else { fs::write(broken, "kind: [\n") }
                     .unwrap();
             }
@@ -196,7 +177,7 @@ impl Node {
 
     /// A ConfigMap that all pods have as a volume, with the same in two of its keys.
     fn configure(&self) {
-        let folder = self.folder.path().join("manifests");
+        let folder = self.home.path("manifests");
         let number = self.conf;
         let text = format!(
             "{{apiVersion: v1, kind: ConfigMap, metadata: {{name: conf}}, data: {{a: '{number}', b: '{number}'}}}}\n"
@@ -207,7 +188,7 @@ impl Node {
 
     /// What both files say in the volume of each pod that has it; nothing for one that is changing just now.
     fn configured(&self) -> Vec<(String, String)> {
-        let pods = fs::read_dir(self.folder.path().join("root/pods")).into_iter().flatten().flatten();
+        let pods = fs::read_dir(self.home.path("root/pods")).into_iter().flatten().flatten();
         let read = |pod: fs::DirEntry| {
             let data = pod.path().join("volumes/kubernetes.io~configmap/conf/..data").canonicalize().ok()?;
             Some((fs::read_to_string(data.join("a")).ok()?, fs::read_to_string(data.join("b")).ok()?))
@@ -239,7 +220,7 @@ impl Node {
              containers: [{{name: app, image: 'busybox:{image}', \
              volumeMounts: [{{name: data, mountPath: /data}}, {{name: conf, mountPath: /conf}}]}}, {more}]}}\n"
         );
-        let folder = self.folder.path().join("manifests");
+        let folder = self.home.path("manifests");
         fs::write(folder.join(format!(".{name}")), text).unwrap();
         fs::rename(folder.join(format!(".{name}")), folder.join(format!("{name}.yaml"))).unwrap();
         self.wanted.insert(name, wish);
@@ -328,7 +309,7 @@ impl Node {
         };
         left.extend(state.containers.values().filter(|c| !foreign(c)).map(|c| c.id.clone()));
         let names = |folder: &str| {
-            let entries = fs::read_dir(self.folder.path().join(folder)).into_iter().flatten().flatten();
+            let entries = fs::read_dir(self.home.path(folder)).into_iter().flatten().flatten();
             entries.map(|entry| entry.path().display().to_string()).collect::<Vec<_>>()
         };
         left.extend(["root/pods", "logs", "links"].into_iter().flat_map(names));
@@ -350,11 +331,11 @@ impl Node {
 
     /// No more trouble: what is wanted runs; then nothing is wanted, and nothing is left.
     fn end(&mut self) {
-        let _ = fs::remove_file(self.folder.path().join("manifests/broken.yaml"));
+        let _ = fs::remove_file(self.home.manifest("broken"));
         self.start();
         self.wait("what is wanted does not run", Self::reached);
         for name in std::mem::take(&mut self.wanted).into_keys() {
-            fs::remove_file(self.folder.path().join("manifests").join(format!("{name}.yaml"))).unwrap();
+            fs::remove_file(self.home.manifest(name)).unwrap();
         }
         self.wait("something is left", |node| node.left().is_empty());
         self.kill();

@@ -14,7 +14,6 @@ use smol::channel::Sender;
 use smolet::addresses::NodeAddresses;
 use smolet::blocking::Blocking;
 use smolet::clock::{Clock as _, VirtualClock};
-use smolet::config::{Config, EvictionPolicy, Flags};
 use smolet::cri::EventService;
 use smolet::executor::Executor;
 use smolet::facts;
@@ -29,11 +28,10 @@ use smolet::source::manifest::parse;
 use smolet::source::{NodeName, Origin, Problem, SourceUpdate, SourcedPod};
 use smolet::store::identity::Identity;
 
-use crate::common::TempDir;
+use crate::common::agent::{self, Home, NODE};
 use crate::runtime::SimRuntime;
 
 const START: Wall = Wall(1_770_000_000_000_000_000);
-const NODE: &str = "gw";
 /// Turns of the executor within one instant. More: something turns in a circle.
 const TURNS_MAX: u32 = 200_000;
 /// How long containerd shows a container running after it told of its end.
@@ -45,7 +43,7 @@ pub const SEED_WITHOUT_EVENTS: u64 = 0;
 pub struct World {
     pub runtime: SimRuntime,
     pub clock: VirtualClock,
-    folder: TempDir,
+    home: Home,
     life: Option<Life>,
     /// The manifests as they are, by name.
     manifests: BTreeMap<String, String>,
@@ -83,10 +81,6 @@ impl World {
     pub fn new(seed: u64) -> Self {
         let clock = VirtualClock::new(START);
         let runtime = SimRuntime::new(clock.clone(), seed);
-        let folder = TempDir::in_memory();
-        for name in ["root", "logs", "links"] {
-            std::fs::create_dir(folder.path().join(name)).unwrap();
-        }
         let now = clock.now();
         runtime.state(|state| {
             for version in 1..=3 {
@@ -130,7 +124,7 @@ impl World {
         Self {
             runtime,
             clock,
-            folder,
+            home: Home::in_memory(),
             life: None,
             manifests: BTreeMap::new(),
             broken: false,
@@ -142,26 +136,14 @@ impl World {
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.home.path(name)
     }
 
     // ---- the agent's lives -----------------------------------------------------------------------------
 
     pub fn start(&mut self) {
         assert!(self.life.is_none(), "one agent at a time");
-        let flags = Flags {
-            manifests: Some(self.path("manifests")),
-            root_dir: Some(self.path("root")),
-            node_name: Some(NODE.to_owned()),
-            pod_logs_dir: Some(self.path("logs")),
-            container_logs_dir: Some(self.path("links")),
-            // Nothing is mounted there: the machine's own cgroups are not touched.
-            cgroup_mounts: Some(self.path("cgroup")),
-            ..Flags::default()
-        };
-        let config = Config::load(&flags, Some(&self.path("sock"))).expect("the settings are valid");
-        // How full the machine's memory and disk are decides nothing here.
-        let config = Config { image_gc: None, eviction: EvictionPolicy::NEVER, ..config };
+        let config = self.home.config(&self.home.flags());
         let identity =
             Identity::open(&config.root_dir, Some(NODE), NODE).expect("the state directory is free");
         let node = Rc::new(facts::node_settings(&config, NODE));
@@ -274,8 +256,7 @@ impl World {
     /// Wants the pod `name` with this `spec`.
     pub fn put(&mut self, name: &str, spec: &str) {
         let before = self.uid(name);
-        let text = format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{{spec}}}\n");
-        self.manifests.insert(name.to_owned(), text);
+        self.manifests.insert(name.to_owned(), agent::manifest(name, spec));
         let after = self.uid(name);
         if before != after {
             self.end_history(before);
