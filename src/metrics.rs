@@ -186,12 +186,22 @@ impl Shown {
 /// The page in Prometheus' text format. PURE.
 pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     let mut page = Page { text: String::with_capacity(8 * KIB), family: "" };
-    let states = ["created", "running", "exited", "unknown"];
+    pods_and_containers(&mut page, metrics, shown);
+    node(&mut page, metrics, shown);
+    runtime_and_pleg(&mut page, metrics);
+    probes(&mut page, metrics);
+    runtime_state(&mut page, metrics, shown);
+    event_loop(&mut page, metrics);
+    bounds(&mut page, shown);
+    process(&mut page, shown.started, &shown.process);
+    page.text
+}
 
+fn pods_and_containers(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     page.family("kubelet_running_pods", "gauge", "Pods that have a running sandbox");
     page.value("", shown.running_pods as u64);
     page.family("kubelet_running_containers", "gauge", "Containers by state");
-    for (state, count) in states.iter().zip(shown.containers) {
+    for (state, count) in ["created", "running", "exited", "unknown"].iter().zip(shown.containers) {
         page.labelled("container_state", state, count as u64);
     }
     page.family("kubelet_started_containers_total", "counter", "Containers that were to start");
@@ -220,6 +230,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
             page.labelled("eviction_signal", signal, count.get());
         }
     }
+}
+
+fn node(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     page.family("smolet_node_condition", "gauge", "1 while the node is short of something");
     for condition in NodeCondition::ALL {
         let holds = shown.conditions.contains(&condition);
@@ -233,6 +246,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     for (reason, count) in ["age", "space"].iter().zip(&metrics.images_collected) {
         page.labelled("reason", reason, count.get());
     }
+}
+
+fn runtime_and_pleg(page: &mut Page, metrics: &Metrics) {
     page.family("kubelet_pod_start_duration_seconds", "summary", "From a pod's first sight to its running");
     page.sum("", &metrics.pod_starts);
     page.family("kubelet_pleg_relist_duration_seconds", "summary", "Duration of relists");
@@ -253,7 +269,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     for (kind, took, _) in operations() {
         page.sum(&format!("{{operation_type=\"{kind}\"}}"), took);
     }
+}
 
+fn probes(page: &mut Page, metrics: &Metrics) {
     // The kubelet has a line for each container, which is a page of its own (/metrics/probes).
     page.family("prober_probe_total", "counter", "Probes by kind and result");
     for (kind, results) in ProbeKind::ALL.iter().zip(&metrics.probes) {
@@ -266,6 +284,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     }
     page.family("smolet_probes_late_total", "counter", "Probes that began later than they should have");
     page.value("", metrics.probes_late.get());
+}
+
+fn runtime_state(page: &mut Page, metrics: &Metrics, shown: &Shown) {
     page.family("smolet_foreign_sandboxes", "gauge", "Sandboxes in the runtime that are not this node's");
     page.value("", shown.foreign_sandboxes as u64);
     page.family(
@@ -288,6 +309,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
         );
         page.value("", moves);
     }
+}
+
+fn event_loop(page: &mut Page, metrics: &Metrics) {
     page.family("smolet_loop_turns_total", "counter", "Turns of the loop: events and timers");
     page.value("", metrics.turns.get());
     page.family("smolet_slow_polls_total", "counter", "Polls that held the thread for 0.1 s or longer");
@@ -301,6 +325,9 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     page.seconds(&format!("{{task=\"{task}\"}}"), longest.as_nanos());
     page.family("smolet_state_writes_total", "counter", "Writes of files in the state directory");
     page.value("", metrics.state_writes.get());
+}
+
+fn bounds(page: &mut Page, shown: &Shown) {
     for (family, help, of) in [
         (
             "smolet_bounded_entries",
@@ -318,14 +345,15 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     }
     page.family("smolet_memory_ceiling_bytes", "gauge", "Sum of smolet_bounded_bytes_limit");
     page.value("", shown.ceiling() as u64);
+}
 
-    let process = &shown.process;
+fn process(page: &mut Page, started: Wall, process: &Process) {
     page.family("process_resident_memory_bytes", "gauge", "Resident memory, code included");
     page.value("", process.rss_kib * 1024);
     page.family("process_cpu_seconds_total", "counter", "Time on a processor");
     page.seconds("", process.cpu.as_nanos());
     page.family("process_start_time_seconds", "gauge", "Start of the process");
-    page.seconds("", shown.started.0.max(0).unsigned_abs().into());
+    page.seconds("", started.0.max(0).unsigned_abs().into());
     page.family("smolet_process_anonymous_bytes", "gauge", "Resident memory that is the process' own");
     page.value("", process.anonymous_kib * 1024);
     page.family("smolet_process_resident_memory_max_bytes", "gauge", "The most resident memory so far");
@@ -334,7 +362,6 @@ pub fn text(metrics: &Metrics, shown: &Shown) -> String {
     page.value("", process.threads);
     page.family("smolet_process_sleeps_total", "counter", "How often the main thread went to sleep");
     page.value("", process.sleeps);
-    page.text
 }
 
 /// The page being written, and the family that the next values belong to.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::ConfigError;
-use super::kubelet::{GoDuration, parse_go_duration};
+use super::kubelet::{FileSettings, GoDuration, parse_go_duration};
 use crate::eviction::{Amount, EVICTION_HARD, Signal, Threshold};
 use crate::limits::EVICTION_TRANSITION;
 
@@ -22,6 +22,20 @@ pub(super) struct GivenFields {
     pub(super) max_pod_grace: Option<i32>,
     /// Signals that `hard` does not name keep their defaults (`mergeDefaultEvictionSettings`).
     pub(super) merge_defaults: bool,
+}
+
+impl GivenFields {
+    pub(super) fn of(file: &FileSettings) -> Self {
+        Self {
+            hard: file.map("evictionHard"),
+            soft: file.map("evictionSoft"),
+            soft_grace: file.map("evictionSoftGracePeriod"),
+            min_reclaim: file.map("evictionMinimumReclaim"),
+            transition: file.time("evictionPressureTransitionPeriod"),
+            max_pod_grace: file.int("evictionMaxPodGracePeriod"),
+            merge_defaults: file.bool("mergeDefaultEvictionSettings").unwrap_or(false),
+        }
+    }
 }
 
 /// When pods are evicted.

@@ -14,6 +14,7 @@ mod node_api;
 #[cfg(test)]
 mod packaged;
 mod registration;
+mod shutdown;
 mod static_pods;
 
 use std::path::{Path, PathBuf};
@@ -24,13 +25,12 @@ use crate::image::gc::ImageGcPolicy;
 use crate::image::pulled::policy::{Allowlist, VerificationPolicy};
 use crate::limits::{self, ApiRates, Rate};
 use crate::logs::rotate::Rotation;
-use crate::model::Seconds;
 use crate::model::names;
 use crate::model::quantity::Quantity;
 use crate::render::{CgroupDriver, SwapBehavior, admission};
-use crate::shutdown::{ShutdownGroup, ShutdownGroups};
+use crate::shutdown::ShutdownGroups;
 use crate::systemd::notify::Supervisor;
-use kubelet::{GoDuration, PodPriority};
+use kubelet::GoDuration;
 
 pub use cluster::{K3s, Secret, TokenSource};
 pub use eviction::EvictionPolicy;
@@ -327,28 +327,15 @@ impl Config {
     }
 
     fn join(flags: &Flags, socket: Option<&Path>, mut file: FileSettings) -> Result<Config, ConfigError> {
-        let mut of_flags = FileSettings::default();
-        for (flag, text) in &flags.kubelet {
-            match fields::of_flag(flag) {
-                Some(field) => of_flags.take_flag(field, text)?,
-                None => return Err(ConfigError(format!("--{flag}: unknown flag"))),
-            }
-        }
-        file.take_stronger(of_flags);
+        file.take_stronger(of_kubelet_flags(flags)?);
         let path = |flag: &Option<PathBuf>, file: Option<PathBuf>, default: &str| {
             flag.clone().or(file).unwrap_or_else(|| PathBuf::from(default))
         };
         let or = |given: Option<GoDuration>, default| given.map_or(default, |duration| duration.0);
-        let pods = |given: i32| {
-            let within = usize::try_from(given).ok().filter(|pods| (1..=limits::PODS_MAX).contains(pods));
-            let most = limits::PODS_MAX;
-            within.ok_or_else(|| ConfigError(format!("maxPods: {given}: must be between 1 and {most}")))
-        };
         let node_api = node_api::join(flags, &file)?;
         let registration = registration::join(flags, &file)?;
         let server_tls_bootstrap = cluster::server_tls_bootstrap(flags, &file, &node_api)?;
         features::check(&file)?;
-        let driver = flags.cgroup_driver.as_deref().or(file.text("cgroupDriver"));
         let root_dir = path(&flags.root_dir, None, paths::ROOT_DIR);
         let root_of_k3s = root_dir.join("k3s");
         let config = Config {
@@ -371,13 +358,7 @@ impl Config {
                 .filter(|root| !root.is_empty())
                 .unwrap_or("/")
                 .to_owned(),
-            cgroup_driver: match driver {
-                None | Some("" | "cgroupfs") => CgroupDriver::Cgroupfs,
-                Some("systemd") => CgroupDriver::Systemd,
-                Some(other) => {
-                    return Err(ConfigError(format!("cgroupDriver: {other:?}: must be cgroupfs or systemd")));
-                }
-            },
+            cgroup_driver: cgroup_driver(flags.cgroup_driver.as_deref().or(file.text("cgroupDriver")))?,
             cgroup_mounts: path(&flags.cgroup_mounts, None, paths::CGROUP_MOUNTS),
             systemd_socket: paths::SYSTEMD.into(),
             cpu_cfs_quota: file.bool("cpuCFSQuota").unwrap_or(true),
@@ -396,7 +377,7 @@ impl Config {
                 file.time("runtimeRequestTimeout"),
                 limits::RUNTIME_REQUEST_TIMEOUT,
             ),
-            max_pods: file.int("maxPods").map_or(Ok(limits::PODS_MAX), pods)?,
+            max_pods: max_pods(file.int("maxPods"))?,
             max_container_restart_period: or(
                 file.time("crashLoopBackOff.maxContainerRestartPeriod"),
                 limits::CRASH_BACKOFF_MAX,
@@ -412,15 +393,7 @@ impl Config {
                 [file.time("imageMinimumGCAge"), file.time("imageMaximumGCAge")],
                 flags.image_gc_min_available.as_deref(),
             )?),
-            eviction: eviction::policy(eviction::GivenFields {
-                hard: file.map("evictionHard"),
-                soft: file.map("evictionSoft"),
-                soft_grace: file.map("evictionSoftGracePeriod"),
-                min_reclaim: file.map("evictionMinimumReclaim"),
-                transition: file.time("evictionPressureTransitionPeriod"),
-                max_pod_grace: file.int("evictionMaxPodGracePeriod"),
-                merge_defaults: file.bool("mergeDefaultEvictionSettings").unwrap_or(false),
-            })?,
+            eviction: eviction::policy(eviction::GivenFields::of(&file))?,
             meminfo: paths::MEMINFO.into(),
             dead_containers: gc::of_containers(
                 flags.minimum_container_ttl_duration.as_deref(),
@@ -428,16 +401,7 @@ impl Config {
             )?,
             status_store_bytes: flags.status_store_bytes.unwrap_or(limits::STATUS_STORE_BYTES),
             supervisor: None,
-            shutdown: shutdown_groups(
-                flag_duration("--shutdown-grace-period", flags.shutdown_grace_period.as_deref())?
-                    .or(file.time("shutdownGracePeriod")),
-                flag_duration(
-                    "--shutdown-grace-period-critical-pods",
-                    flags.shutdown_grace_period_critical_pods.as_deref(),
-                )?
-                .or(file.time("shutdownGracePeriodCriticalPods")),
-                &file.list("shutdownGracePeriodByPodPriority")?,
-            )?,
+            shutdown: shutdown::groups(flags, &file)?,
             shutdown_on_sigterm: flags.shutdown_on_sigterm,
             take_over: flags.take_over,
             system_bus: paths::SYSTEM_BUS.into(),
@@ -453,21 +417,8 @@ impl Config {
             sysctl_root: path(&flags.sysctl_root, None, "/proc/sys"),
             make_iptables_util_chains: file.bool("makeIPTablesUtilChains").unwrap_or(true),
             fail_swap_on: file.bool("failSwapOn").unwrap_or(false),
-            process: Process {
-                oom_score_adj: between(&file, "oomScoreAdj", -1000, 1000)?,
-                open_files: between(&file, "maxOpenFiles", 0, i64::MAX)?
-                    .filter(|files| *files > 0)
-                    .map(i64::unsigned_abs),
-            },
-            memory_swap: match file.text("memorySwap.swapBehavior") {
-                None | Some("" | "NoSwap") => SwapBehavior::NoSwap,
-                Some("LimitedSwap") => SwapBehavior::LimitedSwap,
-                Some(other) => {
-                    return Err(ConfigError(format!(
-                        "memorySwap.swapBehavior: {other:?}: must be NoSwap or LimitedSwap"
-                    )));
-                }
-            },
+            process: process(&file)?,
+            memory_swap: swap_behavior(file.text("memorySwap.swapBehavior"))?,
             single_process_oom_kill: file.bool("singleProcessOOMKill").unwrap_or(false),
             pod_pids_limit: file
                 .long("podPidsLimit")
@@ -481,14 +432,7 @@ impl Config {
                 file.text("imagePullCredentialsVerificationPolicy").unwrap_or_default(),
                 &file.texts("preloadedImagesVerificationAllowlist"),
             )?,
-            api_rates: ApiRates {
-                requests: Some(match rate(&file, ("kubeAPIQPS", 50), ("kubeAPIBurst", 100))? {
-                    // client-go's `DefaultQPS`: it treats 0 as unset.
-                    Rate { per_second: 0, burst } => Rate { per_second: 5, burst },
-                    rate => rate,
-                }),
-                events: limit(rate(&file, ("eventRecordQPS", 50), ("eventBurst", 100))?),
-            },
+            api_rates: api_rates(&file)?,
             node_images: between(&file, "nodeStatusMaxImages", 0, 50)?
                 .and_then(|images| usize::try_from(images).ok())
                 .unwrap_or(50),
@@ -548,6 +492,18 @@ impl Config {
                     .to_owned(),
             ));
         }
+        self.check_cluster_dns()?;
+        self.check_unsafe_sysctls()?;
+        if !self.cgroup_root.starts_with('/') || self.cgroup_root.split('/').any(|part| part == "..") {
+            return Err(ConfigError(format!(
+                "cgroupRoot: {:?}: must be an absolute path without ..",
+                self.cgroup_root
+            )));
+        }
+        Ok(())
+    }
+
+    fn check_cluster_dns(&self) -> Result<(), ConfigError> {
         if self.cluster_dns.len() > limits::DNS_SERVERS_MAX {
             return Err(ConfigError(format!("clusterDNS: at most {} servers", limits::DNS_SERVERS_MAX)));
         }
@@ -556,6 +512,15 @@ impl Config {
                 return Err(ConfigError(format!("clusterDNS: {server:?}: must be an IP address")));
             }
         }
+        let domain =
+            (!self.cluster_domain.is_empty()).then(|| names::subdomain(&self.cluster_domain)).flatten();
+        match domain {
+            Some(rule) => Err(ConfigError(format!("clusterDomain: {:?}: {rule}", self.cluster_domain))),
+            None => Ok(()),
+        }
+    }
+
+    fn check_unsafe_sysctls(&self) -> Result<(), ConfigError> {
         let sysctls = &self.allowed_unsafe_sysctls;
         if sysctls.len() > limits::UNSAFE_SYSCTLS_MAX {
             return Err(ConfigError(format!(
@@ -569,19 +534,64 @@ impl Config {
                  kernel.sem: the kernel has no other sysctl for each pod"
             )));
         }
-        let domain =
-            (!self.cluster_domain.is_empty()).then(|| names::subdomain(&self.cluster_domain)).flatten();
-        if let Some(rule) = domain {
-            return Err(ConfigError(format!("clusterDomain: {:?}: {rule}", self.cluster_domain)));
-        }
-        if !self.cgroup_root.starts_with('/') || self.cgroup_root.split('/').any(|part| part == "..") {
-            return Err(ConfigError(format!(
-                "cgroupRoot: {:?}: must be an absolute path without ..",
-                self.cgroup_root
-            )));
-        }
         Ok(())
     }
+}
+
+/// What flags that the kubelet has too give, as a file would.
+fn of_kubelet_flags(flags: &Flags) -> Result<FileSettings, ConfigError> {
+    let mut settings = FileSettings::default();
+    for (flag, text) in &flags.kubelet {
+        match fields::of_flag(flag) {
+            Some(field) => settings.take_flag(field, text)?,
+            None => return Err(ConfigError(format!("--{flag}: unknown flag"))),
+        }
+    }
+    Ok(settings)
+}
+
+fn cgroup_driver(given: Option<&str>) -> Result<CgroupDriver, ConfigError> {
+    match given {
+        None | Some("" | "cgroupfs") => Ok(CgroupDriver::Cgroupfs),
+        Some("systemd") => Ok(CgroupDriver::Systemd),
+        Some(other) => Err(ConfigError(format!("cgroupDriver: {other:?}: must be cgroupfs or systemd"))),
+    }
+}
+
+fn swap_behavior(given: Option<&str>) -> Result<SwapBehavior, ConfigError> {
+    match given {
+        None | Some("" | "NoSwap") => Ok(SwapBehavior::NoSwap),
+        Some("LimitedSwap") => Ok(SwapBehavior::LimitedSwap),
+        Some(other) => {
+            Err(ConfigError(format!("memorySwap.swapBehavior: {other:?}: must be NoSwap or LimitedSwap")))
+        }
+    }
+}
+
+fn max_pods(given: Option<i32>) -> Result<usize, ConfigError> {
+    let most = limits::PODS_MAX;
+    let Some(given) = given else { return Ok(most) };
+    let within = usize::try_from(given).ok().filter(|pods| (1..=most).contains(pods));
+    within.ok_or_else(|| ConfigError(format!("maxPods: {given}: must be between 1 and {most}")))
+}
+
+fn process(file: &FileSettings) -> Result<Process, ConfigError> {
+    let open_files = between(file, "maxOpenFiles", 0, i64::MAX)?;
+    Ok(Process {
+        oom_score_adj: between(file, "oomScoreAdj", -1000, 1000)?,
+        open_files: open_files.filter(|files| *files > 0).map(i64::unsigned_abs),
+    })
+}
+
+fn api_rates(file: &FileSettings) -> Result<ApiRates, ConfigError> {
+    Ok(ApiRates {
+        requests: Some(match rate(file, ("kubeAPIQPS", 50), ("kubeAPIBurst", 100))? {
+            // client-go's `DefaultQPS`: it treats 0 as unset.
+            Rate { per_second: 0, burst } => Rate { per_second: 5, burst },
+            rate => rate,
+        }),
+        events: limit(rate(file, ("eventRecordQPS", 50), ("eventBurst", 100))?),
+    })
 }
 
 /// The configured number, within these bounds.
@@ -611,43 +621,6 @@ fn rate(
 /// A rate of 0 is no limit.
 fn limit(rate: Rate) -> Option<Rate> {
     Some(rate).filter(|rate| rate.per_second > 0)
-}
-
-fn flag_duration(flag: &str, text: Option<&str>) -> Result<Option<GoDuration>, ConfigError> {
-    let parsed = |text| {
-        let duration = parse_go_duration(text).map(GoDuration);
-        duration.ok_or_else(|| {
-            ConfigError(format!("{flag}: {text:?}: must be a duration such as 20s, 1m30s or 2h"))
-        })
-    };
-    text.map(parsed).transpose()
-}
-
-/// The groups of pods of a graceful node shutdown (`NewManager`, `ValidateKubeletConfiguration`).
-fn shutdown_groups(
-    all: Option<GoDuration>,
-    critical: Option<GoDuration>,
-    by_priority: &[PodPriority],
-) -> Result<ShutdownGroups, ConfigError> {
-    let [all, critical] = [all, critical].map(|given| given.map_or(Duration::ZERO, |duration| duration.0));
-    let periods = [all, critical].iter().any(|period| !period.is_zero());
-    if periods && !by_priority.is_empty() {
-        return Err(ConfigError(
-            "shutdownGracePeriodByPodPriority: may not be given beside shutdownGracePeriod and \
-             shutdownGracePeriodCriticalPods"
-                .to_owned(),
-        ));
-    }
-    let groups = if by_priority.is_empty() {
-        ShutdownGroups::of_periods(all, critical)
-    } else {
-        let group = |given: &PodPriority| ShutdownGroup {
-            priority: given.priority,
-            grace: Seconds(given.shutdown_grace_period_seconds),
-        };
-        ShutdownGroups::of_priorities(by_priority.iter().map(group).collect())
-    };
-    groups.map_err(ConfigError)
 }
 
 /// Greatest number of parallel pulls (`SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`).

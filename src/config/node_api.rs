@@ -77,23 +77,10 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         let given = flag.clone().or_else(|| file.path(field));
         given.filter(|path| !path.as_os_str().is_empty())
     };
-    let certificate = match (
+    let certificate = certificate(
         path(&flags.tls_cert_file, "tlsCertFile"),
         path(&flags.tls_private_key_file, "tlsPrivateKeyFile"),
-    ) {
-        (Some(certificate), Some(key)) => {
-            absolute("tlsCertFile", &certificate)?;
-            absolute("tlsPrivateKeyFile", &key)?;
-            Some((certificate, key))
-        }
-        (None, None) => None,
-        (Some(_), None) | (None, Some(_)) => {
-            return Err(ConfigError(
-                "tlsCertFile and tlsPrivateKeyFile: a certificate and its key are needed both, or neither"
-                    .to_owned(),
-            ));
-        }
-    };
+    )?;
     let client_ca = path(&flags.client_ca_file, "authentication.x509.clientCAFile");
     if let Some(client_ca) = &client_ca {
         absolute("authentication.x509.clientCAFile", client_ca)?;
@@ -143,6 +130,24 @@ pub(super) fn join(flags: &Flags, file: &FileSettings) -> Result<NodeApi, Config
         system_logs: file.bool("enableSystemLogHandler").unwrap_or(true).then(|| SYSTEM_LOGS.into()),
         healthz: (healthz_port > 0).then(|| SocketAddr::new(healthz_address, healthz_port)),
     })
+}
+
+fn certificate(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+) -> Result<Option<(PathBuf, PathBuf)>, ConfigError> {
+    match (certificate, key) {
+        (Some(certificate), Some(key)) => {
+            absolute("tlsCertFile", &certificate)?;
+            absolute("tlsPrivateKeyFile", &key)?;
+            Ok(Some((certificate, key)))
+        }
+        (None, None) => Ok(None),
+        (Some(_), None) | (None, Some(_)) => Err(ConfigError(
+            "tlsCertFile and tlsPrivateKeyFile: a certificate and its key are needed both, or neither"
+                .to_owned(),
+        )),
+    }
 }
 
 /// The cipher suites of rustls. Those of TLS 1.3 are offered with it, named or not.

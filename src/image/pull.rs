@@ -349,28 +349,7 @@ impl ImagePuller {
         };
         note(EventKind::Normal, "Pulling", &format!("Pulling image {wanted}"));
         let asked = self.clock.now().mono;
-        let turn = self.turns.acquire().await;
-        let began = self.clock.now().mono;
-        let pulled = {
-            let is_within_rate = self.rate.borrow_mut().as_mut().is_none_or(|rate| rate.try_accept(began));
-            let mut pull = pin!(async {
-                if is_within_rate {
-                    return pull_with(runtime, name, &logins, request.sandbox).await;
-                }
-                Err("pull QPS exceeded".to_owned())
-            });
-            let in_turn = async { Some(pull.as_mut().await) };
-            let turn_is_over = async {
-                self.clock.sleep(PULL_TURN).await;
-                None
-            };
-            let ended = smol::future::or(in_turn, turn_is_over).await;
-            drop(turn);
-            match ended {
-                Some(pulled) => pulled,
-                None => pull.await,
-            }
-        };
+        let (began, pulled) = self.pull_in_turn(runtime, request, name, &logins).await;
         let now = self.clock.now();
         let image_ref = match pulled {
             Ok((image_ref, login)) => {
@@ -404,6 +383,37 @@ impl ImagePuller {
         );
         note(EventKind::Normal, "Pulled", &message);
         Ok(ReadyImage { image_ref, image })
+    }
+
+    /// The pull itself, when its turn has come; when that was. A pull that takes longer than its turn goes on beside the next.
+    async fn pull_in_turn<'l, R: Runtime>(
+        &self,
+        runtime: &R,
+        request: &ImageRequest<'_>,
+        name: &str,
+        logins: &'l [Login],
+    ) -> (Mono, Result<(Box<str>, Option<&'l Login>), String>) {
+        let turn = self.turns.acquire().await;
+        let began = self.clock.now().mono;
+        let is_within_rate = self.rate.borrow_mut().as_mut().is_none_or(|rate| rate.try_accept(began));
+        let mut pull = pin!(async {
+            if is_within_rate {
+                return pull_with(runtime, name, logins, request.sandbox).await;
+            }
+            Err("pull QPS exceeded".to_owned())
+        });
+        let in_turn = async { Some(pull.as_mut().await) };
+        let turn_is_over = async {
+            self.clock.sleep(PULL_TURN).await;
+            None
+        };
+        let ended = smol::future::or(in_turn, turn_is_over).await;
+        drop(turn);
+        let pulled = match ended {
+            Some(pulled) => pulled,
+            None => pull.await,
+        };
+        (began, pulled)
     }
 
     /// The credentials to try (`makeLookupPullCredentialsFunc`); empty to pull anonymously.

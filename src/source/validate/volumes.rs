@@ -1,7 +1,8 @@
 //! `spec.volumes` (`ValidateVolumes`). PURE.
 
 use k8s_openapi::api::core::v1::{
-    DownwardAPIVolumeFile, ImageVolumeSource, KeyToPath, ProjectedVolumeSource, Volume,
+    DownwardAPIVolumeFile, EmptyDirVolumeSource, HostPathVolumeSource, ImageVolumeSource, KeyToPath,
+    NFSVolumeSource, ProjectedVolumeSource, Volume,
 };
 
 use super::container::pull_policy;
@@ -34,66 +35,14 @@ fn source(check: &mut Check<'_>, volume: &Volume) {
     if kinds.len() > 1 {
         check.wrong(&format!("must be of one kind, not of {} ({})", kinds.len(), kinds.join(", ")));
     }
-    if let Some(medium) = volume.empty_dir.as_ref().and_then(|dir| dir.medium.as_deref()) {
-        let page = medium.strip_prefix("HugePages-").map(Quantity::parse);
-        if !matches!(medium, "" | "Memory" | "HugePages")
-            && !matches!(page, Some(Ok(size)) if size > Quantity::ZERO)
-        {
-            check.at("emptyDir", |check| {
-                check.at("medium", |check| {
-                    check.invalid_text(
-                        medium,
-                        "must be empty, Memory, HugePages or HugePages-SIZE, such as HugePages-2Mi",
-                    );
-                });
-            });
-        }
+    if let Some(of) = &volume.empty_dir {
+        check.at("emptyDir", |check| empty_dir(check, of));
     }
-    if let Some(size) = volume.empty_dir.as_ref().and_then(|dir| dir.size_limit.as_ref()) {
-        check.at("emptyDir", |check| {
-            check.at("sizeLimit", |check| match Quantity::parse(&size.0) {
-                Ok(size) if size >= Quantity::ZERO => {}
-                Ok(_) | Err(_) => {
-                    check.invalid_text(&size.0, "must be a quantity of 0 or more, such as 64Mi");
-                }
-            });
-        });
-    }
-    if let Some(host) = &volume.host_path {
-        check.at("hostPath", |check| {
-            check.at("path", |check| {
-                if host.path.is_empty() {
-                    check.required("the path on this node");
-                } else {
-                    check.text(&host.path, names::no_backsteps);
-                }
-            });
-            check.at("type", |check| {
-                let types = [
-                    "",
-                    "DirectoryOrCreate",
-                    "Directory",
-                    "FileOrCreate",
-                    "File",
-                    "Socket",
-                    "CharDevice",
-                    "BlockDevice",
-                ];
-                check.one_of(host.type_.as_deref().unwrap_or_default(), &types);
-            });
-        });
+    if let Some(of) = &volume.host_path {
+        check.at("hostPath", |check| host_path(check, of));
     }
     if let Some(of) = &volume.nfs {
-        check.at("nfs", |check| {
-            check.at("path", |check| match &*of.path {
-                "" => check.required("the directory that the server exports"),
-                path => check.text(path, nfs::path),
-            });
-            check.at("server", |check| match &*of.server {
-                "" => check.required("the server's name or address"),
-                server => check.text(server, nfs::server),
-            });
-        });
+        check.at("nfs", |check| nfs(check, of));
     }
     if let Some(of) = &volume.secret {
         check.at("secret", |check| {
@@ -120,6 +69,47 @@ fn source(check: &mut Check<'_>, volume: &Volume) {
         check.at("image", |check| image(check, of));
     }
     paths(check, volume);
+}
+
+/// `validateEmptyDirVolumeSource`.
+fn empty_dir(check: &mut Check<'_>, of: &EmptyDirVolumeSource) {
+    if let Some(medium) = of.medium.as_deref() {
+        let page = medium.strip_prefix("HugePages-").map(Quantity::parse);
+        let is_page_size = matches!(page, Some(Ok(size)) if size > Quantity::ZERO);
+        if !matches!(medium, "" | "Memory" | "HugePages") && !is_page_size {
+            let message = "must be empty, Memory, HugePages or HugePages-SIZE, such as HugePages-2Mi";
+            check.at("medium", |check| check.invalid_text(medium, message));
+        }
+    }
+    if let Some(size) = &of.size_limit {
+        check.at("sizeLimit", |check| match Quantity::parse(&size.0) {
+            Ok(size) if size >= Quantity::ZERO => {}
+            Ok(_) | Err(_) => check.invalid_text(&size.0, "must be a quantity of 0 or more, such as 64Mi"),
+        });
+    }
+}
+
+/// `validateHostPathVolumeSource`.
+fn host_path(check: &mut Check<'_>, of: &HostPathVolumeSource) {
+    const TYPES: [&str; 8] =
+        ["", "DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"];
+    check.at("path", |check| match &*of.path {
+        "" => check.required("the path on this node"),
+        path => check.text(path, names::no_backsteps),
+    });
+    check.at("type", |check| check.one_of(of.type_.as_deref().unwrap_or_default(), &TYPES));
+}
+
+/// `validateNFSVolumeSource`, and what a mount of it may be.
+fn nfs(check: &mut Check<'_>, of: &NFSVolumeSource) {
+    check.at("path", |check| match &*of.path {
+        "" => check.required("the directory that the server exports"),
+        path => check.text(path, nfs::path),
+    });
+    check.at("server", |check| match &*of.server {
+        "" => check.required("the server's name or address"),
+        server => check.text(server, nfs::server),
+    });
 }
 
 /// `validateImageVolumeSource`.
