@@ -32,7 +32,6 @@ mod node_api;
 mod node_stats;
 mod pods;
 mod prober;
-mod record;
 mod relist;
 mod runtime_events;
 mod show;

@@ -225,8 +225,9 @@ impl Checkpointing {
     /// running `activeDeadlineSeconds`, and no more.
     fn ages_due<R: Runtime + 'static>(&self, pods: &Pods<R>) -> Option<Mono> {
         let deadlines = pods.iter().filter_map(|(uid, record)| {
-            let seconds = record.worker.pod()?.spec().active_deadline_seconds?;
-            let runs = record.active_since.is_some() && !record.set_aside && !pods.statuses().has_ended(uid);
+            let seconds = record.worker().pod()?.spec().active_deadline_seconds?;
+            let runs =
+                record.active_since().is_some() && !record.is_set_aside() && !pods.statuses().has_ended(uid);
             u64::try_from(seconds).ok().filter(|_| runs)
         });
         let every = Duration::from_secs(deadlines.min()?) / CHECKPOINT_AGES_SHARE;
@@ -281,10 +282,10 @@ impl Checkpointing {
             {
                 (Some(record), _) => {
                     // One of an API server has its own, and what ended it with the node has ended it for good.
-                    let pod = record.worker.pod().filter(|pod| !pod.pod.is_of_api_server());
+                    let pod = record.worker().pod().filter(|pod| !pod.pod.is_of_api_server());
                     let added = pod.map_or(nothing, |pod| pod.ephemeral_containers());
-                    let shut_down = record.shutdown_grace.is_some() && pod.is_some();
-                    (record.worker.key(), record.active_since, added, shut_down, record.kept_sizes())
+                    let shut_down = record.shutdown_grace().is_some() && pod.is_some();
+                    (record.worker().key(), record.active_since(), added, shut_down, record.kept_sizes())
                 }
                 (None, Some(restored)) => {
                     let added = &*restored.debuggers;

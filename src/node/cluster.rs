@@ -517,7 +517,7 @@ fn leave_out_ended<R: Runtime + 'static>(update: &mut SourceUpdate, pods: &Pods<
     let over = &update.server.over;
     let is_here = |uid: &PodUid| match pods.get(uid) {
         // What is left of it goes; it is not to come again.
-        Some(record) => !matches!(record.worker.life(), Life::Ending(Why::Unwanted) | Life::Removing),
+        Some(record) => !matches!(record.worker().life(), Life::Ending(Why::Unwanted) | Life::Removing),
         None => {
             pods.relist().is_some_and(|relist| relist.pods.contains_key(uid) || relist.former.contains(uid))
         }

@@ -38,8 +38,8 @@ impl ContainerGc {
             return;
         }
         let going_on = || {
-            let records = pods.iter().filter(|(_, record)| record.worker.life() == Life::Syncing);
-            records.filter_map(|(_, record)| Some((record.worker.key(), &**record.worker.observed()?)))
+            let records = pods.iter().filter(|(_, record)| record.worker().life() == Life::Syncing);
+            records.filter_map(|(_, record)| Some((record.worker().key(), &**record.worker().observed()?)))
         };
         self.next = going_on().filter_map(|(_, seen)| gc::ripe_at(self.policy, seen, now.mono)).min();
         out.push(Effect::Surplus(gc::surplus(self.policy, going_on(), now)));

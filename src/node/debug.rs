@@ -48,11 +48,11 @@ fn add_debugger<R: Runtime + 'static>(
     question: &DebugQuestion,
 ) -> Result<(PodUid, String), String> {
     let record = pods.find_record(&question.name, question.namespace.as_deref())?;
-    let key = record.worker.key().clone();
+    let key = record.worker().key().clone();
     let phase = pods.statuses().status(&key.uid).and_then(|status| status.phase);
     let phase = phase.as_deref().unwrap_or("Unknown");
     let (Some(pod), Life::Syncing, false) =
-        (record.worker.pod().cloned(), record.worker.life(), record.set_aside)
+        (record.worker().pod().cloned(), record.worker().life(), record.is_set_aside())
     else {
         let why =
             if matches!(phase, "Succeeded" | "Failed") { "is completed" } else { "is not kept running" };
@@ -62,7 +62,7 @@ fn add_debugger<R: Runtime + 'static>(
         return Err(format!("pod {key} is the API server's: add a container with kubectl debug"));
     }
     let mut containers = pod.ephemeral_containers().to_vec();
-    let observed = record.worker.observed();
+    let observed = record.worker().observed();
     let has_ended = |name: &str| {
         let container = observed.and_then(|observed| observed.container(name));
         container.is_some_and(|container| container.state == ContainerState::Exited)
@@ -135,7 +135,7 @@ pub(super) fn debuggers<R: Runtime + 'static>(pods: &Pods<R>) -> (usize, usize) 
 fn debugged_pods<R: Runtime + 'static>(pods: &Pods<R>, but: Option<&PodUid>) -> (usize, usize) {
     let others = pods.iter().filter(|(uid, _)| Some(*uid) != but);
     let added =
-        others.filter_map(|(uid, record)| Some((uid, record.worker.pod()?.ephemeral_containers().len())));
+        others.filter_map(|(uid, record)| Some((uid, record.worker().pod()?.ephemeral_containers().len())));
     added.filter(|(_, added)| *added > 0).fold((0, 0), |(containers, bytes), (uid, added)| {
         let own = pods.desired().pod(uid).map_or(0, |entry| entry.wanted.bytes);
         (containers + added, bytes + own)

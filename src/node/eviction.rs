@@ -21,8 +21,8 @@ use std::rc::Rc;
 use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::node_stats::{self, Measured, NodeStats};
+use super::pods::Record;
 use super::pods::{EvictedFor, Pods};
-use super::record::Record;
 use crate::config::Config;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::EventKind;
@@ -93,7 +93,7 @@ impl EvictionManager {
             return;
         }
         let still_ends = |uid: &PodUid| {
-            let observed = pods.get(uid).and_then(|record| record.worker.observed());
+            let observed = pods.get(uid).and_then(|record| record.worker().observed());
             observed.is_some_and(|observed| !observed.is_empty())
         };
         if let Some((uid, since)) = &self.ending
@@ -239,10 +239,10 @@ impl EvictionManager {
 /// What ended pods left goes (`DeleteAllUnusedContainers`); false when nobody has any that is not on its way.
 fn clear_ended<R: Runtime + 'static>(pods: &Pods<R>, out: &mut Effects) -> bool {
     let left_some = |record: &Record| {
-        let observed = record.worker.observed();
-        record.worker.life() == Life::Ended
+        let observed = record.worker().observed();
+        record.worker().life() == Life::Ended
             && observed.is_some_and(|observed| !observed.is_empty())
-            && !record.worker.is_cleared()
+            && !record.worker().is_cleared()
     };
     let mut some = false;
     for (uid, _) in pods.iter().filter(|(_, record)| left_some(record)) {
@@ -257,9 +257,9 @@ fn evictable<R: Runtime + 'static>(
     pods: &Pods<R>,
 ) -> impl Iterator<Item = (&PodUid, &Rc<DesiredPod>, &Rc<ObservedPod>)> {
     pods.iter().filter_map(|(uid, record)| {
-        let (pod, observed) = (record.worker.pod()?, record.worker.observed()?);
-        let may = record.worker.life() == Life::Syncing
-            && !record.set_aside
+        let (pod, observed) = (record.worker().pod()?, record.worker().observed()?);
+        let may = record.worker().life() == Life::Syncing
+            && !record.is_set_aside()
             && observed.is_alive()
             && !is_critical(pod)
             && !pods.statuses().has_ended(uid);

@@ -142,7 +142,7 @@ impl ImageGc {
     /// Notes which images are in use, when a pod was read since the last time.
     pub(super) fn note_used<R: Runtime + 'static>(&mut self, pods: &Pods<R>, now: Mono) {
         if std::mem::replace(&mut self.reads, pods.reads()) != pods.reads() {
-            let observed = pods.iter().filter_map(|(_, record)| record.worker.observed());
+            let observed = pods.iter().filter_map(|(_, record)| record.worker().observed());
             let containers = observed.flat_map(|observed| &observed.containers);
             self.seen.used(containers.map(|container| &*container.image_ref), now);
         }
@@ -238,7 +238,7 @@ impl ImageGc {
         };
         let wanted = pods.desired().entries().flat_map(|entry| entry.wanted.pod.images());
         // Those of pods that still end: a volume may be one.
-        let in_hand = pods.iter().map(|(_, record)| record).filter_map(|record| record.worker.pod());
+        let in_hand = pods.iter().map(|(_, record)| record).filter_map(|record| record.worker().pod());
         let named: Named = wanted.chain(in_hand.flat_map(|pod| pod.images())).collect();
         while let Some(candidate) = run.candidates.pop_front() {
             if !policy.goes(run.goal, run.disk, &candidate) || named.holds(&candidate.image) {

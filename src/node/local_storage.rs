@@ -9,8 +9,8 @@ use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::eviction::note_untold;
 use super::node_stats::{self, Measured};
+use super::pods::Record;
 use super::pods::{EvictedFor, Pods};
-use super::record::Record;
 use crate::cri::{Runtime, RuntimeResult};
 use crate::eviction::local::{OwnLimit, broken, is_limited};
 use crate::eviction::pods::PodUsage;
@@ -71,12 +71,13 @@ impl LocalStorage {
         let ctx = pods.ctx().clone();
         let (mut volumes, mut measured): (Vec<(String, Vec<Limited>)>, Vec<Measured>) = Default::default();
         for record in limited_pods(pods) {
-            let Some(pod) = record.worker.pod() else { continue };
+            let Some(pod) = record.worker().pod() else { continue };
             let of_pod = limited(pod, &paths::pod_dir(&ctx.node, &pod.key));
             if !of_pod.is_empty() {
                 volumes.push((pod.key.uid.to_string(), of_pod));
             }
-            let observed = record.worker.observed().filter(|observed| observed.is_alive() && is_limited(pod));
+            let observed =
+                record.worker().observed().filter(|observed| observed.is_alive() && is_limited(pod));
             measured.extend(observed.map(|observed| Measured::new(&ctx.node, pod, observed, true)));
         }
         self.next = now + VOLUME_USAGE_PERIOD;
@@ -122,7 +123,7 @@ impl LocalStorage {
         match usages {
             Ok(usages) => broke.extend(usages.iter().filter_map(|(uid, usage)| {
                 let uid = PodUid::from(uid.as_str());
-                let (limit, message) = broken(pods.get(&uid)?.worker.pod()?, usage, images_apart)?;
+                let (limit, message) = broken(pods.get(&uid)?.worker().pod()?, usage, images_apart)?;
                 Some((uid, limit, message))
             })),
             Err(error) if std::mem::replace(&mut self.is_untold, true) => {
@@ -138,6 +139,7 @@ impl LocalStorage {
 
 /// The pods to be held to limits of their own.
 fn limited_pods<R: Runtime + 'static>(pods: &Pods<R>) -> impl Iterator<Item = &Record> {
-    let limited = |(uid, record): &(&PodUid, &Record)| record.limits_disk && !pods.statuses().has_ended(uid);
+    let limited =
+        |(uid, record): &(&PodUid, &Record)| record.limits_disk() && !pods.statuses().has_ended(uid);
     pods.iter().filter(limited).map(|(_, record)| record)
 }

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
 use super::pods::Pods;
-use super::record::Record;
+use super::pods::Record;
 use crate::cri::Runtime;
 use crate::logs::choose::container_id;
 use crate::model::ContainerState;
@@ -17,11 +17,11 @@ pub(super) fn show_logs<R: Runtime + 'static>(pods: &Pods<R>, name: &str, namesp
         Ok(record) => record,
         Err(why) => return Answer::NotFound(why),
     };
-    let key = record.worker.key();
+    let key = record.worker().key();
     let status = pods.statuses().status(&key.uid).unwrap_or_default();
     let PodStatus { init_container_statuses, container_statuses, ephemeral_container_statuses, .. } = status;
     // In the spec's order; of a pod that only the runtime knows there is no spec.
-    let pod = record.worker.pod();
+    let pod = record.worker().pod();
     let lists = [
         ("init", pod.map(|pod| names(pod.init_containers(), |c| &c.name)), init_container_statuses),
         ("app", pod.map(|pod| names(pod.containers(), |c| &c.name)), container_statuses),
@@ -45,7 +45,7 @@ pub(super) fn show_logs<R: Runtime + 'static>(pods: &Pods<R>, name: &str, namesp
             containers.push(json!({"name": name, "kind": kind, "log": log(false), "previous": log(true)}));
         }
     }
-    let annotations = record.worker.pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
+    let annotations = record.worker().pod().and_then(|pod| pod.pod.metadata.annotations.as_ref());
     let default = annotations.and_then(|all| all.get(DEFAULT_CONTAINER));
     Answer::Found(json!({"pod": &*key.name, "default": default, "containers": containers}).to_string())
 }
@@ -57,7 +57,7 @@ fn shown_log<R: Runtime + 'static>(pods: &Pods<R>, record: &Record, id: Result<&
         Err(why) => return json!({"why": why}),
     };
     let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
-    let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+    let observed = record.worker().observed().into_iter().flat_map(|observed| &observed.containers);
     match observed.into_iter().find(|container| container.id.as_str() == bare) {
         Some(container) => json!({
             "path": pods.log_path(record, container),

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::ContainerPort;
 use serde_json::{Value, json};
 
 use super::pods::Pods;
-use super::record::Record;
+use super::pods::Record;
 use crate::addresses::NodeAddresses;
 use crate::blocking::Blocking;
 use crate::certificates;
@@ -102,11 +102,11 @@ pub(super) fn node_question<R: Runtime + 'static>(pods: &Pods<R>, question: &Nod
 /// The pod of exactly that name (`GetPodByName`); one that waits for its name comes last.
 fn record_of<'a, R: Runtime + 'static>(pods: &'a Pods<R>, target: &Target) -> Option<&'a Record> {
     let named = |record: &&Record| {
-        let key = record.worker.key();
-        *key.name == *target.pod && *key.namespace == *target.namespace && record.worker.pod().is_some()
+        let key = record.worker().key();
+        *key.name == *target.pod && *key.namespace == *target.namespace && record.worker().pod().is_some()
     };
     let found = pods.records().values().filter(named);
-    found.min_by_key(|record| record.worker.life() == Life::Waiting)
+    found.min_by_key(|record| record.worker().life() == Life::Waiting)
 }
 
 /// The container that runs (`findContainer`).
@@ -116,8 +116,8 @@ fn running_id<'a, R: Runtime + 'static>(
     container: &str,
 ) -> Result<&'a ContainerId, Refusal> {
     let record = record_of(pods, target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
-    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
-    let observed = record.worker.observed().filter(|_| is_it);
+    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker().key().uid.as_str());
+    let observed = record.worker().observed().filter(|_| is_it);
     let found = observed.and_then(|observed| observed.container(container));
     let running = found.filter(|container| container.state == ContainerState::Running);
     running
@@ -150,7 +150,7 @@ fn reaches<R: Runtime + 'static>(pods: &Pods<R>, ip: IpAddr, port: u16) -> bool 
     let text = ip.to_string();
     let is_node = pods.ctx().node.node_ips.iter().any(|of| **of == *text);
     pods.records().values().any(|record| {
-        let (Some(pod), Some(observed)) = (record.worker.pod(), record.worker.observed()) else {
+        let (Some(pod), Some(observed)) = (record.worker().pod(), record.worker().observed()) else {
             return false;
         };
         let mut ready = observed.sandboxes.iter().filter(|of| of.state == SandboxState::Ready);
@@ -173,8 +173,8 @@ fn forward_to<R: Runtime + 'static>(
     ports: &[u16],
 ) -> Result<Answer, Refusal> {
     let record = record_of(pods, target).ok_or_else(|| (404, "pod does not exist".to_owned()))?;
-    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker.key().uid.as_str());
-    let observed = record.worker.observed().filter(|_| is_it);
+    let is_it = target.uid.as_deref().is_none_or(|uid| uid == record.worker().key().uid.as_str());
+    let observed = record.worker().observed().filter(|_| is_it);
     let mut sandboxes = observed.into_iter().flat_map(|observed| &observed.sandboxes);
     let ready = sandboxes.find(|sandbox| sandbox.state == SandboxState::Ready);
     let Some(sandbox) = ready else {
@@ -197,7 +197,7 @@ fn locate_log<R: Runtime + 'static>(
     if spec_of(record, container).is_none() {
         return Err((404, format!("container {container:?} not found in pod {pod:?}")));
     }
-    let status = pods.statuses().status(&record.worker.key().uid).unwrap_or_default();
+    let status = pods.statuses().status(&record.worker().key().uid).unwrap_or_default();
     let lists =
         [status.init_container_statuses, status.container_statuses, status.ephemeral_container_statuses];
     let status = lists.into_iter().flatten().flatten().find(|status| status.name == container);
@@ -205,7 +205,7 @@ fn locate_log<R: Runtime + 'static>(
         status.ok_or_else(|| (400, format!("container {container:?} in pod {pod:?} is not available")))?;
     let id = container_id(pod, &status, previous).map_err(|why| (400, why))?;
     let bare = id.split_once("://").map_or(id, |(_, bare)| bare);
-    let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+    let observed = record.worker().observed().into_iter().flat_map(|observed| &observed.containers);
     let found = observed.into_iter().find(|container| container.id.as_str() == bare);
     let found = found.ok_or_else(|| (400, format!("unable to retrieve container logs for {id}")))?;
     let running = found.state == ContainerState::Running;
@@ -216,7 +216,7 @@ fn locate_log<R: Runtime + 'static>(
 fn running_pods<R: Runtime + 'static>(pods: &Pods<R>) -> String {
     let mut items = Vec::new();
     for record in pods.sorted(None) {
-        let observed = record.worker.observed().into_iter().flat_map(|observed| &observed.containers);
+        let observed = record.worker().observed().into_iter().flat_map(|observed| &observed.containers);
         let running: Vec<Value> = observed
             .filter(|container| container.state == ContainerState::Running)
             .map(|container| json!({"name": &*container.name, "image": &*container.image, "resources": {}}))
@@ -224,7 +224,7 @@ fn running_pods<R: Runtime + 'static>(pods: &Pods<R>) -> String {
         if running.is_empty() {
             continue;
         }
-        let key = record.worker.key();
+        let key = record.worker().key();
         items.push(json!({
             "metadata": {"name": &*key.name, "namespace": &*key.namespace, "uid": key.uid.as_str()},
             "spec": {"containers": running}, "status": {},
@@ -242,7 +242,7 @@ fn measure_all<R: Runtime + 'static>(
     let mut used = Vec::new();
     let mut places = SortedMap::new();
     for record in pods.sorted(None) {
-        let Some(observed) = record.worker.observed() else { continue };
+        let Some(observed) = record.worker().observed() else { continue };
         let Some(sandbox) = observed.sandboxes.first() else { continue };
         let runs = |container: &&ContainerStatus| container.state == ContainerState::Running;
         for container in observed.containers.iter().filter(runs) {
@@ -253,7 +253,7 @@ fn measure_all<R: Runtime + 'static>(
             }
         }
         used.push(PodUse {
-            key: record.worker.key().clone(),
+            key: record.worker().key().clone(),
             started: sandbox.created_at,
             containers: Vec::new(),
         });
@@ -270,7 +270,7 @@ fn measure_all<R: Runtime + 'static>(
 
 /// Whether the container of that name has a terminal; nothing when the pod has no such container (`GetContainerSpec`).
 fn spec_of(record: &Record, name: &str) -> Option<bool> {
-    let pod = record.worker.pod()?;
+    let pod = record.worker().pod()?;
     let apps = pod.containers().iter().map(|of| (of.name.as_str(), of.tty));
     let init = pod.init_containers().iter().map(|of| (of.name.as_str(), of.tty));
     let ephemeral = pod.ephemeral_containers().iter().map(|of| (of.name.as_str(), of.tty));

@@ -16,6 +16,7 @@ mod events;
 mod find;
 mod handover;
 mod probes;
+mod record;
 mod relist;
 mod sources;
 mod status;
@@ -30,6 +31,7 @@ pub(super) use admission::NodeRoom;
 pub(super) use allocation::{Granted, Resizing, hold, sizes_in};
 pub(super) use endings::EvictedFor;
 pub(super) use probes::AskedProbe;
+pub(super) use record::{Awaited, Record, StartFailures};
 pub(super) use worker::{JobResult, Work};
 #[cfg(feature = "tls")]
 pub(super) use {
@@ -40,7 +42,6 @@ pub(super) use {
 use super::cgroups::NodeCgroups;
 use super::checkpoint::{Restored, Saved};
 use super::effects::{Effect, Effects};
-use super::record::Record;
 use crate::config::Config;
 use crate::cri::Runtime;
 use crate::desired::Desired;

@@ -5,8 +5,8 @@
 //! ```
 use super::agent::Event;
 use super::effects::{Effect, Effects};
+use super::pods::Record;
 use super::pods::{AskedProbe, Pods};
-use super::record::Record;
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
 use crate::limits::{PROBES, PROBES_AT_ONCE_MAX};
@@ -64,7 +64,7 @@ impl<R: Runtime + 'static> Prober<R> {
             return None;
         }
         let may_begin = |(uid, _): &(&PodUid, &Record)| self.may_begin(uid);
-        probed(pods).filter(may_begin).filter_map(|(_, record)| record.probers.due()).min()
+        probed(pods).filter(may_begin).filter_map(|(_, record)| record.probers().due()).min()
     }
 
     /// Asks for the probes that are due, as many as may run; those that are due first come first.
@@ -74,7 +74,7 @@ impl<R: Runtime + 'static> Prober<R> {
         }
         let due = |(uid, record): (&PodUid, &Record)| {
             let uid = uid.clone();
-            record.probers.all_due(now).map(move |(at, place)| (at, uid.clone(), place)).collect::<Vec<_>>()
+            record.probers().all_due(now).map(move |(at, place)| (at, uid.clone(), place)).collect::<Vec<_>>()
         };
         let mut due: Vec<(Mono, PodUid, Place)> = probed(pods).flat_map(due).collect();
         due.sort_by_key(|(at, ..)| *at);
@@ -118,12 +118,12 @@ impl<R: Runtime + 'static> Prober<R> {
             return;
         };
         let Some(record) = pods.get(&uid) else { return };
-        let _handling = poison::handling(Some(record.mark.clone()));
+        let _handling = poison::handling(Some(record.mark().clone()));
         let kind = place.kind();
-        let pod = record.worker.pod();
+        let pod = record.worker().pod();
         let probed =
             pod.and_then(|pod| place.find(pod)).map(|(container, _)| (place.list(), &*container.name));
-        let about = About { pod: record.worker.key(), container: probed };
+        let about = About { pod: record.worker().key(), container: probed };
         let note = |reason: &'static str, message: String| {
             pods.ctx().note(about, EventKind::Warning, reason, &message);
         };
@@ -152,5 +152,5 @@ impl<R: Runtime + 'static> Prober<R> {
 }
 
 fn probed<R: Runtime + 'static>(pods: &Pods<R>) -> impl Iterator<Item = (&PodUid, &Record)> {
-    pods.iter().filter(|(_, record)| !record.set_aside)
+    pods.iter().filter(|(_, record)| !record.is_set_aside())
 }

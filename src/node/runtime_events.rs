@@ -18,7 +18,7 @@ use std::time::Duration;
 use super::agent::Event;
 use super::effects::{Effect, Effects};
 use super::pods::Pods;
-use super::record::Record;
+use super::pods::Record;
 use super::relist::Relisting;
 use crate::cri::{EventService, Runtime, RuntimeError, RuntimeEvent, RuntimeEventKind, RuntimeResult};
 use crate::limits::RELIST_PERIOD;
@@ -143,9 +143,9 @@ impl RuntimeEvents {
         };
         self.watch.told(&uid);
         let Some(record) = pods.get(&uid) else { return };
-        let news = news::judge(&event, record.worker.observed().map(|observed| &**observed));
-        if news != News::Known && record.worker.in_flight() == Some(Job::Act) {
-            record.overtaken.tell();
+        let news = news::judge(&event, record.worker().observed().map(|observed| &**observed));
+        if news != News::Known && record.worker().in_flight() == Some(Job::Act) {
+            record.overtaken().tell();
         }
         match news {
             News::Known => {}
@@ -206,8 +206,8 @@ impl RuntimeEvents {
 /// The pod whose last read shows the event's id.
 fn pod_of<R: Runtime + 'static>(event: &RuntimeEvent, pods: &Pods<R>) -> Option<PodUid> {
     let shows = |record: &Record| {
-        let observed = record.worker.observed().map(|observed| &**observed);
-        news::judge(event, observed) != News::Stranger || record.awaited.contains_key(&event.id)
+        let observed = record.worker().observed().map(|observed| &**observed);
+        news::judge(event, observed) != News::Stranger || record.awaited().contains_key(&event.id)
     };
     pods.iter().find(|(_, record)| shows(record)).map(|(uid, _)| uid.clone())
 }

@@ -10,7 +10,7 @@ use super::agent::Event;
 use super::debug::debuggers;
 use super::effects::Effects;
 use super::pods::Pods;
-use super::record::{Awaited, Record, StartFailures};
+use super::pods::{Awaited, Record, StartFailures};
 use crate::cri::Runtime;
 use crate::limits::{
     BACKOFF_ENTRY_BYTES, BOUNDED, BOUNDS, GRPC_CALLS_MAX, GRPC_WINDOW_CONNECTION_BYTES,
@@ -53,7 +53,7 @@ pub(super) struct PartsUse {
 
 /// What the state holds at the moment, for `/metrics` and `smolet top --self`.
 pub(super) fn gauges<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -> Shown {
-    let observed = || pods.records().values().filter_map(|record| record.worker.observed());
+    let observed = || pods.records().values().filter_map(|record| record.worker().observed());
     let ready = |pod: &&Rc<ObservedPod>| pod.sandboxes.iter().any(|s| s.state == SandboxState::Ready);
     let mut containers = [0; 4];
     for container in observed().flat_map(|pod| &pod.containers) {
@@ -86,8 +86,8 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
     let (merged, merged_bytes) = merged.fold((0, 0), |(n, bytes), problem| (n + 1, bytes + problem.bytes()));
     let problems: usize = pods.held().values().map(|held| held.problems).sum();
     let problem_bytes: usize = pods.held().values().map(|held| held.problem_bytes).sum();
-    let failures = || pods.records().values().map(|record| &record.failures);
-    let awaited = || pods.records().values().flat_map(|record| record.awaited.keys());
+    let failures = || pods.records().values().map(Record::failures);
+    let awaited = || pods.records().values().flat_map(|record| record.awaited().keys());
     let relist = pods.relist();
     let adopted = pods.identity().adopted();
     let calls = out.metrics().operations.under_way.get().min(GRPC_CALLS_MAX);
@@ -143,13 +143,13 @@ pub(super) fn list_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &PodsQue
     };
     let mut records = pods.sorted(question.namespace.as_deref()).into_iter().peekable();
     while records
-        .next_if(|record| question.after.as_ref().is_some_and(|at| Place::of(record.worker.key()) <= *at))
+        .next_if(|record| question.after.as_ref().is_some_and(|at| Place::of(record.worker().key()) <= *at))
         .is_some()
     {}
     while let Some(record) = records.next() {
         list.push(&record.shown(pods.statuses()), &mut text);
         if text.len() >= SERVER_PART_BYTES && records.peek().is_some() {
-            let after = Some(Place::of(record.worker.key()));
+            let after = Some(Place::of(record.worker().key()));
             return Answer::Part(text, Question::Pods(PodsQuestion { after, ..question.clone() }));
         }
     }
@@ -191,14 +191,14 @@ pub(super) fn show_pod<R: Runtime + 'static>(
         Ok(record) => record,
         Err(why) => return Answer::NotFound(why),
     };
-    let key = record.worker.key();
+    let key = record.worker().key();
     let ring = out.ring().borrow();
     let of_pod = ring.iter().filter(|event| event.pod.uid == key.uid);
     let mut decisions: Vec<Decision<'_>> = of_pod.map(|event| Decision::of(event, now.mono)).collect();
     let problems: Vec<String> = pods
         .desired()
         .problems()
-        .filter(|problem| record.file.as_ref() == Some(&problem.file))
+        .filter(|problem| record.file() == Some(&problem.file))
         .map(ToString::to_string)
         .collect();
     decisions.extend(problems.iter().map(|message| Decision {
@@ -225,7 +225,7 @@ pub(super) fn once_ending<R: Runtime + 'static>(pods: &Pods<R>, patience_is_over
     }
     let (mut lines, mut all_well) = (Vec::new(), true);
     for record in pods.records().values() {
-        let status = pods.statuses().status(&record.worker.key().uid);
+        let status = pods.statuses().status(&record.worker().key().uid);
         let state = match verdict(record, status.as_ref()) {
             Verdict::Coming if !patience_is_over => return None,
             Verdict::Well(state) => state.to_owned(),
@@ -238,7 +238,7 @@ pub(super) fn once_ending<R: Runtime + 'static>(pods: &Pods<R>, patience_is_over
                 why
             }
         };
-        lines.push(harmless(&format!("pod {}: {state}", record.worker.key())).into_owned());
+        lines.push(harmless(&format!("pod {}: {state}", record.worker().key())).into_owned());
     }
     lines.sort();
     for problem in pods.desired().problems() {
@@ -263,12 +263,14 @@ const STUCK: [&str; 10] = [
 ];
 
 fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
-    if record.set_aside {
+    if record.is_set_aside() {
         let why = status.and_then(|status| status.message.as_deref()).unwrap_or_default();
         return Verdict::Failed(format!("is set aside: {why}"));
     }
     // A restored status speaks of another time until the runtime has been asked.
-    let Some(status) = status.filter(|_| record.worker.observed().is_some()) else { return Verdict::Coming };
+    let Some(status) = status.filter(|_| record.worker().observed().is_some()) else {
+        return Verdict::Coming;
+    };
     let init = status.init_container_statuses.iter().flatten();
     let app = status.container_statuses.as_deref().unwrap_or_default();
     match status.phase.as_deref() {
@@ -293,9 +295,9 @@ fn verdict(record: &Record, status: Option<&PodStatus>) -> Verdict {
             state.running.is_some() || state.terminated.as_ref().is_some_and(|t| t.exit_code == 0)
         })
     };
-    let wanted = record.worker.pod().map_or(0, |pod| pod.containers().len());
+    let wanted = record.worker().pod().map_or(0, |pod| pod.containers().len());
     let all_run = app.len() == wanted && app.iter().all(runs);
-    if record.worker.life() == Life::Syncing && status.phase.as_deref() == Some("Running") && all_run {
+    if record.worker().life() == Life::Syncing && status.phase.as_deref() == Some("Running") && all_run {
         return Verdict::Well("Running");
     }
     Verdict::Coming

@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::PodStatus;
 
 use super::effects::{Effect, Effects};
 use super::pods::Pods;
-use super::record::Record;
+use super::pods::Record;
 use crate::cri::Runtime;
 use crate::eviction::pods::priority;
 use crate::limits::SHUTDOWN_TOLD_WAIT;
@@ -109,7 +109,7 @@ impl ShutdownManager {
         let Some(shutdown) = &mut self.under_way else { return false };
         let Some(group) = self.groups.get(shutdown.group) else { return false };
         let of_group = |record: &Record| {
-            let priority = record.worker.pod().map_or(0, |pod| priority(pod));
+            let priority = record.worker().pod().map_or(0, |pod| priority(pod));
             self.groups.place_of(priority) == shutdown.group
         };
         let left = pods.iter().filter(|(_, record)| of_group(record) && !is_over(record));
@@ -139,11 +139,11 @@ impl ShutdownManager {
 
 /// Nothing of it is to be waited for.
 fn is_over(record: &Record) -> bool {
-    match record.worker.life() {
+    match record.worker().life() {
         Life::Ended => true,
         // Removing takes from the runtime what has stopped.
-        Life::Removing => record.worker.observed().is_some_and(|observed| !observed.is_alive()),
-        Life::Waiting | Life::Syncing | Life::Ending(_) => record.set_aside,
+        Life::Removing => record.worker().observed().is_some_and(|observed| !observed.is_alive()),
+        Life::Waiting | Life::Syncing | Life::Ending(_) => record.is_set_aside(),
     }
 }
 

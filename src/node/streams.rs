@@ -15,7 +15,7 @@ use crate::server::{Answer, Later, StreamKind, StreamQuestion};
 /// The answer is waited for by the connection that asks: the runtime may take its time.
 pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQuestion) -> Answer {
     let prepared = pods.find_record(&question.name, question.namespace.as_deref()).and_then(|record| {
-        let worker = &record.worker;
+        let worker = &record.worker();
         let status = pods.statuses().status(&worker.key().uid);
         let phase = status.and_then(|status| status.phase).unwrap_or_else(|| "Unknown".to_owned());
         match (worker.pod(), worker.observed()) {

@@ -20,12 +20,12 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
         let (of, name) =
             given.split_once('/').map_or((namespace, given.as_str()), |(of, name)| (Some(of), name));
         match pods.find_record(name, of) {
-            Ok(record) => wanted.insert(record.worker.key().uid.clone(), record.worker.key().clone()),
+            Ok(record) => wanted.insert(record.worker().key().uid.clone(), record.worker().key().clone()),
             Err(why) => return Answer::NotFound(why),
         };
     }
     if question.names.is_empty() {
-        let all = pods.sorted(namespace).into_iter().map(|record| record.worker.key().clone());
+        let all = pods.sorted(namespace).into_iter().map(|record| record.worker().key().clone());
         wanted.extend(all.map(|key| (key.uid.clone(), key)));
     }
     let namespaces = namespace.is_none() && question.names.is_empty();

@@ -16,7 +16,7 @@ use crate::eviction::pods::refusal;
 use crate::model::{DesiredPod, Mono, PodUid};
 use crate::model::{SortedMap, SortedSet};
 use crate::node::effects::{Effect, Effects};
-use crate::node::pods::{Pods, REJECTED, as_it_counts};
+use crate::node::pods::{Pods, REJECTED, Record, as_it_counts};
 use crate::render::NodeSettings;
 use crate::render::admission::refusal_of_settings;
 use crate::source::api_node::NodeMarks;
@@ -135,12 +135,12 @@ fn others<R: Runtime + 'static>(
     // Static pods, and those that end: they count until they are gone. One that the server has forgotten does not, as with
     // the kubelet, whose pod manager has it no more (`HandlePodRemoves`).
     let begins = |uid: &PodUid| {
-        pods.get(uid).is_some_and(|record| record.admitted)
+        pods.get(uid).is_some_and(Record::is_admitted)
             || relist.is_some_and(|relist| relist.pods.contains_key(uid))
     };
     let of_files = pods.desired().entries().map(|entry| &entry.wanted.pod);
     let of_files = of_files.filter(|pod| !pod.pod.is_of_api_server() && begins(&pod.key.uid));
-    let ending = pods.records().values().filter_map(|record| record.worker.pod());
+    let ending = pods.records().values().filter_map(|record| record.worker().pod());
     let server = &update.server.ending;
     let is_told = |uid: &PodUid| !update.complete || server.iter().any(|ending| ending.key.uid == *uid);
     let ending = ending
@@ -149,7 +149,7 @@ fn others<R: Runtime + 'static>(
     let others = of_files.chain(ending.map(|pod| &**pod)).chain(here);
     let has_ended = |uid: &PodUid| {
         let ends =
-            pods.records().get(uid).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)));
+            pods.records().get(uid).is_some_and(|record| matches!(record.worker().life(), Life::Ending(_)));
         pods.statuses().has_ended(uid) && !ends
     };
     let others = others.filter(|pod| !has_ended(&pod.key.uid));

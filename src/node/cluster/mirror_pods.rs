@@ -146,8 +146,8 @@ impl MirrorPods {
         }
         self.refused = refused;
         for (uid, record) in pods.iter() {
-            if !record.worker.pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
-                let name = name_of(record.worker.key());
+            if !record.worker().pod().is_some_and(|pod| pod.pod.is_of_api_server()) {
+                let name = name_of(record.worker().key());
                 wishes.entry(name).or_insert((Wish::Undecided, Some(uid)));
             }
         }

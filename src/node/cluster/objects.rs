@@ -357,13 +357,13 @@ pub(super) fn wanted_by(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
 fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, pods: &Pods<R>) -> Vec<Named> {
     let relist = pods.relist();
     let is_alive = |uid: &PodUid| {
-        let observed = pods.get(uid).and_then(|record| record.worker.observed());
+        let observed = pods.get(uid).and_then(|record| record.worker().observed());
         observed.is_some_and(|observed| observed.is_alive())
     };
     let named = update.pods.iter().enumerate().map(|(place, sourced)| {
         let uid = &sourced.pod.key.uid;
         // One that is over needs none any more (`UnregisterPod`).
-        let has_ended = pods.get(uid).is_some_and(|record| record.worker.life() == Life::Ended);
+        let has_ended = pods.get(uid).is_some_and(|record| record.worker().life() == Life::Ended);
         let is_over = has_ended || update.server.over.contains(uid) && !is_alive(uid);
         let keys: SortedSet<ObjectKey> =
             if is_over { SortedSet::new() } else { wanted_by(&sourced.pod.pod.open()).collect() };

@@ -100,7 +100,7 @@ impl ServerPod {
     ) {
         let deleted = is_gone(uid, self, pods);
         let record = pods.get(uid);
-        let observed = record.and_then(|record| record.worker.observed());
+        let observed = record.and_then(|record| record.worker().observed());
         let (revision, status) = if let Some(why) = self.refused.as_ref().filter(|_| !deleted) {
             (1, Some(refusal(why, now.wall)))
         } else if deleted {
@@ -108,7 +108,7 @@ impl ServerPod {
         } else {
             let status = pods.statuses().status(uid);
             let may_run = observed.is_some_and(|observed| observed.is_alive());
-            let pod = record.and_then(|record| record.worker.pod());
+            let pod = record.and_then(|record| record.worker().pod());
             let status = status.map(|status| match pod {
                 Some(pod) => merge::for_api(&pod.pod, &terminal_there(&pod.pod), status, may_run, now.wall),
                 None => status,
@@ -289,7 +289,9 @@ fn tells<R: Runtime + 'static>(uid: &PodUid, told: &ServerPod, pods: &Pods<R>) -
 /// Its status here is not what the server has; one that was not looked at yet has none to tell.
 fn has_news<R: Runtime + 'static>(uid: &PodUid, told: &ServerPod, pods: &Pods<R>) -> bool {
     let looked_at = pods.get(uid).is_some_and(|record| {
-        record.worker.observed().is_some() || record.worker.life() == Life::Waiting || record.set_aside
+        record.worker().observed().is_some()
+            || record.worker().life() == Life::Waiting
+            || record.is_set_aside()
     });
     looked_at && pods.statuses().revision_of(uid) != told.revision
 }

@@ -21,6 +21,7 @@ use std::rc::Rc;
 use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
 
 use super::Pods;
+use super::record::Record;
 use super::worker::Work;
 use crate::admit::resize::{Pending, Waiting, event_message, first_served, infeasible};
 use crate::cri::Runtime;
@@ -30,7 +31,6 @@ use crate::model::{
     ContainerId, ContainerState, DesiredPod, Now, ObservedPod, PodUid, Resource, Sizes, Wall,
 };
 use crate::node::effects::Effects;
-use crate::node::record::Record;
 use crate::render::NodeSettings;
 use crate::render::resources::{container_resources, is_sidecar, set_sizes, sizes};
 use crate::status::{nanos, time};

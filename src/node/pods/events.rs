@@ -3,12 +3,12 @@
 use std::rc::Rc;
 
 use super::Pods;
+use super::record::Awaited;
 use crate::cri::Runtime;
 use crate::limits::{CHANGES_AWAITED_MAX, RELIST_PERIOD};
 use crate::model::{ObservedPod, PodUid};
 use crate::node::agent::Event;
 use crate::node::effects::{Effect, Effects};
-use crate::node::record::Awaited;
 use crate::pleg;
 use crate::pleg::news::{self, Instance, Until};
 use crate::sync::worker::Job;

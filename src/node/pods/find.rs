@@ -1,8 +1,8 @@
 //! Finds pods by what people call them.
 
 use super::Pods;
+use super::record::Record;
 use crate::cri::Runtime;
-use crate::node::record::Record;
 use crate::printers::text::harmless;
 use crate::server::Place;
 use crate::sync::worker::Life;

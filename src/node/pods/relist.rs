@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use super::Pods;
+use super::record::Record;
 use crate::cri::Runtime;
 use crate::limits::{CONTAINERS_READ_MAX, RELIST_PERIOD_MAX};
 use crate::model::{Mono, Now, ObservedPod, PodUid, SortedSet};
 use crate::node::effects::{Effect, Effects};
-use crate::node::record::Record;
 use crate::pleg::{Interest, Relist, RelistPod};
 
 impl<R: Runtime + 'static> Pods<R> {

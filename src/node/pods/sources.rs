@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{EphemeralContainer, PodStatus};
 
 use super::allocation::hold;
+use super::record::Record;
 use super::{MachineState, Pods};
 use crate::cri::Runtime;
 use crate::desired::Change;
@@ -21,7 +22,6 @@ use crate::node::agent::Event;
 use crate::node::checkpoint::Restored;
 use crate::node::effects::{Effect, Effects};
 use crate::node::jobs;
-use crate::node::record::Record;
 use crate::pleg::{Relist, RelistPod};
 use crate::poison;
 use crate::render::ManifestObjects;

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 
 use super::Pods;
+use super::record::{Record, StartFailures};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::{PROBERS_MAX, STATUS_PASSES_MAX};
@@ -14,7 +15,6 @@ use crate::model::{
     ContainerState, ContainerStatus as Observed, DesiredPod, Now, ObservedPod, PodUid, SortedSet,
 };
 use crate::node::effects::Effects;
-use crate::node::record::{Record, StartFailures};
 use crate::poison;
 use crate::probe::prober::ProbeKind;
 use crate::probe::{Probers, has_probe};

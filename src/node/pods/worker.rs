@@ -10,6 +10,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::Pods;
+use super::record::Record;
 use crate::cri::{Runtime, RuntimeError, RuntimeResult};
 use crate::events::{About, EventKind};
 use crate::eviction::pods::refusal;
@@ -25,7 +26,6 @@ use crate::node::agent::Event;
 use crate::node::debug::forgotten;
 use crate::node::effects::{Effect, Effects, Forgotten};
 use crate::node::jobs;
-use crate::node::record::Record;
 use crate::pleg;
 use crate::poison;
 use crate::render::cgroup_settings::burstable_milli_cpu;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{EphemeralContainer, Pod, PodStatus};
 use smol::channel::Sender;
 
-use super::pods::{Resizing, hold, sizes_in};
+use super::{Resizing, hold, sizes_in};
 use crate::eviction::local::is_limited;
 use crate::eviction::pods::is_critical;
 use crate::limits::START_FAILURE_BYTES_MAX;
@@ -27,7 +27,7 @@ use crate::text::start_of;
 use crate::volume::usage::limited;
 
 /// One pod: its life, its status, and the task that works for it.
-pub(super) struct Record {
+pub(in crate::node) struct Record {
     pub(super) worker: Worker,
     /// The manifest, for people.
     pub(super) file: Option<Arc<str>>,
@@ -94,7 +94,7 @@ fn limits_disk(worker: &Worker) -> bool {
 
 /// Whether the runtime is as the last full read shows it.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Agreement {
+pub(in crate::node) struct Agreement {
     /// When it was so for the last time that we know of: the begin of that read, or of a relist that agreed.
     pub(super) at: Mono,
     /// The state in which a relist showed the pod otherwise, and when: it was read once more for that, and is not again
@@ -103,7 +103,7 @@ pub(super) struct Agreement {
 }
 
 /// A change that an event told of.
-pub(super) struct Awaited {
+pub(in crate::node) struct Awaited {
     pub(super) instance: Instance,
     pub(super) until: Until,
     /// A task looks at its status.
@@ -111,7 +111,68 @@ pub(super) struct Awaited {
 }
 
 impl Record {
-    pub(super) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
+    /// The pod's life.
+    pub(in crate::node) fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// The manifest's file, for people.
+    pub(in crate::node) fn file(&self) -> Option<&Arc<str>> {
+        self.file.as_ref()
+    }
+
+    /// When the status got its start time.
+    pub(in crate::node) fn active_since(&self) -> Option<Mono> {
+        self.active_since
+    }
+
+    /// Why its containers did not start.
+    pub(in crate::node) fn failures(&self) -> &StartFailures {
+        &self.failures
+    }
+
+    /// Its probes.
+    pub(in crate::node) fn probers(&self) -> &Probers {
+        &self.probers
+    }
+
+    /// Asks the act in flight for another look.
+    pub(in crate::node) fn overtaken(&self) -> &Overtaken {
+        &self.overtaken
+    }
+
+    /// The container changes of events that the runtime's status does not show yet.
+    pub(in crate::node) fn awaited(&self) -> &SortedMap<Box<str>, Awaited> {
+        &self.awaited
+    }
+
+    /// What a panic is put down to while this pod is handled.
+    pub(in crate::node) fn mark(&self) -> &Mark {
+        &self.mark
+    }
+
+    /// Handling it ended the process too often.
+    pub(in crate::node) fn is_set_aside(&self) -> bool {
+        self.set_aside
+    }
+
+    /// It has limits of its own on the node's disk.
+    pub(in crate::node) fn limits_disk(&self) -> bool {
+        self.limits_disk
+    }
+
+    /// The node's shutdown ends it, with this grace period.
+    pub(in crate::node) fn shutdown_grace(&self) -> Option<Seconds> {
+        self.shutdown_grace
+    }
+
+    /// It may begin, or began before.
+    #[cfg(feature = "tls")]
+    pub(in crate::node) fn is_admitted(&self) -> bool {
+        self.admitted
+    }
+
+    pub(in crate::node) fn new(worker: Worker, file: Option<Arc<str>>) -> Self {
         let mark = mark_of(&worker);
         let limits_disk = limits_disk(&worker);
         Self {
@@ -149,13 +210,13 @@ impl Record {
 
     /// The source wants the pod like this now. What `smolet debug` added to it stays, unless it ends first: then it begins
     /// without. A pod of the API server has its own.
-    pub(super) fn want(&mut self, pod: DesiredPod) {
+    pub(in crate::node) fn want(&mut self, pod: DesiredPod) {
         let pod = self.as_granted(pod);
         self.want_whole(pod);
     }
 
     /// The same with the CPU and memory that it is wanted with: it was granted them.
-    pub(super) fn want_whole(&mut self, pod: DesiredPod) {
+    pub(in crate::node) fn want_whole(&mut self, pod: DesiredPod) {
         let added = match self.worker.life() {
             _ if pod.pod.is_of_api_server() => Vec::new(),
             Life::Waiting | Life::Syncing | Life::Ended | Life::Ending(Why::Finished) => {
@@ -167,7 +228,7 @@ impl Record {
     }
 
     /// The pod with the CPU and memory that it was granted: it is to have no others.
-    pub(super) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
+    pub(in crate::node) fn as_granted(&self, pod: DesiredPod) -> DesiredPod {
         match (&self.resizing, self.worker.pod()) {
             (Some(_), Some(granted)) => hold(pod, |name| sizes_in(granted, name)),
             (None, _) | (_, None) => pod,
@@ -175,7 +236,7 @@ impl Record {
     }
 
     /// From now on the pod has these ephemeral containers, of which the last one is new and has that number.
-    pub(super) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
+    pub(in crate::node) fn debug(&mut self, containers: Vec<EphemeralContainer>, number: u64) {
         let Some(pod) = self.worker.pod().cloned() else { return };
         self.debugger = number;
         self.worker.want(Rc::new(pod.with_ephemeral_containers(containers)));
@@ -185,7 +246,7 @@ impl Record {
 
     /// The pod is to end: the act in flight waits for nothing any more, and ends when the runtime has answered the call that is
     /// under way (`GiveUp`). The kill follows.
-    pub(super) fn cut_off_act(&mut self) {
+    pub(in crate::node) fn cut_off_act(&mut self) {
         if self.worker.in_flight() == Some(Job::Act) {
             (self.give_up, self.ends) = (None, None);
         }
@@ -194,7 +255,7 @@ impl Record {
     /// It was deleted once more, with a shorter grace period: the kill in flight is given up, and another one begins with that
     /// (`podWorkers.UpdatePod`, `wasGracePeriodShortened`).
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "there is no cluster then"))]
-    pub(super) fn hurry(&mut self, grace: Seconds) {
+    pub(in crate::node) fn hurry(&mut self, grace: Seconds) {
         self.hurried = Some(grace);
         if self.worker.in_flight() == Some(Job::Kill) {
             self.task = None;
@@ -203,7 +264,7 @@ impl Record {
     }
 
     /// The manifest changed: it is tried (again).
-    pub(super) fn changed(&mut self) {
+    pub(in crate::node) fn changed(&mut self) {
         self.mark = mark_of(&self.worker);
         self.limits_disk = limits_disk(&self.worker);
         self.probers.changed();
@@ -211,7 +272,7 @@ impl Record {
     }
 
     /// The manifest is gone: ending the pod is another thing than keeping it.
-    pub(super) fn unwanted(&mut self) {
+    pub(in crate::node) fn unwanted(&mut self) {
         self.mark = pod_mark(&self.worker.key().uid, "");
         self.try_again();
     }
@@ -221,7 +282,7 @@ impl Record {
     }
 
     /// From now on nothing is done to the pod, and its status says why: handling it ended the process so often.
-    pub(super) fn set_aside(&mut self, panics: u32, status: &mut PodStatus) {
+    pub(in crate::node) fn set_aside(&mut self, panics: u32, status: &mut PodStatus) {
         let message = format!(
             "handling it ended the agent {panics} times; it is left as it is until its manifest changes or another \
              version of smolet runs (to try it all the same, remove the file panics in the state directory and \
@@ -235,7 +296,7 @@ impl Record {
 
     /// The first look at a pod that was here before this agent started: its age counts from its oldest sandbox, whose
     /// time this answers.
-    pub(super) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
+    pub(in crate::node) fn found_running(&mut self, observed: &ObservedPod, now: Now) -> Option<Wall> {
         if !observed.sandboxes.is_empty() {
             self.wanted_since = None;
         }
@@ -250,7 +311,7 @@ impl Record {
 
     /// Its status update was aborted for this reason, or was not; the reason when it is another than before: of the same one the
     /// log was told (`updateStatusInternal`, which says it with every sync).
-    pub(super) fn is_aborted<'a>(
+    pub(in crate::node) fn is_aborted<'a>(
         &mut self,
         why: Option<&'a IllegalTransition>,
     ) -> Option<&'a IllegalTransition> {
@@ -262,7 +323,7 @@ impl Record {
     }
 
     /// Takes over what is there of the pod's containers for their probes, and what was `shown` of them.
-    pub(super) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
+    pub(in crate::node) fn look_at_probers(&mut self, shown: Option<&PodStatus>, now: Now) {
         let (Some(pod), Some(observed)) = (self.worker.pod(), self.worker.observed()) else { return };
         let is_ending = !matches!(self.worker.life(), Life::Waiting | Life::Syncing);
         self.probers.look(pod, observed, shown, is_ending, now);
@@ -270,7 +331,7 @@ impl Record {
 
     /// The pod with its status and that one's revision, as the API would show it; one that only the runtime knows has
     /// a name and nothing else.
-    pub(super) fn shown(&self, statuses: &StatusStore) -> Pod {
+    pub(in crate::node) fn shown(&self, statuses: &StatusStore) -> Pod {
         let mut pod = match self.worker.pod() {
             Some(pod) => (*pod.pod).clone(),
             None => named(self.worker.key()),
@@ -288,7 +349,7 @@ impl Record {
 }
 
 /// The pod with the containers that `smolet debug` added; itself without any.
-pub(super) fn with_debuggers(pod: DesiredPod, added: Vec<EphemeralContainer>) -> DesiredPod {
+pub(in crate::node) fn with_debuggers(pod: DesiredPod, added: Vec<EphemeralContainer>) -> DesiredPod {
     if added.is_empty() { pod } else { pod.with_ephemeral_containers(added) }
 }
 
@@ -308,11 +369,11 @@ fn named(key: &PodKey) -> Pod {
 
 /// Why containers did not start (kubelet `ReasonCache`), by container name; at most `START_FAILURES_MAX` of all pods.
 #[derive(Debug, Default)]
-pub(super) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
+pub(in crate::node) struct StartFailures(SortedMap<Rc<str>, (String, String)>);
 
 impl StartFailures {
     /// Takes in how the starts of a sync went; at most `room` further containers.
-    pub(super) fn learn(&mut self, outcome: &Outcome, mut room: usize) {
+    pub(in crate::node) fn learn(&mut self, outcome: &Outcome, mut room: usize) {
         for (container, failure) in outcome.starts() {
             match failure {
                 Some(failure) => {
@@ -326,7 +387,13 @@ impl StartFailures {
     }
 
     /// Keeps why a container did not start. Full: a reason for one more container is not kept.
-    pub(super) fn set(&mut self, container: &Rc<str>, reason: String, message: &str, room: &mut usize) {
+    pub(in crate::node) fn set(
+        &mut self,
+        container: &Rc<str>,
+        reason: String,
+        message: &str,
+        room: &mut usize,
+    ) {
         let kept = (reason, start_of(message, START_FAILURE_BYTES_MAX).to_owned());
         if let Some(known) = self.0.get_mut(container) {
             *known = kept;
@@ -337,15 +404,15 @@ impl StartFailures {
     }
 
     /// Reason and message of the container's last failed start; `None` after a good one.
-    pub(super) fn of(&self, container: &str) -> Option<(&str, &str)> {
+    pub(in crate::node) fn of(&self, container: &str) -> Option<(&str, &str)> {
         self.0.get(container).map(|(reason, message)| (reason.as_str(), message.as_str()))
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::node) fn len(&self) -> usize {
         self.0.len()
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::node) fn bytes(&self) -> usize {
         let of =
             |(reason, message): &(String, String)| reason.len() + message.len() + 2 * size_of::<String>();
         self.0.iter().map(|(name, why)| name.len() + of(why)).sum()
