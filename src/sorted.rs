@@ -39,6 +39,7 @@ impl<K, V> SortedMap<K, V> {
     /// Takes all out.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.shrink();
     }
 
     /// The entries by key.
@@ -79,6 +80,7 @@ impl<K, V> SortedMap<K, V> {
     /// Keeps the entries of which `keep` says so.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
         self.entries.retain_mut(|(key, value)| keep(key, value));
+        self.shrink();
     }
 
     /// The entry with the least key.
@@ -93,14 +95,33 @@ impl<K, V> SortedMap<K, V> {
 
     /// Takes the entry with the least key out.
     pub fn pop_first(&mut self) -> Option<(K, V)> {
-        (!self.entries.is_empty()).then(|| self.entries.remove(0))
+        (!self.entries.is_empty()).then(|| self.take_out(0))
     }
 
     /// Takes the entry with the greatest key out.
     pub fn pop_last(&mut self) -> Option<(K, V)> {
-        self.entries.pop()
+        let last = self.entries.pop();
+        self.shrink();
+        last
+    }
+
+    fn take_out(&mut self, place: usize) -> (K, V) {
+        let entry = self.entries.remove(place);
+        self.shrink();
+        entry
+    }
+
+    /// Gives back what a burst has left: three quarters of it are free then. What is kept of it is as much as is in use, so that
+    /// the next entries cost nothing, and as many go before it is looked at again.
+    fn shrink(&mut self) {
+        if self.entries.capacity() > CAPACITY_MIN && self.entries.len() <= self.entries.capacity() / 4 {
+            self.entries.shrink_to((2 * self.entries.len()).max(CAPACITY_MIN));
+        }
     }
 }
+
+/// As few entries keep their room: it is less than what the next page has left.
+const CAPACITY_MIN: usize = 8;
 
 impl<K: Ord, V> SortedMap<K, V> {
     /// Where the key is, or where it would have to be.
@@ -175,7 +196,7 @@ impl<K: Ord, V> SortedMap<K, V> {
         K: Borrow<Q>,
     {
         let place = self.place(key).ok()?;
-        Some(self.entries.remove(place))
+        Some(self.take_out(place))
     }
 
     /// The place of that key, whether there is an entry or not.
@@ -625,6 +646,36 @@ mod tests {
                 assert_eq!(ours.last_key_value(), std.last_key_value());
             }
         }
+    }
+
+    #[test]
+    fn what_a_burst_has_needed_is_given_back() {
+        let full = || (0..1000).map(|key| (key, [key; 4])).collect::<SortedMap<u32, [u32; 4]>>();
+        let ways: [fn(&mut SortedMap<u32, [u32; 4]>); 5] = [
+            |map| map.retain(|key, _| *key < 10),
+            |map| assert!((10..1000).all(|key| map.remove(&key).is_some())),
+            |map| assert!((10..1000).all(|_| map.pop_first().is_some())),
+            |map| assert!((10..1000).all(|_| map.pop_last().is_some())),
+            SortedMap::clear,
+        ];
+        for way in ways {
+            let mut map = full();
+            way(&mut map);
+            let capacity = map.entries.capacity();
+            assert!(map.len() <= 10 && capacity <= 40, "{} of {capacity}", map.len());
+        }
+    }
+
+    #[test]
+    fn a_few_that_come_and_go_cost_no_allocation() {
+        let mut map: SortedMap<u32, u32> = (0..1000).map(|key| (key, key)).collect();
+        map.retain(|key, _| *key < 100);
+        let capacity = map.entries.capacity();
+        for key in 100..180 {
+            map.insert(key, key);
+        }
+        map.retain(|key, _| *key < 60);
+        assert_eq!(map.entries.capacity(), capacity);
     }
 
     #[test]
