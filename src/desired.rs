@@ -172,6 +172,11 @@ impl Desired {
 
     /// The desired pod of this UID.
     pub fn pod(&self, uid: &PodUid) -> Option<&Entry> {
+        self.pod_of(uid.as_str())
+    }
+
+    /// The same by a UID that stands somewhere else.
+    pub fn pod_of(&self, uid: &str) -> Option<&Entry> {
         self.entries.get(uid)
     }
 

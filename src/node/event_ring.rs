@@ -61,13 +61,13 @@ pub(super) fn show_events<R: Runtime + 'static>(
 ) -> Answer {
     let ring = out.ring().borrow();
     let full_name = question.pod.as_ref().map(|name| format!("{name}-{}", pods.identity().node_name()));
-    let of_pod = |event: &Event| {
-        let is_called = |name: Option<&str>| !event.is_of_node() && name == Some(&*event.pod.name);
+    let of_pod = |event: &Event<'_>| {
+        let is_called = |name: Option<&str>| !event.is_of_node() && name == Some(event.name);
         question.pod.is_none() || is_called(question.pod.as_deref()) || is_called(full_name.as_deref())
     };
     // A ring that is younger than what was seen is another agent's: all of it is new.
     let seen = question.since.filter(|since| *since <= ring.revision()).unwrap_or_default();
-    let wanted = |event: &&Event| {
+    let wanted = |event: &Event<'_>| {
         event.revision > seen
             && of_pod(event)
             && question.namespace.as_ref().is_none_or(|namespace| namespace == event.namespace())

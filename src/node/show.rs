@@ -193,8 +193,8 @@ pub(super) fn show_pod<R: Runtime + 'static>(
     };
     let key = record.worker().key();
     let ring = out.ring().borrow();
-    let of_pod = ring.iter().filter(|event| event.pod.uid == key.uid);
-    let mut decisions: Vec<Decision<'_>> = of_pod.map(|event| Decision::of(event, now.mono)).collect();
+    let of_pod = ring.iter().filter(|event| event.uid == key.uid.as_str());
+    let mut decisions: Vec<Decision<'_>> = of_pod.map(|event| Decision::of(&event, now.mono)).collect();
     let problems: Vec<String> = pods
         .desired()
         .problems()

@@ -42,12 +42,12 @@ pub struct Decision<'a> {
 
 impl<'a> Decision<'a> {
     /// From an event of the pod.
-    pub fn of(event: &'a Event, now: Mono) -> Self {
+    pub fn of(event: &Event<'a>, now: Mono) -> Self {
         Self {
             seen: events::seen(event, now),
             warning: event.kind == EventKind::Warning,
             reason: event.reason,
-            message: &event.message,
+            message: event.message,
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Shown {
 const STEADY: [usize; 5] = [12, 20, 7, 16, 30];
 
 /// The table; empty when there is no event. Ages are by the monotonic clock.
-pub fn events<'a>(events: impl Iterator<Item = &'a Event>, shown: Shown, now: Mono, style: Style) -> String {
+pub fn events<'a>(events: impl Iterator<Item = Event<'a>>, shown: Shown, now: Mono, style: Style) -> String {
     let mut events = events.peekable();
     if events.peek().is_none() {
         return String::new();
@@ -36,15 +36,15 @@ pub fn events<'a>(events: impl Iterator<Item = &'a Event>, shown: Shown, now: Mo
             EventKind::Warning => ("Warning", Tone::Wait),
         };
         let kind = if event.is_of_node() { "Node" } else { "Pod" };
-        let (seen, object) = (seen(event, now), format!("{kind}/{}", event.pod.name));
-        let texts = [event.namespace(), &*seen, word, event.reason, &*object, &*event.message];
+        let (seen, object) = (seen(&event, now), format!("{kind}/{}", event.name));
+        let texts = [event.namespace(), &*seen, word, event.reason, &*object, event.message];
         rows.push(row(shown, texts, tone, style));
     }
     columns(&rows, 0, style)
 }
 
 /// Age, count and interval (kubectl's `getInterval`).
-pub fn seen(event: &Event, now: Mono) -> String {
+pub fn seen(event: &Event<'_>, now: Mono) -> String {
     let ago = |then: Mono| human_duration(i64::try_from(now.since(then).as_secs()).unwrap_or(i64::MAX));
     if event.count > 1 {
         format!("{} (x{} over {})", ago(event.last), event.count, ago(event.first))

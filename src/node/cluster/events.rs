@@ -36,7 +36,8 @@ impl EventReports {
     /// The pod is none of the node's any more: what happened to it is sent all the same.
     pub(super) fn leaves(&mut self, uid: &PodUid, ring: &EventRing) {
         let told = self.told;
-        let waits = |uid: &PodUid| ring.iter().any(|event| event.pod.uid == *uid && event.revision > told);
+        let waits =
+            |uid: &PodUid| ring.iter().any(|event| event.uid == uid.as_str() && event.revision > told);
         self.left.retain(waits);
         if waits(uid) {
             self.left.insert(uid.clone());
@@ -61,8 +62,8 @@ impl EventReports {
         }
         let ring = out.ring().borrow();
         let desired = pods.desired();
-        let is_there = |event: &&events::Event| {
-            let uid = &event.pod.uid;
+        let is_there = |event: &events::Event<'_>| {
+            let uid = event.uid;
             if event.is_of_node() {
                 return event.revision > self.told_of_node;
             }
@@ -75,14 +76,14 @@ impl EventReports {
             self.left.clear();
             return;
         };
-        let (next, node) = (next.clone(), of.machine.name.clone());
-        let uid: Box<str> = hash_of(desired, &next.pod.uid).unwrap_or(next.pod.uid.as_str()).into();
+        let (next, node) = (next.to_owned(), of.machine.name.clone());
+        let uid: Box<str> = hash_of(desired, next.event().uid).unwrap_or(next.event().uid).into();
         drop(ring);
         self.task.begins(now.mono);
         let client = of.client.for_events();
         out.start("event report", async move {
-            let result = tell(&client, &next, &uid, &node, now).await;
-            let (of_node, revision) = (next.is_of_node(), next.revision);
+            let result = tell(&client, &next.event(), &uid, &node, now).await;
+            let (of_node, revision) = (next.event().is_of_node(), next.event().revision);
             News::EventTold { of_node, revision, result }.event()
         });
     }
@@ -113,12 +114,18 @@ fn gives_up(why: &KubeError) -> bool {
 }
 
 /// Of a static pod that is wanted, the hash of its manifest.
-fn hash_of<'a>(desired: &'a Desired, uid: &PodUid) -> Option<&'a str> {
-    static_hash(&desired.pod(uid)?.wanted.pod)
+fn hash_of<'a>(desired: &'a Desired, uid: &str) -> Option<&'a str> {
+    static_hash(&desired.pod_of(uid)?.wanted.pod)
 }
 
 /// Tells it: the first time the whole of it, later what changed.
-async fn tell(client: &Client, of: &events::Event, uid: &str, node: &str, now: Now) -> Result<(), KubeError> {
+async fn tell(
+    client: &Client,
+    of: &events::Event<'_>,
+    uid: &str,
+    node: &str,
+    now: Now,
+) -> Result<(), KubeError> {
     let (namespace, name) = event::place(of);
     if of.count > 1 {
         let path = object_path(Resource::EVENTS, &namespace, &name);

@@ -140,7 +140,7 @@ impl StatusManager {
         self.pods.len()
     }
 
-    pub(super) fn has(&self, uid: &PodUid) -> bool {
+    pub(super) fn has(&self, uid: &str) -> bool {
         self.pods.contains_key(uid)
     }
 

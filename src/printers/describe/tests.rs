@@ -250,7 +250,7 @@ fn the_agents_events_are_decisions() {
         ring.record((&pod).into(), EventKind::Warning, "BackOff", "restarting", at(second));
     }
     // Independent of the wall clock.
-    let decisions: Vec<Decision<'_>> = ring.iter().map(|event| Decision::of(event, at(30))).collect();
+    let decisions: Vec<Decision<'_>> = ring.iter().map(|event| Decision::of(&event, at(30))).collect();
     let page = describe(&Pod::default(), &decisions, NOW, Style::PLAIN);
     assert!(page.ends_with("  Warning   BackOff   10s (x3 over 30s)   restarting\n"), "{page}");
 }
