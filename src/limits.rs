@@ -339,9 +339,6 @@ pub const STATUS_MESSAGE_BYTES_CUT: usize = 128;
 pub const STATUS_REASON_BYTES_CUT: usize = 48;
 /// Bytes of a container's id, with the runtime's prefix, in a reduced status. Longer: left out. (Runtimes' ids have 64 digits.)
 pub const STATUS_ID_BYTES_CUT: usize = 96;
-/// Removed pods that are remembered for clients that ask for changes. Full: the oldest is dropped; a client that asks for an
-/// earlier revision gets everything.
-pub const STATUS_GONE_MAX: usize = 128;
 // Every container of a manifest counts in its cost, which bounds their number; debug containers are counted beside them.
 const _: () = assert!(
     (PODS_MAX + ENDED_PODS_MAX) * STATUS_BARE_POD_BYTES

@@ -10,16 +10,15 @@
 //! ```
 //!
 //! A record that was cut stays so until an eighth of the budget is free again: pods do not push each other out in
-//! turns. Each real change has a revision of its own, so that a reader sees it once.
+//! turns. Each real change has a revision of its own, so that who has told one sees that there is another.
 
 use std::collections::BTreeMap;
-use std::collections::VecDeque;
 
 use k8s_openapi::api::core::v1::PodStatus;
 
 use super::codec;
 use super::cut::{Cut, cut};
-use crate::limits::{STATUS_ENTRY_BYTES, STATUS_GONE_MAX};
+use crate::limits::STATUS_ENTRY_BYTES;
 use crate::model::PodUid;
 use crate::status::Phase;
 
@@ -76,23 +75,10 @@ pub struct StoreUsage {
     pub refused: u64,
 }
 
-/// What changed after a revision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Changes {
-    /// Pods whose status is new, the oldest change first.
-    pub changed: Vec<PodUid>,
-    /// Pods that are gone.
-    pub gone: Vec<PodUid>,
-}
-
 /// The store; the loop owns it.
 #[derive(Debug)]
 pub struct StatusStore {
     entries: BTreeMap<PodUid, Entry>,
-    /// UIDs of removed pods and when they were removed, oldest first.
-    gone: VecDeque<(PodUid, u64)>,
-    /// The revision up to which `gone` has forgotten something.
-    gone_forgotten: u64,
     revision: u64,
     used: usize,
     counts: StoreUsage,
@@ -102,14 +88,7 @@ impl StatusStore {
     /// An empty store for so many bytes (`limits::STATUS_STORE_BYTES_MIN` at least, or pods may be refused).
     pub fn new(bytes_max: usize) -> Self {
         let counts = StoreUsage { bytes_max, ..StoreUsage::default() };
-        Self {
-            entries: BTreeMap::new(),
-            gone: VecDeque::new(),
-            gone_forgotten: 0,
-            revision: 0,
-            used: 0,
-            counts,
-        }
+        Self { entries: BTreeMap::new(), revision: 0, used: 0, counts }
     }
 
     /// Takes the pod's status. True when what is kept of it differs from before, and with it the revision.
@@ -179,12 +158,6 @@ impl StatusStore {
             return;
         }
         self.revision += 1;
-        if self.gone.len() == STATUS_GONE_MAX
-            && let Some((_, forgotten)) = self.gone.pop_front()
-        {
-            self.gone_forgotten = forgotten;
-        }
-        self.gone.push_back((uid.clone(), self.revision));
     }
 
     /// The number of the last change of any status; 0 before the first.
@@ -195,25 +168,6 @@ impl StatusStore {
     /// The number of the last change of the pod's status; 0 without one.
     pub fn revision_of(&self, uid: &PodUid) -> u64 {
         self.entries.get(uid).map_or(0, |entry| entry.revision)
-    }
-
-    /// What changed after `revision`; `None` when that is too long ago to say what is gone since: read everything.
-    pub fn changed_since(&self, revision: u64) -> Option<Changes> {
-        if revision < self.gone_forgotten {
-            return None;
-        }
-        let mut changed: Vec<(&PodUid, u64)> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.revision > revision)
-            .map(|(uid, entry)| (uid, entry.revision))
-            .collect();
-        changed.sort_by_key(|(_, revision)| *revision);
-        let gone = self.gone.iter().filter(|(uid, at)| *at > revision && !self.contains(uid));
-        Some(Changes {
-            changed: changed.into_iter().map(|(uid, _)| uid.clone()).collect(),
-            gone: gone.map(|(uid, _)| uid.clone()).collect(),
-        })
     }
 
     /// The records as they are kept, for the checkpoint.
