@@ -166,6 +166,10 @@ pub const GRPC_STATUS_MESSAGE_BYTES_MAX: usize = 4 * KIB;
 /// headers are larger. Over, from a server that ignores it: the fields that do not fit are dropped; far over: the connection is
 /// closed, and the next call opens another one.
 pub const GRPC_HEADER_BYTES_MAX: u32 = 64 * 1024;
+/// Bytes of header fields that a server may have us remember between its answers, on either kind of connection (HPACK's dynamic
+/// table): none. It would be dates and ids of requests, each in small pieces of memory between those that come and go, and a
+/// page or a dozen stays for each.
+pub const HTTP2_HEADER_TABLE_BYTES: u32 = 0;
 /// Bytes of one HTTP/2 frame (the protocol's minimum).
 pub const GRPC_FRAME_BYTES_MAX: u32 = 16 * 1024;
 /// Flow-control window of one call. Full: the server pauses this call.

@@ -14,7 +14,7 @@ use crate::clock::SharedClock;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
     GRPC_BACKOFF_MAX, GRPC_BACKOFF_MIN, GRPC_CALLS_MAX, GRPC_CONNECT_TIMEOUT, GRPC_FRAME_BYTES_MAX,
-    GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
+    GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES, HTTP2_HEADER_TABLE_BYTES,
 };
 use crate::model::Mono;
 use crate::stream::{Socket, Stream, stream};
@@ -125,6 +125,7 @@ pub(super) async fn handshake(
     spawner: &Spawner,
 ) -> Result<(SendRequest<RequestBody>, Rc<Fate>), hyper::Error> {
     let (requests, connection) = Builder::new(spawner.clone())
+        .header_table_size(HTTP2_HEADER_TABLE_BYTES)
         .initial_stream_window_size(GRPC_WINDOW_STREAM_BYTES)
         .initial_connection_window_size(GRPC_WINDOW_CONNECTION_BYTES)
         .max_frame_size(GRPC_FRAME_BYTES_MAX)

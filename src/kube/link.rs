@@ -19,7 +19,7 @@ use crate::clock::SharedClock;
 use crate::counters::Counter;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
-    K3S_UNREADY_WAIT, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX,
+    HTTP2_HEADER_TABLE_BYTES, K3S_UNREADY_WAIT, KUBE_CONNECT_TIME, KUBE_HEADER_BYTES_MAX, KUBE_STREAMS_MAX,
     KUBE_WINDOW_CONNECTION_BYTES, KUBE_WINDOW_STREAM_BYTES,
 };
 use crate::model::Mono;
@@ -264,6 +264,7 @@ impl Link {
             error => error,
         })?;
         let (requests, connection) = Builder::new(self.spawner.clone())
+            .header_table_size(HTTP2_HEADER_TABLE_BYTES)
             .initial_stream_window_size(KUBE_WINDOW_STREAM_BYTES)
             .initial_connection_window_size(KUBE_WINDOW_CONNECTION_BYTES)
             .max_header_list_size(KUBE_HEADER_BYTES_MAX)
