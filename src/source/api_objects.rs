@@ -74,7 +74,7 @@ pub async fn follow_object(client: Client, key: ObjectKey, watches: Watches, fou
     };
     let selector = if key.name.is_empty() { String::new() } else { format!("metadata.name={}", key.name) };
     let collection =
-        Collection { resource, namespace: key.namespace.clone(), field_selector: selector.into() };
+        Collection { resource, namespace: (*key.namespace).into(), field_selector: selector.into() };
     let may_be_many = matches!(key.kind, ObjectKind::ConfigMap | ObjectKind::Secret);
     let watches_max = if may_be_many { KUBE_WATCHES_MAX } else { KUBE_WATCHES_ALL_MAX };
     let mut follower = follower(key, found);
@@ -236,28 +236,13 @@ fn service(object: &Node) -> Option<Service> {
 }
 
 /// Requests a token, and the next one before it expires, until it is dropped.
+///
+/// The task sleeps for nearly all of its time, once per pod: a request and its call have their own memory, while they last.
 pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: TokenWish, found: Found) {
-    let path = subresource_path(Resource::SERVICE_ACCOUNTS, &key.namespace, &wish.account, "token");
-    let audiences: Vec<&str> =
-        [&*wish.audience].into_iter().filter(|audience| !audience.is_empty()).collect();
-    let request = json!({
-        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-        "spec": {
-            "audiences": audiences, "expirationSeconds": wish.seconds,
-            "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": &*pod, "uid": &*wish.pod},
-        },
-    });
     let mut wait = RetryWait::new(crate::kube::seed(&key.name));
     let (mut has_one, mut lag) = (false, AuthorizerLag::default());
     loop {
-        let asked = client.call(Method::POST, &path, Some(Content::json(&request))).await;
-        let answer = asked.and_then(|answer| {
-            let token = answer.field("status").and_then(|status| status.field("token")).and_then(Node::text);
-            token
-                .map(Box::<str>::from)
-                .ok_or_else(|| KubeError::Protocol("a TokenRequest without a token".to_owned()))
-        });
-        let pause = match answer {
+        let pause = match Box::pin(token(&client, &pod, &key, &wish)).await {
             Ok(value) => {
                 wait.succeeded();
                 lag.reset();
@@ -278,6 +263,25 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
         };
         client.clock().sleep(pause).await;
     }
+}
+
+/// One TokenRequest for the pod.
+async fn token(client: &Client, pod: &str, key: &ObjectKey, wish: &TokenWish) -> Result<Box<str>, KubeError> {
+    let path = subresource_path(Resource::SERVICE_ACCOUNTS, &key.namespace, &wish.account, "token");
+    let audiences: Vec<&str> =
+        [&*wish.audience].into_iter().filter(|audience| !audience.is_empty()).collect();
+    let request = Content::json(&json!({
+        "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+        "spec": {
+            "audiences": audiences, "expirationSeconds": wish.seconds,
+            "boundObjectRef": {"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": &*wish.pod},
+        },
+    }));
+    let answer = client.call(Method::POST, &path, Some(request)).await?;
+    let token = answer.field("status").and_then(|status| status.field("token")).and_then(Node::text);
+    token
+        .map(Box::<str>::from)
+        .ok_or_else(|| KubeError::Protocol("a TokenRequest without a token".to_owned()))
 }
 
 /// When a token is renewed: after four fifths of its lifetime, and after a day at most (`requiresRefresh`).
