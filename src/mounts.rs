@@ -1,10 +1,11 @@
 //! What is mounted, as the kernel lists it. I/O, blocking: reads the list and links, never what is mounted.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Read as _};
+use std::io::{self, BufRead as _, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 
-use crate::limits::{LINKS_FOLLOWED_MAX, MOUNTINFO_BYTES_MAX};
+use crate::limits::{KIB, LINKS_FOLLOWED_MAX, MOUNTINFO_BYTES_MAX};
 
 /// A line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +35,15 @@ impl Mount {
 /// # Errors
 /// The list cannot be read, or is longer than `limits::MOUNTINFO_BYTES_MAX`.
 pub fn read() -> io::Result<Vec<Mount>> {
-    let mut table = Vec::new();
-    let mut file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
-    file.read_to_end(&mut table)?;
-    if file.limit() == 0 {
-        return Err(io::Error::other("the mount table is too long"));
-    }
-    // Names elsewhere need not be UTF-8.
-    Ok(parse(&String::from_utf8_lossy(&table)))
+    read_where(|_| true)
+}
+
+/// Those at or below this real path, in the order of their mounting.
+///
+/// # Errors
+/// Those of [`read`].
+pub fn read_below(real: &Path) -> io::Result<Vec<Mount>> {
+    read_where(|point| Path::new(point).starts_with(real))
 }
 
 /// Something is mounted on this path. Its directory is looked at, it is not.
@@ -50,7 +52,7 @@ pub fn read() -> io::Result<Vec<Mount>> {
 /// Those of [`read`]; the directory cannot be looked at.
 pub fn is_mounted(path: &Path) -> io::Result<bool> {
     let real = real(path)?;
-    Ok(read()?.iter().any(|mount| Path::new(&mount.point) == real))
+    Ok(!read_where(|point| Path::new(point) == real)?.is_empty())
 }
 
 /// Something is mounted on this path or below it.
@@ -58,9 +60,28 @@ pub fn is_mounted(path: &Path) -> io::Result<bool> {
 /// # Errors
 /// As [`is_mounted`].
 pub fn has_mounts(path: &Path) -> io::Result<bool> {
-    let real = real(path)?;
-    Ok(read()?.iter().any(|mount| Path::new(&mount.point).starts_with(&real)))
+    Ok(!read_below(&real(path)?)?.is_empty())
 }
+
+/// Those whose mount point is wanted. A node of 110 pods has some six hundred mounts, and each pod that comes or goes looks for
+/// its own: one line at a time is held.
+fn read_where(wanted: impl Fn(&str) -> bool) -> io::Result<Vec<Mount>> {
+    let file = std::fs::File::open("/proc/self/mountinfo")?.take(MOUNTINFO_BYTES_MAX as u64);
+    let (mut table, mut line, mut mounts) =
+        (BufReader::with_capacity(READ_BYTES, file), Vec::new(), Vec::new());
+    while table.read_until(b'\n', &mut line)? > 0 {
+        // Names elsewhere need not be UTF-8.
+        mounts.extend(parse_line(&String::from_utf8_lossy(&line), &wanted));
+        line.clear();
+    }
+    match table.get_ref().limit() {
+        0 => Err(io::Error::other("the mount table is too long")),
+        _ => Ok(mounts),
+    }
+}
+
+/// The kernel gives no more of the table at a time than a page.
+const READ_BYTES: usize = 4 * KIB;
 
 fn real(path: &Path) -> io::Result<PathBuf> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -104,22 +125,32 @@ fn under<'a>(mounts: &'a [Mount], real: &Path) -> Option<&'a Mount> {
 }
 
 /// PURE.
+#[cfg(test)]
 pub(crate) fn parse(table: &str) -> Vec<Mount> {
+    table.lines().filter_map(|line| parse_line(line, &|_| true)).collect()
+}
+
+/// PURE. Nothing when its mount point is not wanted.
+fn parse_line(line: &str, wanted: &impl Fn(&str) -> bool) -> Option<Mount> {
     // Field 3 is the device, 5 the mount point, from 7 on stands how it is propagated; type and source stand behind " - ".
-    let mounts = table.lines().filter_map(|line| {
-        let (before, after) = line.split_once(" - ")?;
-        let mut fields = before.split(' ').skip(2);
-        let (device, point) = (fields.next()?.into(), plain(fields.nth(1)?));
-        let is_shared = fields.skip(1).any(|field| field.starts_with("shared:"));
-        let mut after = after.split(' ');
-        let kind = after.next()?.into();
-        Some(Mount { point, device, kind, source: plain(after.next().unwrap_or_default()).into(), is_shared })
-    });
-    mounts.collect()
+    let (before, after) = line.trim_end_matches('\n').split_once(" - ")?;
+    let mut fields = before.split(' ').skip(2);
+    let (device, point) = (fields.next()?, plain(fields.nth(1)?));
+    if !wanted(&point) {
+        return None;
+    }
+    let is_shared = fields.skip(1).any(|field| field.starts_with("shared:"));
+    let mut after = after.split(' ');
+    let kind = after.next()?.into();
+    let source = plain(after.next().unwrap_or_default()).into();
+    Some(Mount { point: point.into_owned(), device: device.into(), kind, source, is_shared })
 }
 
 /// Blanks and the like are `\ooo` in the kernel's table.
-fn plain(field: &str) -> String {
+fn plain(field: &str) -> Cow<'_, str> {
+    if !field.contains('\\') {
+        return field.into();
+    }
     let mut parts = field.split('\\');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
     for part in parts {
@@ -127,7 +158,7 @@ fn plain(field: &str) -> String {
         bytes.push(code.unwrap_or(b'\\'));
         bytes.extend(part.bytes().skip(if code.is_some() { 3 } else { 0 }));
     }
-    String::from_utf8_lossy(&bytes).into_owned()
+    String::from_utf8_lossy(&bytes).into_owned().into()
 }
 
 /// A file system whose server never says a word: whoever asks for anything on it waits in the kernel.

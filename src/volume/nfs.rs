@@ -166,7 +166,7 @@ pub fn mounted_below(pod_dir: &Path) -> Result<Vec<Mounted>, VolumeError> {
     if !has_volumes(pod_dir) {
         return Ok(Vec::new());
     }
-    let read = || Ok((mounts::read()?, pod_dir.canonicalize()?));
+    let read = || pod_dir.canonicalize().and_then(|real| Ok((mounts::read_below(&real)?, real)));
     let (mounts, real) = read().map_err(|error: io::Error| failed(&format!("cannot be checked: {error}")))?;
     ours(&mounts, &real).map_err(|point| failed(&format!("{point} is still mounted; unmount it")))
 }

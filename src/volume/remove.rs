@@ -124,10 +124,9 @@ impl Mounted {
 
 /// The mount points at or below `directory`, in mount order.
 fn mounted_below(directory: &Path) -> io::Result<Vec<Mounted>> {
-    let mounts = mounts::read()?;
     // The kernel writes resolved paths, so the directory's path must be resolved too.
     let Ok(real) = directory.canonicalize() else { return Ok(Vec::new()) };
-    Ok(points(mounts, &real))
+    Ok(points(mounts::read_below(&real)?, &real))
 }
 
 fn points(mounts: Vec<Mount>, real: &Path) -> Vec<Mounted> {
