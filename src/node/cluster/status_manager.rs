@@ -23,7 +23,8 @@ use crate::sync::worker::Life;
 /// What the server has of the node's pods.
 #[derive(Default)]
 pub(super) struct StatusManager {
-    pods: SortedMap<PodUid, ServerPod>,
+    /// Boxed: each update from the server rebuilds the map.
+    pods: SortedMap<PodUid, Box<ServerPod>>,
     /// Those of which something is told at the moment.
     under_way: usize,
 }
@@ -46,7 +47,7 @@ pub(super) struct ServerPod {
     /// It does not run here, because of this.
     refused: Option<Box<RefusedPod>>,
     /// What its status was when the last of it went.
-    last: Option<PodStatus>,
+    last: Option<Box<PodStatus>>,
     task: Task,
 }
 
@@ -104,7 +105,7 @@ impl ServerPod {
         let (revision, status) = if let Some(why) = self.refused.as_ref().filter(|_| !deleted) {
             (1, Some(refusal(why, now.wall)))
         } else if deleted {
-            (self.revision, self.last.clone())
+            (self.revision, self.last.as_deref().cloned())
         } else {
             let status = pods.statuses().status(uid);
             let may_run = observed.is_some_and(|observed| observed.is_alive());
@@ -223,31 +224,33 @@ impl StatusManager {
         let (mirrors, mut before): (SortedMap<_, _>, SortedMap<_, _>) =
             known.partition(|(_, told)| told.is_mirror);
         self.pods = mirrors;
-        let mut know =
-            |key: &PodKey| before.remove(&key.uid).unwrap_or_else(|| ServerPod::new(key.clone(), now, seed));
+        let mut know = |key: &PodKey| {
+            before.remove(&key.uid).unwrap_or_else(|| Box::new(ServerPod::new(key.clone(), now, seed)))
+        };
         for sourced in &update.pods {
             let key = &sourced.pod.key;
-            let mut told = ServerPod { refused: None, ..know(key) };
+            let mut told = know(key);
+            told.refused = None;
             told.compared(update.server.changed.contains(&key.uid), now);
             self.pods.insert(key.uid.clone(), told);
         }
         for refused in &update.server.refused {
-            let told = know(&refused.key);
+            let mut told = know(&refused.key);
             if told.refused.is_none() {
                 note_refusal(note, refused);
             }
-            let told = ServerPod { refused: Some(Box::new(refused.clone())), ..told };
+            told.refused = Some(Box::new(refused.clone()));
             self.pods.insert(refused.key.uid.clone(), told);
         }
         let mut sooner = Vec::new();
         for ending in &update.server.ending {
-            let told = know(&ending.key);
+            let mut told = know(&ending.key);
             match &told.ending {
                 None => out.push(Effect::Delete(ending.clone())),
                 Some(before) if ending.grace < before.grace => sooner.push(ending.clone()),
                 Some(_) => {}
             }
-            let told = ServerPod { ending: Some(ending.clone()), ..told };
+            told.ending = Some(ending.clone());
             self.pods.insert(ending.key.uid.clone(), told);
         }
         let gone = before.keys().cloned().collect();
@@ -264,7 +267,7 @@ impl StatusManager {
     pub(super) fn forget(&mut self, forgotten: Forgotten) {
         let Some(told) = self.pods.get_mut(&forgotten.uid) else { return };
         if told.ending.is_some() && told.revision != forgotten.revision {
-            told.last = forgotten.status;
+            told.last = forgotten.status.map(Box::new);
         }
     }
 
@@ -275,7 +278,7 @@ impl StatusManager {
         self.pods.retain(|uid, told| !told.is_mirror || stays(uid, told));
         for (uid, mirror) in mirrors {
             let told = self.pods.entry(uid.clone());
-            let told = told.or_insert_with(|| ServerPod::of_mirror(mirror.key.clone(), now, seed));
+            let told = told.or_insert_with(|| Box::new(ServerPod::of_mirror(mirror.key.clone(), now, seed)));
             told.compared(mirror.changed, now);
         }
     }
