@@ -67,10 +67,10 @@ pub struct ObjectKey {
     pub side: Side,
     /// Kind of the object.
     pub kind: ObjectKind,
-    /// `metadata.namespace`.
-    pub namespace: Box<str>,
+    /// `metadata.namespace`. Shared: many hold the key of one object.
+    pub namespace: Arc<str>,
     /// `metadata.name`.
-    pub name: Box<str>,
+    pub name: Arc<str>,
 }
 
 impl ObjectKey {
@@ -120,9 +120,9 @@ pub enum Object {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claim {
     /// `metadata.namespace`.
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// `metadata.name`.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// The volume, shared with the pods that have it; or why there is none for a pod of this node.
     pub volume: Result<Arc<ClaimedVolume>, Arc<str>>,
 }
@@ -171,9 +171,9 @@ pub fn class_of(pod: &Pod) -> Option<ObjectKey> {
 #[derive(Clone, PartialEq)]
 pub struct Services {
     /// Theirs.
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// That of the one there is; empty: all of the namespace.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// In the order of their names.
     pub list: Vec<Service>,
 }
@@ -191,9 +191,9 @@ pub fn services_of(pod: &Pod) -> impl Iterator<Item = ObjectKey> {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The pod's namespace.
-    pub namespace: Box<str>,
+    pub namespace: Arc<str>,
     /// [`TokenWish::name`].
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// The token itself; never shown.
     pub value: Box<str>,
 }

@@ -365,8 +365,13 @@ fn named_in<R: Runtime + 'static>(update: &SourceUpdate, objects: &ApiObjects, p
         // One that is over needs none any more (`UnregisterPod`).
         let has_ended = pods.get(uid).is_some_and(|record| record.worker().life() == Life::Ended);
         let is_over = has_ended || update.server.over.contains(uid) && !is_alive(uid);
+        // The key of the task that follows the object, if any: keys made with each update would be spread over the heap.
+        let same = |key: ObjectKey| match objects.tasks.get_key_value(&key) {
+            Some((known, _)) => known.clone(),
+            None => key,
+        };
         let keys: SortedSet<ObjectKey> =
-            if is_over { SortedSet::new() } else { wanted_by(&sourced.pod.pod.open()).collect() };
+            if is_over { SortedSet::new() } else { wanted_by(&sourced.pod.pod.open()).map(same).collect() };
         let entry = pods.desired().pod(uid).filter(|entry| !entry.wanted.pod.too_many_objects);
         let runs = entry.is_some() || relist.is_some_and(|relist| relist.pods.contains_key(uid));
         let is_followed = keys.iter().all(|key| objects.tasks.contains_key(key));

@@ -163,7 +163,7 @@ pub fn name_of(key: &ObjectKey) -> Name {
         ObjectKind::RuntimeClass => Kind::RuntimeClass,
         ObjectKind::Claim => Kind::Claim,
     };
-    Name { kind, namespace: key.namespace.clone(), name: key.name.clone() }
+    Name { kind, namespace: (*key.namespace).into(), name: (*key.name).into() }
 }
 
 /// The key of the object of that name; a pod and the Node have none.
@@ -325,7 +325,7 @@ pub fn decode(key: &ObjectKey, bytes: &[u8]) -> Result<Option<Object>, DecodeErr
         }
         ObjectKind::RuntimeClass => {
             let handler: &str = whole(bytes)?;
-            Object::RuntimeClass(Arc::new(RuntimeClass { name, handler: handler.into() }))
+            Object::RuntimeClass(Arc::new(RuntimeClass { name: (*name).into(), handler: handler.into() }))
         }
         ObjectKind::Claim => {
             let volume = Arc::new(volume(whole(bytes)?)?);
