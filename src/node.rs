@@ -476,7 +476,7 @@ impl Parts<'_> {
     ) -> Agent<R> {
         let Parts { config, identity, addresses, clock, metrics, .. } = self;
         let tasks = Tasks::new(self.executor, events);
-        tasks.forward("source", self.source, Event::Source);
+        tasks.forward("source", self.source, |update| Event::Source(Box::new(update)));
         tasks.forward("imported images", self.images, Event::Imported);
         tasks.forward("requests", asked, Event::Query);
         tasks.forward("stop", stopped, Event::Stop);

@@ -49,8 +49,8 @@ const _: () = assert!(size_of::<Event>() <= EVENT_QUEUED_BYTES_MAX);
 
 /// What a task brings to the loop.
 pub(super) enum Event {
-    /// A source's full set.
-    Source(SourceUpdate),
+    /// A source's full set. Boxed: it is far larger than the others, and every place of the queue is as large as the largest.
+    Source(Box<SourceUpdate>),
     /// Images of these names were imported.
     Imported(Vec<String>),
     /// A relist ended.
@@ -228,7 +228,7 @@ impl<R: Runtime + 'static> Agent<R> {
         let now = self.now();
         let (pods, out) = (&mut self.pods, &mut self.out);
         match event {
-            Event::Source(update) => self.source(update),
+            Event::Source(update) => self.source(*update),
             Event::Imported(images) => pods.imported(&images, out),
             Event::Relisted(result) => self.relisted(result, now),
             Event::Runtime(event) => self.runtime_events.take(event, pods, now, out),

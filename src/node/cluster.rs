@@ -231,7 +231,7 @@ impl Cluster {
     /// Begins what goes on with the cluster.
     pub(super) fn begin(joined: Joined, tasks: &Tasks, clock: &SharedClock) -> Self {
         let now = clock.now().mono;
-        tasks.forward("pod source", joined.pods, Event::Source);
+        tasks.forward("pod source", joined.pods, |update| Event::Source(Box::new(update)));
         let (news, found) = smol::channel::bounded(1);
         tasks.forward("objects found", found, |()| News::Found.event());
         tasks.forward("pod annotations", joined.marks, |marks| News::Marked(marks).event());
