@@ -78,7 +78,7 @@ struct SocketArg {
 
 /// Runs the command of the arguments.
 pub fn main() -> ExitCode {
-    let (cli, kubelet) = parse();
+    let (cli, kubelet) = parse_apart();
     match cli.command {
         Command::Run(mut args) => {
             args.flags.kubelet = kubelet;
@@ -99,6 +99,17 @@ pub fn main() -> ExitCode {
         }
         Command::Top(args) => top::run(&args),
         Command::Version(args) => version::run(&args),
+    }
+}
+
+/// As [`parse`], on a thread that is gone with its stack afterwards: clap describes all flags within one function, of which 100 KiB
+/// of stack would stay resident for as long as the agent runs.
+fn parse_apart() -> (Cli, Vec<(String, String)>) {
+    let parsed = std::thread::Builder::new().name("arguments".to_owned()).spawn(parse);
+    match parsed.map(std::thread::JoinHandle::join) {
+        Ok(Ok(parsed)) => parsed,
+        // There is no thread to be had.
+        Ok(Err(_)) | Err(_) => parse(),
     }
 }
 
