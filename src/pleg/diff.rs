@@ -24,6 +24,16 @@ impl Relist {
         true
     }
 
+    /// Takes the keys that are held of its pods already. Each relist reads them anew, and what is kept of them until the next one
+    /// would lie wherever a burst has left room.
+    pub fn share_keys<'a>(&mut self, held: impl Fn(&PodUid) -> Option<&'a PodKey>) {
+        let shared = |(uid, pod): (PodUid, RelistPod)| match held(&uid).filter(|key| **key == pod.key) {
+            Some(key) => (key.uid.clone(), RelistPod { key: key.clone(), ..pod }),
+            None => (uid, pod),
+        };
+        self.pods = std::mem::take(&mut self.pods).into_iter().map(shared).collect();
+    }
+
     /// Memory it takes, but for what a former agent has left.
     pub fn bytes(&self) -> usize {
         let entry = size_of::<(PodUid, RelistPod)>();
@@ -129,6 +139,17 @@ mod tests {
             pod.note_container(&ContainerId::from(*id), *state);
         }
         relist
+    }
+
+    #[test]
+    fn keys_that_are_held_already_are_shared() {
+        let (held, other) = (PodKey::new("default", "a", "a"), PodKey::new("default", "other", "a"));
+        let mut shared = relist(&[("1", SandboxState::Ready)], &[]);
+        shared.share_keys(|_| Some(&other));
+        assert!(!std::rc::Rc::ptr_eq(&shared.pods[&held.uid].key.name, &other.name), "another pod's");
+        shared.share_keys(|uid| Some(&held).filter(|key| key.uid == *uid));
+        assert!(std::rc::Rc::ptr_eq(&shared.pods[&held.uid].key.name, &held.name));
+        assert_eq!(shared, relist(&[("1", SandboxState::Ready)], &[]));
     }
 
     #[test]

@@ -42,7 +42,9 @@ impl<R: Runtime + 'static> Pods<R> {
                 touched.insert(uid.clone());
             }
         }
-        let before = self.relist.replace(self.with_taken_over(relist));
+        let mut relist = self.with_taken_over(relist);
+        relist.share_keys(|uid| self.records.get(uid).map(|record| record.worker.key()));
+        let before = self.relist.replace(relist);
         if let Some(relist) = &self.relist {
             log::debug!("relist: {} pods", relist.pods.len());
             if before.map_or(0, |before| before.foreign_sandboxes) != relist.foreign_sandboxes {
