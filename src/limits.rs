@@ -130,6 +130,9 @@ pub const START_FAILURE_BYTES_MAX: usize = KIB;
 
 /// Calls running at once on the connection. Full: a further call waits, within its deadline.
 pub const GRPC_CALLS_MAX: usize = 1280;
+/// Calls of [`GRPC_CALLS_MAX`] on the connection that stays, with the streams of events. More: they share a further one while they
+/// last.
+pub const GRPC_CONNECTION_CALLS: usize = 16;
 /// `StopContainer` and `StopPodSandbox` calls among [`GRPC_CALLS_MAX`]; they take a grace period, or minutes when the runtime
 /// hangs. Each pod has one of its own, and a share of the common ones. Full: a further call waits for its turn.
 pub const CRI_STOPS: Share = Share { own: PODS_IN_HAND_MAX, common: 80 };

@@ -14,10 +14,10 @@ use hyper::{Method, Request, Response, Uri};
 use prost::Message;
 use smol::lock::{Mutex, Semaphore};
 
-use super::link::{Link, blame, not_begun};
+use super::link::{Connected, Link, blame, not_begun};
 use super::message::{Deframer, Field, Fields, Sink, WholeMessage, framed};
 use super::status::{GrpcError, of_head, of_headers};
-use super::streaming::{Sender, Streaming};
+use super::streaming::{CallGuard, Sender, Streaming};
 use crate::clock::SharedClock;
 use crate::executor::Executor;
 use crate::http2::{RequestBody, Spawner};
@@ -26,7 +26,7 @@ use crate::limits::{GRPC_CALLS_MAX, GRPC_QUEUE_MAX};
 /// A call in progress.
 pub type Call<'s, A, E = GrpcError> = Pin<Box<dyn Future<Output = Result<A, E>> + 's>>;
 
-/// A gRPC server behind a Unix socket. Clones share one connection.
+/// A gRPC server behind a Unix socket. Clones share one connection, and a further one during a burst.
 ///
 /// At most `limits::GRPC_CALLS_MAX` calls run at once; a further one waits, and its deadline runs meanwhile.
 #[derive(Clone)]
@@ -172,15 +172,16 @@ impl Channel {
         let until = deadline.map(|deadline| shared.clock.now().mono + deadline);
         let opening = async {
             let permit = shared.calls.acquire_arc().await;
-            let mut up = self.connected().await?;
-            let answer = up.requests.try_send_request(self.request(method, body, deadline));
-            let fate = up.fate;
+            let up = self.connected().await?;
+            let answer = up.requests().try_send_request(self.request(method, body, deadline));
+            let fate = up.fate.clone();
             let head = Box::pin(async move {
                 let response = answer.await.map_err(|e| blame(e.error()))?;
                 fate.answered.set(true);
                 Ok(response)
             });
-            Ok(Streaming::new(head, until.map(|until| (shared.clock.clone(), until)), permit))
+            let until = until.map(|until| (shared.clock.clone(), until));
+            Ok(Streaming::new(head, until, CallGuard { _connection: up, _permit: permit }))
         };
         self.within(method, deadline, opening).await
     }
@@ -195,7 +196,7 @@ impl Channel {
     ) -> Result<(), GrpcError> {
         let work = async {
             let _permit = self.shared.calls.acquire().await;
-            let response = self.respond(method, &message, deadline).await?;
+            let (_connection, response) = self.respond(method, &message, deadline).await?;
             read(response, sink, messages).await
         };
         self.within(method, deadline, work).await
@@ -208,15 +209,15 @@ impl Channel {
         method: &'static str,
         message: &Bytes,
         deadline: Option<Duration>,
-    ) -> Result<Response<Incoming>, GrpcError> {
+    ) -> Result<(Rc<Connected>, Response<Incoming>), GrpcError> {
         let mut again = true;
         loop {
-            let mut up = self.connected().await?;
+            let up = self.connected().await?;
             let body = RequestBody::One(Some(message.clone()));
-            match up.requests.try_send_request(self.request(method, body, deadline)).await {
+            match up.requests().try_send_request(self.request(method, body, deadline)).await {
                 Ok(response) => {
                     up.fate.answered.set(true);
-                    return Ok(response);
+                    return Ok((up, response));
                 }
                 Err(mut failure) => {
                     let untouched = if not_begun(failure.error()) {
@@ -247,7 +248,7 @@ impl Channel {
         request
     }
 
-    async fn connected(&self) -> Result<super::link::Connected, GrpcError> {
+    async fn connected(&self) -> Result<Rc<Connected>, GrpcError> {
         let shared = &*self.shared;
         let up = shared.link.lock().await.connected(&shared.path, &shared.clock, &shared.spawner).await?;
         shared.connection.set(up.number);

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use hyper::client::conn::http2::{Builder, SendRequest};
@@ -13,20 +13,27 @@ use super::status::{Code, GrpcError};
 use crate::clock::SharedClock;
 use crate::http2::{RequestBody, Spawner};
 use crate::limits::{
-    GRPC_BACKOFF_MAX, GRPC_BACKOFF_MIN, GRPC_CALLS_MAX, GRPC_CONNECT_TIMEOUT, GRPC_FRAME_BYTES_MAX,
-    GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES, HTTP2_HEADER_TABLE_BYTES,
+    GRPC_BACKOFF_MAX, GRPC_BACKOFF_MIN, GRPC_CALLS_MAX, GRPC_CONNECT_TIMEOUT, GRPC_CONNECTION_CALLS,
+    GRPC_FRAME_BYTES_MAX, GRPC_HEADER_BYTES_MAX, GRPC_WINDOW_CONNECTION_BYTES, GRPC_WINDOW_STREAM_BYTES,
+    HTTP2_HEADER_TABLE_BYTES,
 };
 use crate::model::Mono;
 use crate::stream::{Socket, Stream, stream};
 
-/// A connection as held by calls.
-#[derive(Clone)]
+/// A connection as held by its calls, each to its end.
 pub(super) struct Connected {
-    pub(super) requests: SendRequest<RequestBody>,
+    requests: SendRequest<RequestBody>,
     /// The connection's number on this channel, from 1.
     pub(super) number: u64,
     /// Its fate.
     pub(super) fate: Rc<Fate>,
+}
+
+impl Connected {
+    /// For one call.
+    pub(super) fn requests(&self) -> SendRequest<RequestBody> {
+        self.requests.clone()
+    }
 }
 
 #[derive(Default)]
@@ -38,9 +45,14 @@ pub(super) struct Fate {
 }
 
 /// State of the connection; behind an async lock, so that calls that start together share one attempt.
+///
+/// HTTP/2's tables of streams and frames never shrink (h2): what more than `limits::GRPC_CONNECTION_CALLS` calls at once need has
+/// a connection of its own, which ends with them.
 #[derive(Default)]
 pub(super) struct Link {
-    up: Option<Connected>,
+    up: Option<Rc<Connected>>,
+    /// Held by its calls alone.
+    further: Weak<Connected>,
     /// Connections made so far.
     made: u64,
     failures: u32,
@@ -58,7 +70,7 @@ impl Link {
         path: &Path,
         clock: &SharedClock,
         spawner: &Spawner,
-    ) -> Result<Connected, GrpcError> {
+    ) -> Result<Rc<Connected>, GrpcError> {
         if let Some(up) = self.up.take_if(|up| up.requests.is_closed()) {
             if up.fate.answered.get() {
                 // The runtime was reachable a moment ago (a restart, say): the first attempt needs no back-off.
@@ -73,8 +85,11 @@ impl Link {
                 self.failed(clock, up.fate.error.take().unwrap_or_else(hung_up));
             }
         }
-        if let Some(up) = &self.up {
-            return Ok(up.clone());
+        if let Some(up) = self.up.clone() {
+            // One holder is this link, and one is this call.
+            let is_full = Rc::strong_count(&up) - 2 >= GRPC_CONNECTION_CALLS;
+            let further = if is_full { self.further(path, clock, spawner).await } else { None };
+            return Ok(further.unwrap_or(up));
         }
         if let Some((until, error)) = &self.wait {
             let left = until.since(clock.now().mono);
@@ -88,14 +103,10 @@ impl Link {
                 });
             }
         }
-        let timeout = async {
-            clock.sleep(GRPC_CONNECT_TIMEOUT).await;
-            Err("nobody accepted the connection in time".to_owned())
-        };
-        match smol::future::or(connect(path, spawner, self.made + 1), timeout).await {
+        match connect(path, clock, spawner, self.made + 1).await {
             Ok(up) => {
                 self.made = up.number;
-                Ok(self.up.insert(up).clone())
+                Ok(self.up.insert(Rc::new(up)).clone())
             }
             Err(reason) => {
                 let error = GrpcError::Unavailable(format!("cannot connect to {}: {reason}", path.display()));
@@ -103,6 +114,21 @@ impl Link {
                 Err(error)
             }
         }
+    }
+
+    /// A connection beside the first one, to the same server; `None`: there is no further one now.
+    async fn further(
+        &mut self,
+        path: &Path,
+        clock: &SharedClock,
+        spawner: &Spawner,
+    ) -> Option<Rc<Connected>> {
+        if let Some(further) = self.further.upgrade().filter(|further| !further.requests.is_closed()) {
+            return Some(further);
+        }
+        let further = connect(path, clock, spawner, self.made).await.ok().map(Rc::new);
+        self.further = further.as_ref().map(Rc::downgrade).unwrap_or_default();
+        further
     }
 
     /// Doubles the back-off after each consecutive failure (grpc-go's back-off, as the kubelet configures it).
@@ -113,10 +139,22 @@ impl Link {
     }
 }
 
-async fn connect(path: &Path, spawner: &Spawner, number: u64) -> Result<Connected, String> {
-    let socket = Socket::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
-    let (requests, fate) = handshake(stream(socket), spawner).await.map_err(|e| e.to_string())?;
-    Ok(Connected { requests, number, fate })
+async fn connect(
+    path: &Path,
+    clock: &SharedClock,
+    spawner: &Spawner,
+    number: u64,
+) -> Result<Connected, String> {
+    let timeout = async {
+        clock.sleep(GRPC_CONNECT_TIMEOUT).await;
+        Err("nobody accepted the connection in time".to_owned())
+    };
+    let connected = async {
+        let socket = Socket::<UnixStream>::connect(path).await.map_err(|e| e.to_string())?;
+        let (requests, fate) = handshake(stream(socket), spawner).await.map_err(|e| e.to_string())?;
+        Ok(Connected { requests, number, fate })
+    };
+    smol::future::or(connected, timeout).await
 }
 
 /// Opens an HTTP/2 connection on a socket; it runs on the spawner's executor until its requests are gone.

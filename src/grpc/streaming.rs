@@ -1,6 +1,7 @@
 //! Calls with many messages: receiving and sending.
 
 use std::pin::Pin;
+use std::rc::Rc;
 
 use http_body_util::BodyExt;
 use hyper::Response;
@@ -9,7 +10,7 @@ use prost::Message;
 use smol::lock::SemaphoreGuardArc;
 
 use super::channel::decoded;
-use super::link::blame;
+use super::link::{Connected, blame};
 use super::message::{Deframer, WholeMessage, framed};
 use super::status::{GrpcError, of_head, of_headers};
 use crate::clock::SharedClock;
@@ -23,7 +24,13 @@ type Head = Pin<Box<dyn Future<Output = Result<Response<Incoming>, GrpcError>>>>
 pub struct Streaming {
     state: State,
     deadline: Option<(SharedClock, Mono)>,
-    _permit: SemaphoreGuardArc,
+    _guard: CallGuard,
+}
+
+/// What a call holds to its end.
+pub(super) struct CallGuard {
+    pub(super) _connection: Rc<Connected>,
+    pub(super) _permit: SemaphoreGuardArc,
 }
 
 enum State {
@@ -39,8 +46,8 @@ enum State {
 }
 
 impl Streaming {
-    pub(super) fn new(head: Head, deadline: Option<(SharedClock, Mono)>, permit: SemaphoreGuardArc) -> Self {
-        Self { state: State::Waiting(head), deadline, _permit: permit }
+    pub(super) fn new(head: Head, deadline: Option<(SharedClock, Mono)>, guard: CallGuard) -> Self {
+        Self { state: State::Waiting(head), deadline, _guard: guard }
     }
 
     /// The next message, of at most `limits::GRPC_ANSWER_BYTES_MAX`; `None` when the server ended the call with OK. May

@@ -651,34 +651,61 @@ fn a_connection_lost_mid_call_is_unavailable_and_the_next_call_connects_anew() {
     }
 }
 
+/// So many calls at once, which all are answered.
+async fn calls_at_once(world: &World, count: usize) {
+    let call = |_| {
+        let channel = world.channel.clone();
+        let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
+        world.executor.spawn("test", call)
+    };
+    for call in (0..count).map(call).collect::<Vec<_>>() {
+        call.await.unwrap();
+    }
+}
+
+fn answers(peer: &mut Peer, streams: Vec<u32>) {
+    for stream in streams {
+        peer.head(stream);
+        peer.message(stream, &answer("x"));
+        peer.trailers(stream, 0, "");
+    }
+}
+
 #[test]
 fn calls_that_start_together_share_one_attempt_to_connect() {
     let world = World::new();
     let peer = world.serve(|listener| {
         let mut peer = Peer::accept(&listener);
-        for _ in 0..20 {
-            let (stream, _) = peer.request();
-            peer.head(stream);
-            peer.message(stream, &answer("x"));
-            peer.trailers(stream, 0, "");
-        }
+        let streams = (0..limits::GRPC_CONNECTION_CALLS).map(|_| peer.request().0).collect();
+        answers(&mut peer, streams);
         peer.until_quiet();
         listener.set_nonblocking(true).unwrap();
         listener.accept().is_err()
     });
-    let calls: Vec<_> = (0..20)
-        .map(|_| {
-            let channel = world.channel.clone();
-            let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
-            world.executor.spawn("test", call)
-        })
-        .collect();
-    world.run(async {
-        for call in calls {
-            call.await.unwrap();
-        }
-    });
+    world.run(calls_at_once(&world, limits::GRPC_CONNECTION_CALLS));
     assert!(world.join(peer), "one connection only");
+}
+
+#[test]
+fn a_burst_of_calls_has_a_connection_that_ends_with_it() {
+    let world = World::new();
+    let peer = world.serve(|listener| {
+        let mut first = Peer::accept(&listener);
+        let of_first: Vec<u32> = (0..limits::GRPC_CONNECTION_CALLS).map(|_| first.request().0).collect();
+        let mut further = Peer::accept(&listener);
+        let of_further = (0..40).map(|_| further.request().0).collect();
+        answers(&mut further, of_further);
+        further.until_closed();
+        answers(&mut first, of_first);
+        let (stream, _) = first.request();
+        answers(&mut first, vec![stream]);
+        first.until_quiet();
+    });
+    world.run(async {
+        calls_at_once(&world, limits::GRPC_CONNECTION_CALLS + 40).await;
+        world.call().await.unwrap();
+    });
+    world.join(peer);
 }
 
 #[test]
@@ -933,34 +960,21 @@ fn sending_into_a_call_that_has_ended_is_an_error() {
 fn a_call_over_the_number_of_calls_waits_for_its_turn() {
     let world = World::new();
     let peer = world.serve(|listener| {
-        let mut peer = Peer::accept(&listener);
-        let streams: Vec<u32> = (0..limits::GRPC_CALLS_MAX).map(|_| peer.request().0).collect();
-        let more = peer.requests_within(Duration::from_millis(100));
-        for stream in streams {
-            peer.head(stream);
-            peer.message(stream, &answer("x"));
-            peer.trailers(stream, 0, "");
-        }
+        let mut first = Peer::accept(&listener);
+        let of_first: Vec<u32> = (0..limits::GRPC_CONNECTION_CALLS).map(|_| first.request().0).collect();
+        let mut further = Peer::accept(&listener);
+        let rest = limits::GRPC_CALLS_MAX - limits::GRPC_CONNECTION_CALLS;
+        let of_further: Vec<u32> = (0..rest).map(|_| further.request().0).collect();
+        let more = further.requests_within(Duration::from_millis(100));
+        answers(&mut further, of_further);
         for _ in 0..3 {
-            let (stream, _) = peer.request();
-            peer.head(stream);
-            peer.message(stream, &answer("x"));
-            peer.trailers(stream, 0, "");
+            let (stream, _) = further.request();
+            answers(&mut further, vec![stream]);
         }
-        peer.until_quiet();
+        answers(&mut first, of_first);
+        first.until_quiet();
         more
     });
-    let calls: Vec<_> = (0..limits::GRPC_CALLS_MAX + 3)
-        .map(|_| {
-            let channel = world.channel.clone();
-            let call = async move { channel.unary::<VersionResponse>(METHOD, &request(), MINUTE).await };
-            world.executor.spawn("test", call)
-        })
-        .collect();
-    world.run(async {
-        for call in calls {
-            call.await.unwrap();
-        }
-    });
+    world.run(calls_at_once(&world, limits::GRPC_CALLS_MAX + 3));
     assert_eq!(world.join(peer), 0, "calls over the limit");
 }
