@@ -651,7 +651,8 @@ mod tests {
     #[test]
     fn what_a_burst_has_needed_is_given_back() {
         let full = || (0..1000).map(|key| (key, [key; 4])).collect::<SortedMap<u32, [u32; 4]>>();
-        let ways: [fn(&mut SortedMap<u32, [u32; 4]>); 5] = [
+        type Way = fn(&mut SortedMap<u32, [u32; 4]>);
+        let ways: [Way; 5] = [
             |map| map.retain(|key, _| *key < 10),
             |map| assert!((10..1000).all(|key| map.remove(&key).is_some())),
             |map| assert!((10..1000).all(|_| map.pop_first().is_some())),

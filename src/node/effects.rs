@@ -205,6 +205,9 @@ pub(super) struct Effects {
     queue: VecDeque<Effect>,
 }
 
+/// The queue keeps the memory of so many effects between two events.
+const EFFECTS_KEPT: usize = 32;
+
 impl Effects {
     pub(super) fn new(
         tasks: Tasks,
@@ -276,6 +279,11 @@ impl Effects {
 
     /// The next one that is to be applied.
     pub(super) fn next(&mut self) -> Option<Effect> {
-        self.queue.pop_front()
+        let next = self.queue.pop_front();
+        if next.is_none() {
+            // A burst's effects take 130 KB.
+            self.queue.shrink_to(EFFECTS_KEPT);
+        }
+        next
     }
 }

@@ -265,7 +265,7 @@ pub async fn keep_token(client: Client, pod: Box<str>, key: ObjectKey, wish: Tok
     }
 }
 
-/// One TokenRequest for the pod.
+/// One `TokenRequest` for the pod.
 async fn token(client: &Client, pod: &str, key: &ObjectKey, wish: &TokenWish) -> Result<Box<str>, KubeError> {
     let path = subresource_path(Resource::SERVICE_ACCOUNTS, &key.namespace, &wish.account, "token");
     let audiences: Vec<&str> =

@@ -145,6 +145,20 @@ impl Agent {
         });
     }
 
+    /// Anonymous memory, and with it all of the program: how much of that is resident is the kernel's decision. It maps whole
+    /// folios of the page cache, and those of a file that was just written are as large as they get.
+    pub fn memory_at_worst_kib(&self) -> (u64, u64) {
+        let anonymous = self.memory_kib("RssAnon:");
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.child.id())).expect("it runs");
+        let program = maps.lines().filter_map(|line| {
+            let (range, rest) = line.split_once(' ')?;
+            let (from, to) = range.split_once('-')?;
+            let address = |text: &str| u64::from_str_radix(text, 16).expect("an address");
+            (rest.starts_with("r-") && rest.contains('/')).then(|| address(to) - address(from))
+        });
+        (anonymous, anonymous + program.sum::<u64>() / 1024)
+    }
+
     fn memory_kib(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
         let value = status.lines().find_map(|line| line.strip_prefix(field)).expect("the field");

@@ -17,6 +17,9 @@
 mod common;
 
 mod agent;
+// Where the tests' API server is.
+#[cfg(all(feature = "tls", target_arch = "x86_64"))]
+mod burst;
 mod files;
 mod silence;
 
