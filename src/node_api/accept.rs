@@ -121,8 +121,10 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
         let is_free = held.iter().all(Option::is_some);
         let mut leaves = leaving(&seats, limits, origin, known, is_free);
         if leaves.is_some() {
-            // A request that has come by now is read first: its connection may be the one to be closed.
-            arrived_is_read(&socket).await;
+            // A request that has come by now is read first: its connection may be the one to be closed. Tasks that are always
+            // ready leave no turn to the reactor; it reports this socket, which can be written to, with all others.
+            let _ = socket.writable().await;
+            smol::future::yield_now().await;
             seats.retain(|seat| !seat.wanted.is_closed());
             leaves = leaving(&seats, limits, origin, known, is_free);
         }
@@ -145,13 +147,6 @@ pub(super) async fn accept<F: Future<Output = ()> + 'static>(
         // The task is polled once before the next accept, which might close it.
         smol::future::yield_now().await;
     }
-}
-
-/// Ends when the connections whose bytes have come were polled.
-async fn arrived_is_read(newcomer: &Async<TcpStream>) {
-    // Tasks that are always ready leave no turn to the reactor. It reports this one, which can be written to, with all others.
-    let _ = newcomer.writable().await;
-    smol::future::yield_now().await;
 }
 
 /// Which of the connections is closed for one of this origin.
