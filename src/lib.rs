@@ -27,7 +27,7 @@
 //!     cli
 //!     node                                                       the loop
 //!     source  server  node_api  k3s  hook  doctor  facts         sources and servers
-//!     sync  admit  probe  cluster  config  metrics               decisions about pods and the node
+//!     sync  admit  allocation  probe  cluster  config  metrics   decisions about pods and the node
 //!     cri  image  kube  logs  pleg  printers                     the runtime and the API server
 //!     render  status  store  volume  eviction  gc  grpc  net     rendering, status, the machine's parts
 //!     model  desired  events  turns  rate  clock                 the vocabulary
@@ -41,6 +41,7 @@
 
 pub mod addresses;
 pub mod admit;
+pub mod allocation;
 pub mod blocking;
 #[cfg(feature = "tls")]
 mod certificates;

@@ -36,7 +36,6 @@ pub mod arrivals;
 mod features;
 mod ports;
 pub mod preempt;
-pub mod resize;
 mod resources;
 mod taints;
 

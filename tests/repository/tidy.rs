@@ -24,7 +24,7 @@ const LAYERS: [(&str, &str); 8] = [
         "blocking cgroup cni eviction gc grpc iptables net render resolv_conf shutdown status store systemd userns volume",
     ),
     ("the runtime and the API server", "cri image kube logs pleg printers"),
-    ("decisions about pods and the node", "admit cluster config metrics probe process sync"),
+    ("decisions about pods and the node", "admit allocation cluster config metrics probe process sync"),
     ("sources, checks, servers", "addresses certificates doctor facts hook k3s node_api server source"),
     ("the loop", "node"),
     ("the command line", "cli"),

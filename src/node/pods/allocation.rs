@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
 use super::Pods;
 use super::record::Record;
 use super::worker::Work;
-use crate::admit::resize::{Pending, Waiting, event_message, first_served, infeasible};
+use crate::allocation::pending::{Pending, Waiting, event_message, first_served, infeasible};
 use crate::cri::Runtime;
 use crate::events::EventKind;
 use crate::limits::RESIZES_NOTED_MAX;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!     memory request of a container that may swap changes without a restart   Infeasible, until the desired resources change
-//!     any rule of [`super::admit`] fails                                      Deferred, until another pod frees resources
+//!     any rule of [`crate::admit::admit`] fails                               Deferred, until another pod frees resources
 //!     else                                                                    allocated
 //! ```
 //!
@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::{Value, json};
 
-use super::Rejection;
+use crate::admit::Rejection;
 use crate::limits::RESIZES_NOTED_MAX;
 use crate::model::Resource;
 use crate::render::NodeSettings;
