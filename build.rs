@@ -63,6 +63,7 @@ const NEVER: &[&str] = &[
     "_ZN6smolet5admit6taints*",
     "_ZN6smolet5admit7preempt*",
     "_ZN6smolet10allocation7pending*",
+    "_ZN6smolet10allocation8resizing*",
     "_ZN6smolet8iptables*",
     "_ZN6smolet15kernel_tunables*",
     "_ZN6smolet6source8api_here*",

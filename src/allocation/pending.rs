@@ -1,23 +1,29 @@
-//! In-place pod resize: whether a pod may get its new CPU and memory now, the order of pending resizes, and their conditions and
-//! events (`allocation_manager.go`, `podResizesAdmitHandler`, `events/resize.go`). PURE.
+//! Pending resizes: the order in which pods are asked about, and whether one may have its desired CPU and memory
+//! (`allocation_manager.go`, `podResizesAdmitHandler`). PURE.
 //!
-//! ```text
-//!     memory request of a container that may swap changes without a restart   Infeasible, until the desired resources change
-//!     any rule of [`crate::admit::admit`] fails                               Deferred, until another pod frees resources
-//!     else                                                                    allocated
-//! ```
+//! | the pod, in this order | its resize |
+//! |---|---|
+//! | with it more than `RESIZES_NOTED_MAX` containers might run with other resources than they were created with | Deferred |
+//! | the memory request of a container that may swap changes without a restart | Infeasible, until the desired resources change |
+//! | is static, or the node is in no cluster | allocated |
+//! | labels and taints of the Node are not known | not decided yet |
+//! | every rule of [`crate::admit::admit`] holds beside the others | allocated |
+//! | one fails, and too much memory is taken by pending resizes | allocated all the same |
+//! | one fails | Deferred, until others free resources; those that a critical pod may preempt end |
 //!
 //! There is no CPU or memory manager here that pins a pod to its resources, and 1.36 has no other infeasible resize.
 
 use std::borrow::Cow;
-use std::cmp::Ordering;
+use std::cmp::Reverse;
+use std::rc::Rc;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
-use serde_json::{Value, json};
 
-use crate::admit::Rejection;
-use crate::limits::RESIZES_NOTED_MAX;
-use crate::model::Resource;
+use super::resizable;
+use crate::admit::arrivals::{RoomFor, room_for};
+use crate::admit::{NodeView, Rejection, admit};
+use crate::limits::{RESIZES_NOTED_MAX, RESIZES_WAITING_BYTES_MAX};
+use crate::model::{DesiredPod, PodUid, Resource};
 use crate::render::NodeSettings;
 use crate::render::qos::{QosClass, pod_qos};
 use crate::render::resources::{amount, may_swap, pod_requests, requests};
@@ -36,13 +42,13 @@ pub struct Pending {
 
 impl Pending {
     /// From an admission rule's rejection.
-    pub fn of(rejection: Rejection) -> Self {
+    fn of(rejection: Rejection) -> Self {
         Self { infeasible: false, reason: rejection.reason, message: rejection.message }
     }
 
     /// The bound on containers that run with other resources than they were created with is reached; a restart of one frees a
     /// place.
-    pub fn of_notes() -> Self {
+    fn of_notes() -> Self {
         Self {
             infeasible: false,
             reason: "TooManyResizes".into(),
@@ -70,7 +76,7 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 
 /// Whether the resize is infeasible (`disallowResizeForSwappableContainers`): a container's swap limit follows from its memory
 /// request, and is not changed while it runs.
-pub fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pending> {
+fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pending> {
     let memory = |container: &Container| amount(requests(container.resources.as_ref()), "memory");
     let swaps = containers(wanted).any(|container| {
         let before = containers(granted).find(|before| before.name == container.name);
@@ -87,62 +93,115 @@ pub fn infeasible(node: &NodeSettings, wanted: &Pod, granted: &Pod) -> Option<Pe
     })
 }
 
-/// A pending resize in the queue.
+/// What a decision goes by.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// Of the node.
+    pub node: &'a NodeSettings,
+    /// The pod with the desired resources.
+    pub desired: &'a DesiredPod,
+    /// The same with the allocated ones.
+    pub allocated: &'a DesiredPod,
+    /// Containers of all pods that run with other resources than they were created with.
+    pub noted: usize,
+    /// Memory of all pods whose resize is pending, with this one.
+    pub waiting_bytes: usize,
+    /// The node's room for pods.
+    pub room: Room<'a>,
+}
+
+/// What a pod has to fit into.
 #[derive(Clone, Copy, Debug)]
-pub struct Waiting<'a> {
+pub enum Room<'a> {
+    /// It is not admitted once more: it is static, or the node is in no cluster.
+    Unchecked,
+    /// Labels and taints of the Node are not known yet.
+    Unknown,
+    /// This.
+    Of(NodeView<'a>),
+}
+
+/// The decision on a resize.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// The desired resources are allocated.
+    Allocate,
+    /// They are, although the pod does not fit, for this reason: no further resize may be pending.
+    AllocateUnfit(String),
+    /// The resize is pending; these other pods end for it.
+    PutOff(Pending, Vec<PodUid>),
+    /// It cannot be decided yet.
+    Wait,
+}
+
+/// Decides on the resize of a pod (`canAdmitPod`). `others` are the pods that take room beside it, and are asked for only when
+/// it has to fit beside them.
+pub fn decide(request: &Request<'_>, others: impl FnOnce() -> Vec<Rc<Pod>>) -> Decision {
+    let (desired, allocated) = (&request.desired.pod, &request.allocated.pod);
+    if request.noted + resizable(request.desired).count() > RESIZES_NOTED_MAX {
+        return Decision::PutOff(Pending::of_notes(), Vec::new());
+    }
+    if let Some(pending) = infeasible(request.node, desired, allocated) {
+        return Decision::PutOff(pending, Vec::new());
+    }
+    let view = match &request.room {
+        Room::Unchecked => return Decision::Allocate,
+        Room::Unknown => return Decision::Wait,
+        Room::Of(view) => view,
+    };
+    let others = others();
+    let Err(rejection) = admit(desired, view, &mut others.iter().map(|pod| &**pod)) else {
+        return Decision::Allocate;
+    };
+    if request.waiting_bytes > RESIZES_WAITING_BYTES_MAX {
+        return Decision::AllocateUnfit(rejection.message);
+    }
+    let victims = match room_for(desired, view, &others) {
+        RoomFor::After(victims) => victims,
+        RoomFor::Here | RoomFor::None(_) => Vec::new(),
+    };
+    Decision::PutOff(Pending::of(rejection), victims)
+}
+
+/// A pending resize in the queue.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    /// The pod.
+    pub uid: PodUid,
     /// With the desired resources.
-    pub wanted: &'a Pod,
+    pub desired: DesiredPod,
     /// With the allocated resources.
-    pub granted: &'a Pod,
-    /// Seconds since 1970 at which it was reported as pending, if it was.
+    pub allocated: Rc<DesiredPod>,
+    /// When it was reported as pending, if it was: nanoseconds since 1970.
     pub since: Option<i64>,
 }
 
-/// The order of pending resizes (`sortPendingResizes`): those that request no more than before; a higher priority; `Guaranteed`
-/// pods; those that have been pending for longer.
-pub fn first_served(a: &Waiting<'_>, b: &Waiting<'_>) -> Ordering {
-    let grows = |of: &Waiting<'_>| {
-        let (before, now) = (pod_requests(of.granted, true), pod_requests(of.wanted, true));
-        ["cpu", "memory"].iter().any(|name| now.get(*name) > before.get(*name))
-    };
-    let priority = |of: &Waiting<'_>| of.wanted.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
-    let other_class = |of: &Waiting<'_>| pod_qos(of.wanted) != QosClass::Guaranteed;
-    let since = |of: &Waiting<'_>| of.since.unwrap_or(i64::MAX);
-    (grows(a).cmp(&grows(b)))
-        .then_with(|| priority(b).cmp(&priority(a)))
-        .then_with(|| other_class(a).cmp(&other_class(b)))
-        .then_with(|| since(a).cmp(&since(b)))
-}
-
-/// The message of an event: the action, and the resources of the pod's containers (`podResizeMessage`).
-pub fn event_message(what: &str, pod: &Pod, generation: i64, error: &str) -> String {
-    let of = |list: &[Container]| -> Value {
-        let one = |container: &Container| {
-            let resources = container.resources.as_ref();
-            let lists = resources.and_then(|resources| serde_json::to_value(resources).ok());
-            json!({"name": container.name, "resources": lists.unwrap_or_else(|| json!({}))})
+/// Sorts pending resizes (`sortPendingResizes`): those that request no more than before; a higher priority; `Guaranteed` pods;
+/// those that have been pending for longer.
+pub fn sort(queue: &mut [Waiting]) {
+    queue.sort_by(|a, b| {
+        // Copies: a large pod is open only while it is compared.
+        let open = |of: &Waiting| (of.desired.pod.clone(), of.allocated.pod.clone());
+        let ((a_desired, a_allocated), (b_desired, b_allocated)) = (open(a), open(b));
+        let rank = |desired: &Pod, allocated: &Pod, since: Option<i64>| {
+            let (before, now) = (pod_requests(allocated, true), pod_requests(desired, true));
+            let grows = ["cpu", "memory"].iter().any(|name| now.get(*name) > before.get(*name));
+            let priority = desired.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0);
+            let other_class = pod_qos(desired) != QosClass::Guaranteed;
+            (grows, Reverse(priority), other_class, since.unwrap_or(i64::MAX))
         };
-        list.iter().map(one).collect()
-    };
-    let mut summary = serde_json::Map::new();
-    if let Some(spec) = &pod.spec {
-        let init = spec.init_containers.as_deref().unwrap_or_default();
-        for (name, list) in [("initContainers", init), ("containers", &*spec.containers)] {
-            if !list.is_empty() {
-                summary.insert(name.to_owned(), of(list));
-            }
-        }
-    }
-    summary.insert("generation".to_owned(), generation.into());
-    if !error.is_empty() {
-        summary.insert("error".to_owned(), error.into());
-    }
-    format!("{what}: {}", Value::Object(summary))
+        rank(&a_desired, &a_allocated, a.since).cmp(&rank(&b_desired, &b_allocated, b.since))
+    });
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::admit::Resources;
     use crate::render::{CgroupVersion, SwapBehavior};
 
     fn pod(spec: &Value) -> Pod {
@@ -192,41 +251,153 @@ mod tests {
         assert_eq!(infeasible(&node, &more, &before), None);
     }
 
-    #[test]
-    fn who_waits_is_asked_in_order() {
-        let plain = |cpu: &str, priority: i32| {
-            pod(
-                &json!({"priority": priority, "containers": [{"name": "c", "resources": {"requests": {"cpu": cpu}}}]}),
-            )
-        };
-        let strict = pod(&json!({"containers": [{"name": "c", "resources": {
-            "requests": {"cpu": "2", "memory": "1Mi"}, "limits": {"cpu": "2", "memory": "1Mi"}}}]}));
-        let before = plain("1", 0);
-        let (less, more, high) = (plain("500m", 0), plain("2", 0), plain("2", 9));
-        let all = [
-            ("less", &less, Some(9)),
-            ("high", &high, None),
-            ("strict", &strict, None),
-            ("older", &more, Some(1)),
-            ("younger", &more, Some(2)),
-            ("new", &more, None),
-        ];
-        let waiting = |at: usize| Waiting { wanted: all[at].1, granted: &before, since: all[at].2 };
-        let mut order: Vec<usize> = (0..all.len()).rev().collect();
-        order.sort_by(|a, b| first_served(&waiting(*a), &waiting(*b)));
-        let names: Vec<&str> = order.into_iter().map(|at| all[at].0).collect();
-        assert_eq!(names, ["less", "high", "strict", "older", "younger", "new"]);
+    /// `name cpu [priority=N] [guaranteed]`.
+    fn sized(text: &str) -> DesiredPod {
+        let mut words = text.split_whitespace();
+        let (name, cpu) = (words.next().unwrap(), words.next().unwrap());
+        let rest: Vec<&str> = words.collect();
+        let priority = rest.iter().find_map(|word| word.strip_prefix("priority="));
+        let list = json!({"cpu": cpu, "memory": "1Mi"});
+        let limits = rest.contains(&"guaranteed").then(|| list.clone());
+        let pod = json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": {
+            "priority": priority.map_or(0, |priority| priority.parse().unwrap()),
+            "containers": [{"name": "c", "resources": {"requests": list, "limits": limits}}]}});
+        DesiredPod::new(serde_json::from_value(pod).unwrap())
     }
 
     #[test]
-    fn events_say_what_the_containers_are_to_have() {
-        let pod = pod(&json!({"initContainers": [{"name": "i"}],
-            "containers": [{"name": "c", "resources": {"requests": {"cpu": "2"}}}]}));
-        assert_eq!(
-            event_message("Pod resize started", &pod, 3, ""),
-            r#"Pod resize started: {"containers":[{"name":"c","resources":{"requests":{"cpu":"2"}}}],"generation":3,"initContainers":[{"name":"i","resources":{}}]}"#
+    fn pending_resizes_are_asked_about_in_order() {
+        let waiting = |(text, since): &(&str, Option<i64>)| Waiting {
+            uid: text.split(' ').next().unwrap().into(),
+            desired: sized(text),
+            allocated: sized("p 1").into(),
+            since: *since,
+        };
+        #[rustfmt::skip]
+        let rows: [&[(&str, Option<i64>)]; 6] = [
+            &[("less 500m", Some(9)), ("more 2", Some(1))],
+            &[("same 1", None), ("high 2 priority=9", Some(1))],
+            &[("high 2 priority=9", None), ("low 2 priority=8 guaranteed", Some(1))],
+            &[("zero 2", None), ("negative 2 priority=-1", Some(1))],
+            &[("guaranteed 2 guaranteed", None), ("burstable 2", Some(1))],
+            &[("older 2", Some(1)), ("younger 2", Some(2)), ("new 2", None)],
+        ];
+        for row in rows {
+            let want: Vec<&str> = row.iter().map(|(text, _)| text.split(' ').next().unwrap()).collect();
+            for turn in 0..row.len() {
+                let mut queue: Vec<Waiting> = row.iter().map(waiting).collect();
+                queue.rotate_left(turn);
+                sort(&mut queue);
+                let got: Vec<&str> = queue.iter().map(|waiting| waiting.uid.as_str()).collect();
+                assert_eq!(got, want);
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_holds() {
+        #[derive(Clone, Copy)]
+        struct Row<'a> {
+            /// Desired; `100m` is allocated.
+            pod: &'a str,
+            others: &'a [&'a str],
+            noted: usize,
+            waiting_bytes: usize,
+            swaps: bool,
+            /// The node is of a cluster and the pod of its API server; the Node's labels are known.
+            checked: bool,
+            known: bool,
+        }
+        let (notes, bytes) = (RESIZES_NOTED_MAX, RESIZES_WAITING_BYTES_MAX);
+        let plain = Row {
+            pod: "p 600m",
+            others: &["q 400m"],
+            noted: 0,
+            waiting_bytes: 1,
+            swaps: false,
+            checked: true,
+            known: true,
+        };
+        let critical = "p 601m priority=2000000000";
+        // On a node of one CPU. The decision, the reason of a pending one, the pods that end for it.
+        #[rustfmt::skip]
+        let rows = [
+            (plain, "allocated"),
+            (Row { pod: "p 601m", ..plain }, "Deferred OutOfcpu"),
+            (Row { pod: "p 601m", others: &[], ..plain }, "allocated"),
+            // Nobody ends for a pod of a common priority; for a critical one those that give enough.
+            (Row { pod: "p 601m priority=100", ..plain }, "Deferred OutOfcpu"),
+            (Row { pod: critical, ..plain }, "Deferred OutOfcpu q"),
+            (Row { pod: critical, others: &["q 400m priority=2000000000"], ..plain }, "Deferred OutOfcpu"),
+            (Row { pod: "p 2 priority=2000000000", ..plain }, "Deferred OutOfcpu"),
+            // Of a static pod, and on a node alone, nobody asks; before the Node's labels are known nobody can.
+            (Row { pod: "p 601m", checked: false, ..plain }, "allocated"),
+            (Row { pod: "p 601m", checked: false, known: false, ..plain }, "allocated"),
+            (Row { known: false, ..plain }, "not yet"),
+            // Too much that waits.
+            (Row { pod: "p 601m", waiting_bytes: bytes, ..plain }, "Deferred OutOfcpu"),
+            (Row { pod: "p 601m", waiting_bytes: bytes + 1, ..plain }, "allocated unfit"),
+            (Row { pod: critical, waiting_bytes: bytes + 1, ..plain }, "allocated unfit"),
+            (Row { waiting_bytes: bytes + 1, ..plain }, "allocated"),
+            // Too many notes; those come first.
+            (Row { noted: notes - 1, ..plain }, "allocated"),
+            (Row { noted: notes, ..plain }, "Deferred TooManyResizes"),
+            (Row { noted: notes, checked: false, ..plain }, "Deferred TooManyResizes"),
+            (Row { noted: notes, swaps: true, ..plain }, "Deferred TooManyResizes"),
+            // Swap is asked about before the room, and of static pods too.
+            (Row { swaps: true, ..plain }, "Infeasible Infeasible"),
+            (Row { swaps: true, checked: false, ..plain }, "Infeasible Infeasible"),
+            (Row { swaps: true, known: false, ..plain }, "Infeasible Infeasible"),
+        ];
+        let (labels, allocatable) = (
+            BTreeMap::new(),
+            Resources { milli_cpu: 1000, memory: 1 << 30, pods: 10, ..Resources::default() },
         );
-        let message = event_message("Pod resize error", &pod, 3, "why");
-        assert!(message.contains(r#","error":"why","generation":3,"#), "{message}");
+        for (at, (row, want)) in rows.into_iter().enumerate() {
+            let mut node = NodeSettings::new("n", "/r");
+            node.memory_swap = SwapBehavior::LimitedSwap;
+            node.cgroup_version = CgroupVersion::V2 { swap_controller: true };
+            let view = NodeView {
+                name: "n",
+                labels: &labels,
+                taints: &[],
+                allocatable: &allocatable,
+                declared_features: &[],
+            };
+            let (desired, mut allocated) = (sized(row.pod), sized("p 100m"));
+            if row.swaps {
+                let mut object = (*allocated.pod).clone();
+                let resources = object.spec.as_mut().unwrap().containers[0].resources.as_mut().unwrap();
+                resources.requests.as_mut().unwrap().get_mut("memory").unwrap().0 = "2Mi".to_owned();
+                allocated.pod = object.into();
+            }
+            let request = Request {
+                node: &node,
+                desired: &desired,
+                allocated: &allocated,
+                noted: row.noted,
+                waiting_bytes: row.waiting_bytes,
+                room: match (row.checked, row.known) {
+                    (false, _) => Room::Unchecked,
+                    (true, false) => Room::Unknown,
+                    (true, true) => Room::Of(view),
+                },
+            };
+            let others = || row.others.iter().map(|text| sized(text).pod.open()).collect();
+            let got = match decide(&request, others) {
+                Decision::Allocate => "allocated".to_owned(),
+                Decision::AllocateUnfit(why) => {
+                    assert!(why.contains("cpu"), "{why}");
+                    "allocated unfit".to_owned()
+                }
+                Decision::PutOff(pending, victims) => {
+                    let victims: Vec<&str> = victims.iter().map(PodUid::as_str).collect();
+                    let words = [pending.condition_reason(), &*pending.reason, &*victims.join(" ")];
+                    words.join(" ").trim_end().to_owned()
+                }
+                Decision::Wait => "not yet".to_owned(),
+            };
+            assert_eq!(got, want, "row {at}: {}", row.pod);
+        }
     }
 }

@@ -27,8 +27,9 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+pub(super) use crate::allocation::resizing::Resizing;
+pub(super) use crate::allocation::{Granted, hold, sizes_in};
 pub(super) use admission::NodeRoom;
-pub(super) use allocation::{Granted, Resizing, hold, sizes_in};
 pub(super) use endings::EvictedFor;
 pub(super) use probes::AskedProbe;
 pub(super) use record::{Awaited, Record, StartFailures};

@@ -18,11 +18,10 @@ use k8s_openapi::api::core::v1::{Pod, Taint};
 use super::Pods;
 use super::allocation::as_it_counts;
 use crate::admit::arrivals::{RoomFor, room_for};
-use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Resources, admit, fits};
-use crate::allocation::pending::Pending;
+use crate::admit::{DECLARED_FEATURES, NodeView, Rejection, Resources, fits};
+use crate::allocation::pending::{Decision, Request, Room, decide};
 use crate::cri::Runtime;
 use crate::events::{About, EventKind};
-use crate::limits::RESIZES_WAITING_BYTES_MAX;
 #[cfg(feature = "tls")]
 use crate::model::SortedMap;
 use crate::model::{DesiredPod, ObservedPod, PodUid};
@@ -201,18 +200,33 @@ impl<R: Runtime + 'static> Pods<R> {
         self.reject_pod(uid, refused.reason.into_owned(), refused.message.into());
     }
 
-    /// Whether a pod that is here may have the CPU and memory that it is wanted with (`canAdmitPod`): a critical one others end for.
-    /// `None` = that is not known yet.
-    pub(super) fn asks_for_room(
-        &mut self,
+    /// Whether a pod that is here may have the CPU and memory that it is desired with.
+    pub(super) fn decide_resize(
+        &self,
         uid: &PodUid,
-        wanted: &DesiredPod,
-        out: &mut Effects,
-    ) -> Option<Result<(), Pending>> {
-        if !self.facts.room.of_cluster {
-            return Some(Ok(()));
-        }
-        let view = self.facts.room.view()?;
+        desired: &DesiredPod,
+        allocated: &DesiredPod,
+    ) -> Decision {
+        let is_checked = self.facts.room.of_cluster && desired.pod.is_of_api_server();
+        let room = match self.facts.room.view() {
+            _ if !is_checked => Room::Unchecked,
+            None => Room::Unknown,
+            Some(view) => Room::Of(view),
+        };
+        let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
+        let request = Request {
+            node: &self.ctx.node,
+            desired,
+            allocated,
+            noted: self.resizes_noted(),
+            waiting_bytes: self.resizes_waiting(Some(uid)).1 + own,
+            room,
+        };
+        decide(&request, || self.others_in_cluster(uid))
+    }
+
+    /// The pods that take room beside this one on a node of a cluster (`GetActivePods`): all that are told, and have not ended.
+    fn others_in_cluster(&self, uid: &PodUid) -> Vec<Rc<Pod>> {
         let ends = |of: &PodUid| {
             self.records.get(of).is_some_and(|record| matches!(record.worker.life(), Life::Ending(_)))
         };
@@ -222,26 +236,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let waiting = self.desired.entries().map(|entry| &entry.wanted.pod);
         let waiting = waiting.filter(|pod| !self.records.contains_key(&pod.key.uid));
         let others = here.map(|pod| &**pod).chain(waiting).filter(|pod| takes(&pod.key.uid));
-        let others: Vec<Rc<Pod>> =
-            others.map(|pod| as_it_counts(&self.records, &self.statuses, pod)).collect();
-        let all = &mut others.iter().map(|pod| &**pod);
-        let Err(rejection) = admit(&wanted.pod, &view, all) else { return Some(Ok(())) };
-        let (_, waiting) = self.resizes_waiting(Some(uid));
-        let own = self.desired.pod(uid).map_or(0, |entry| entry.wanted.bytes);
-        if waiting + own > RESIZES_WAITING_BYTES_MAX {
-            log::warn!(
-                "pod {}: resized although it does not fit, too many resizes are pending: {}",
-                wanted.key,
-                rejection.message
-            );
-            return Some(Ok(()));
-        }
-        if let RoomFor::After(victims) = room_for(&wanted.pod, &view, &others) {
-            for victim in victims {
-                self.preempt(&victim, out);
-            }
-        }
-        Some(Err(Pending::of(rejection)))
+        others.map(|pod| as_it_counts(&self.records, &self.statuses, pod)).collect()
     }
 
     /// The pods that take room beside this one, as they count (`GetActivePods`): all that were admitted and have not ended.

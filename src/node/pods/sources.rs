@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{EphemeralContainer, PodStatus};
 
-use super::allocation::hold;
 use super::record::Record;
 use super::{MachineState, Pods};
+use crate::allocation::hold;
 use crate::cri::Runtime;
 use crate::desired::Change;
 use crate::events::EventKind;
