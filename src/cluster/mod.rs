@@ -12,4 +12,6 @@ pub mod node_object;
 pub mod node_reconcile;
 pub mod pod_status;
 pub mod runtime_state;
+pub mod status_manager;
 pub mod system_oom;
+pub mod task;

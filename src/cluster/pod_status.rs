@@ -1,7 +1,11 @@
-//! The patch of a pod's status (`PatchPodStatus`). PURE.
+//! The status of a pod for the API server, and its patch (`PatchPodStatus`). PURE.
 
-use k8s_openapi::api::core::v1::PodStatus;
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use serde_json::{Map, Value, json};
+
+use crate::desired::update::RefusedPod;
+use crate::model::Wall;
+use crate::status::{merge, time};
 
 /// Status fields that a node agent owns: one without a value is removed from the object.
 const OWN: &[&str] = &[
@@ -29,6 +33,25 @@ const OF_A_MOMENT: [&str; 2] = ["PodResizeInProgress", "PodResizePending"];
 /// The status has a resize condition.
 pub fn tells_of_resize(status: &PodStatus) -> bool {
     status.conditions.iter().flatten().any(|condition| OF_A_MOMENT.contains(&&*condition.type_))
+}
+
+/// The status of a pod that this node rejects (`rejectPod`).
+pub fn rejection(pod: &RefusedPod, now: Wall) -> PodStatus {
+    PodStatus {
+        observed_generation: pod.generation.filter(|generation| *generation != 0),
+        phase: Some("Failed".to_owned()),
+        reason: Some(pod.reason.to_string()),
+        message: Some(pod.message.to_string()),
+        // `updateStatusInternal`, in whole seconds as all times of a status.
+        start_time: time(Wall(now.0 / 1_000_000_000 * 1_000_000_000)),
+        ..PodStatus::default()
+    }
+}
+
+/// The status that the pod has here, for the API server, where the pod ended only if its phase there says so.
+pub fn for_api(pod: &Pod, status: PodStatus, may_run: bool, now: Wall) -> PodStatus {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+    merge::for_api(pod, &PodStatus { phase, ..PodStatus::default() }, status, may_run, now)
 }
 
 /// The strategic merge patch that sets this status of the pod with that UID. Conditions of other clients stay, because the server

@@ -40,9 +40,10 @@ use super::pods::{NodeRoom, Pods};
 use crate::clock::SharedClock;
 use crate::cluster::node_images::NodeImage;
 use crate::cluster::node_object::Machine;
+use crate::cluster::task::Task;
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
-use crate::kube::{Client, KubeError, RetryWait, seed};
+use crate::kube::{Client, KubeError, seed};
 use crate::limits::{
     CLUSTER_BOUNDED, CLUSTER_BOUNDS, K3S_SERVER_BYTES_MAX, KUBE_TELLING_MAX, KUBE_WINDOW_CONNECTION_BYTES,
     NODE_CONNECTION_BYTES, NODE_KNOWN_BYTES, NODE_SPLICE_BYTES, NODE_USER_BYTES_MAX, TUNNEL_BYTES,
@@ -134,38 +135,6 @@ impl Membership {
         let mut machine = Machine::clone(&self.machine);
         change(&mut machine);
         self.machine = Rc::new(machine);
-    }
-}
-
-/// Something that is done again and again.
-struct Task {
-    at: Mono,
-    in_flight: bool,
-    wait: RetryWait,
-}
-
-impl Task {
-    fn new(now: Mono, seed: u64) -> Self {
-        Self { at: now, in_flight: false, wait: RetryWait::new(seed) }
-    }
-
-    fn due(&self) -> Option<Mono> {
-        (!self.in_flight).then_some(self.at)
-    }
-
-    /// It begins, when it is due.
-    fn begins(&mut self, now: Mono) -> bool {
-        let begins = self.due().is_some_and(|at| at <= now);
-        self.in_flight |= begins;
-        begins
-    }
-
-    fn ended(&mut self, well: bool, now: Mono, period: std::time::Duration) {
-        self.in_flight = false;
-        self.at = now + if well { period } else { self.wait.failed().min(period) };
-        if well {
-            self.wait.succeeded();
-        }
     }
 }
 

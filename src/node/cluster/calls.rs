@@ -4,18 +4,17 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::rc::Rc;
 
 use hyper::Method;
-use k8s_openapi::api::core::v1::PodStatus;
 use serde_json::{Value, json};
 
 use super::node_status::RuntimeHere;
 use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
+use crate::cluster::status_manager::StatusCall;
 use crate::cluster::{lease, pod_status};
 use crate::cri::Runtime;
 use crate::decode::Node;
 use crate::kube::{Client, Content, KubeError, Resource, object_path, subresource_path};
 use crate::model::{PodKey, Wall};
-use crate::source::RefusedPod;
 use crate::source::api_statuses::StatusThere;
 
 /// The images that the Node tells of, and the runtime's version (`Images`, `VersionInfo`); what it does not tell stays as it was.
@@ -29,19 +28,6 @@ pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> R
         if largest.len() > images_max { Rc::from(&largest[..images_max]) } else { largest }
     });
     RuntimeHere { images, version }
-}
-
-/// The status of a pod that does not run here (`rejectPod`).
-pub(super) fn refusal(pod: &RefusedPod, now: Wall) -> PodStatus {
-    PodStatus {
-        observed_generation: pod.generation.filter(|generation| *generation != 0),
-        phase: Some("Failed".to_owned()),
-        reason: Some(pod.reason.to_string()),
-        message: Some(pod.message.to_string()),
-        // `updateStatusInternal`, in whole seconds as all times of a status.
-        start_time: crate::status::time(Wall(now.0 / 1_000_000_000 * 1_000_000_000)),
-        ..PodStatus::default()
-    }
 }
 
 fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
@@ -156,9 +142,7 @@ pub(super) async fn renew(
 pub(super) async fn tell(
     client: &Client,
     key: &PodKey,
-    status: Option<PodStatus>,
-    resized: bool,
-    deleted: bool,
+    StatusCall { status, resized, deleted, .. }: StatusCall,
 ) -> Result<Option<StatusThere>, KubeError> {
     let is_past = |error: &KubeError| error.is_not_found() || error.is(409);
     let mut there = None;
