@@ -615,6 +615,7 @@ mod tests {
             ((204, 20_000, 32 << 20), "NotRequired", runs, Some(cpu)),
             ((102, 10_000, 64 << 20), "NotRequired", runs, Some(memory)),
             ((204, 10_000, 32 << 20), "NotRequired", runs, None),
+            ((102, 20_000, 32 << 20), "NotRequired", runs, None),
             ((102, 10_000, 32 << 20), "NotRequired", runs, None),
             ((204, 20_000, 64 << 20), "RestartContainer", runs, Some(cpu)),
             ((204, 20_000, 64 << 20), "NotRequired", ContainerState::Exited, None),

@@ -10,6 +10,7 @@ pub mod mirror;
 pub mod node_images;
 pub mod node_object;
 pub mod node_reconcile;
+pub mod node_status;
 pub mod pod_status;
 pub mod runtime_state;
 pub mod status_manager;

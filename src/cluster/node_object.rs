@@ -1,4 +1,5 @@
 //! The Node object (`nodestatus`, `initialNode`). PURE.
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::rc::Rc;
 
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use crate::config::{NodeTaint, Periods, Reserved};
 use crate::eviction::NodeCondition;
 use crate::model::SortedMap;
 use crate::model::Wall;
-use crate::model::runtime::RuntimeHandler;
+use crate::model::runtime::{RuntimeHandler, RuntimeStatus};
 
 /// The kubelet version whose behaviour this is, for `status.nodeInfo.kubeletVersion` and version checks.
 pub const KUBELET_VERSION: &str = concat!("v1.36.2+smolet", env!("CARGO_PKG_VERSION"));
@@ -154,6 +155,25 @@ impl Machine {
             status.remove("addresses");
         }
         status
+    }
+
+    /// The status' digest, times apart (`nodeStatusHasChanged`).
+    pub fn digest(&self, health: &Health) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.report(health, &[], Wall(0)).to_string().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// The machine with what the runtime says of its handlers and features; `None`: it is as before.
+    pub fn with_runtime(&self, said: &RuntimeStatus) -> Option<Self> {
+        let mut handlers: Vec<Handler> = said.handlers.iter().map(Handler::of).collect();
+        handlers.sort_by(|a, b| a.name.cmp(&b.name));
+        let policy = Some(said.supplemental_groups_policy);
+        (self.handlers != handlers || self.supplemental_groups_policy != policy).then(|| Self {
+            handlers,
+            supplemental_groups_policy: policy,
+            ..self.clone()
+        })
     }
 
     /// Standard labels.
@@ -383,6 +403,45 @@ mod tests {
         assert_eq!(object["metadata"]["labels"]["edge"], "yes");
         let taints = json!([{"key": "edge", "value": "", "effect": "NoSchedule"}]);
         assert_eq!(object["spec"], json!({"taints": taints, "providerID": "metal://gw"}));
+    }
+
+    #[test]
+    fn the_digest_tells_what_changed_but_times() {
+        let (machine, plain) = (machine(), Health::default());
+        let same = machine.digest(&plain);
+        assert_eq!(machine.digest(&Health { pressure: Vec::new(), ..Health::default() }), same);
+        for other in [
+            Health { pressure: vec![NodeCondition::Pid], ..Health::default() },
+            Health { not_ready: vec!["why".to_owned()], ..Health::default() },
+        ] {
+            assert_ne!(machine.digest(&other), same, "{other:?}");
+        }
+        assert_ne!(Machine { addresses: Vec::new(), ..machine.clone() }.digest(&plain), same);
+    }
+
+    #[test]
+    fn the_runtime_changes_the_machine_once() {
+        let handler = |name: &str| RuntimeHandler {
+            name: name.into(),
+            recursive_read_only_mounts: true,
+            user_namespaces: false,
+        };
+        let said = |names: &[&str], policy| RuntimeStatus {
+            handlers: names.iter().map(|name| handler(name)).collect(),
+            supplemental_groups_policy: policy,
+            ..RuntimeStatus::default()
+        };
+        let machine = machine().with_runtime(&said(&["runc", ""], false)).expect("nothing was known of it");
+        let names: Vec<&str> = machine.handlers.iter().map(|handler| &*handler.name).collect();
+        assert_eq!((names, machine.supplemental_groups_policy), (vec!["", "runc"], Some(false)));
+        for (names, policy, changes) in [
+            (&["", "runc"][..], false, false),
+            (&["runc", ""], false, false),
+            (&["runc", ""], true, true),
+            (&[""], false, true),
+        ] {
+            assert_eq!(machine.with_runtime(&said(names, policy)).is_some(), changes, "{names:?} {policy}");
+        }
     }
 
     #[test]

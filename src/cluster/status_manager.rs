@@ -180,7 +180,8 @@ impl ReportedPod {
             }
             CallEnd::Failed { is_final } => {
                 self.resized = true;
-                if is_final && !deleted {
+                // What is deleted for good is so whatever was told of it.
+                if is_final {
                     self.revision = revision;
                 }
             }

@@ -31,7 +31,6 @@ mod status_manager;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use serde_json::Value;
 use smol::channel::Receiver;
 
 use super::agent::Event;
@@ -40,6 +39,7 @@ use super::pods::{NodeRoom, Pods};
 use crate::clock::SharedClock;
 use crate::cluster::node_images::NodeImage;
 use crate::cluster::node_object::Machine;
+use crate::cluster::node_status::{Registered, ReportEnd};
 use crate::cluster::task::Task;
 use crate::cri::{Runtime, RuntimeStatus};
 use crate::k3s::Settings;
@@ -60,7 +60,6 @@ use crate::source::{self, SourceUpdate};
 use crate::store::keep::folder::{Folder, Kept};
 use crate::sync::worker::{Life, Why};
 use admission::Admission;
-use calls::Registered;
 use events::EventReports;
 use failures::FailureLog;
 use lease::NodeLease;
@@ -150,8 +149,7 @@ enum News {
     RuntimeHere(RuntimeHere),
     /// The kernel's log was read.
     OomsRead(OomsRead),
-    /// With what was told and the conditions in it; nothing when it was as before.
-    Reported(Result<Option<(u64, Vec<Value>)>, KubeError>),
+    Reported(Result<ReportEnd, KubeError>),
     Leased(Result<Box<str>, KubeError>),
     Told {
         uid: PodUid,
@@ -311,7 +309,7 @@ impl Cluster {
             News::Reported(result) => self.status.reported(result, &mut self.of, now, out),
             News::Leased(result) => self.lease.take(result, &mut self.of, now),
             News::Told { uid, key, revision, deleted, result } => {
-                let is_over = self.pods.take((&uid, &key, revision, deleted), result, &mut self.of, now);
+                let is_over = self.pods.take((&uid, &key, revision, deleted), &result, &mut self.of, now);
                 if is_over {
                     self.events.leaves(&uid, &out.ring().borrow());
                 }

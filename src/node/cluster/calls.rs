@@ -1,6 +1,5 @@
 //! What the tasks of a node of a cluster ask of its server: one function for each.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::rc::Rc;
 
 use hyper::Method;
@@ -9,6 +8,7 @@ use serde_json::{Value, json};
 use super::node_status::RuntimeHere;
 use crate::cluster::node_images::NodeImages;
 use crate::cluster::node_object::{self, Health, Machine};
+use crate::cluster::node_status::{Registered, ReportEnd};
 use crate::cluster::status_manager::StatusCall;
 use crate::cluster::{lease, pod_status};
 use crate::cri::Runtime;
@@ -32,19 +32,6 @@ pub(super) async fn runtime_here(runtime: &impl Runtime, images_max: usize) -> R
 
 fn text(node: &Node, path: [&str; 2]) -> Option<Box<str>> {
     node.field(path[0])?.field(path[1])?.text().map(Box::from)
-}
-
-/// The Node as it is once it is registered.
-pub(super) struct Registered {
-    pub(super) uid: Box<str>,
-    pub(super) conditions: Vec<Value>,
-    /// It was there before.
-    pub(super) former: Option<Former>,
-}
-
-/// Who has told the Node's status last.
-pub(super) struct Former {
-    pub(super) boot_id: Box<str>,
 }
 
 /// `tryRegisterWithAPIServer`.
@@ -81,11 +68,11 @@ pub(super) async fn register(
         })
     });
     let boot_id = || status.and_then(|status| text(status, ["nodeInfo", "bootID"])).unwrap_or_default();
-    let former = is_former.then(|| Former { boot_id: boot_id() });
-    Ok(Registered { uid, conditions: conditions.collect(), former })
+    let former_boot_id = is_former.then(boot_id);
+    Ok(Registered { uid, conditions: conditions.collect(), former_boot_id })
 }
 
-/// `tryUpdateNodeStatus`: what was told, when it is another than `told`.
+/// `tryUpdateNodeStatus`: reports the status, when it is another than `told`.
 pub(super) async fn report(
     client: &Client,
     machine: &Machine,
@@ -93,19 +80,16 @@ pub(super) async fn report(
     before: &[Value],
     told: Option<u64>,
     now: Wall,
-) -> Result<Option<(u64, Vec<Value>)>, KubeError> {
-    // Times apart.
-    let mut hasher = DefaultHasher::new();
-    machine.report(health, &[], Wall(0)).to_string().hash(&mut hasher);
-    let digest = hasher.finish();
+) -> Result<ReportEnd, KubeError> {
+    let digest = machine.digest(health);
     if told == Some(digest) {
-        return Ok(None);
+        return Ok(ReportEnd::Unchanged);
     }
     let status = machine.report(health, before, now);
     let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
     let path = subresource_path(Resource::NODES, "", &machine.name, "status");
     client.call(Method::PATCH, &path, Some(Content::strategic(&node_object::patch(status)))).await?;
-    Ok(Some((digest, conditions)))
+    Ok(ReportEnd::Told(digest, conditions))
 }
 
 /// `controller.sync` of the lease: its version.

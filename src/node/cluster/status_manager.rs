@@ -63,7 +63,7 @@ impl StatusManager {
     pub(super) fn take(
         &mut self,
         (uid, key, revision, deleted): (&PodUid, &PodKey, u64, bool),
-        result: Result<Option<StatusThere>, KubeError>,
+        result: &Result<Option<StatusThere>, KubeError>,
         of: &mut Membership,
         now: Mono,
     ) -> bool {
@@ -72,11 +72,11 @@ impl StatusManager {
             return false;
         }
         let changed = of.shared.statuses.sent(&key.uid, result.as_ref().ok().copied().flatten());
-        let end = match &result {
+        let end = match result {
             Ok(_) => CallEnd::Told { changed },
             Err(why) => CallEnd::Failed { is_final: why.is_final() },
         };
-        if let Err(why) = &result {
+        if let Err(why) = result {
             of.failed(&format!("pod {key}: status update failed"), why, now);
         }
         self.pods.ended(uid, revision, deleted, end, now)
