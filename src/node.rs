@@ -76,7 +76,7 @@ use crate::render::{CgroupDriver, ManifestObjects, NodeSettings};
 use crate::server::{Query, Server};
 use crate::source::{FileSource, HttpSource, ManifestRoom, NodeName, SourceUpdate};
 use crate::store::identity::Identity;
-use crate::sync::act::{ActContext, GiveUp, LeastCounts, NoCgroups};
+use crate::sync::act::{ActContext, RuntimeManager};
 use crate::sync::turns::StartTurns;
 use crate::systemd::Systemd;
 use crate::systemd::logind::{DelayLock, Logind, Preparation};
@@ -484,14 +484,21 @@ impl Parts<'_> {
         tasks.forward("addresses", changes, move |()| Event::Addresses(followed.now()));
 
         let ring = Rc::new(Ring::default());
-        let mut ctx =
-            context(config, runtime, handlers, (self.node, &addresses), self.blocking, &clock, &ring);
-        let cgroups = node_cgroups(config, &ctx, &clock);
-        ctx.cgroups = Rc::new(PodsCgroups {
+        let cgroups = node_cgroups(config, &self.node, &clock);
+        let pods_cgroups = PodsCgroups {
             cgroups: cgroups.clone(),
-            node: ctx.node.clone(),
-            blocking: ctx.blocking.clone(),
-        });
+            node: self.node.clone(),
+            blocking: self.blocking.clone(),
+        };
+        let ctx = context(
+            config,
+            (runtime, handlers),
+            (self.node, &addresses),
+            pods_cgroups,
+            self.blocking,
+            &clock,
+            &ring,
+        );
         let cluster = self.joined.map(|joined| Cluster::begin(joined, &tasks, &clock));
         let now = clock.now();
         let room = match &cluster {
@@ -510,11 +517,11 @@ impl Parts<'_> {
 }
 
 /// The node's cgroups, as its driver has them.
-fn node_cgroups<R>(config: &Config, ctx: &ActContext<R>, clock: &SharedClock) -> NodeCgroups {
+fn node_cgroups(config: &Config, node: &NodeSettings, clock: &SharedClock) -> NodeCgroups {
     // Those of cgroups are among the first.
     let mounts = read_start(Path::new("/proc/self/mounts"), MOUNTINFO_BYTES_MAX).unwrap_or_default();
     let mounts = String::from_utf8_lossy(&mounts);
-    let systemd = match ctx.node.cgroup_driver {
+    let systemd = match node.cgroup_driver {
         CgroupDriver::Systemd => Some(Systemd::new(&config.systemd_socket, clock.clone())),
         CgroupDriver::Cgroupfs => None,
     };
@@ -566,9 +573,9 @@ async fn next_event(inbox: &Receiver<Event>, due: Option<Mono>, clock: &SharedCl
 
 fn context<R: Runtime + 'static>(
     config: &Config,
-    runtime: R,
-    handlers: Vec<RuntimeHandler>,
+    (runtime, handlers): (R, Vec<RuntimeHandler>),
     (node, addresses): (Rc<NodeSettings>, &NodeAddresses),
+    cgroups: PodsCgroups,
     blocking: Rc<Blocking>,
     clock: &SharedClock,
     ring: &Rc<Ring>,
@@ -588,29 +595,25 @@ fn context<R: Runtime + 'static>(
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let runtime = Rc::new(runtime);
     let tools = Tools { runtime: runtime.clone(), clock: clock.clone(), lookups: Lookups::default() };
-    ActContext {
+    let puller = ImagePuller::new(clock.clone(), config.image_pulls)
+        .limited(config.pull_rate)
+        .verifying(PullManager::new(config.pull_verification.clone(), &config.root_dir));
+    let manager = RuntimeManager {
         runtime,
-        handlers: Rc::from(handlers),
         clock: clock.clone(),
-        images: Rc::new(
-            ImagePuller::new(clock.clone(), config.image_pulls)
-                .limited(config.pull_rate)
-                .verifying(PullManager::new(config.pull_verification.clone(), &config.root_dir)),
-        ),
-        env: Rc::new(ManifestObjects::default()),
-        volumes: Rc::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
-        cgroups: Rc::new(NoCgroups),
+        handlers: handlers.into(),
+        images: puller,
+        volumes: Box::new(jobs::DiskVolumes { node: node.clone(), blocking: blocking.clone() }),
+        cgroups: Box::new(cgroups),
         hooks: Rc::new(HookRunner::new(tools, addresses.clone())),
-        notes: Rc::new(notes),
-        container_logs_dir: Rc::from(config.container_logs_dir.as_path()),
-        hosts_file: Rc::from(Path::new("/etc/hosts")),
-        resolv_conf: Some(Rc::from(config.resolv_conf.as_path())),
+        notes: Box::new(notes),
+        container_logs_dir: config.container_logs_dir.as_path().into(),
+        hosts_file: Path::new("/etc/hosts").into(),
+        resolv_conf: Some(config.resolv_conf.as_path().into()),
         blocking,
-        starts: Rc::new(StartTurns::new(processors)),
-        give_up: GiveUp::default(),
-        least_counts: LeastCounts::default(),
-        node,
-    }
+        starts: StartTurns::new(processors),
+    };
+    ActContext::new(manager, node, Rc::new(ManifestObjects::default()))
 }
 
 async fn forward<T, U>(from: Receiver<T>, to: Sender<U>, wrap: impl Fn(T) -> U) {

@@ -100,18 +100,18 @@ impl NodeCgroups {
         let Some(systemd) = &self.systemd else {
             let (hierarchies, classes, node) =
                 (self.hierarchies.clone(), self.classes.clone(), NodeSettings::clone(node));
-            let set = ctx.blocking.run_for(uid, move || {
+            let set = ctx.manager.blocking.run_for(uid, move || {
                 make_dir()?;
                 classes.write(&hierarchies, &node, Missing::Make);
                 hierarchies.set(&settings, Missing::Make).map_err(|error| error.to_string())
             });
             return set.await?.map(drop);
         };
-        ctx.blocking.run_for(uid, make_dir).await??;
+        ctx.manager.blocking.run_for(uid, make_dir).await??;
         let set = async {
             let mut turn = systemd.turn().await?;
             self.weigh_slices(ctx, uid, &mut turn, Missing::Make).await?;
-            self.set_slice(&ctx.blocking, node, uid, Some(&mut turn), settings, Missing::Make).await
+            self.set_slice(&ctx.manager.blocking, node, uid, Some(&mut turn), settings, Missing::Make).await
         };
         set.await.map_err(|error: SliceError| error.to_string())
     }
@@ -130,7 +130,7 @@ impl NodeCgroups {
             let (hierarchies, classes, node) =
                 (self.hierarchies.clone(), self.classes.clone(), NodeSettings::clone(&ctx.node));
             let weighed = move || classes.write(&hierarchies, &node, Missing::Leave);
-            if let Err(stuck) = ctx.blocking.run_for(uid, weighed).await {
+            if let Err(stuck) = ctx.manager.blocking.run_for(uid, weighed).await {
                 log::warn!("setting the cgroup weight of the QoS classes failed: {stuck}");
             }
         }
@@ -145,7 +145,7 @@ impl NodeCgroups {
         missing: Missing,
     ) -> Result<(), SystemdError> {
         for settings in self.classes.settings(&ctx.node) {
-            match self.set_slice(&ctx.blocking, &ctx.node, uid, Some(turn), settings, missing).await {
+            match self.set_slice(&ctx.manager.blocking, &ctx.node, uid, Some(turn), settings, missing).await {
                 Ok(()) => {}
                 Err(SliceError::Systemd(error)) if !error.is_of_unit() => return Err(error),
                 Err(error) => log::warn!("setting the cgroup weight of a QoS class failed: {error}"),
@@ -183,7 +183,7 @@ impl NodeCgroups {
         let (hierarchies, node, of) =
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
         let may_come = pod_cgroup_candidates(&node, uid.as_str());
-        let ending = ctx.blocking.run_for(uid, move || {
+        let ending = ctx.manager.blocking.run_for(uid, move || {
             let (cgroups, killed) = hierarchies.end_pod(&node, &of);
             tell_killed(&of, &killed);
             cgroups
@@ -212,7 +212,7 @@ impl NodeCgroups {
             (self.hierarchies.clone(), NodeSettings::clone(&ctx.node), uid.to_string());
         let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
         let theirs = pod_dir.clone();
-        let removed = ctx.blocking.run_for(uid, move || {
+        let removed = ctx.manager.blocking.run_for(uid, move || {
             let removed = hierarchies.remove_pod(&node, &of).map_err(|error| error.to_string())?;
             tell_killed(&of, &removed.killed);
             Ok::<_, String>(volume::nfs::has_volumes(&theirs))
@@ -223,7 +223,7 @@ impl NodeCgroups {
         // A large one in pieces: other pods have their turns in between.
         loop {
             let theirs = pod_dir.clone();
-            let removed = ctx.blocking.run_for(uid, move || remove(&theirs));
+            let removed = ctx.manager.blocking.run_for(uid, move || remove(&theirs));
             if removed.await?.map_err(|error| error.0)? {
                 return Ok(());
             }

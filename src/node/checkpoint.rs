@@ -182,7 +182,7 @@ impl Checkpointing {
         self.due = None;
         self.writes += 1;
         let (number, bytes) = (self.writes, to_bytes(&self.kept(pods, images, now)));
-        let (file, blocking) = (self.file.clone(), pods.ctx().blocking.clone());
+        let (file, blocking) = (self.file.clone(), pods.manager().blocking.clone());
         let task = out.keep("checkpoint file", async move {
             let written = blocking.run(move || file.write(number, &bytes)).await;
             Event::CheckpointWritten(written)
@@ -247,10 +247,10 @@ impl Checkpointing {
         // A write in flight goes on in its thread; numbers keep their order.
         self.write = None;
         let write = async {
-            pods.ctx().blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
+            pods.manager().blocking.run(move || file.write(number, &bytes)).await.map_err(|e| e.to_string())
         };
         let patience = async {
-            pods.ctx().clock.sleep(CHECKPOINT_END_PATIENCE).await;
+            pods.manager().clock.sleep(CHECKPOINT_END_PATIENCE).await;
             Err("the disk does not answer".to_owned())
         };
         if let Err(error) = smol::future::or(write, patience).await {
@@ -262,7 +262,7 @@ impl Checkpointing {
         Mark {
             statuses: pods.statuses().revision(),
             crashes: pods.backoff().changes(),
-            pulls: pods.ctx().images.changes(),
+            pulls: pods.manager().images.changes(),
             images: images.seen().changes(),
             debuggers: self.debuggers,
             resizes: pods.resizes(),
@@ -324,7 +324,7 @@ impl Checkpointing {
             written_ms: millis(now.since(Mono(0))),
             pods: kept.take(CHECKPOINT_PODS_MAX).collect(),
             crashes: pods.backoff().waits(now).map(wait).collect(),
-            pulls: pods.ctx().images.waits(now).into_iter().map(wait).collect(),
+            pulls: pods.manager().images.waits(now).into_iter().map(wait).collect(),
             images: images.seen().ages(now).map(image).collect(),
         }
     }
@@ -361,7 +361,7 @@ fn take_over<R: Runtime + 'static>(
     }
     for wait in &kept.pulls {
         let key = BackoffKey::from_kept(wait.key);
-        pods.ctx().images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
+        pods.manager().images.restore(key, Duration::from_millis(wait.wait_ms), ago(wait.age_ms));
     }
     for image in &kept.images {
         images.restore(image.image, ago(image.first_ms), ago(image.last_ms));

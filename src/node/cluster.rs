@@ -401,7 +401,7 @@ impl Cluster {
         }
         leave_out_ended(update, pods);
         self.admission.admit(update, pods, now, out);
-        let gone = self.pods.learn(update, self.of.seed, now, &*pods.ctx().notes, out);
+        let gone = self.pods.learn(update, self.of.seed, now, &*pods.manager().notes, out);
         for uid in &gone {
             self.events.leaves(uid, &out.ring().borrow());
         }

@@ -28,7 +28,7 @@ impl IdentityFile {
             return;
         }
         let Some(pending) = pods.take_changed_identity().map(Identity::pending) else { return };
-        let blocking = pods.ctx().blocking.clone();
+        let blocking = pods.manager().blocking.clone();
         self.write = Some(out.keep("identity file", async move {
             Event::IdentityWritten(blocking.run(move || pending.write()).await)
         }));

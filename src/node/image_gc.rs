@@ -246,7 +246,7 @@ impl ImageGc {
             }
             let (ctx, mountpoint) = (pods.ctx().clone(), run.mountpoint.clone());
             let task = async move {
-                let result = ctx.runtime.remove_image(&candidate.image.id).await;
+                let result = ctx.manager.runtime.remove_image(&candidate.image.id).await;
                 let disk = disk_at(&ctx, &mountpoint).await.ok();
                 let removed = RemovedImage { candidate, result, disk };
                 Event::ImageRemoved(Box::new(removed))
@@ -352,9 +352,9 @@ impl ImageGc {
 /// meanwhile is in use then.
 async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Result<ListedImages, String> {
     let said = |error: RuntimeError| error.to_string();
-    let pulled = ctx.images.pull_manager();
+    let pulled = ctx.manager.images.pull_manager();
     if let Some(pulled) = pulled {
-        pulled.begin_prune(&ctx.blocking).await;
+        pulled.begin_prune(&ctx.manager.blocking).await;
     }
     let (mut images, mut bytes, mut all) = (Vec::new(), 0, 0_usize);
     let mut listed = |image: Image| {
@@ -365,10 +365,10 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
             images.push(image);
         }
     };
-    ctx.runtime.list_images(&mut listed).await.map_err(said)?;
+    ctx.manager.runtime.list_images(&mut listed).await.map_err(said)?;
     if let Some(pulled) = pulled.filter(|_| images.len() == all) {
         let here = images.iter().map(|image| image.id.to_string()).collect();
-        pulled.prune(&ctx.blocking, here).await;
+        pulled.prune(&ctx.manager.blocking, here).await;
     }
     let mut used = Named::default();
     // Of everybody's containers.
@@ -377,7 +377,7 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
             used.add(&container.image);
         }
     };
-    ctx.runtime.list_containers(None, &mut add).await.map_err(said)?;
+    ctx.manager.runtime.list_containers(None, &mut add).await.map_err(said)?;
     if used.bytes() > IMAGES_USED_BYTES_MAX {
         return Err(format!(
             "the runtime's containers name more than {} of images: which are not used is not known",
@@ -385,7 +385,7 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
         ));
     }
     let mut of_itself = Named::default();
-    if let Some(image) = ctx.runtime.sandbox_image().await.map_err(said)? {
+    if let Some(image) = ctx.manager.runtime.sandbox_image().await.map_err(said)? {
         of_itself.add(&image);
     }
     if let Some(store) = store {
@@ -396,7 +396,7 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
             Err(error) => return Err(error.to_string()),
         }
     }
-    let filesystems = ctx.runtime.image_fs_info().await.map_err(said)?;
+    let filesystems = ctx.manager.runtime.image_fs_info().await.map_err(said)?;
     let mountpoint = filesystems.first().map(|filesystem| &*filesystem.mountpoint);
     let mountpoint: Rc<str> = mountpoint.ok_or("the runtime tells of no image filesystem")?.into();
     let disk = disk_at(ctx, &mountpoint).await?;
@@ -405,7 +405,8 @@ async fn look<R: Runtime>(ctx: &ActContext<R>, store: Option<&ImageStore>) -> Re
 
 async fn disk_at<R>(ctx: &ActContext<R>, mountpoint: &str) -> Result<DiskSpace, String> {
     let path = mountpoint.to_owned();
-    let found = ctx.blocking.run_outside(Path::new(mountpoint), move || Filesystem::of(path.as_ref())).await;
+    let found =
+        ctx.manager.blocking.run_outside(Path::new(mountpoint), move || Filesystem::of(path.as_ref())).await;
     let found = found.map_err(|stuck| format!("{mountpoint}: {stuck}"))?;
     let disk = found.map_err(|error| format!("{mountpoint}: {error}"))?;
     Ok(DiskSpace { capacity: disk.bytes, available: disk.bytes_free })

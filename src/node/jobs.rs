@@ -142,7 +142,8 @@ async fn make_volumes<R: Runtime>(
     let (steps, missing) = volume::pod_volumes(from, &paths::pod_dir(&ctx.node, &pod.key));
     let mut kept = Vec::new();
     if !(steps.is_empty() && missing.is_empty()) {
-        let made = ctx.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await;
+        let made =
+            ctx.manager.blocking.run_for(&pod.key.uid, move || volume::make_or_keep(&steps, missing)).await;
         kept = made.map_err(|stuck| VolumeError(stuck.into()))??;
     }
     for volume in volume::nfs_volumes(pod, &paths::pod_dir(&ctx.node, &pod.key)) {
@@ -150,7 +151,8 @@ async fn make_volumes<R: Runtime>(
     }
     for volume in volume::host_paths(pod) {
         let theirs = volume.clone();
-        let checked = ctx.blocking.run_outside_of(&pod.key.uid, &volume.path, move || theirs.check()).await;
+        let checked =
+            ctx.manager.blocking.run_outside_of(&pod.key.uid, &volume.path, move || theirs.check()).await;
         checked.map_err(|stuck| volume.failed(&stuck.to_string()))??;
     }
     Ok(kept)
@@ -165,16 +167,17 @@ async fn mount<R: Runtime>(
 ) -> Result<(), VolumeError> {
     let (uid, theirs) = (&pod.key.uid, volume.clone());
     let stuck = |stuck: Stuck| volume.failed(&stuck.to_string());
-    if ctx.blocking.run_for(uid, move || theirs.is_mounted()).await.map_err(stuck)?? {
+    if ctx.manager.blocking.run_for(uid, move || theirs.is_mounted()).await.map_err(stuck)?? {
         return Ok(());
     }
     let (wanted, theirs, source) = (Wanted::default(), volume.clone(), Path::new(&volume.source));
     let dropped = wanted.dropped();
     let time = NFS_MOUNT_TIME + OUTSIDE_PATIENCE;
     let server = (Server::Mount, &*volume.server);
-    let mounted = ctx.blocking.run_with_server(uid, server, source, time, move || theirs.mount(&dropped));
+    let mounted =
+        ctx.manager.blocking.run_with_server(uid, server, source, time, move || theirs.mount(&dropped));
     let told = async {
-        ctx.clock.sleep(OUTSIDE_PATIENCE).await;
+        ctx.manager.clock.sleep(OUTSIDE_PATIENCE).await;
         let note = stuck(Stuck::Hangs(source.to_owned()));
         ctx.note(&pod.key, EventKind::Warning, "FailedMount", &note.0);
         std::future::pending().await
@@ -188,7 +191,7 @@ async fn mount<R: Runtime>(
 /// The first that stayed, in a sentence.
 pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Result<(), String> {
     let pod_dir = Path::new(&*ctx.node.root_dir).join("pods").join(uid.as_str());
-    let found = ctx.blocking.run_for(uid, move || mounted_below(&pod_dir)).await?;
+    let found = ctx.manager.blocking.run_for(uid, move || mounted_below(&pod_dir)).await?;
     let (mut first, mut failed) = (Ok(()), SortedSet::new());
     for mounted in found.map_err(|error| error.0)? {
         if failed.contains(&mounted.server) {
@@ -199,7 +202,7 @@ pub(super) async fn unmount<R: Runtime>(ctx: &ActContext<R>, uid: &PodUid) -> Re
         let time = NFS_UNMOUNT_TIME * 2 + OUTSIDE_PATIENCE;
         let server = (Server::Unmount, &*mounted.server);
         let unmount = move || theirs.unmount(&dropped);
-        let done = ctx.blocking.run_with_server(uid, server, &mounted.point, time, unmount);
+        let done = ctx.manager.blocking.run_with_server(uid, server, &mounted.point, time, unmount);
         let done = done.await.unwrap_or_else(|stuck| Err(mounted.failed(&stuck.to_string())));
         if let Err(error) = done {
             failed.insert(mounted.server);
@@ -259,11 +262,11 @@ pub(super) async fn sweep<R: Runtime>(
     let mut note = |sandbox: SandboxItem| {
         known.insert(sandbox.pod.uid.to_string());
     };
-    if let Err(error) = ctx.runtime.list_pod_sandboxes(None, &mut note).await {
+    if let Err(error) = ctx.manager.runtime.list_pod_sandboxes(None, &mut note).await {
         return (Err(error.to_string()), Vec::new());
     }
     let node = NodeSettings::clone(&ctx.node);
-    let looked = ctx.blocking.run(move || {
+    let looked = ctx.manager.blocking.run(move || {
         let pods = Path::new(&*node.root_dir).join("pods");
         let left: Vec<String> =
             names(&pods).filter(|uid| !known.contains(uid.as_str())).take(ORPHAN_DIRS_MAX).collect();

@@ -87,10 +87,11 @@ impl LocalStorage {
         let task = async move {
             let outgrown = move || (unfinished.run(volumes), unfinished);
             // A large volume takes long, and nothing else waits. What a container mounted in it is not looked at.
-            let (outgrown, unfinished) = ctx.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
-                log::warn!("measuring emptyDir volumes with a sizeLimit failed: {error}");
-                Default::default()
-            });
+            let (outgrown, unfinished) =
+                ctx.manager.blocking.run_alone(outgrown).await.unwrap_or_else(|error| {
+                    log::warn!("measuring emptyDir volumes with a sizeLimit failed: {error}");
+                    Default::default()
+                });
             let mut usages = Ok(SortedMap::new());
             if !measured.is_empty() {
                 if images_apart.is_none() {

@@ -86,7 +86,7 @@ pub(super) fn node_question<R: Runtime + 'static>(pods: &Pods<R>, question: &Nod
         NodeQuestion::Reaches { ip, port } if reaches(pods, *ip, *port) => Ok(Answer::Found(String::new())),
         NodeQuestion::Reaches { .. } => Err((403, "no pod of this node".to_owned())),
         NodeQuestion::Run { target, container, command } => running_id(pods, target, container).map(|id| {
-            let (runtime, command, id) = (pods.ctx().runtime.clone(), command.clone(), id.clone());
+            let (runtime, command, id) = (pods.manager().runtime.clone(), command.clone(), id.clone());
             Answer::Later(Later(Box::pin(async move { run(&*runtime, &id, &command).await })))
         }),
         NodeQuestion::RunningPods => Ok(Answer::Found(running_pods(pods))),
@@ -126,7 +126,7 @@ fn running_id<'a, R: Runtime + 'static>(
 }
 
 fn stream_at<R: Runtime + 'static>(pods: &Pods<R>, request: StreamRequest) -> Answer {
-    let runtime = pods.ctx().runtime.clone();
+    let runtime = pods.manager().runtime.clone();
     Answer::Later(Later(Box::pin(async move { streaming(runtime.streaming_url(request).await) })))
 }
 
@@ -259,9 +259,9 @@ fn measure_all<R: Runtime + 'static>(
         });
     }
     let looking = Looking {
-        runtime: pods.ctx().runtime.clone(),
-        blocking: pods.ctx().blocking.clone(),
-        clock: pods.ctx().clock.clone(),
+        runtime: pods.manager().runtime.clone(),
+        blocking: pods.manager().blocking.clone(),
+        clock: pods.manager().clock.clone(),
         node: pods.ctx().node.node_name.clone(),
         root: with_disk.then(|| pods.ctx().node.root_dir.to_string()),
     };

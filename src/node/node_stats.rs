@@ -38,16 +38,16 @@ pub(super) async fn observe<R: Runtime>(
         let pids = meminfo.parent().filter(|_| pids).and_then(processes);
         (memory(&meminfo), pids, Filesystem::of(&root).ok())
     };
-    let (memory, pids, node) = ctx.blocking.run(look).await;
+    let (memory, pids, node) = ctx.manager.blocking.run(look).await;
     let mut images_at = images_at;
     if images_at.is_none() {
-        let told = ctx.runtime.image_fs_info().await.unwrap_or_default();
+        let told = ctx.manager.runtime.image_fs_info().await.unwrap_or_default();
         images_at = told.into_iter().next().map(|filesystem| filesystem.mountpoint);
     }
     let images = match images_at.as_deref().map(PathBuf::from) {
         Some(path) => {
             let theirs = path.clone();
-            let found = ctx.blocking.run_outside(&path, move || Filesystem::of(&theirs)).await;
+            let found = ctx.manager.blocking.run_outside(&path, move || Filesystem::of(&theirs)).await;
             found.ok().and_then(Result::ok)
         }
         None => None,
@@ -150,7 +150,7 @@ pub(super) async fn measure<R: Runtime>(
             ContainerUsage { name: name.clone(), memory: told.memory_bytes, layer, logs: DiskUse::default() };
         usages.entry(uid.to_owned()).or_default().containers.push(usage);
     };
-    ctx.runtime.list_container_stats(&mut add).await?;
+    ctx.manager.runtime.list_container_stats(&mut add).await?;
     let counted = counted.map(|cgroups| (cgroups, NodeSettings::clone(&ctx.node)));
     let walk = move || {
         for Measured { uid, directories, .. } in pods {
@@ -163,7 +163,7 @@ pub(super) async fn measure<R: Runtime>(
         usages
     };
     // A large volume takes long, and nothing else waits.
-    Ok(ctx.blocking.run_alone(walk).await.unwrap_or_else(|error| {
+    Ok(ctx.manager.blocking.run_alone(walk).await.unwrap_or_else(|error| {
         log::warn!("measuring the usage of pods failed: {error}");
         SortedMap::new()
     }))

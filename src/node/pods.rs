@@ -63,7 +63,7 @@ use crate::source::EndingPod;
 use crate::source::{self, Held, SourceUpdate};
 use crate::store::identity::Identity;
 use crate::store::statuses::StatusStore;
-use crate::sync::act::ActContext;
+use crate::sync::act::{ActContext, RuntimeManager};
 
 /// All that belongs to the node's pods.
 pub(super) struct Pods<R> {
@@ -191,11 +191,16 @@ impl<R: Runtime + 'static> Pods<R> {
     // ---- what parts read -----------------------------------------------------------------------------------
 
     pub(super) fn now(&self) -> Now {
-        self.ctx.clock.now()
+        self.ctx.manager.clock.now()
     }
 
     pub(super) fn ctx(&self) -> &ActContext<R> {
         &self.ctx
+    }
+
+    /// What all jobs share: clients, clock and threads.
+    pub(super) fn manager(&self) -> &RuntimeManager<R> {
+        &self.ctx.manager
     }
 
     pub(super) fn cgroups(&self) -> &NodeCgroups {

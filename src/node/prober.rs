@@ -37,8 +37,11 @@ struct Running {
 
 impl<R: Runtime + 'static> Prober<R> {
     pub(super) fn new(ctx: &ActContext<R>) -> Self {
-        let tools =
-            Tools { runtime: ctx.runtime.clone(), clock: ctx.clock.clone(), lookups: Lookups::default() };
+        let tools = Tools {
+            runtime: ctx.manager.runtime.clone(),
+            clock: ctx.manager.clock.clone(),
+            lookups: Lookups::default(),
+        };
         Self { tools, asked: 0, running: SortedMap::new() }
     }
 

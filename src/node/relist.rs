@@ -61,7 +61,7 @@ impl Relisting {
         self.begun = now;
         // Nothing is due but what is requested from now on.
         self.at = Mono(i64::MAX);
-        let (runtime, interest) = (pods.ctx().runtime.clone(), pods.interest());
+        let (runtime, interest) = (pods.manager().runtime.clone(), pods.interest());
         out.start("relist", async move { Event::Relisted(pleg::relist(&*runtime, &interest).await) });
     }
 

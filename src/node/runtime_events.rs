@@ -90,7 +90,7 @@ impl RuntimeEvents {
         self.number += 1;
         let number = self.number;
         let (runtime, events, dropped) =
-            (pods.ctx().runtime.clone(), out.tasks().sender(), self.dropped.clone());
+            (pods.manager().runtime.clone(), out.tasks().sender(), self.dropped.clone());
         self.stream = Some(out.keep("runtime events", async move {
             let mut each = |event| {
                 // Waiting here would hold up the runtime.

@@ -81,7 +81,7 @@ pub(super) fn gauges<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts:
 
 /// The use of each of `limits::BOUNDS`, in that order, of the status store, and of what a node of a cluster holds.
 fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -> Vec<Usage> {
-    let (waits, messages, message_bytes) = pods.ctx().images.held();
+    let (waits, messages, message_bytes) = pods.manager().images.held();
     let merged = pods.desired().problems();
     let (merged, merged_bytes) = merged.fold((0, 0), |(n, bytes), problem| (n + 1, bytes + problem.bytes()));
     let problems: usize = pods.held().values().map(|held| held.problems).sum();
@@ -111,7 +111,7 @@ fn usage<R: Runtime + 'static>(pods: &Pods<R>, out: &Effects, parts: PartsUse) -
         (adopted.len(), adopted.iter().map(|uid| size_of::<PodUid>() + uid.as_str().len()).sum()),
         parts.strangers,
         (awaited().count(), awaited().map(|id| size_of::<Awaited>() + id.len()).sum()),
-        pods.ctx().blocking.held(),
+        pods.manager().blocking.held(),
         pods.logs_held(),
         (out.tasks().queued(), out.tasks().queued() * size_of::<Event>()),
         // What its buffers may hold; how full they are only the kernel and hyper know.

@@ -26,7 +26,7 @@ pub(super) fn stream<R: Runtime + 'static>(pods: &Pods<R>, question: &StreamQues
     match prepared {
         Err(why) => Answer::NotFound(format!("{}\n", why.trim_end())),
         Ok((request, facts)) => {
-            let runtime = pods.ctx().runtime.clone();
+            let runtime = pods.manager().runtime.clone();
             Answer::Later(Later(Box::pin(
                 async move { answer(runtime.streaming_url(request).await, &facts) },
             )))

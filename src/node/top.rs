@@ -29,7 +29,8 @@ pub(super) fn top_pods<R: Runtime + 'static>(pods: &Pods<R>, question: &TopQuest
         wanted.extend(all.map(|key| (key.uid.clone(), key)));
     }
     let namespaces = namespace.is_none() && question.names.is_empty();
-    let (runtime, clock, style) = (pods.ctx().runtime.clone(), pods.ctx().clock.clone(), question.style);
+    let (runtime, clock, style) =
+        (pods.manager().runtime.clone(), pods.manager().clock.clone(), question.style);
     Answer::Later(Later(Box::pin(async move {
         match measure(&*runtime, &clock, &wanted).await {
             Ok(Some(pods)) => Answer::Found(printer::top(&pods, namespaces, style)),

@@ -46,41 +46,48 @@ pub use super::kill::remove_pod;
 pub use super::start::NoVolumes;
 
 /// Event recorder: gets the pod (and container), the event's type, its reason and its message.
-pub type Notes = Rc<dyn Fn(About<'_>, EventKind, &'static str, &str)>;
+pub type Notes = Box<dyn Fn(About<'_>, EventKind, &'static str, &str)>;
 
-/// State shared by all sync tasks. Everything in it belongs to the loop's thread; cloning is cheap.
-pub struct ActContext<R> {
+/// What all jobs of pods use, for the life of the process (fields of the kubelet's `kubeGenericRuntimeManager`).
+pub struct RuntimeManager<R> {
     /// The CRI runtime.
     pub runtime: Rc<R>,
     /// Clock for grace periods, hooks and the duration of pulls.
     pub clock: SharedClock,
     /// The runtime's handlers, as listed in its `Status` response at the start.
-    pub handlers: Rc<[RuntimeHandler]>,
-    /// The node's settings for rendering, and the paths.
-    pub node: Rc<NodeSettings>,
+    pub handlers: Box<[RuntimeHandler]>,
     /// The image puller.
-    pub images: Rc<ImagePuller>,
-    /// Source of environment variables: ConfigMaps, Secrets, services.
-    pub env: Rc<dyn EnvSources>,
+    pub images: ImagePuller,
     /// Volume manager: host paths of the volumes.
-    pub volumes: Rc<dyn VolumeMounts>,
+    pub volumes: Box<dyn VolumeMounts>,
     /// The pods' cgroups.
-    pub cgroups: Rc<dyn PodCgroups>,
+    pub cgroups: Box<dyn PodCgroups>,
     /// Runs lifecycle hooks.
     pub hooks: Rc<dyn Hooks>,
     /// Receives each decision and error as an event, when it happens.
     pub notes: Notes,
     /// `/var/log/containers`.
-    pub container_logs_dir: Rc<Path>,
+    pub container_logs_dir: Box<Path>,
     /// The node's own hosts file, for pods on the host network.
-    pub hosts_file: Rc<Path>,
+    pub hosts_file: Box<Path>,
     /// The node's resolver configuration, read again for each sandbox: it changes with the network, and may appear after the
-    /// agent has started. `None`: the parsed configuration in [`Self::node`] is used.
-    pub resolv_conf: Option<Rc<Path>>,
+    /// agent has started. `None`: the parsed configuration in [`ActContext::node`] is used.
+    pub resolv_conf: Option<Box<Path>>,
     /// Thread pool for blocking work.
     pub blocking: Rc<Blocking>,
     /// Concurrency limit for the syncs that make a sandbox or start containers.
-    pub starts: Rc<StartTurns>,
+    pub starts: StartTurns,
+}
+
+/// Context of one job of a pod: what is the job's own, and the snapshot of the node's settings and objects that it was started
+/// with. Everything in it belongs to the loop's thread; cloning allocates nothing.
+pub struct ActContext<R> {
+    /// Shared by all jobs.
+    pub manager: Rc<RuntimeManager<R>>,
+    /// The node's settings for rendering, and the paths. Addresses and name servers change; a job keeps those of its start.
+    pub node: Rc<NodeSettings>,
+    /// Source of environment variables: ConfigMaps, Secrets, services.
+    pub env: Rc<dyn EnvSources>,
     /// Cancellation signals of this sync.
     pub give_up: GiveUp,
     /// Least restart counts of this sync's containers.
@@ -165,21 +172,9 @@ impl LeastCounts {
 impl<R> Clone for ActContext<R> {
     fn clone(&self) -> Self {
         Self {
-            runtime: self.runtime.clone(),
-            clock: self.clock.clone(),
-            handlers: self.handlers.clone(),
+            manager: self.manager.clone(),
             node: self.node.clone(),
-            images: self.images.clone(),
             env: self.env.clone(),
-            volumes: self.volumes.clone(),
-            cgroups: self.cgroups.clone(),
-            hooks: self.hooks.clone(),
-            notes: self.notes.clone(),
-            container_logs_dir: self.container_logs_dir.clone(),
-            hosts_file: self.hosts_file.clone(),
-            resolv_conf: self.resolv_conf.clone(),
-            blocking: self.blocking.clone(),
-            starts: self.starts.clone(),
             give_up: self.give_up.clone(),
             least_counts: self.least_counts.clone(),
         }
@@ -187,10 +182,16 @@ impl<R> Clone for ActContext<R> {
 }
 
 impl<R> ActContext<R> {
+    /// A context without cancellation signals and restart counts.
+    pub fn new(manager: RuntimeManager<R>, node: Rc<NodeSettings>, env: Rc<dyn EnvSources>) -> Self {
+        let manager = Rc::new(manager);
+        Self { manager, node, env, give_up: GiveUp::default(), least_counts: LeastCounts::default() }
+    }
+
     /// True when the pod's runtime handler supports recursive read-only mounts.
     pub fn mounts_recursively_read_only(&self, pod: &DesiredPod) -> bool {
         let wanted = admission::runtime_handler(pod);
-        let handler = self.handlers.iter().find(|handler| *handler.name == *wanted);
+        let handler = self.manager.handlers.iter().find(|handler| *handler.name == *wanted);
         handler.is_some_and(|handler| handler.recursive_read_only_mounts)
     }
 
@@ -202,7 +203,7 @@ impl<R> ActContext<R> {
         reason: &'static str,
         message: &str,
     ) {
-        (self.notes)(about.into(), kind, reason, message);
+        (self.manager.notes)(about.into(), kind, reason, message);
     }
 
     /// Records the warning event of a hook that succeeded.
@@ -212,11 +213,11 @@ impl<R> ActContext<R> {
         }
     }
 
-    /// The symlink to a container's log, below [`Self::container_logs_dir`].
+    /// The symlink to a container's log, below [`RuntimeManager::container_logs_dir`].
     pub(super) fn log_link(&self, key: &PodKey, container: &str, id: &str) -> PathBuf {
         let link = paths::legacy_log_symlink(key, container, id);
         let name = Path::new(&link).file_name().unwrap_or_default();
-        self.container_logs_dir.join(name)
+        self.manager.container_logs_dir.join(name)
     }
 }
 
@@ -298,7 +299,7 @@ pub async fn act<R: Runtime>(
     };
     // From here on syncs take turns, as many at once as there are turns: a sync that waits has created nothing, and has not
     // yet allocated the futures of the steps that follow.
-    let mut turn = StartTurn::new(&ctx.starts, &pod.key);
+    let mut turn = StartTurn::new(&ctx.manager.starts, &pod.key);
     if ctx.give_up.unless_asked(turn.take()).await.is_some() && !ctx.give_up.is_asked() {
         Box::pin(make(ctx, pod, observed, plan, known, attempt, turn, &mut outcome)).await;
     }
@@ -489,7 +490,7 @@ async fn start_all<R: Runtime>(
                 })
             }
             StartWhen::First | StartWhen::Again(_) => {
-                let at = ctx.clock.now().mono;
+                let at = ctx.manager.clock.now().mono;
                 let started = start_container(ctx, pod, observed, sandbox, start, &secrets, turn).await;
                 if matches!(started, Ok(Started::GivenUp)) {
                     return false;

@@ -68,7 +68,7 @@ async fn carry_out<R: Runtime>(
     outcome: &mut Outcome,
 ) -> Result<(), String> {
     let wanted = pod_cgroup(&pod.pod, ctx.node.cpu_cfs_quota, ctx.node.cpu_cfs_period_us);
-    let there = ctx.cgroups.read(pod).await.map_err(|error| {
+    let there = ctx.manager.cgroups.read(pod).await.map_err(|error| {
         format!("unable to get pod cgroup config for pod {}: {error}", quoted(&pod.key.kubelet_format()))
     })?;
     check_memory(ctx, pod, &wanted, &there, resizes).await?;
@@ -85,7 +85,7 @@ async fn carry_out<R: Runtime>(
             told = true;
         }
         for part in grow {
-            ctx.cgroups.set(pod, part).await?;
+            ctx.manager.cgroups.set(pod, part).await?;
         }
         for resize in containers {
             // Containers resized a moment ago keep their new value; those not yet resized keep their old one.
@@ -101,7 +101,7 @@ async fn carry_out<R: Runtime>(
             outcome.actuated.push(Actuated { id: resize.id.clone(), sizes: to });
         }
         for part in shrink {
-            ctx.cgroups.set(pod, part).await?;
+            ctx.manager.cgroups.set(pod, part).await?;
         }
     }
     Ok(())
@@ -148,7 +148,7 @@ async fn tell_runtime<R: Runtime>(
     sandbox: &SandboxId,
 ) -> Result<(), String> {
     let (resources, overhead) = sandbox_resources(&ctx.node, &pod.pod);
-    match ctx.runtime.update_pod_sandbox_resources(sandbox, resources, overhead).await {
+    match ctx.manager.runtime.update_pod_sandbox_resources(sandbox, resources, overhead).await {
         Ok(()) | Err(RuntimeError::Unimplemented(_)) => Ok(()),
         // containerd 2.2's error for an unimplemented call.
         Err(RuntimeError::Failed { message, .. }) if message.contains("not implemented") => Ok(()),
@@ -172,7 +172,11 @@ async fn update<R: Runtime>(
     let mut container = container.clone();
     set_sizes(&mut container, to);
     let resources = container_resources(&ctx.node, &pod.pod, &container);
-    ctx.runtime.update_container_resources(&resize.id, resources).await.map_err(|error| error.to_string())
+    ctx.manager
+        .runtime
+        .update_container_resources(&resize.id, resources)
+        .await
+        .map_err(|error| error.to_string())
 }
 
 /// A memory limit is not set below the memory in use: the kernel would kill processes for it (`validateMemoryResizeAction`).
@@ -205,7 +209,7 @@ async fn check_memory<R: Runtime>(
         let mut note = |stats: ContainerStats| {
             used.extend(is_ours(&stats.id).then_some((stats.id, stats.memory_usage_bytes)));
         };
-        let listed = ctx.runtime.list_container_stats(&mut note).await;
+        let listed = ctx.manager.runtime.list_container_stats(&mut note).await;
         if let Err(error) = listed {
             let name = quoted(&pod.key.kubelet_format());
             return Err(format!(

@@ -86,11 +86,11 @@ impl<R: Runtime> Puller<'_, '_, R> {
             pod: &pod.key.uid,
             image,
             policy: PullPolicy::parse(policy),
-            logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.blocking },
+            logins: LoginSources { secrets, node: &node_logins, blocking: &ctx.manager.blocking },
             sandbox: sandbox.config,
         };
         let note = |kind, reason, message: &str| ctx.note(*about, kind, reason, message);
-        ctx.images.ensure(&*ctx.runtime, &request, &note, &mut || turn.pause()).await
+        ctx.manager.images.ensure(&*ctx.manager.runtime, &request, &note, &mut || turn.pause()).await
     }
 
     /// Tries all of them, and reports the last one that failed (`toKubeContainerImageVolumes`).
@@ -127,7 +127,7 @@ impl<R: Runtime> Puller<'_, '_, R> {
     /// the request (`RuntimeVersion::image_volumes`). The version is queried each time, since an upgrade may add support.
     async fn runtime_mounts(&self, wanted: &[ImageVolume<'_>]) -> Result<(), Failure> {
         // Without an answer the mount is tried all the same, and the runtime's error is reported.
-        let Ok(version) = self.ctx.runtime.version().await else { return Ok(()) };
+        let Ok(version) = self.ctx.manager.runtime.version().await else { return Ok(()) };
         let known = version.image_volumes();
         let refused = wanted.iter().find_map(|volume| {
             let why = match (known.whole, known.in_part, volume.in_part) {

@@ -103,7 +103,7 @@ pub async fn kill_pod<R: Runtime>(
     }
     let mut failure = None;
     for sandbox in &observed.sandboxes {
-        if let Err(error) = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await) {
+        if let Err(error) = unless_gone(ctx.manager.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await) {
             failure = Some(Failure::new(SyncError::KillPodSandbox, error.to_string()));
         }
     }
@@ -200,7 +200,7 @@ async fn stop<R: Runtime>(
     }
     // The kubelet's minimum grace period, even when the override is zero.
     let timeout = Seconds(grace.max(GRACE_SECONDS_MIN));
-    unless_gone(ctx.runtime.stop_container(&victim.key.uid, victim.id, timeout).await)?;
+    unless_gone(ctx.manager.runtime.stop_container(&victim.key.uid, victim.id, timeout).await)?;
     if let Some(order) = order {
         order.terminated(name);
     }
@@ -209,11 +209,11 @@ async fn stop<R: Runtime>(
 
 /// `executePreStopHook`: returns the whole seconds that it took, at most `grace`.
 async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookCall<'_>, grace: i64) -> i64 {
-    let began = ctx.clock.now().mono;
+    let began = ctx.manager.clock.now().mono;
     let (key, name) = (call.key, call.container);
-    let hook = ctx.hooks.run(call);
+    let hook = ctx.manager.hooks.run(call);
     let over = async {
-        ctx.clock.sleep(seconds(grace)).await;
+        ctx.manager.clock.sleep(seconds(grace)).await;
         log::warn!("{key}: container {name}: preStop hook not completed in {grace} s of grace");
         Ok(None)
     };
@@ -230,7 +230,7 @@ async fn pre_stop<R: Runtime>(ctx: &ActContext<R>, about: About<'_>, call: HookC
             );
         }
     }
-    whole_seconds(ctx.clock.now().mono.since(began))
+    whole_seconds(ctx.manager.clock.now().mono.since(began))
 }
 
 /// `waitForTurn`: returns the whole seconds until all containers that it waits for have stopped, at most `grace`.
@@ -243,11 +243,11 @@ async fn wait_for_turn<R: Runtime>(
     if order.is_turn_of(name) {
         return 0;
     }
-    let began = ctx.clock.now().mono;
+    let began = ctx.manager.clock.now().mono;
     // No waker: `all_of` polls every kill again when one has ended.
     let turn = poll_fn(|_| if order.is_turn_of(name) { Poll::Ready(()) } else { Poll::Pending });
-    smol::future::or(turn, ctx.clock.sleep(seconds(grace))).await;
-    whole_seconds(ctx.clock.now().mono.since(began))
+    smol::future::or(turn, ctx.manager.clock.sleep(seconds(grace))).await;
+    whole_seconds(ctx.manager.clock.now().mono.since(began))
 }
 
 /// Runs futures concurrently, [`STOPS_AT_ONCE_MAX`] at a time, and polls all running ones whenever one is woken or has
@@ -298,31 +298,32 @@ pub async fn remove_pod<R: Runtime>(
     };
     let links = observed.containers.iter();
     let links: Vec<_> = links.map(|status| ctx.log_link(key, &status.name, status.id.as_str())).collect();
-    let at = ctx.container_logs_dir.to_path_buf();
+    let at = ctx.manager.container_logs_dir.to_path_buf();
     let unlinked = move || links.iter().for_each(|link| files::remove_link(link));
-    if let Err(stuck) = ctx.blocking.run_on_logs(&key.uid, &at, unlinked).await {
+    if let Err(stuck) = ctx.manager.blocking.run_on_logs(&key.uid, &at, unlinked).await {
         log::warn!("pod {key}: log links not removed: {stuck}");
     }
     for status in &observed.containers {
-        let removed = unless_gone(ctx.runtime.remove_container(&status.id).await);
+        let removed = unless_gone(ctx.manager.runtime.remove_container(&status.id).await);
         keep(removed.map_err(|error| {
             format!("pod {key}: container {} ({}) was not removed: {error}", status.name, status.id)
         }));
     }
     for sandbox in &observed.sandboxes {
         // Normally stopped already; the kubelet's `removeSandbox` stops it again too.
-        let stopped = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await);
+        let stopped = unless_gone(ctx.manager.runtime.stop_pod_sandbox(&key.uid, &sandbox.id).await);
         let removed = match stopped {
-            Ok(()) => unless_gone(ctx.runtime.remove_pod_sandbox(&sandbox.id).await),
+            Ok(()) => unless_gone(ctx.manager.runtime.remove_pod_sandbox(&sandbox.id).await),
             Err(error) => Err(error),
         };
         keep(removed.map_err(|error| format!("pod {key}: sandbox {} was not removed: {error}", sandbox.id)));
     }
     let logs = paths::pod_logs_dir(&ctx.node, key);
-    let links = ctx.container_logs_dir.to_path_buf();
+    let links = ctx.manager.container_logs_dir.to_path_buf();
     // Off the loop's thread: a pod's logs may be large.
     let at = PathBuf::from(&logs);
-    let removed = ctx.blocking.run_on_logs(&key.uid, &at, move || remove_pod_logs(&links, Path::new(&logs)));
+    let removed =
+        ctx.manager.blocking.run_on_logs(&key.uid, &at, move || remove_pod_logs(&links, Path::new(&logs)));
     keep(
         removed
             .await
@@ -406,9 +407,9 @@ pub async fn remove_garbage<R: Runtime>(
         first = first.and(result.map_err(|error| format!("container {}: {error}", removal.id)));
     }
     for id in &garbage.sandboxes {
-        let mut result = unless_gone(ctx.runtime.stop_pod_sandbox(&key.uid, id).await);
+        let mut result = unless_gone(ctx.manager.runtime.stop_pod_sandbox(&key.uid, id).await);
         if result.is_ok() {
-            result = unless_gone(ctx.runtime.remove_pod_sandbox(id).await);
+            result = unless_gone(ctx.manager.runtime.remove_pod_sandbox(id).await);
         }
         first = first.and(result.map_err(|error| format!("sandbox {id}: {error}")));
     }
@@ -429,7 +430,7 @@ pub(super) async fn remove_container<R: Runtime>(
         let log = format!("{}/{log}", paths::pod_logs_dir(&ctx.node, key));
         let link = ctx.log_link(key, &status.name, status.id.as_str());
         let at = PathBuf::from(&log);
-        let removed = ctx.blocking.run_on_logs(&key.uid, &at, move || {
+        let removed = ctx.manager.blocking.run_on_logs(&key.uid, &at, move || {
             files::remove_logs(Path::new(&log));
             files::remove_link(&link);
         });
@@ -439,7 +440,7 @@ pub(super) async fn remove_container<R: Runtime>(
         };
         Box::pin(removed).await.map_err(failed)?;
     }
-    unless_gone(ctx.runtime.remove_container(&status.id).await)
+    unless_gone(ctx.manager.runtime.remove_container(&status.id).await)
 }
 
 /// A container's definition in any of the pod's container lists (`GetContainerSpec`).

@@ -31,7 +31,7 @@ pub(super) struct PodSandbox<'a> {
 /// upgrade may add them.
 pub(super) async fn refused<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) -> Option<Refusal> {
     let runtime = if admission::asks_runtime(pod) {
-        match ctx.runtime.status().await {
+        match ctx.manager.runtime.status().await {
             Ok(status) => Some(status),
             Err(error) => {
                 let message = format!("the runtime does not say what it can do: {error}");
@@ -66,15 +66,18 @@ pub(super) async fn configure_sandbox<R: Runtime>(
             create_dir(&pod_dir, 0o750).map_err(|error| format!("pod directory {pod_dir}: {error}"))?;
             userns::of_pod(&Path::new(&root).join("pods"), &uid, is_new)
         };
-        users = Some(ctx.blocking.run_for(&pod.key.uid, given).await??);
+        users = Some(ctx.manager.blocking.run_for(&pod.key.uid, given).await??);
     }
     let mut node = ctx.node.clone();
-    if let Some(path) = ctx.resolv_conf.as_ref().filter(|_| is_new) {
+    if let Some(path) = ctx.manager.resolv_conf.as_ref().filter(|_| is_new) {
         let host_network = pod.spec().host_network == Some(true);
         let theirs = path.to_path_buf();
         // The path is the administrator's choice: its file system may hang.
-        let read =
-            ctx.blocking.run_outside(path, move || resolv_conf::resolv_conf(&theirs, host_network)).await;
+        let read = ctx
+            .manager
+            .blocking
+            .run_outside(path, move || resolv_conf::resolv_conf(&theirs, host_network))
+            .await;
         // A sandbox keeps this configuration for its lifetime.
         Rc::make_mut(&mut node).resolv_conf = read?;
     }
@@ -107,31 +110,34 @@ pub(super) async fn make_sandbox<'a, R: Runtime>(
             create_dir(path, *mode).map_err(|error| (*what, error.to_string()))
         })
     };
-    let directories = ctx.blocking.run_outside_for(&pod.key.uid, &at, make);
-    let directories = turn.files(&ctx.clock, directories).await;
+    let directories = ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make);
+    let directories = turn.files(&ctx.manager.clock, directories).await;
     if let Err((what, error)) = directories.unwrap_or_else(|stuck| Err(("pod", stuck.to_string()))) {
         let message = format!("Failed to create {what} directory for pod {name}: {error}");
         sandbox_failed(ctx, pod, outcome, &error, message);
         return None;
     }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
-    if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.runtime, &pod.key.uid, attempt).await {
+    if !ctx.give_up.overtaken.sandbox_may_be_made(&*ctx.manager.runtime, &pod.key.uid, attempt).await {
         return None;
     }
-    let run = ctx.runtime.run_pod_sandbox(config, admission::runtime_handler(pod));
-    let id =
-        match turn.call(&ctx.clock, StartCall::RunPodSandbox, run).await.map_err(|error| error.to_string()) {
-            Ok(id) => id,
-            Err(error) => {
-                note_network(ctx, pod).await;
-                let message = format!("Failed to create sandbox for pod {name}: {error}");
-                sandbox_failed(ctx, pod, outcome, &error, message);
-                return None;
-            }
-        };
+    let run = ctx.manager.runtime.run_pod_sandbox(config, admission::runtime_handler(pod));
+    let id = match turn
+        .call(&ctx.manager.clock, StartCall::RunPodSandbox, run)
+        .await
+        .map_err(|error| error.to_string())
+    {
+        Ok(id) => id,
+        Err(error) => {
+            note_network(ctx, pod).await;
+            let message = format!("Failed to create sandbox for pod {name}: {error}");
+            sandbox_failed(ctx, pod, outcome, &error, message);
+            return None;
+        }
+    };
     outcome.add(SyncAction::CreatePodSandbox, &Rc::from(pod.key.kubelet_format()), None);
     outcome.sandbox = Some(id.clone());
-    let status = match ctx.runtime.pod_sandbox_status(&id).await {
+    let status = match ctx.manager.runtime.pod_sandbox_status(&id).await {
         Ok(status) => status,
         Err(error) => {
             let message = format!("Unable to get pod sandbox status: {error}");
@@ -152,7 +158,7 @@ async fn note_network<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod) {
     if pod.spec().host_network == Some(true) {
         return;
     }
-    let Ok(status) = ctx.runtime.status().await else { return };
+    let Ok(status) = ctx.manager.runtime.status().await else { return };
     let network = status.conditions.iter().find(|of| &*of.kind == "NetworkReady" && !of.status);
     if let Some(of) = network {
         let message = format!(

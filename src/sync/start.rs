@@ -70,7 +70,9 @@ pub(super) async fn start_container<R: Runtime>(
         let logs = PathBuf::from(format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key)));
         let theirs = logs.clone();
         let counted = move || files::restart_count_of_logs(&theirs);
-        let counted = turn.files(&ctx.clock, ctx.blocking.run_on_logs(&pod.key.uid, &logs, counted)).await;
+        let counted = turn
+            .files(&ctx.manager.clock, ctx.manager.blocking.run_on_logs(&pod.key.uid, &logs, counted))
+            .await;
         counted.map_err(|stuck| fail(SyncError::CreateContainerConfig, stuck.to_string()))?
     };
     if ctx.give_up.unless_asked(turn.take()).await.is_none() {
@@ -95,7 +97,7 @@ pub(super) async fn start_container<R: Runtime>(
     }
     let attempt = config.metadata.as_ref().map_or(0, |metadata| metadata.attempt);
     let overtaken = &ctx.give_up.overtaken;
-    if !overtaken.container_may_be_made(&*ctx.runtime, &pod.key.uid, name, attempt).await {
+    if !overtaken.container_may_be_made(&*ctx.manager.runtime, &pod.key.uid, name, attempt).await {
         return Ok(Started::GivenUp);
     }
     // Differs from the kubelet (`startContainer`), which leaves the old one beside the new one until garbage collection: its
@@ -104,11 +106,13 @@ pub(super) async fn start_container<R: Runtime>(
         let removed = remove_container(ctx, &pod.key, left, true).await;
         removed.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     }
-    let created = ctx.runtime.create_container(&sandbox.id, &config, sandbox.config);
-    let created = turn.call(&ctx.clock, StartCall::CreateContainer, created).await;
+    let created = ctx.manager.runtime.create_container(&sandbox.id, &config, sandbox.config);
+    let created = turn.call(&ctx.manager.clock, StartCall::CreateContainer, created).await;
     let id = created.map_err(|error| fail(SyncError::CreateContainer, error.to_string()))?;
     ctx.note(about, EventKind::Normal, "Created", &format!("Created container {name}"));
-    let started = turn.call(&ctx.clock, StartCall::StartContainer, ctx.runtime.start_container(&id)).await;
+    let started = turn
+        .call(&ctx.manager.clock, StartCall::StartContainer, ctx.manager.runtime.start_container(&id))
+        .await;
     started.map_err(|error| fail(SyncError::RunContainer, error.to_string()))?;
     ctx.note(about, EventKind::Normal, "Started", &format!("Started container {name}"));
     link_log(ctx, pod, sandbox, &config, name, &id).await;
@@ -142,7 +146,7 @@ async fn post_start<R: Runtime>(
         pod_ips: &sandbox.ips,
         handler,
     };
-    let message = match ctx.give_up.unless_ending(ctx.hooks.run(call)).await {
+    let message = match ctx.give_up.unless_ending(ctx.manager.hooks.run(call)).await {
         // The kill follows, and does not wait for the hook.
         None => return Ok(()),
         Some(Ok(warning)) => {
@@ -179,7 +183,7 @@ async fn post_start<R: Runtime>(
 /// A runtime that does not support `lifecycle.stopSignal` ignores it silently (containerd before 2.1); only the reported
 /// status shows it. The container runs all the same; it is stopped by its image's signal.
 async fn check_stop_signal<R: Runtime>(ctx: &ActContext<R>, pod: &DesiredPod, name: &str, id: &ContainerId) {
-    if ctx.runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0) {
+    if ctx.manager.runtime.container_status(id).await.is_ok_and(|status| status.stop_signal == 0) {
         let message = format!(
             "container {name}: this runtime has no lifecycle.stopSignal; the container is stopped by its image's signal, \
              SIGTERM when that has none"
@@ -210,14 +214,16 @@ async fn configuration<R: Runtime>(
         let dir = paths::termination_log_dir(&ctx.node, &pod.key, name);
         let at = PathBuf::from(&dir);
         let make = move || files::termination_log(&dir).map_err(|error| error.to_string());
-        let made = turn.files(&ctx.clock, ctx.blocking.run_outside_for(&pod.key.uid, &at, make)).await;
+        let made = turn
+            .files(&ctx.manager.clock, ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, make))
+            .await;
         // The kubelet too starts the container without it.
         let made = made.unwrap_or_else(|stuck| Err(stuck.to_string()));
         made.inspect_err(|error| log::warn!("{}: container {name}: termination log: {error}", pod.key)).ok()
     } else {
         None
     };
-    let env_files = ctx.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
+    let env_files = ctx.manager.volumes.files(pod, start.kind, start.index, &mut || turn.pause()).await;
     let env = WithFiles { others: &*ctx.env, files: env_files };
     let mut input = ContainerInput {
         pod,
@@ -237,10 +243,11 @@ async fn configuration<R: Runtime>(
     };
     let (of_volumes, variables) = (&made.images.volumes, || input.variables(&ctx.node));
     let waits = &mut || turn.pause();
-    let mounts = ctx.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
+    let mounts =
+        ctx.manager.volumes.mounts(pod, start.kind, start.index, of_volumes, &variables, waits).await?;
     input.mounts = &mounts;
     let written = write_files(ctx, pod, sandbox, (mounts_hosts_file(&input), name));
-    turn.files(&ctx.clock, written).await?;
+    turn.files(&ctx.manager.clock, written).await?;
     let mut config = container_config(&ctx.node, &input).map_err(|error| error.to_string())?;
     if let Some(sizes) = sizes_of(pod, start) {
         // Records the resources on the container itself, so that they survive the agent and its files.
@@ -271,7 +278,7 @@ async fn write_files<R: Runtime>(
     let logs = format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key));
     let at = PathBuf::from(paths::hosts_file_path(&ctx.node, &pod.key));
     let (path, name) = (at.clone(), name.to_owned());
-    let written = ctx.blocking.run_outside_for(&pod.key.uid, &at, move || {
+    let written = ctx.manager.blocking.run_outside_for(&pod.key.uid, &at, move || {
         if let Some(text) = hosts {
             files::write_hosts(&pod_dir, &path, &text)
                 .map_err(|error| format!("hosts file {} was not written: {error}", path.display()))?;
@@ -288,8 +295,9 @@ async fn hosts_text<R: Runtime>(
     sandbox: &PodSandbox<'_>,
 ) -> Result<String, String> {
     let of_node = if pod.spec().host_network == Some(true) {
-        let path = ctx.hosts_file.to_path_buf();
-        let read = ctx.blocking.run_outside(&ctx.hosts_file, move || files::read_hosts(&path)).await;
+        let path = ctx.manager.hosts_file.to_path_buf();
+        let read =
+            ctx.manager.blocking.run_outside(&ctx.manager.hosts_file, move || files::read_hosts(&path)).await;
         read?.map_err(|error| error.to_string())?
     } else {
         String::new()
@@ -310,7 +318,8 @@ async fn link_log<R: Runtime>(
     let link = ctx.log_link(&pod.key, name, id.as_str());
     let shown = link.display().to_string();
     let (at, log) = (PathBuf::from(&log), log);
-    let linked = ctx.blocking.run_on_logs(&pod.key.uid, &at, move || files::link_log(Path::new(&log), &link));
+    let linked =
+        ctx.manager.blocking.run_on_logs(&pod.key.uid, &at, move || files::link_log(Path::new(&log), &link));
     if let Err(error) = linked.await.map_err(io::Error::other).and_then(|linked| linked) {
         log::warn!("{}: container {name}: log link {shown}: {error}", pod.key);
     }

@@ -26,7 +26,7 @@ use smolet::pleg;
 use smolet::probe::run::Tools;
 use smolet::render::{ManifestObjects, NodeSettings};
 use smolet::sync::Probes;
-use smolet::sync::act::{ActContext, NoVolumes, act, remove_pod};
+use smolet::sync::act::{ActContext, NoCgroups, NoVolumes, RuntimeManager, act, remove_pod};
 use smolet::sync::kill::kill_pod;
 use smolet::sync::outcome::{Outcome, SyncError};
 use smolet::sync::plan::{PlanInput, PodAction, plan};
@@ -62,25 +62,22 @@ impl World {
         };
         let runtime = Rc::new(GrpcRuntime::new(fake.socket(), &executor, shared.clone()));
         let tools = Tools { runtime: runtime.clone(), clock: shared.clone(), lookups: Lookups::default() };
-        let ctx = ActContext {
+        let manager = RuntimeManager {
             runtime,
             clock: shared.clone(),
-            handlers: Rc::from([]),
-            node: Rc::new(node),
-            images: Rc::new(ImagePuller::new(shared.clone(), PULLS_AT_ONCE)),
-            env: Rc::new(ManifestObjects::default()),
-            volumes: Rc::new(NoVolumes),
-            cgroups: Rc::new(smolet::sync::act::NoCgroups),
+            handlers: Box::default(),
+            images: ImagePuller::new(shared.clone(), PULLS_AT_ONCE),
+            volumes: Box::new(NoVolumes),
+            cgroups: Box::new(NoCgroups),
             hooks: Rc::new(HookRunner::new(tools, NodeAddresses::default())),
-            notes: Rc::new(note),
-            container_logs_dir: Rc::from(dir.path().join("containers")),
-            hosts_file: Rc::from(dir.path().join("hosts")),
+            notes: Box::new(note),
+            container_logs_dir: dir.path().join("containers").into(),
+            hosts_file: dir.path().join("hosts").into(),
             resolv_conf: None,
             blocking: Rc::new(smolet::blocking::Blocking::on_threads(shared.clone(), dir.path())),
-            starts: Rc::new(smolet::sync::turns::StartTurns::new(1)),
-            give_up: smolet::sync::act::GiveUp::default(),
-            least_counts: smolet::sync::act::LeastCounts::default(),
+            starts: smolet::sync::turns::StartTurns::new(1),
         };
+        let ctx = ActContext::new(manager, Rc::new(node), Rc::new(ManifestObjects::default()));
         let backoff = RefCell::new(Backoff::new(clock.now().mono, CRASH_BACKOFF_MAX));
         Self { fake, clock, executor, ctx, backoff, notes, dir }
     }
@@ -90,7 +87,8 @@ impl World {
     }
 
     fn read(&self, key: &PodKey, old: Option<&ObservedPod>) -> ObservedPod {
-        let mut observed = self.run(pleg::read_pod(&*self.ctx.runtime, key)).expect("the pod can be read");
+        let mut observed =
+            self.run(pleg::read_pod(&*self.ctx.manager.runtime, key)).expect("the pod can be read");
         pleg::fix_times(&mut observed, old, self.clock.now());
         observed
     }

@@ -24,7 +24,7 @@ use smolet::model::{
 };
 use smolet::proto::runtime::v1::{AuthConfig, ContainerConfig, LinuxContainerResources, PodSandboxConfig};
 use smolet::render::{ManifestObjects, NodeSettings};
-use smolet::sync::act::{ActContext, HookCall, HookFuture, Hooks, NoVolumes};
+use smolet::sync::act::{ActContext, HookCall, HookFuture, Hooks, NoCgroups, NoVolumes, RuntimeManager};
 
 /// How long a container takes to stop.
 #[derive(Clone, Copy)]
@@ -116,25 +116,22 @@ pub fn context(recorder: Rc<Recorder>, hooks: Rc<dyn Hooks>, dir: &std::path::Pa
     let mut node = NodeSettings::new("node", &path("state"));
     node.pod_logs_dir = path("pods").into();
     let clock = Rc::new(recorder.clock.clone());
-    ActContext {
+    let manager = RuntimeManager {
         runtime: recorder,
         clock: clock.clone(),
-        handlers: Rc::from([]),
-        node: Rc::new(node),
-        images: Rc::new(ImagePuller::new(clock.clone(), PULLS_AT_ONCE)),
-        env: Rc::new(ManifestObjects::default()),
-        volumes: Rc::new(NoVolumes),
-        cgroups: Rc::new(smolet::sync::act::NoCgroups),
+        handlers: Box::default(),
+        images: ImagePuller::new(clock, PULLS_AT_ONCE),
+        volumes: Box::new(NoVolumes),
+        cgroups: Box::new(NoCgroups),
         hooks,
-        notes: Rc::new(|_: About<'_>, _: EventKind, _: &'static str, _: &str| {}),
-        container_logs_dir: Rc::from(dir.join("containers")),
-        hosts_file: Rc::from(dir.join("hosts")),
+        notes: Box::new(|_: About<'_>, _: EventKind, _: &'static str, _: &str| {}),
+        container_logs_dir: dir.join("containers").into(),
+        hosts_file: dir.join("hosts").into(),
         resolv_conf: None,
         blocking: Rc::new(smolet::blocking::Blocking::on_this_thread()),
-        starts: Rc::new(smolet::sync::turns::StartTurns::new(1)),
-        give_up: smolet::sync::act::GiveUp::default(),
-        least_counts: smolet::sync::act::LeastCounts::default(),
-    }
+        starts: smolet::sync::turns::StartTurns::new(1),
+    };
+    ActContext::new(manager, Rc::new(node), Rc::new(ManifestObjects::default()))
 }
 
 fn failed<T>(message: &str) -> RuntimeResult<T> {

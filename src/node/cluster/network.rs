@@ -52,7 +52,7 @@ impl Network {
         self.task.begins(now.mono);
         self.told = true;
         let (cidrs, directory) = (self.pod_cidrs.clone().unwrap_or_default(), self.bridge.clone());
-        let (runtime, blocking) = (pods.ctx().runtime.clone(), pods.ctx().blocking.clone());
+        let (runtime, blocking) = (pods.manager().runtime.clone(), pods.manager().blocking.clone());
         let task = async move {
             let told = if cidrs.is_empty() {
                 Ok(())

@@ -184,7 +184,7 @@ fn note(event: &NodeEvent, out: &Effects) {
 /// Asks the runtime how it is and what it has.
 fn ask_runtime<R: Runtime + 'static>(look: Look, of: &Membership, pods: &Pods<R>, out: &Effects) {
     if look.status {
-        let runtime = pods.ctx().runtime.clone();
+        let runtime = pods.manager().runtime.clone();
         let task = async move {
             let said = runtime.status().await.map_err(|error| error.to_string());
             News::RuntimeSaid(said).event()
@@ -192,7 +192,7 @@ fn ask_runtime<R: Runtime + 'static>(look: Look, of: &Membership, pods: &Pods<R>
         out.start("runtime status", task);
     }
     if look.images {
-        let runtime = pods.ctx().runtime.clone();
+        let runtime = pods.manager().runtime.clone();
         let images_max = of.machine.images_max;
         let task = async move {
             let here = runtime_here(&*runtime, images_max).await;

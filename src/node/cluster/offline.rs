@@ -230,7 +230,9 @@ impl OfflineCopy {
         if self.due().is_none_or(|at| at > now) {
             return;
         }
-        let Some(work) = self.work(&of.client, &of.machine.name, &pods.ctx().blocking) else { return };
+        let Some(work) = self.work(&of.client, &of.machine.name, &pods.manager().blocking) else {
+            return;
+        };
         let task = async move { News::KeptWritten(work.carry_out().await).event() };
         self.write = Some(out.keep("offline copy", task));
     }
@@ -247,7 +249,7 @@ impl OfflineCopy {
     /// Before the agent ends by itself. Waits for the disk, but not for ever.
     pub(super) async fn at_end<R: Runtime + 'static>(&mut self, of: &Membership, pods: &Pods<R>) {
         let before = self.write.take();
-        let work = self.work(&of.client, &of.machine.name, &pods.ctx().blocking);
+        let work = self.work(&of.client, &of.machine.name, &pods.manager().blocking);
         let write = async {
             if let Some(before) = before {
                 before.await;
@@ -258,7 +260,7 @@ impl OfflineCopy {
             }
         };
         let patience = async {
-            pods.ctx().clock.sleep(KEPT_END_PATIENCE).await;
+            pods.manager().clock.sleep(KEPT_END_PATIENCE).await;
             Err("the disk does not answer".to_owned())
         };
         if let Err(why) = smol::future::or(write, patience).await {
@@ -271,7 +273,7 @@ impl OfflineCopy {
     /// Patience with the server is over: what was kept is read.
     pub(super) fn read<R: Runtime + 'static>(&self, of: &Membership, pods: &Pods<R>, out: &Effects) {
         let (client, node) = (of.client.clone(), of.machine.name.clone());
-        let (folder, blocking) = (self.folder.clone(), pods.ctx().blocking.clone());
+        let (folder, blocking) = (self.folder.clone(), pods.manager().blocking.clone());
         out.start("offline copy reading", async move {
             let kept = match owner_of(&client, &node).await {
                 Ok(owner) => Ok(blocking.run(move || folder.read(owner)).await),

@@ -42,7 +42,7 @@ impl SystemOoms {
             return;
         };
         let Some(log) = (kills > before).then(|| self.log.take()).flatten() else { return };
-        let blocking = pods.ctx().blocking.clone();
+        let blocking = pods.manager().blocking.clone();
         let task = async move { News::OomsRead(blocking.run(move || read(log)).await).event() };
         out.start("kernel log", task);
     }

@@ -196,7 +196,7 @@ impl<R: Runtime + 'static> Pods<R> {
             message: format!("{REJECTED}{}", rejection.message).into(),
             generation: None,
         };
-        note_refusal(&*self.ctx.notes, &refused);
+        note_refusal(&*self.ctx.manager.notes, &refused);
         self.reject_pod(uid, refused.reason.into_owned(), refused.message.into());
     }
 

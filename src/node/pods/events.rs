@@ -46,7 +46,7 @@ impl<R: Runtime + 'static> Pods<R> {
             awaited.looked_at = true;
             let (uid, id, instance, until) =
                 (uid.clone(), id.clone(), awaited.instance.clone(), awaited.until);
-            let (runtime, clock) = (self.ctx.runtime.clone(), self.ctx.clock.clone());
+            let (runtime, clock) = (self.ctx.manager.runtime.clone(), self.ctx.manager.clock.clone());
             out.start("container status", async move {
                 pleg::await_change(&*runtime, &clock, &instance, until, at_once).await;
                 Event::Shown { uid, id, until }

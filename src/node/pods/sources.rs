@@ -128,7 +128,7 @@ impl<R: Runtime + 'static> Pods<R> {
                     .any(|name| objects.contains(&pod.names(ObjectKind::Secret, name)))
                 {
                     for image in pod.images() {
-                        self.ctx.images.forget(uid, image);
+                        self.ctx.manager.images.forget(uid, image);
                     }
                     // A pull that hangs with the old login must not hold up the new one.
                     record.give_up = None;
@@ -169,7 +169,7 @@ impl<R: Runtime + 'static> Pods<R> {
             let debuggers = record.worker.pod().map(|pod| pod.ephemeral_containers()).unwrap_or_default();
             let debuggers = debuggers.iter().filter_map(|container| container.image.as_deref());
             let images = entry.wanted.pod.images().chain(debuggers).filter(is_one);
-            let waited = images.inspect(|image| self.ctx.images.forget(uid, image)).count();
+            let waited = images.inspect(|image| self.ctx.manager.images.forget(uid, image)).count();
             if waited > 0 {
                 record.want(entry.wanted.pod.clone());
                 touched.insert(uid.clone());
@@ -426,7 +426,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let (Some(entry), Some(record)) = (self.desired.pod(uid), self.records.get_mut(uid)) else { return };
         let pod = Rc::new(entry.wanted.pod.clone());
         for image in pod.images() {
-            self.ctx.images.forget(uid, image);
+            self.ctx.manager.images.forget(uid, image);
         }
         record.worker.want(pod);
         self.drive(uid, out);

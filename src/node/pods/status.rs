@@ -139,7 +139,7 @@ impl<R: Runtime + 'static> Pods<R> {
     /// What others have set in the statuses of pods with readiness gates may be other than it was: their status is, too
     /// (`HandlePodReconcile`).
     pub(in crate::node) fn look_at_gates(&mut self) {
-        let now = self.ctx.clock.now();
+        let now = self.ctx.manager.clock.now();
         let mut changed = Vec::new();
         for entry in self.desired.entries() {
             let pod = &entry.wanted.pod;
@@ -161,7 +161,7 @@ impl<R: Runtime + 'static> Pods<R> {
     /// Pods that others have set to Succeeded or Failed in the API, and that are kept here, end for good: their containers are
     /// killed, and phase, reason and message stay as they are there (`podWorkers.UpdatePod`, `generateAPIPodStatus`).
     pub(in crate::node) fn end_terminal(&mut self, over: &SortedSet<PodUid>, out: &mut Effects) {
-        let now = self.ctx.clock.now();
+        let now = self.ctx.manager.clock.now();
         for uid in over {
             if self.statuses.has_ended(uid) {
                 continue;
@@ -228,7 +228,7 @@ impl<R: Runtime + 'static> Pods<R> {
         };
         let waiting: Vec<PodUid> = self.records.iter().filter(waits).map(|(uid, _)| uid.clone()).collect();
         for uid in waiting {
-            self.refresh_status(&uid, self.ctx.clock.now());
+            self.refresh_status(&uid, self.ctx.manager.clock.now());
         }
     }
 

@@ -95,7 +95,7 @@ impl<R: Runtime + 'static> Pods<R> {
     /// Moves a pod on until it waits for a job, a time or an event.
     pub(in crate::node) fn drive(&mut self, uid: &PodUid, out: &mut Effects) {
         loop {
-            let now = self.ctx.clock.now();
+            let now = self.ctx.manager.clock.now();
             let Some(record) = self.records.get_mut(uid).filter(|record| !record.set_aside) else {
                 return;
             };
@@ -327,7 +327,7 @@ impl<R: Runtime + 'static> Pods<R> {
         let status = if matches!(job, Job::Act | Job::Kill) { self.statuses.status(uid) } else { None };
         if job == Job::Kill {
             // Liveness and startup are no longer asked for, from here on and not from its end.
-            record.look_at_probers(status.as_ref(), self.ctx.clock.now());
+            record.look_at_probers(status.as_ref(), self.ctx.manager.clock.now());
         }
         let is_evicted = |status: &PodStatus| status.reason.as_deref() == Some("Evicted");
         let grace = status
@@ -356,12 +356,14 @@ impl<R: Runtime + 'static> Pods<R> {
         // Each on the heap: the task is as large as what it waits for, not as the largest of them.
         let task = async move {
             let result = match (job, pod, work) {
-                (Job::Read, ..) => JobResult::Read(Box::pin(pleg::read_pod(&*ctx.runtime, &key)).await),
+                (Job::Read, ..) => {
+                    JobResult::Read(Box::pin(pleg::read_pod(&*ctx.manager.runtime, &key)).await)
+                }
                 (Job::Act, Some(pod), Some(Work::Act(plan))) => JobResult::Done(
                     Box::pin(jobs::sync(&ctx, &cgroups, &pod, &observed, &objects, &plan)).await,
                 ),
                 (Job::Collect, _, Some(Work::Refresh(steps))) => {
-                    let made = ctx.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
+                    let made = ctx.manager.blocking.run_for(&key.uid, move || volume::make(&steps)).await;
                     JobResult::Refreshed(made.map_err(String::from).and_then(|made| made.map_err(|e| e.0)))
                 }
                 (Job::Collect, _, Some(Work::Collect(garbage))) => {
@@ -382,7 +384,7 @@ impl<R: Runtime + 'static> Pods<R> {
             Event::Job { uid: key.uid, job: number, result }
         };
         record.job = number;
-        record.job_began = self.ctx.clock.now().mono;
+        record.job_began = self.ctx.manager.clock.now().mono;
         record.worker.started(job);
         record.task = Some(out.keep("pod sync", poison::scoped(record.mark.clone(), task)));
     }
@@ -437,7 +439,7 @@ impl<R: Runtime + 'static> Pods<R> {
         result: JobResult,
         out: &mut Effects,
     ) {
-        let now = self.ctx.clock.now();
+        let now = self.ctx.manager.clock.now();
         let room = self.start_failures_room();
         let Some(record) = self.records.get_mut(uid).filter(|record| record.job == job) else { return };
         let Some(kind) = record.worker.in_flight() else { return };
@@ -574,7 +576,7 @@ impl<R: Runtime + 'static> Pods<R> {
                 self.backoff.forget(BackoffKey::container(&pod, container));
             }
             for image in pod.images() {
-                self.ctx.images.forget(&pod.key.uid, image);
+                self.ctx.manager.images.forget(&pod.key.uid, image);
             }
             self.insert(pod, record.file, out);
             touched.insert(key.uid);
