@@ -1,550 +1,970 @@
-//! Joins a k3s server: what it gives a node is fetched when there is none, and anew before it ends; the settings of its cluster
-//! once at each start; which servers that has every ten minutes, when the certificates are looked at anyway, and after a tunnel
-//! was lost. A task of its own: pods of manifests run meanwhile, and those of the cluster that were kept.
+//! How a node joins a k3s server: the states, and what is done next in each. PURE.
+//!
+//! ```text
+//!     Inspecting ─► ReadingToken ─► PinningAuthority ─► FetchingCluster ─► ReadingPassword ─► RequestingCertificates
+//!         ▲ │              └─ authority trusted before ──────►  │ ▲            │                           │
+//!         │ │                                                   │ certificates hold, same cluster          ▼
+//!         │ │ certificates hold, server heard                   └──────────────► Storing ◄─────────────────┘
+//!         │ ▼                                                                       ▼
+//!     Waiting ◄──────────── FetchingServers, StoringServers ◄──────────────── Publishing
+//!                           when the list of servers is due
+//! ```
+//!
+//! A step that fails leads to `Waiting`, by way of the list of servers when that is due. After each wait the files are inspected
+//! anew: a renewal, another cluster's files and another name of the node are found there.
+//!
+//! [`JoinTask`](super::JoinTask) carries out each [`Step`] and brings its [`Outcome`].
 
-use std::cell::{Cell, RefCell};
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_rustls::pki_types::PrivateKeyDer;
-use futures_rustls::pki_types::pem::PemObject as _;
-use rcgen::{CertificateParams, DistinguishedName, KeyPair};
-use smol::channel::{Receiver, Sender};
-
-use crate::addresses::NodeAddresses;
-use crate::certificates::{apart, is_for, usable};
-use crate::clock::SharedClock;
+use super::{List, Refused, Settings, Token, pinned};
+use crate::certificates::{is_for, usable};
 use crate::cluster::csr::{self, Due};
-use crate::config::{K3s, TokenSource};
-use crate::filesystem::replace;
-use crate::k3s::{Ask, List, Refused, Servers, Settings, Supervisor, Token, pinned};
-use crate::kube::{self, Access, Client, Credential, Loaded, RetryWait, Rotation};
+use crate::kube::{RetryWait, seed};
 use crate::limits::{CERTIFICATE_LOOK, CSR_RETRY_MIN, K3S_LIST_PERIOD, K3S_LOST_WAIT, KUBE_RETRY_MIN};
-use crate::model::Mono;
+use crate::model::{Mono, Now};
 use crate::tls::certificates;
-use crate::x509;
+use crate::x509::Validity;
 
-/// The files of a node of k3s, below the state directory.
-#[derive(Clone, Debug)]
-pub(crate) struct Files(PathBuf);
-
-impl Files {
-    pub(crate) fn new(root: &Path) -> Self {
-        Self(root.join("k3s"))
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-
-    /// Authority behind the API server's certificate.
-    fn server_ca(&self) -> PathBuf {
-        self.at("server-ca.crt")
-    }
-
-    /// Authority behind the certificates of the node API's clients.
-    pub(crate) fn client_ca(&self) -> PathBuf {
-        self.at("client-ca.crt")
-    }
-
+/// What the server gave, as it was found on the disk; `None` for what cannot be read.
+pub(super) struct Found {
+    /// Validity of the certificate in the file that the kubeconfig names.
+    pub(super) certificate: Option<Validity>,
     /// The node's certificate with its key.
-    fn client(&self) -> PathBuf {
-        self.at("client-kubelet.pem")
-    }
+    pub(super) client: Option<Vec<u8>>,
+    /// The serving certificate with its key, behind the mark of what it is for.
+    pub(super) serving: Option<Vec<u8>>,
+    pub(super) client_ca: Option<Vec<u8>>,
+    pub(super) server_ca: Option<Vec<u8>>,
+    /// The cluster's settings are there.
+    pub(super) has_settings: bool,
+}
 
-    /// That of its API, with its key.
-    pub(crate) fn serving(&self) -> PathBuf {
-        self.at("serving-kubelet.pem")
-    }
+/// The cluster's certificate authorities, in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) struct Authorities {
+    /// That of the node API's clients.
+    pub(super) client: Vec<u8>,
+    /// That of the servers.
+    pub(super) server: Vec<u8>,
+}
 
-    /// What the server said of its cluster.
-    fn settings(&self) -> PathBuf {
-        self.at("config.json")
-    }
-
-    /// The servers of its cluster.
-    fn servers(&self) -> PathBuf {
-        self.at("servers.json")
-    }
-
-    /// The settings that were kept, if there are any. I/O, blocking.
-    pub(crate) fn kept_settings(&self) -> Option<Settings> {
-        Settings::parse(&read(&self.settings()).ok()?).ok()
-    }
-
-    /// Writes a file unless it is so already: nothing wears out for nothing. I/O, blocking.
-    fn keep(&self, path: &Path, bytes: &[u8]) -> Result<(), String> {
-        if read(path).is_ok_and(|found| found == bytes) {
-            return Ok(());
-        }
-        std::fs::create_dir_all(&self.0).map_err(|error| format!("{}: {error}", self.0.display()))?;
-        replace(path, &path.with_extension("new"), bytes)
-            .map_err(|error| format!("{}: {error}", path.display()))
+impl Authorities {
+    /// `None` when one of them holds no certificate.
+    fn parse(client: Option<Vec<u8>>, server: Option<Vec<u8>>) -> Option<Self> {
+        let parse = |pem: Option<Vec<u8>>| pem.filter(|pem| certificates(pem).is_some());
+        Some(Self { client: parse(client)?, server: parse(server)? })
     }
 }
 
-/// What it takes.
-pub(crate) struct Joining {
-    pub(crate) k3s: K3s,
-    pub(crate) supervisor: Supervisor,
-    /// Whom it asks.
-    pub(crate) servers: Rc<Servers>,
-    /// Which of them.
-    pub(crate) turn: RefCell<Rotation>,
-    /// By what, once it has joined.
-    pub(crate) access: Access,
-    /// A tunnel was lost.
-    pub(crate) lost: Receiver<()>,
-    pub(crate) files: Files,
-    pub(crate) kubeconfig: PathBuf,
-    pub(crate) node: Box<str>,
-    /// Its addresses, for which the certificate of its API is.
-    pub(crate) addresses: NodeAddresses,
-    pub(crate) client: Client,
-    /// Whether the server reaches pods through the tunnel.
-    pub(crate) pods: Rc<Cell<bool>>,
-    /// Who wants to know the cluster's name servers.
-    pub(crate) told: Option<Sender<Settings>>,
-    pub(crate) clock: SharedClock,
+/// The usable ones among the node's files.
+pub(super) struct Inspection {
+    /// Validity of the client certificate; `None` when the kubeconfig, it or the serving certificate is missing or damaged, or
+    /// when the serving certificate is for another name or other addresses.
+    certificate: Option<Validity>,
+    authorities: Option<Authorities>,
+    has_settings: bool,
 }
 
-/// What a request is made with.
-struct With {
-    loaded: Loaded,
-    /// The token's, where there is one.
-    authorization: Option<String>,
+impl Inspection {
+    /// What cannot be used is as good as none. A serving certificate begins with its `mark`; a node that has no address yet goes
+    /// by its name. Checks keys: not on the loop's thread.
+    pub(super) fn new(found: Found, mark: &str, has_addresses: bool) -> Self {
+        let is_usable = |pem: &Vec<u8>| usable(pem).is_ok();
+        let serves =
+            found.serving.filter(|pem| is_for(pem, mark, has_addresses)).is_some_and(|pem| is_usable(&pem));
+        let is_known = found.client.is_some_and(|pem| is_usable(&pem));
+        Self {
+            certificate: found.certificate.filter(|_| serves && is_known),
+            authorities: Authorities::parse(found.client_ca, found.server_ca),
+            has_settings: found.has_settings,
+        }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.authorities.is_some() && self.has_settings
+    }
 }
 
-/// Where it stands.
-struct State {
-    /// The server was heard since the start.
-    greeted: bool,
-    /// The node has certificates that are not to be renewed yet.
-    is_known: bool,
-    /// It was said that nothing tells whom to trust.
-    warned: bool,
-    /// A new certificate is not renewed before this instant, whatever the clock says.
-    kept: Mono,
-    /// When the servers are asked for.
-    list_due: Mono,
-    /// How long the next try waits after one that failed.
-    list_wait: Duration,
-    /// What was wrong with their list.
-    list_said: String,
+/// What the server may know the node by, and the authority that is trusted from before.
+pub(super) struct Identity {
+    pub(super) token: Result<Token, String>,
+    /// The node's certificate with its key, in PEM.
+    pub(super) certificate: Option<Vec<u8>>,
+    pub(super) authority: Option<Vec<u8>>,
 }
 
-impl Joining {
-    /// Keeps the node joined, for ever.
-    pub(crate) async fn run(self) {
-        let mut said = String::new();
-        let mut wait = RetryWait::new(kube::seed(&self.node));
-        let now = self.clock.now().mono;
-        let mut state = State {
-            greeted: false,
-            is_known: false,
-            warned: false,
-            kept: now,
-            list_due: now,
-            list_wait: KUBE_RETRY_MIN,
-            list_said: String::new(),
-        };
-        let changes = self.addresses.changes();
-        self.remember().await;
-        loop {
-            let pause = match self.turn(&mut state).await {
-                Ok(pause) => {
-                    wait.succeeded();
-                    said.clear();
-                    pause
-                }
-                Err(why) => {
-                    if why != said {
-                        log::warn!("joining failed: {why}; retrying");
-                    }
-                    said = why;
-                    // A node that has what it needs asks for news only.
-                    if state.is_known { CERTIFICATE_LOOK } else { wait.failed() }
-                }
-            };
-            if state.greeted && state.list_due <= self.clock.now().mono {
-                self.list(&mut state).await;
-            }
-            let until_list = state.list_due.since(self.clock.now().mono);
-            let late = async {
-                self.clock.sleep(if state.greeted { pause.min(until_list) } else { pause }).await;
-                false
-            };
-            let lost = async { self.lost.recv().await.is_ok() || std::future::pending().await };
-            // Others are in its certificates then.
-            let changed = async {
-                let _ = changes.recv().await;
-                false
-            };
-            if smol::future::or(smol::future::or(late, lost), changed).await {
-                state.list_due = state.list_due.min(self.clock.now().mono + K3S_LOST_WAIT);
-            }
-        }
-    }
+/// What requests to a supervisor are made with.
+pub(super) struct Credentials {
+    /// The trusted authority, in PEM.
+    pub(super) authority: Vec<u8>,
+    /// The node's certificate with its key, in PEM.
+    pub(super) certificate: Option<Vec<u8>>,
+    /// The token's `Authorization` header.
+    pub(super) authorization: Option<String>,
+}
 
-    /// The servers that were kept are known from the start: one of them may be the only one that is there.
-    async fn remember(&self) {
-        let (files, named) = (self.files.clone(), self.servers.named().clone());
-        let kept = apart(move || {
-            let servers = read(&files.servers()).ok().and_then(|bytes| List::kept(&bytes, &named));
-            Ok((servers, files.kept_settings()))
-        });
-        let Ok((servers, settings)) = kept.await else { return };
-        self.servers.set_api_port(settings.and_then(|settings| settings.api_port));
-        if let Some(servers) = servers {
-            self.servers.set(&List { servers, passed_over: None }, kube::seed(&self.node));
-        }
-    }
+/// The cluster, as a server describes it.
+pub(super) struct Cluster {
+    pub(super) settings: Settings,
+    pub(super) authorities: Authorities,
+}
 
-    /// Asks which servers the cluster has. The longer nobody knows, the more seldom.
-    async fn list(&self, state: &mut State) {
-        let now = self.clock.now().mono;
-        state.list_due = now + state.list_wait;
-        state.list_wait = (2 * state.list_wait).min(K3S_LIST_PERIOD);
-        let wrong = match self.listed().await {
-            Ok(Some(wrong)) => {
-                state.list_due = now + K3S_LIST_PERIOD;
-                state.list_wait = KUBE_RETRY_MIN;
-                wrong
-            }
-            Ok(None) => return,
-            Err(why) => why,
-        };
-        if !wrong.is_empty() && wrong != state.list_said {
-            log::warn!("joining: the servers at /v1-k3s/apiservers: {wrong}");
-        }
-        state.list_said = wrong;
-    }
-
-    /// After what is listed counts and is kept: what was wrong with some of it. `None`: nobody knows at the moment. Those that are
-    /// known stay then, and whatever is wrong.
-    async fn listed(&self) -> Result<Option<String>, String> {
-        let mut with = self.access.load().await.map_err(|error| error.to_string())?;
-        let ask = Ask { path: "/v1-k3s/apiservers", ..Ask::default() };
-        let list = match self.reach(&mut with, &ask).await {
-            Ok(bytes) => List::parse(&bytes)?,
-            // An older server knows no such list.
-            Err(Refused::Status(404, _)) => return Ok(Some(String::new())),
-            // Who is not there was said of the connection and the tunnels.
-            Err(Refused::Unreachable(_)) => return Ok(None),
-            Err(refused) => return Err(self.refused(&with, &refused)),
-        };
-        if list.servers.is_empty() {
-            return list.passed_over.map_or(Ok(None), Err);
-        }
-        if self.servers.set(&list, kube::seed(&self.node)) {
-            let names: Vec<String> = list.servers.iter().map(kube::ServerUrl::authority).collect();
-            log::info!("node {}: k3s servers: {}", self.node, names.join(", "));
-            self.client.servers_changed();
-        }
-        let (files, bytes) = (self.files.clone(), list.to_json(self.servers.named()));
-        apart(move || files.keep(&files.servers(), &bytes)).await?;
-        Ok(Some(list.passed_over.unwrap_or_default()))
-    }
-
-    /// Asks the server whose turn it is, or one behind it. Of one that answers that it is not ready there is nothing to be had.
-    async fn reach(&self, with: &mut Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
-        let all = self.servers.supervisors();
-        let mut first = String::new();
-        loop {
-            with.server = self.turn.borrow().aim(&all).clone();
-            let refused = match self.supervisor.ask(with, ask).await {
-                Err(refused @ (Refused::Unreachable(_) | Refused::Status(500.., _))) => refused,
-                answer => {
-                    self.turn.borrow_mut().reached(&with.server);
-                    if !first.is_empty() {
-                        log::warn!("joining: {first}; trying {} instead", with.server.authority());
-                    }
-                    return answer;
-                }
-            };
-            let all_failed = self.turn.borrow_mut().failed(&with.server, all.len());
-            let why = self.refused(with, &refused);
-            if all_failed {
-                return Err(match refused {
-                    Refused::Unreachable(_) if !first.is_empty() => {
-                        Refused::Unreachable(format!("{first}; {why}"))
-                    }
-                    refused => refused,
-                });
-            }
-            if first.is_empty() {
-                first = why;
-            }
-        }
-    }
-
-    /// Does what is to be done; how long to wait before the next look.
-    async fn turn(&self, state: &mut State) -> Result<Duration, String> {
-        let (kubeconfig, files, mark) = (self.kubeconfig.clone(), self.files.clone(), self.mark());
-        let has_addresses = !self.addresses.now().is_empty();
-        let (held, has_authorities, settings) = apart(move || {
-            // What cannot be used is as good as none: it is replaced.
-            let held = kube::credential(&kubeconfig).unwrap_or(Credential::NoKubeconfig);
-            let serves = read(&files.serving()).ok().filter(|pem| is_for(pem, &mark, has_addresses));
-            let serves = serves.is_some_and(|pem| usable(&pem).is_ok());
-            let known = read(&files.client()).is_ok_and(|pem| usable(&pem).is_ok());
-            let is_authority = |path: &Path| read(path).is_ok_and(|pem| certificates(&pem).is_some());
-            let has_authorities = is_authority(&files.client_ca()) && is_authority(&files.server_ca());
-            let held = match held {
-                Credential::InFile(_, validity) if serves && known => Some(validity),
-                _ => None,
-            };
-            Ok((held, has_authorities, files.kept_settings()))
-        })
-        .await?;
-        let is_whole = has_authorities && settings.is_some();
-        if let Some(kept) = settings.filter(|_| !state.greeted) {
-            self.pods.set(kept.reaches_pods);
-        }
-        let now = self.clock.now();
-        let pause = match held.map(|validity| csr::due(validity, now.wall, kube::seed(&self.node))) {
-            Some(Due::Later(pause)) => Some(pause),
-            Some(Due::Now | Due::Ended) if state.kept > now.mono => Some(CERTIFICATE_LOOK),
-            Some(Due::Now | Due::Ended) | None => None,
-        };
-        state.is_known = pause.is_some() && is_whole;
-        if let (true, true, Some(pause)) = (state.greeted, is_whole, pause) {
-            return Ok(pause);
-        }
-        let mut with = self.greet(state).await?;
-        let with = &mut with;
-        let settings = Settings::parse(&self.get(with, "/v1-k3s/config", &[]).await?)?;
-        let client_ca = self.get(with, "/v1-k3s/client-ca.crt", &[]).await?;
-        let server_ca = self.get(with, "/v1-k3s/server-ca.crt", &[]).await?;
+impl Cluster {
+    /// # Errors
+    /// One of the authorities holds no certificate.
+    pub(super) fn new(settings: Settings, client_ca: Vec<u8>, server_ca: Vec<u8>) -> Result<Self, String> {
         for (path, pem) in [("client-ca.crt", &client_ca), ("server-ca.crt", &server_ca)] {
             if certificates(pem).is_none() {
                 return Err(format!("/v1-k3s/{path} holds no certificate in PEM"));
             }
         }
-        self.servers.set_api_port(settings.api_port);
-        let text = kube::kubeconfig_of(self.servers.api(), &self.files.server_ca(), &self.files.client());
-        let (files, client, server) = (self.files.clone(), client_ca.clone(), server_ca.clone());
-        let same_cluster = apart(move || {
-            let is = |path: &Path, pem: &[u8]| read(path).is_ok_and(|found| found == pem);
-            Ok(is(&files.client_ca(), &client) && is(&files.server_ca(), &server))
-        });
-        let issued = match pause {
-            Some(_) if same_cluster.await? => None,
-            Some(_) | None => Some(self.issue(with).await?),
-        };
-        let (files, kubeconfig, known) = (self.files.clone(), self.kubeconfig.clone(), settings.clone());
-        let renewed = issued.as_ref().map(|(_, _, validity)| *validity);
-        apart(move || {
-            files.keep(&files.settings(), &known.to_json())?;
-            // Before the authorities: while these are another cluster's, certificates are fetched anew.
-            if let Some((serving, client, _)) = issued {
-                files.keep(&files.serving(), &serving)?;
-                files.keep(&files.client(), &client)?;
-            }
-            files.keep(&files.client_ca(), &client_ca)?;
-            files.keep(&files.server_ca(), &server_ca)?;
-            // Last: it never names what is not there.
-            files.keep(&kubeconfig, text.as_bytes())
-        })
-        .await?;
-        state.greeted = true;
-        self.pods.set(settings.reaches_pods);
-        if let Some(told) = &self.told {
-            // The loop goes last.
-            let _ = told.send(settings).await;
+        Ok(Self { settings, authorities: Authorities { client: client_ca, server: server_ca } })
+    }
+}
+
+/// The certificates that a server issued, in PEM, each with its key.
+pub(super) struct Certificates {
+    /// That of the node's API, behind the mark of what it is for.
+    pub(super) serving: Vec<u8>,
+    pub(super) client: Vec<u8>,
+    /// Validity of the client's.
+    pub(super) validity: Validity,
+}
+
+/// What a server gave.
+pub(super) struct Given {
+    pub(super) cluster: Cluster,
+    /// `None`: those on the disk stay.
+    pub(super) certificates: Option<Certificates>,
+}
+
+/// What is known when a server is greeted.
+struct Greeting {
+    /// The authorities of the cluster whose certificates the node has, when these need no renewal.
+    held: Option<Authorities>,
+    token: Option<Token>,
+    certificate: Option<Vec<u8>>,
+}
+
+/// Where joining stands. `held` is that of [`Greeting`].
+enum State {
+    /// The node's files are being read.
+    Inspecting,
+    /// The token is being read, and what else the node is known by.
+    ReadingToken { held: Option<Authorities> },
+    /// The server's authority is being fetched.
+    PinningAuthority(Greeting),
+    /// The settings and the authorities of the cluster are being fetched.
+    FetchingCluster { held: Option<Authorities>, credentials: Rc<Credentials> },
+    /// The node's password is being read, or made.
+    ReadingPassword { cluster: Cluster, credentials: Rc<Credentials> },
+    /// The certificates are being requested.
+    RequestingCertificates { cluster: Cluster },
+    /// What was given is being written.
+    Storing { settings: Settings, renewed: Option<Validity> },
+    /// The agent's other tasks are being told.
+    Publishing,
+    /// The list of servers is being fetched since `began`; then there is a wait of `pause`.
+    FetchingServers { began: Mono, pause: Duration },
+    /// The list of servers is being written; `wrong`: with what was skipped of it.
+    StoringServers { began: Mono, pause: Duration, wrong: String },
+    /// Until the next look at the files.
+    Waiting,
+}
+
+/// What is to be done. The outcome that follows it is named beside each; [`Outcome::Failed`] may follow any but the last.
+pub(super) enum Step {
+    /// [`Outcome::Inspected`]
+    Inspect,
+    /// [`Outcome::Identified`]
+    ReadToken,
+    /// Fetch `/cacerts` from a server that is not verified, without a secret: [`Outcome::Authority`].
+    FetchAuthority,
+    /// [`Outcome::Described`]
+    FetchCluster(Rc<Credentials>),
+    /// [`Outcome::Password`]
+    ReadPassword,
+    /// [`Outcome::Issued`]
+    RequestCertificates { credentials: Rc<Credentials>, password: String },
+    /// [`Outcome::Stored`]
+    Store(Box<Given>),
+    /// Tell the agent's other tasks the settings, and let the API client use the new certificate: [`Outcome::Published`].
+    Publish { settings: Settings, is_renewed: bool },
+    /// [`Outcome::Servers`] or [`Outcome::NoServers`]
+    FetchServers,
+    /// [`Outcome::ServersStored`]
+    StoreServers(List),
+    /// [`Outcome::Waited`], or [`Outcome::TunnelLost`] before.
+    Wait(Duration),
+}
+
+/// What came of a step.
+pub(super) enum Outcome {
+    /// The reason as a sentence with its remedy.
+    Failed(String),
+    Inspected(Inspection),
+    Identified(Identity),
+    /// The server's host, and its `/cacerts`.
+    Authority {
+        host: String,
+        pem: Vec<u8>,
+    },
+    Described(Box<Cluster>),
+    Password(String),
+    Issued(Certificates),
+    Stored,
+    Published,
+    /// The list of servers, as it was sent.
+    Servers(Vec<u8>),
+    /// There is no list, with the reason as a sentence.
+    NoServers {
+        refused: Refused,
+        why: String,
+    },
+    ServersStored,
+    /// The time is over, or the node's addresses changed.
+    Waited,
+    TunnelLost,
+}
+
+/// A line for the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Info(String),
+    Warn(String),
+}
+
+/// What follows from an outcome.
+pub(super) struct Next {
+    pub(super) line: Option<Line>,
+    pub(super) step: Step,
+}
+
+/// When the list of servers is fetched.
+struct ServersDue {
+    at: Mono,
+    /// How long after a try that brought nothing the next one is.
+    wait: Duration,
+    /// What was logged of the last one; empty: nothing.
+    logged: String,
+}
+
+/// Joining: its state, and what it remembers from round to round.
+pub(super) struct Joining {
+    state: State,
+    node: Box<str>,
+    /// The server was heard since the start.
+    is_greeted: bool,
+    /// The node has everything it needs, with certificates that are not to be renewed yet.
+    is_provided: bool,
+    /// It was logged that the token pins no authority.
+    is_warned: bool,
+    /// A new certificate is not renewed before this instant, whatever the clock says.
+    renewed_after: Mono,
+    retry: RetryWait,
+    /// The failure that was logged last; empty after a success.
+    failure: String,
+    servers: ServersDue,
+}
+
+impl Joining {
+    /// The first step is [`Step::Inspect`].
+    pub(super) fn new(node: &str, now: Mono) -> Self {
+        Self {
+            state: State::Inspecting,
+            node: node.into(),
+            is_greeted: false,
+            is_provided: false,
+            is_warned: false,
+            renewed_after: now,
+            retry: RetryWait::new(seed(node)),
+            failure: String::new(),
+            servers: ServersDue { at: now, wait: KUBE_RETRY_MIN, logged: String::new() },
         }
-        if let Some(validity) = renewed {
-            log::info!("node {}: client certificate valid until {}", self.node, validity.until);
-            state.kept = now.mono + csr::least_age(validity);
-            self.client.reconnect();
-        }
-        // Whatever is wrong with what it gave, the server is not asked again at once.
-        Ok(CSR_RETRY_MIN)
     }
 
-    /// Finds out whom to trust, and by what the server knows this node.
-    async fn greet(&self, state: &mut State) -> Result<With, String> {
-        let (source, files) = (self.k3s.token.clone(), self.files.clone());
-        let (token, certificate, trusted) = apart(move || {
-            let certificate = read(&files.client()).ok().filter(|pem| usable(pem).is_ok());
-            let trusted = read(&files.server_ca()).ok().filter(|pem| certificates(pem).is_some());
+    /// The state after an outcome, and what to do next.
+    pub(super) fn next(mut self, outcome: Outcome, now: Now) -> (Self, Next) {
+        // Every transition below sets the state that follows; one that does not looks at the files again.
+        let state = std::mem::replace(&mut self.state, State::Inspecting);
+        let next = match (outcome, state) {
+            (
+                Outcome::Failed(why),
+                State::FetchingServers { pause, .. } | State::StoringServers { pause, .. },
+            ) => self.servers_failed(why, pause, now),
+            (Outcome::Failed(why), _) => self.failed(why, now),
+            (Outcome::Inspected(found), State::Inspecting) => self.inspected(found, now),
+            (Outcome::Identified(identity), State::ReadingToken { held }) => {
+                self.identified(identity, held, now)
+            }
+            (Outcome::Authority { host, pem }, State::PinningAuthority(greeting)) => {
+                self.authority(&host, pem, greeting, now)
+            }
+            (Outcome::Described(cluster), State::FetchingCluster { held, credentials }) => {
+                self.described(*cluster, held.as_ref(), credentials)
+            }
+            (Outcome::Password(password), State::ReadingPassword { cluster, credentials }) => {
+                self.state = State::RequestingCertificates { cluster };
+                Next::quiet(Step::RequestCertificates { credentials, password })
+            }
+            (Outcome::Issued(certificates), State::RequestingCertificates { cluster }) => {
+                self.store(cluster, Some(certificates))
+            }
+            (Outcome::Stored, State::Storing { settings, renewed }) => self.stored(settings, renewed, now),
+            // Whatever is wrong with what it gave, the server is not asked again at once.
+            (Outcome::Published, State::Publishing) => self.succeeded(CSR_RETRY_MIN, now),
+            (Outcome::Servers(list), State::FetchingServers { began, pause }) => {
+                self.listed(&list, began, pause, now)
+            }
+            (Outcome::NoServers { refused, why }, State::FetchingServers { began, pause }) => match refused {
+                // An older server knows no such list.
+                Refused::Status(404, _) => self.servers_known(String::new(), began, pause, now),
+                // Who is not there was said of the connection and the tunnels.
+                Refused::Unreachable(_) => self.wait(pause, None, now),
+                Refused::Status(..) => self.servers_failed(why, pause, now),
+            },
+            (Outcome::ServersStored, State::StoringServers { began, pause, wrong }) => {
+                self.servers_known(wrong, began, pause, now)
+            }
+            (Outcome::Waited, State::Waiting) => Next::quiet(Step::Inspect),
+            (Outcome::TunnelLost, State::Waiting) => {
+                self.servers.at = self.servers.at.min(now.mono + K3S_LOST_WAIT);
+                Next::quiet(Step::Inspect)
+            }
+            // Of no step of this state: the next round begins like any other.
+            (
+                Outcome::Inspected(_)
+                | Outcome::Identified(_)
+                | Outcome::Authority { .. }
+                | Outcome::Described(_)
+                | Outcome::Password(_)
+                | Outcome::Issued(_)
+                | Outcome::Stored
+                | Outcome::Published
+                | Outcome::Servers(_)
+                | Outcome::NoServers { .. }
+                | Outcome::ServersStored
+                | Outcome::Waited
+                | Outcome::TunnelLost,
+                _,
+            ) => self.failed("a step has the outcome of another one".to_owned(), now),
+        };
+        (self, next)
+    }
+
+    /// | certificates hold | authorities and settings | server heard | next                    |
+    /// |-------------------|--------------------------|--------------|-------------------------|
+    /// | yes               | both                     | yes          | wait until they are due |
+    /// | otherwise         |                          |              | greet the server        |
+    fn inspected(&mut self, found: Inspection, now: Now) -> Next {
+        let due = found.certificate.map(|validity| csr::due(validity, now.wall, seed(&self.node)));
+        let held_for = match due {
+            Some(Due::Later(pause)) => Some(pause),
+            Some(Due::Now | Due::Ended) if self.renewed_after > now.mono => Some(CERTIFICATE_LOOK),
+            Some(Due::Now | Due::Ended) | None => None,
+        };
+        self.is_provided = held_for.is_some() && found.is_complete();
+        match held_for {
+            Some(pause) if self.is_provided && self.is_greeted => self.succeeded(pause, now),
+            Some(_) | None => {
+                self.state = State::ReadingToken { held: found.authorities.filter(|_| held_for.is_some()) };
+                Next::quiet(Step::ReadToken)
+            }
+        }
+    }
+
+    fn identified(&mut self, identity: Identity, held: Option<Authorities>, now: Now) -> Next {
+        let Identity { token, certificate, authority } = identity;
+        let token = match token {
             // Whoever is known by a certificate needs no token, which may have ended meanwhile, or be gone.
-            let token = match token(&source) {
-                Err(_) if certificate.is_some() && trusted.is_some() => None,
-                token => Some(token?),
-            };
-            Ok((token, certificate.map(|pem| (pem.clone(), pem)), trusted))
-        })
-        .await?;
-        let hash = token.as_ref().and_then(|token| token.authority.as_deref());
-        let authorities = match (hash, trusted) {
-            (None, Some(trusted)) => trusted,
-            (hash, _) => {
-                let mut anybody = self.loaded(None, None);
-                let ask = Ask { path: "/cacerts", ..Ask::default() };
-                let answer = self.reach(&mut anybody, &ask).await;
-                let pem = answer.map_err(|refused| self.refused(&anybody, &refused))?;
-                let server = &anybody.server.host;
-                if let Some(hash) = hash {
-                    pinned(&pem, hash).map_err(|why| format!("k3s server {server}: {why}"))?
-                } else {
-                    if !std::mem::replace(&mut state.warned, true) {
-                        log::warn!(
-                            "joining: the token has no CA hash; trusting the CA of k3s server {server} on first use; \
-                             use the whole token of its /var/lib/rancher/k3s/server/node-token"
-                        );
-                    }
-                    pem
-                }
-            }
+            Err(_) if certificate.is_some() && authority.is_some() => None,
+            Err(why) => return self.failed(why, now),
+            Ok(token) => Some(token),
         };
+        let pins = token.as_ref().is_some_and(|token| token.authority.is_some());
+        let greeting = Greeting { held, token, certificate };
+        match authority {
+            // The token's hash counts more than what was trusted before.
+            Some(authority) if !pins => self.fetch_cluster(authority, greeting, None),
+            Some(_) | None => {
+                self.state = State::PinningAuthority(greeting);
+                Next::quiet(Step::FetchAuthority)
+            }
+        }
+    }
+
+    fn authority(&mut self, host: &str, pem: Vec<u8>, greeting: Greeting, now: Now) -> Next {
+        let hash = greeting.token.as_ref().and_then(|token| token.authority.as_deref());
+        let Some(hash) = hash else {
+            let line = (!std::mem::replace(&mut self.is_warned, true)).then(|| {
+                Line::Warn(format!(
+                    "joining: the token has no CA hash; trusting the CA of k3s server {host} on first use; use the whole token of \
+                     its /var/lib/rancher/k3s/server/node-token"
+                ))
+            });
+            return self.fetch_cluster(pem, greeting, line);
+        };
+        match pinned(&pem, hash) {
+            Ok(authority) => self.fetch_cluster(authority, greeting, None),
+            Err(why) => self.failed(format!("k3s server {host}: {why}"), now),
+        }
+    }
+
+    fn fetch_cluster(&mut self, authority: Vec<u8>, greeting: Greeting, line: Option<Line>) -> Next {
+        let Greeting { held, token, certificate } = greeting;
         let authorization = token.map(|token| token.authorization);
-        Ok(With { loaded: self.loaded(Some(authorities), certificate), authorization })
+        let credentials = Rc::new(Credentials { authority, certificate, authorization });
+        self.state = State::FetchingCluster { held, credentials: credentials.clone() };
+        Next { line, step: Step::FetchCluster(credentials) }
     }
 
-    fn loaded(&self, authorities: Option<Vec<u8>>, certificate: Option<(Vec<u8>, Vec<u8>)>) -> Loaded {
-        // The one whose turn it is takes its place.
-        let server = self.servers.named().clone();
-        Loaded { server, server_name: None, authorities, certificate, token: None }
+    /// Certificates that hold stay, unless they are another cluster's.
+    fn described(
+        &mut self,
+        cluster: Cluster,
+        held: Option<&Authorities>,
+        credentials: Rc<Credentials>,
+    ) -> Next {
+        if held == Some(&cluster.authorities) {
+            return self.store(cluster, None);
+        }
+        self.state = State::ReadingPassword { cluster, credentials };
+        Next::quiet(Step::ReadPassword)
     }
 
-    /// Certificates for the node's API and for itself, with keys that nobody else has; and from when until when they hold.
-    async fn issue(&self, with: &mut With) -> Result<(Vec<u8>, Vec<u8>, x509::Validity), String> {
-        let path = self.k3s.node_password.clone();
-        let password = apart(move || node_password(&path)).await?;
-        let ips = self.addresses.now().join(",");
-        let headers = [
-            ("k3s-node-name", &*self.node),
-            ("k3s-node-password", password.as_str()),
-            ("k3s-node-ip", ips.as_str()),
+    fn store(&mut self, cluster: Cluster, certificates: Option<Certificates>) -> Next {
+        let renewed = certificates.as_ref().map(|certificates| certificates.validity);
+        self.state = State::Storing { settings: cluster.settings.clone(), renewed };
+        Next::quiet(Step::Store(Box::new(Given { cluster, certificates })))
+    }
+
+    fn stored(&mut self, settings: Settings, renewed: Option<Validity>, now: Now) -> Next {
+        self.is_greeted = true;
+        let line = renewed.map(|validity| {
+            self.renewed_after = now.mono + csr::least_age(validity);
+            Line::Info(format!("node {}: client certificate valid until {}", self.node, validity.until))
+        });
+        self.state = State::Publishing;
+        Next { line, step: Step::Publish { settings, is_renewed: renewed.is_some() } }
+    }
+
+    /// The round has succeeded.
+    fn succeeded(&mut self, pause: Duration, now: Now) -> Next {
+        self.retry.succeeded();
+        self.failure.clear();
+        self.end_round(pause, None, now)
+    }
+
+    /// The round has failed: another failure than the last one is logged. A node that has what it needs asks for news only.
+    fn failed(&mut self, why: String, now: Now) -> Next {
+        let line = (why != self.failure).then(|| Line::Warn(format!("joining failed: {why}; retrying")));
+        self.failure = why;
+        let pause = if self.is_provided { CERTIFICATE_LOOK } else { self.retry.failed() };
+        self.end_round(pause, line, now)
+    }
+
+    /// Before the wait the list of servers is fetched, when it is due. The longer nobody knows it, the more seldom.
+    fn end_round(&mut self, pause: Duration, line: Option<Line>, now: Now) -> Next {
+        let began = now.mono;
+        if !self.is_greeted || self.servers.at > began {
+            return self.wait(pause, line, now);
+        }
+        self.servers.at = began + self.servers.wait;
+        self.servers.wait = (2 * self.servers.wait).min(K3S_LIST_PERIOD);
+        self.state = State::FetchingServers { began, pause };
+        Next { line, step: Step::FetchServers }
+    }
+
+    fn wait(&mut self, pause: Duration, line: Option<Line>, now: Now) -> Next {
+        let until_list = self.servers.at.since(now.mono);
+        self.state = State::Waiting;
+        Next { line, step: Step::Wait(if self.is_greeted { pause.min(until_list) } else { pause }) }
+    }
+
+    fn listed(&mut self, list: &[u8], began: Mono, pause: Duration, now: Now) -> Next {
+        match List::parse(list) {
+            // Nobody knows them at the moment: those that are known stay.
+            Ok(List { servers, passed_over: None }) if servers.is_empty() => self.wait(pause, None, now),
+            Ok(List { servers, passed_over: Some(wrong) }) if servers.is_empty() => {
+                self.servers_failed(wrong, pause, now)
+            }
+            Ok(list) => {
+                let wrong = list.passed_over.clone().unwrap_or_default();
+                self.state = State::StoringServers { began, pause, wrong };
+                Next::quiet(Step::StoreServers(list))
+            }
+            Err(why) => self.servers_failed(why, pause, now),
+        }
+    }
+
+    /// The list that was fetched since `began` is in force.
+    fn servers_known(&mut self, wrong: String, began: Mono, pause: Duration, now: Now) -> Next {
+        self.servers.at = began + K3S_LIST_PERIOD;
+        self.servers.wait = KUBE_RETRY_MIN;
+        self.servers_failed(wrong, pause, now)
+    }
+
+    /// `wrong`: with the list, or with a part of it; empty: nothing.
+    fn servers_failed(&mut self, wrong: String, pause: Duration, now: Now) -> Next {
+        let is_news = !wrong.is_empty() && wrong != self.servers.logged;
+        let line =
+            is_news.then(|| Line::Warn(format!("joining: the servers at /v1-k3s/apiservers: {wrong}")));
+        self.servers.logged = wrong;
+        self.wait(pause, line, now)
+    }
+}
+
+impl Next {
+    fn quiet(step: Step) -> Self {
+        Self { line: None, step }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sha2::{Digest as _, Sha256};
+
+    use super::*;
+    use crate::limits::KUBE_RETRY_MAX;
+    use crate::model::Wall;
+    use crate::x509;
+
+    const SECOND: i64 = 1_000_000_000;
+    /// The path of a node that has nothing and is given everything: each state, and the outcome that leads to the next.
+    const PATH: [(&str, &str); 11] = [
+        ("Inspecting", "nothing found"),
+        ("ReadingToken", "token with hash"),
+        ("PinningAuthority", "authority"),
+        ("FetchingCluster", "cluster"),
+        ("ReadingPassword", "password"),
+        ("RequestingCertificates", "certificates"),
+        ("Storing", "stored"),
+        ("Publishing", "published"),
+        ("FetchingServers", "servers"),
+        ("StoringServers", "servers stored"),
+        ("Waiting", "waited"),
+    ];
+
+    fn pem(of: &str) -> Vec<u8> {
+        x509::pem("CERTIFICATE", of.as_bytes()).into_bytes()
+    }
+
+    /// Of the cluster that is joined.
+    fn cluster(of: &str) -> Outcome {
+        Outcome::Described(Box::new(Cluster::new(Settings::default(), pem(of), pem(of)).unwrap()))
+    }
+
+    fn validity() -> Validity {
+        Validity { from: Wall(0), until: Wall(100_000 * SECOND) }
+    }
+
+    fn inspected(certificate: Option<Validity>, authority: Option<&str>) -> Outcome {
+        let authorities = authority.map(|of| Authorities { client: pem(of), server: pem(of) });
+        Outcome::Inspected(Inspection { certificate, authorities, has_settings: authority.is_some() })
+    }
+
+    fn identified(token: Result<Option<&str>, &str>, is_known: bool) -> Outcome {
+        let token = token.map_err(str::to_owned).map(|authority| Token {
+            authority: authority.map(|of| crate::text::hex(&Sha256::digest(pem(of)))),
+            authorization: "Basic secret".to_owned(),
+        });
+        let known = |name: &str| is_known.then(|| pem(name));
+        Outcome::Identified(Identity { token, certificate: known("node"), authority: known("kept") })
+    }
+
+    fn authority(pem: Vec<u8>) -> Outcome {
+        Outcome::Authority { host: "s".to_owned(), pem }
+    }
+
+    fn no_servers(refused: Refused) -> Outcome {
+        Outcome::NoServers { refused, why: "why".to_owned() }
+    }
+
+    fn outcome(name: &str) -> Outcome {
+        match name {
+            "failed" => Outcome::Failed("the disk is full".to_owned()),
+            "nothing found" => inspected(None, None),
+            "valid certificates" => inspected(Some(validity()), Some("ca")),
+            "token with hash" => identified(Ok(Some("ca")), false),
+            "token with hash, known node" => identified(Ok(Some("ca")), true),
+            "token without hash" => identified(Ok(None), false),
+            "token without hash, known node" => identified(Ok(None), true),
+            "no token" => identified(Err("--token-file: gone"), false),
+            "no token, known node" => identified(Err("--token-file: gone"), true),
+            "authority" => authority(pem("ca")),
+            "another authority" => authority(pem("other")),
+            "no authority" => authority(b"404 page not found".to_vec()),
+            "cluster" => cluster("ca"),
+            "another cluster" => cluster("other"),
+            "password" => Outcome::Password("secret".to_owned()),
+            "certificates" => {
+                let (serving, client) = (pem("serving"), pem("client"));
+                Outcome::Issued(Certificates { serving, client, validity: validity() })
+            }
+            "stored" => Outcome::Stored,
+            "published" => Outcome::Published,
+            "servers" => Outcome::Servers(br#"["10.0.0.1:6443"]"#.to_vec()),
+            "some servers" => Outcome::Servers(br#"["10.0.0.1:6443","x"]"#.to_vec()),
+            "no servers yet" => Outcome::Servers(b"[]".to_vec()),
+            "hostile servers" => Outcome::Servers(br#"["x"]"#.to_vec()),
+            "no list of servers" => Outcome::Servers(b"{}".to_vec()),
+            "servers unknown (404)" => no_servers(Refused::Status(404, String::new())),
+            "servers refused (403)" => no_servers(Refused::Status(403, String::new())),
+            "servers unreachable" => no_servers(Refused::Unreachable(String::new())),
+            "servers stored" => Outcome::ServersStored,
+            "waited" => Outcome::Waited,
+            "tunnel lost" => Outcome::TunnelLost,
+            _ => panic!("{name}"),
+        }
+    }
+
+    fn name(state: &State) -> &'static str {
+        match state {
+            State::Inspecting => "Inspecting",
+            State::ReadingToken { .. } => "ReadingToken",
+            State::PinningAuthority(_) => "PinningAuthority",
+            State::FetchingCluster { .. } => "FetchingCluster",
+            State::ReadingPassword { .. } => "ReadingPassword",
+            State::RequestingCertificates { .. } => "RequestingCertificates",
+            State::Storing { .. } => "Storing",
+            State::Publishing => "Publishing",
+            State::FetchingServers { .. } => "FetchingServers",
+            State::StoringServers { .. } => "StoringServers",
+            State::Waiting => "Waiting",
+        }
+    }
+
+    /// The step of each state, which is the same whatever led to it.
+    fn state_of(step: &Step) -> &'static str {
+        match step {
+            Step::Inspect => "Inspecting",
+            Step::ReadToken => "ReadingToken",
+            Step::FetchAuthority => "PinningAuthority",
+            Step::FetchCluster(_) => "FetchingCluster",
+            Step::ReadPassword => "ReadingPassword",
+            Step::RequestCertificates { .. } => "RequestingCertificates",
+            Step::Store(_) => "Storing",
+            Step::Publish { .. } => "Publishing",
+            Step::FetchServers => "FetchingServers",
+            Step::StoreServers(_) => "StoringServers",
+            Step::Wait(_) => "Waiting",
+        }
+    }
+
+    /// A node, fed with outcomes.
+    struct Node {
+        joining: Option<Joining>,
+        now: Now,
+    }
+
+    impl Node {
+        fn new() -> Self {
+            let now = Now { mono: Mono(0), wall: Wall(1000 * SECOND) };
+            Self { joining: Some(Joining::new("gw", now.mono)), now }
+        }
+
+        /// A node of the path above, in that state.
+        fn in_state(wanted: &str) -> Self {
+            let mut node = Self::new();
+            for (state, next) in PATH {
+                assert_eq!(node.state(), state);
+                if state == wanted {
+                    return node;
+                }
+                node.take(outcome(next));
+            }
+            panic!("no state {wanted}");
+        }
+
+        fn state(&self) -> &'static str {
+            name(&self.joining.as_ref().unwrap().state)
+        }
+
+        fn take(&mut self, outcome: Outcome) -> Next {
+            let (joining, next) = self.joining.take().unwrap().next(outcome, self.now);
+            assert_eq!(name(&joining.state), state_of(&next.step));
+            self.joining = Some(joining);
+            next
+        }
+
+        /// The last of what follows from these.
+        fn take_all(&mut self, names: &[&str]) -> Next {
+            names.iter().map(|name| self.take(outcome(name))).last().unwrap()
+        }
+
+        /// How long it waits after these.
+        fn wait_after(&mut self, names: &[&str]) -> Duration {
+            match self.take_all(names).step {
+                Step::Wait(pause) => pause,
+                step => panic!("{}", state_of(&step)),
+            }
+        }
+
+        fn pass(&mut self, time: Duration) {
+            self.now.mono = self.now.mono + time;
+            self.now.wall = Wall(self.now.wall.0 + i64::try_from(time.as_nanos()).unwrap());
+        }
+    }
+
+    fn said(next: &Next) -> String {
+        match &next.line {
+            Some(Line::Info(text)) => format!("info: {text}"),
+            Some(Line::Warn(text)) => format!("warn: {text}"),
+            None => String::new(),
+        }
+    }
+
+    #[test]
+    fn each_state_has_its_outcomes_and_no_others() {
+        const FAILED: &str = "warn: joining failed: the disk is full; retrying";
+        const SERVERS: &str = "warn: joining: the servers at /v1-k3s/apiservers: ";
+        // State | outcome | state that follows | what is logged.
+        let rows = [
+            ("Inspecting", "nothing found", "ReadingToken", ""),
+            ("Inspecting", "valid certificates", "ReadingToken", ""),
+            ("ReadingToken", "token with hash", "PinningAuthority", ""),
+            ("ReadingToken", "token with hash, known node", "PinningAuthority", ""),
+            ("ReadingToken", "token without hash", "PinningAuthority", ""),
+            ("ReadingToken", "token without hash, known node", "FetchingCluster", ""),
+            ("ReadingToken", "no token, known node", "FetchingCluster", ""),
+            ("ReadingToken", "no token", "Waiting", "warn: joining failed: --token-file: gone; retrying"),
+            ("PinningAuthority", "authority", "FetchingCluster", ""),
+            ("PinningAuthority", "another authority", "Waiting", "its authority is not the one of the token"),
+            (
+                "PinningAuthority",
+                "no authority",
+                "Waiting",
+                "k3s server s: its /cacerts holds no certificate",
+            ),
+            ("FetchingCluster", "cluster", "ReadingPassword", ""),
+            ("ReadingPassword", "password", "RequestingCertificates", ""),
+            ("RequestingCertificates", "certificates", "Storing", ""),
+            ("Storing", "stored", "Publishing", "info: node gw: client certificate valid until 1970-01-02T"),
+            ("Publishing", "published", "FetchingServers", ""),
+            ("FetchingServers", "servers", "StoringServers", ""),
+            ("FetchingServers", "some servers", "StoringServers", ""),
+            ("FetchingServers", "no servers yet", "Waiting", ""),
+            ("FetchingServers", "hostile servers", "Waiting", "1 are no HOST:PORT"),
+            ("FetchingServers", "no list of servers", "Waiting", "is no list"),
+            ("FetchingServers", "servers unknown (404)", "Waiting", ""),
+            ("FetchingServers", "servers refused (403)", "Waiting", "why"),
+            ("FetchingServers", "servers unreachable", "Waiting", ""),
+            ("StoringServers", "servers stored", "Waiting", ""),
+            ("Waiting", "waited", "Inspecting", ""),
+            ("Waiting", "tunnel lost", "Inspecting", ""),
         ];
-        let (serving, _) = self.certificate(with, "/v1-k3s/serving-kubelet.crt", &headers).await?;
-        let (client, validity) = self.certificate(with, "/v1-k3s/client-kubelet.crt", &headers).await?;
-        Ok(([self.mark().as_bytes(), &serving].concat(), client, validity))
+        for (state, name, wanted, line) in rows {
+            let mut node = Node::in_state(state);
+            let next = node.take(outcome(name));
+            let line_is_right =
+                if line.is_empty() { said(&next).is_empty() } else { said(&next).contains(line) };
+            assert!(
+                node.state() == wanted && line_is_right,
+                "{state}, {name}: {}, {}",
+                node.state(),
+                said(&next)
+            );
+            if state == "FetchingServers" && !line.is_empty() {
+                assert!(said(&next).starts_with(SERVERS), "{}", said(&next));
+            }
+        }
+        for (state, _) in PATH {
+            let mut node = Node::in_state(state);
+            let line = said(&node.take(outcome("failed")));
+            let of_list = format!("{SERVERS}the disk is full");
+            let wanted = if state.ends_with("Servers") { of_list.as_str() } else { FAILED };
+            assert_eq!(line, wanted, "{state}");
+            // Every other outcome is of another state's step.
+            let of_state = |wanted: &str| rows.iter().any(|(of, name, ..)| (*of, *name) == (state, wanted));
+            for (_, name, ..) in rows.iter().filter(|(_, name, ..)| !of_state(name)) {
+                let mut node = Node::in_state(state);
+                let line = said(&node.take(outcome(name)));
+                assert!(line.contains("a step has the outcome of another one"), "{state}, {name}: {line}");
+                assert!(["Waiting", "FetchingServers"].contains(&node.state()), "{state}, {name}");
+            }
+        }
     }
 
-    /// What the certificate of the node's API begins with: for whom it is.
-    fn mark(&self) -> String {
-        format!("# {} {}\n", self.node, self.addresses.now().join(" "))
+    #[test]
+    fn an_authority_is_trusted_on_first_use_without_a_hash_and_that_is_logged_once() {
+        let mut node = Node::new();
+        let next = node.take_all(&["nothing found", "token without hash", "another authority"]);
+        assert!(
+            said(&next)
+                .starts_with("warn: joining: the token has no CA hash; trusting the CA of k3s server s")
+        );
+        let Step::FetchCluster(credentials) = next.step else { panic!("{}", node.state()) };
+        assert_eq!(credentials.authority, pem("other"));
+        assert_eq!(credentials.authorization.as_deref(), Some("Basic secret"));
+        node.take_all(&["failed", "waited"]);
+        assert_eq!(said(&node.take_all(&["nothing found", "token without hash", "authority"])), "");
     }
 
-    /// One certificate, with its key in PEM behind it.
-    async fn certificate(
-        &self,
-        with: &mut With,
-        path: &str,
-        headers: &[(&'static str, &str)],
-    ) -> Result<(Vec<u8>, x509::Validity), String> {
-        let at = |why: String| format!("{path}: {why}");
-        let key = KeyPair::generate().map_err(|error| at(error.to_string()))?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        let request = params.serialize_request(&key).map_err(|error| at(error.to_string()))?;
-        let posted = self.ask(with, path, headers, request.der()).await;
-        let mut pem = match posted {
-            // Servers before 1.27 know no requests of nodes, and send a key.
-            Err(Refused::Status(404 | 405, _)) => self.get(with, path, headers).await?,
-            answer => answer.map_err(|refused| self.refused(&with.loaded, &refused))?,
+    #[test]
+    fn a_known_node_without_a_token_shows_its_certificate_to_servers_of_the_kept_authority() {
+        let mut node = Node::in_state("ReadingToken");
+        let Step::FetchCluster(credentials) = node.take(outcome("no token, known node")).step else {
+            panic!("{}", node.state())
         };
-        if !pem.ends_with(b"\n") {
-            pem.push(b'\n');
-        }
-        if PrivateKeyDer::from_pem_slice(&pem).is_err() {
-            pem.extend_from_slice(x509::pem("PRIVATE KEY", key.serialized_der()).as_bytes());
-        }
-        let validity = usable(&pem).map_err(|why| at(format!("what the server sends {why}")))?;
-        Ok((pem, validity))
+        assert_eq!((&credentials.authority, &credentials.authorization), (&pem("kept"), &None));
+        assert_eq!(credentials.certificate, Some(pem("node")));
     }
 
-    async fn get(
-        &self,
-        with: &mut With,
-        path: &str,
-        headers: &[(&'static str, &str)],
-    ) -> Result<Vec<u8>, String> {
-        let answer = self.ask(with, path, headers, &[]).await;
-        answer.map_err(|refused| self.refused(&with.loaded, &refused))
-    }
-
-    /// By certificate and token; by the token alone when the certificate is nobody's any more (as k3s).
-    async fn ask(
-        &self,
-        with: &mut With,
-        path: &str,
-        headers: &[(&'static str, &str)],
-        body: &[u8],
-    ) -> Result<Vec<u8>, Refused> {
-        let ask = Ask { body: body.to_vec(), path, authorization: with.authorization.as_deref(), headers };
-        let answer = self.reach(&mut with.loaded, &ask).await;
-        match answer {
-            Err(Refused::Status(401, _) | Refused::Unreachable(_)) if with.loaded.certificate.is_some() => {
-                let mut unknown = self.loaded(with.loaded.authorities.clone(), None);
-                let answer = self.reach(&mut unknown, &ask).await;
-                with.loaded.server = unknown.server;
-                answer
-            }
-            answer => answer,
+    #[test]
+    fn a_node_that_has_nothing_retries_with_back_off_and_logs_each_reason_once() {
+        let mut node = Node::new();
+        for n in 0..12_u32 {
+            let next = node.take(outcome("failed"));
+            assert_eq!(said(&next).is_empty(), n > 0, "{n}");
+            let Step::Wait(pause) = next.step else { panic!("{}", node.state()) };
+            let least = (KUBE_RETRY_MIN * (1 << n)).min(KUBE_RETRY_MAX);
+            assert!((least..=2 * least).contains(&pause), "{n}: {pause:?}");
+            node.take(outcome("waited"));
         }
+        let other = node.take_all(&["nothing found", "no token"]);
+        assert_eq!(said(&other), "warn: joining failed: --token-file: gone; retrying");
+        node.take(outcome("waited"));
+        // A success ends it.
+        let all: Vec<&str> = PATH.iter().map(|(_, next)| *next).collect();
+        node.take_all(&all);
+        let next = node.take(outcome("failed"));
+        assert_eq!(said(&next), "warn: joining failed: the disk is full; retrying");
+        assert!(matches!(next.step, Step::Wait(pause) if pause <= 2 * KUBE_RETRY_MIN));
     }
 
-    /// The refusal of that server as a sentence with its mend.
-    fn refused(&self, with: &Loaded, refused: &Refused) -> String {
-        let host = &with.server.host;
-        let node = &self.node;
-        match refused {
-            Refused::Unreachable(why) => why.clone(),
-            Refused::Status(401, _) => format!(
-                "k3s server {host} does not take the token; take it anew from the server's \
-                 /var/lib/rancher/k3s/server/node-token, or make one: k3s token create"
-            ),
-            Refused::Status(403, _) => format!(
-                "k3s server {host} knows node {node} by another password than that of {}: another machine has this name (give \
-                 another one: --node-name), or the file was lost (kubectl -n kube-system delete secret \
-                 {node}.node-password.k3s)",
-                self.k3s.node_password.display()
-            ),
-            Refused::Status(404, _) => {
-                format!("{host} is no k3s server; --server names its address, https://HOST:6443")
-            }
-            Refused::Status(503, said) => format!("k3s server {host} is not ready yet ({said})"),
-            Refused::Status(code, said) => format!("k3s server {host} answers {code}: {said}"),
+    #[test]
+    fn a_joined_node_greets_its_server_at_the_start_and_keeps_its_certificates() {
+        let greet = ["valid certificates", "token with hash", "authority"];
+        let mut node = Node::new();
+        node.take_all(&greet);
+        let Step::Store(given) = node.take(outcome("cluster")).step else { panic!("{}", node.state()) };
+        assert!(given.certificates.is_none());
+        let next = node.take(outcome("stored"));
+        assert_eq!(said(&next), "");
+        assert!(matches!(next.step, Step::Publish { is_renewed: false, .. }));
+        assert_eq!(node.wait_after(&["published", "servers", "servers stored"]), CSR_RETRY_MIN);
+        // From then on it waits for their renewal, and looks at them every so often.
+        node.pass(CSR_RETRY_MIN);
+        let pause = node.wait_after(&["waited", "valid certificates"]);
+        assert_eq!(pause + CSR_RETRY_MIN, K3S_LIST_PERIOD);
+
+        // Its server is away: it has what it needs, and is in no hurry.
+        let mut node = Node::new();
+        assert_eq!(node.wait_after(&["valid certificates", "token with hash", "failed"]), CERTIFICATE_LOOK);
+        assert_eq!(node.wait_after(&["waited", "failed"]), CERTIFICATE_LOOK);
+
+        // The server has other authorities: the certificates are of another cluster.
+        let mut node = Node::new();
+        node.take_all(&greet);
+        node.take(outcome("another cluster"));
+        assert_eq!(node.state(), "ReadingPassword");
+
+        // Without the settings or the authorities it asks again, though its certificates hold.
+        let mut node = Node::in_state("Waiting");
+        node.take(outcome("waited"));
+        node.take(inspected(Some(validity()), None));
+        node.take_all(&["token with hash", "authority", "cluster"]);
+        assert_eq!(node.state(), "ReadingPassword");
+    }
+
+    #[test]
+    fn certificates_are_renewed_before_they_end_and_new_ones_not_before_half_of_their_life() {
+        let mut node = Node::in_state("Waiting");
+        let renew = ["waited", "valid certificates"];
+        node.pass(CSR_RETRY_MIN);
+        node.wait_after(&renew);
+        // The clock is set to behind the end.
+        node.now.wall = Wall(validity().until.0 + SECOND);
+        let rest = node.joining.as_ref().unwrap().renewed_after.since(node.now.mono);
+        assert_eq!(rest + CSR_RETRY_MIN, csr::least_age(validity()));
+        assert_eq!(node.wait_after(&renew) + CSR_RETRY_MIN, K3S_LIST_PERIOD, "it is new");
+        node.pass(rest);
+        node.take_all(&renew);
+        assert_eq!(node.state(), "ReadingToken");
+        let given = node.take_all(&["token with hash", "authority", "cluster", "password", "certificates"]);
+        assert!(matches!(given.step, Step::Store(given) if given.certificates.is_some()));
+        assert!(matches!(node.take(outcome("stored")).step, Step::Publish { is_renewed: true, .. }));
+        assert!(node.joining.as_ref().unwrap().renewed_after > node.now.mono);
+
+        // Late in their life, by a clock that is right.
+        let mut node = Node::in_state("Waiting");
+        node.pass(Duration::from_secs(95_000));
+        node.take_all(&renew);
+        assert_eq!(node.state(), "ReadingToken");
+    }
+
+    #[test]
+    fn the_list_of_servers_is_fetched_seldom_while_nobody_knows_it_and_soon_after_a_tunnel_was_lost() {
+        let mut node = Node::in_state("FetchingServers");
+        let mut waits = Vec::new();
+        for _ in 0..12 {
+            let pause = node.wait_after(&["servers unreachable"]).min(CSR_RETRY_MIN);
+            let due = node.joining.as_ref().unwrap().servers.at.since(node.now.mono);
+            assert_eq!(pause, due.min(CSR_RETRY_MIN));
+            waits.push(due);
+            node.pass(due);
+            node.take_all(&["waited", "valid certificates"]);
         }
-    }
-}
-
-/// The token, wherever it is. I/O, blocking.
-fn token(source: &TokenSource) -> Result<Token, String> {
-    match source {
-        TokenSource::Given(text) => Token::parse(text.expose()).map_err(|why| format!("--token {why}")),
-        TokenSource::File(path) => {
-            let at = |why: String| format!("--token-file: {}: {why}", path.display());
-            let text = read(path).map_err(at)?;
-            Token::parse(&String::from_utf8_lossy(&text)).map_err(at)
+        assert_eq!(waits[..3], [KUBE_RETRY_MIN, 2 * KUBE_RETRY_MIN, 4 * KUBE_RETRY_MIN]);
+        assert_eq!(waits.last(), Some(&K3S_LIST_PERIOD));
+        // It is known: what is wrong with a part of it is logged once.
+        for line in ["warn: joining: the servers at /v1-k3s/apiservers: 1 are no HOST:PORT", ""] {
+            node.pass(KUBE_RETRY_MIN);
+            let next = node.take_all(&["some servers", "servers stored"]);
+            assert!(said(&next).starts_with(line) && said(&next).is_empty() == line.is_empty());
+            let Step::Wait(pause) = next.step else { panic!("{}", node.state()) };
+            assert_eq!(pause + KUBE_RETRY_MIN, K3S_LIST_PERIOD, "since it was asked for");
+            node.pass(pause);
+            node.take_all(&["waited", "valid certificates"]);
+            assert_eq!(node.state(), "FetchingServers");
         }
+        node.take_all(&["servers", "servers stored", "tunnel lost"]);
+        assert_eq!(node.wait_after(&["valid certificates"]), K3S_LOST_WAIT);
     }
-}
 
-/// The password by which the server tells this node from others of its name: made once, and kept for good. I/O, blocking.
-fn node_password(path: &Path) -> Result<String, String> {
-    let at = |error: String| format!("node password {}: {error}", path.display());
-    match kube::read(path) {
-        Ok(bytes) if !bytes.trim_ascii().is_empty() => {
-            return String::from_utf8(bytes.trim_ascii().to_vec()).map_err(|_| at("is no text".to_owned()));
+    #[test]
+    fn only_what_is_usable_and_for_this_node_counts() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let signed = rcgen::CertificateParams::default().self_signed(&key).unwrap();
+        let own = [x509::pem("CERTIFICATE", signed.der()), x509::pem("PRIVATE KEY", key.serialized_der())];
+        let own = own.concat().into_bytes();
+        let marked = |mark: &str| Some([mark.as_bytes(), &own].concat());
+        let whole = || Found {
+            certificate: Some(validity()),
+            client: Some(own.clone()),
+            serving: marked("# gw 10.0.0.2\n"),
+            client_ca: Some(pem("client")),
+            server_ca: Some(pem("server")),
+            has_settings: true,
+        };
+        let damaged = || Some(b"damaged".to_vec());
+        // What is wrong | the files | certificates hold | authorities are there.
+        for (what, found, holds, authorities) in [
+            ("nothing", whole(), true, true),
+            ("no kubeconfig", Found { certificate: None, ..whole() }, false, true),
+            ("no certificate", Found { client: None, ..whole() }, false, true),
+            ("damaged certificate", Found { client: damaged(), ..whole() }, false, true),
+            ("no serving certificate", Found { serving: None, ..whole() }, false, true),
+            ("unmarked", Found { serving: Some(own.clone()), ..whole() }, false, true),
+            ("damaged", Found { serving: Some(b"# gw 10.0.0.2\ndamaged".to_vec()), ..whole() }, false, true),
+            ("renamed node", Found { serving: marked("# old 10.0.0.2\n"), ..whole() }, false, true),
+            ("other address", Found { serving: marked("# gw 10.0.0.3\n"), ..whole() }, false, true),
+            ("no client authority", Found { client_ca: None, ..whole() }, true, false),
+            ("damaged server authority", Found { server_ca: damaged(), ..whole() }, true, false),
+        ] {
+            let inspection = Inspection::new(found, "# gw 10.0.0.2\n", true);
+            let shown = (inspection.certificate.is_some(), inspection.authorities.is_some());
+            assert_eq!(shown, (holds, authorities), "{what}");
+            assert_eq!(inspection.is_complete(), authorities, "{what}");
         }
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(at(error.to_string())),
-        Ok(_) | Err(_) => {}
+        assert!(Inspection::new(whole(), "# gw \n", false).certificate.is_some(), "no address yet");
+        assert!(!Inspection::new(Found { has_settings: false, ..whole() }, "", true).is_complete());
+        let wrong = |client: &[u8], server: &[u8]| {
+            Cluster::new(Settings::default(), client.to_vec(), server.to_vec()).err().unwrap()
+        };
+        assert_eq!(wrong(b"", &pem("ca")), "/v1-k3s/client-ca.crt holds no certificate in PEM");
+        assert_eq!(wrong(&pem("ca"), b""), "/v1-k3s/server-ca.crt holds no certificate in PEM");
     }
-    let random = crate::k3s::random::<16>().map_err(at)?;
-    let password = crate::text::hex(&random);
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder).map_err(|error| at(error.to_string()))?;
-    }
-    replace(path, &path.with_extension("new"), format!("{password}\n").as_bytes())
-        .map_err(|error| at(error.to_string()))?;
-    Ok(password)
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, String> {
-    kube::read(path).map_err(|error| error.to_string())
 }

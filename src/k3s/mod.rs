@@ -9,7 +9,8 @@
 //!     to its pods
 //! ```
 //!
-//! `token`, `authority`, `settings`, `servers`, `frame` and `message` are PURE; `supervisor`, `tunnel`, `tunnels` and `joining` do the I/O.
+//! `joining` decides, as a table of states, and `join_task` carries it out. `joining`, `token`, `authority`, `refusal`, `settings`,
+//! `servers`, `frame` and `message` are PURE; `supervisor`, `files`, `tunnel`, `tunnels` and `join_task` do the I/O.
 //!
 //! Differs from `k3s agent`: a node asks a server for the list of servers, because it may not watch the endpoints of
 //! `default/kubernetes` as the agent does with a certificate that may write any Node; there is no proxy in front of the servers,
@@ -17,9 +18,12 @@
 //! they run as pods.
 
 mod authority;
+mod files;
 pub mod frame;
+mod join_task;
 mod joining;
 pub mod message;
+mod refusal;
 mod servers;
 mod settings;
 mod supervisor;
@@ -28,10 +32,12 @@ mod tunnel;
 mod tunnels;
 
 pub(crate) use authority::pinned;
-pub(crate) use joining::{Files, Joining};
+pub(crate) use files::Files;
+pub(crate) use join_task::JoinTask;
+pub(crate) use refusal::Refused;
 pub(crate) use servers::List;
 pub(crate) use settings::Settings;
-pub(crate) use supervisor::{Ask, Refused, Supervisor};
+pub(crate) use supervisor::{Ask, Supervisor};
 pub(crate) use token::Token;
 pub(crate) use tunnel::{Common, Reach};
 pub(crate) use tunnels::{Servers, Tunnels};

@@ -5,6 +5,7 @@ use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, HOST, HeaderName, HeaderValue, USER_AGENT};
 use hyper::{Method, Request};
 
+use super::Refused;
 use crate::clock::SharedClock;
 use crate::kube::{Authenticated, KubeError, Loaded, Protocol, tls_connect};
 use crate::limits::{
@@ -31,15 +32,6 @@ pub(crate) struct Ask<'a> {
     /// The `Authorization` header.
     pub(crate) authorization: Option<&'a str>,
     pub(crate) headers: &'a [(&'static str, &'a str)],
-}
-
-/// Why a request failed.
-#[derive(Debug)]
-pub(crate) enum Refused {
-    /// The supervisor is unreachable, or its certificate is not trusted.
-    Unreachable(String),
-    /// The HTTP status, and the response's message.
-    Status(u16, String),
 }
 
 impl Supervisor {

@@ -20,7 +20,7 @@ use crate::cri::{RuntimeHandler, RuntimeVersion};
 use crate::executor::Executor;
 use crate::facts;
 use crate::iptables;
-use crate::k3s::{self, Common, Joining, Reach, Servers, Settings, Supervisor, Tunnels};
+use crate::k3s::{self, Common, JoinTask, Reach, Servers, Settings, Supervisor, Tunnels};
 use crate::kube;
 use crate::limits::TUNNEL_CONNECTIONS_MAX;
 use crate::metrics::NodeApiUse;
@@ -130,7 +130,7 @@ impl Start<'_> {
         let (lost, tunnel_lost) = smol::channel::bounded(1);
         let servers = Rc::new(Servers::new(server, self.access.others().clone(), told.clone()));
         let reaches_pods = Rc::new(Cell::new(false));
-        let joining = Joining {
+        let joining = JoinTask {
             k3s: k3s.clone(),
             supervisor: supervisor.clone(),
             servers: servers.clone(),

@@ -1,0 +1,155 @@
+//! The files of a node of k3s: what the server gave it, its token and its password. I/O, blocking.
+
+use std::path::{Path, PathBuf};
+
+use super::joining::{Found, Given, Identity};
+use super::{List, Settings, Token};
+use crate::certificates::usable;
+use crate::config::TokenSource;
+use crate::filesystem::replace;
+use crate::kube::{self, Credential, ServerUrl};
+use crate::tls::certificates;
+
+/// The files below the state directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Files(PathBuf);
+
+impl Files {
+    pub(crate) fn new(root: &Path) -> Self {
+        Self(root.join("k3s"))
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Authority behind the API server's certificate.
+    pub(super) fn server_ca(&self) -> PathBuf {
+        self.at("server-ca.crt")
+    }
+
+    /// Authority behind the certificates of the node API's clients.
+    pub(crate) fn client_ca(&self) -> PathBuf {
+        self.at("client-ca.crt")
+    }
+
+    /// The node's certificate with its key.
+    pub(super) fn client(&self) -> PathBuf {
+        self.at("client-kubelet.pem")
+    }
+
+    /// The serving certificate of the node's API, with its key.
+    pub(crate) fn serving(&self) -> PathBuf {
+        self.at("serving-kubelet.pem")
+    }
+
+    /// The cluster's settings, as the server sent them.
+    fn settings(&self) -> PathBuf {
+        self.at("config.json")
+    }
+
+    /// The servers of its cluster.
+    fn servers(&self) -> PathBuf {
+        self.at("servers.json")
+    }
+
+    /// The settings that were kept, if there are any.
+    pub(crate) fn kept_settings(&self) -> Option<Settings> {
+        Settings::parse(&read(&self.settings()).ok()?).ok()
+    }
+
+    /// The servers that were kept for the one that the user names.
+    pub(super) fn kept_servers(&self, named: &ServerUrl) -> Option<Vec<ServerUrl>> {
+        List::kept(&read(&self.servers()).ok()?, named)
+    }
+
+    /// Everything that the server gave, as it is on the disk.
+    pub(super) fn found(&self, kubeconfig: &Path) -> Found {
+        Found {
+            // What cannot be used is as good as none: it is replaced.
+            certificate: match kube::credential(kubeconfig) {
+                Ok(Credential::InFile(_, validity)) => Some(validity),
+                Ok(_) | Err(_) => None,
+            },
+            client: read(&self.client()).ok(),
+            serving: read(&self.serving()).ok(),
+            client_ca: read(&self.client_ca()).ok(),
+            server_ca: read(&self.server_ca()).ok(),
+            has_settings: self.kept_settings().is_some(),
+        }
+    }
+
+    /// What the server may know this node by, and the authority that is trusted from before.
+    pub(super) fn identity(&self, source: &TokenSource) -> Identity {
+        Identity {
+            token: token(source),
+            certificate: read(&self.client()).ok().filter(|pem| usable(pem).is_ok()),
+            authority: read(&self.server_ca()).ok().filter(|pem| certificates(pem).is_some()),
+        }
+    }
+
+    /// Writes what the server gave, and the kubeconfig that names it.
+    pub(super) fn store(&self, given: &Given, kubeconfig: &Path, text: &str) -> Result<(), String> {
+        self.keep(&self.settings(), &given.cluster.settings.to_json())?;
+        // Before the authorities: while these are another cluster's, certificates are fetched anew.
+        if let Some(certificates) = &given.certificates {
+            self.keep(&self.serving(), &certificates.serving)?;
+            self.keep(&self.client(), &certificates.client)?;
+        }
+        self.keep(&self.client_ca(), &given.cluster.authorities.client)?;
+        self.keep(&self.server_ca(), &given.cluster.authorities.server)?;
+        // Last: it never names what is not there.
+        self.keep(kubeconfig, text.as_bytes())
+    }
+
+    /// Writes the list of servers.
+    pub(super) fn store_servers(&self, list: &[u8]) -> Result<(), String> {
+        self.keep(&self.servers(), list)
+    }
+
+    /// Writes a file unless it is so already: nothing wears out for nothing.
+    fn keep(&self, path: &Path, bytes: &[u8]) -> Result<(), String> {
+        if read(path).is_ok_and(|found| found == bytes) {
+            return Ok(());
+        }
+        std::fs::create_dir_all(&self.0).map_err(|error| format!("{}: {error}", self.0.display()))?;
+        replace(path, &path.with_extension("new"), bytes)
+            .map_err(|error| format!("{}: {error}", path.display()))
+    }
+}
+
+/// The token, wherever it is.
+fn token(source: &TokenSource) -> Result<Token, String> {
+    match source {
+        TokenSource::Given(text) => Token::parse(text.expose()).map_err(|why| format!("--token {why}")),
+        TokenSource::File(path) => {
+            let at = |why: String| format!("--token-file: {}: {why}", path.display());
+            let text = read(path).map_err(at)?;
+            Token::parse(&String::from_utf8_lossy(&text)).map_err(at)
+        }
+    }
+}
+
+/// The password by which the server tells this node from others of its name: made once, and kept for good.
+pub(super) fn node_password(path: &Path) -> Result<String, String> {
+    let at = |error: String| format!("node password {}: {error}", path.display());
+    match kube::read(path) {
+        Ok(bytes) if !bytes.trim_ascii().is_empty() => {
+            return String::from_utf8(bytes.trim_ascii().to_vec()).map_err(|_| at("is no text".to_owned()));
+        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(at(error.to_string())),
+        Ok(_) | Err(_) => {}
+    }
+    let random = super::random::<16>().map_err(at)?;
+    let password = crate::text::hex(&random);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).map_err(|error| at(error.to_string()))?;
+    }
+    replace(path, &path.with_extension("new"), format!("{password}\n").as_bytes())
+        .map_err(|error| at(error.to_string()))?;
+    Ok(password)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    kube::read(path).map_err(|error| error.to_string())
+}

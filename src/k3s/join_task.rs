@@ -1,0 +1,328 @@
+//! Joins a k3s server: carries out the steps that [`Joining`] decides on. What the server gives a node is fetched when there is none,
+//! and anew before it ends; the settings of its cluster once at each start; which servers that has every ten minutes, when the
+//! certificates are looked at anyway, and after a tunnel was lost. A task of its own: pods of manifests run meanwhile, and those of
+//! the cluster that were kept.
+
+use std::cell::{Cell, RefCell};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_rustls::pki_types::PrivateKeyDer;
+use futures_rustls::pki_types::pem::PemObject as _;
+use rcgen::{CertificateParams, DistinguishedName, KeyPair};
+use smol::channel::{Receiver, Sender};
+
+use super::files::{Files, node_password};
+use super::joining::{
+    Certificates, Cluster, Credentials, Given, Inspection, Joining, Line, Next, Outcome, Step,
+};
+use super::{Ask, List, Refused, Servers, Settings, Supervisor};
+use crate::addresses::NodeAddresses;
+use crate::certificates::{apart, usable};
+use crate::clock::SharedClock;
+use crate::config::K3s;
+use crate::kube::{self, Access, Client, Loaded, Rotation, ServerUrl};
+use crate::x509;
+
+/// Inputs of the join task.
+pub(crate) struct JoinTask {
+    pub(crate) k3s: K3s,
+    pub(crate) supervisor: Supervisor,
+    /// The servers of the cluster.
+    pub(crate) servers: Rc<Servers>,
+    /// Whose turn it is of them.
+    pub(crate) turn: RefCell<Rotation>,
+    /// The node's credentials, once it has joined.
+    pub(crate) access: Access,
+    /// Notified when a tunnel was lost.
+    pub(crate) lost: Receiver<()>,
+    pub(crate) files: Files,
+    pub(crate) kubeconfig: PathBuf,
+    pub(crate) node: Box<str>,
+    /// The node's addresses, for which the certificate of its API is.
+    pub(crate) addresses: NodeAddresses,
+    pub(crate) client: Client,
+    /// Whether the server reaches pods through the tunnel.
+    pub(crate) pods: Rc<Cell<bool>>,
+    /// Gets the cluster's settings; `None`: the configuration names other name servers.
+    pub(crate) told: Option<Sender<Settings>>,
+    pub(crate) clock: SharedClock,
+}
+
+impl JoinTask {
+    /// Keeps the node joined, for ever.
+    pub(crate) async fn run(self) {
+        let changes = self.addresses.changes();
+        self.restore().await;
+        let mut joining = Joining::new(&self.node, self.clock.now().mono);
+        let mut step = Step::Inspect;
+        loop {
+            let outcome = self.perform(step, &changes).await;
+            let next: Next;
+            (joining, next) = joining.next(outcome, self.clock.now());
+            match next.line {
+                Some(Line::Info(text)) => log::info!("{text}"),
+                Some(Line::Warn(text)) => log::warn!("{text}"),
+                None => {}
+            }
+            step = next.step;
+        }
+    }
+
+    /// What was kept counts from the start: one of these servers may be the only one that is there.
+    async fn restore(&self) {
+        let (files, named) = (self.files.clone(), self.servers.named().clone());
+        let kept = apart(move || Ok((files.kept_servers(&named), files.kept_settings())));
+        let Ok((servers, settings)) = kept.await else { return };
+        self.servers.set_api_port(settings.as_ref().and_then(|settings| settings.api_port));
+        if let Some(settings) = settings {
+            self.pods.set(settings.reaches_pods);
+        }
+        if let Some(servers) = servers {
+            self.servers.set(&List { servers, passed_over: None }, kube::seed(&self.node));
+        }
+    }
+
+    /// Each step on the heap: during the wait, which is nearly always, the others take no memory.
+    async fn perform(&self, step: Step, changes: &Receiver<()>) -> Outcome {
+        let done = match step {
+            Step::Wait(pause) => return self.wait(pause, changes).await,
+            Step::FetchServers => return Box::pin(self.fetch_servers()).await,
+            Step::Inspect => Box::pin(self.inspect()).await,
+            Step::ReadToken => Box::pin(self.read_token()).await,
+            Step::FetchAuthority => Box::pin(self.fetch_authority()).await,
+            Step::FetchCluster(credentials) => Box::pin(self.fetch_cluster(&credentials)).await,
+            Step::ReadPassword => Box::pin(self.read_password()).await,
+            Step::RequestCertificates { credentials, password } => {
+                Box::pin(self.request_certificates(&credentials, &password)).await
+            }
+            Step::Store(given) => Box::pin(self.store(*given)).await,
+            Step::Publish { settings, is_renewed } => Ok(self.publish(settings, is_renewed).await),
+            Step::StoreServers(list) => Box::pin(self.store_servers(list)).await,
+        };
+        done.unwrap_or_else(Outcome::Failed)
+    }
+
+    async fn wait(&self, pause: Duration, changes: &Receiver<()>) -> Outcome {
+        let late = async {
+            self.clock.sleep(pause).await;
+            Outcome::Waited
+        };
+        let lost = async {
+            match self.lost.recv().await {
+                Ok(()) => Outcome::TunnelLost,
+                // There are no tunnels.
+                Err(_) => std::future::pending().await,
+            }
+        };
+        // Others are in its certificates then.
+        let changed = async {
+            let _ = changes.recv().await;
+            Outcome::Waited
+        };
+        smol::future::or(smol::future::or(late, lost), changed).await
+    }
+
+    async fn inspect(&self) -> Result<Outcome, String> {
+        let (kubeconfig, files, mark) = (self.kubeconfig.clone(), self.files.clone(), self.mark());
+        let has_addresses = !self.addresses.now().is_empty();
+        let inspect = move || Ok(Inspection::new(files.found(&kubeconfig), &mark, has_addresses));
+        apart(inspect).await.map(Outcome::Inspected)
+    }
+
+    async fn read_token(&self) -> Result<Outcome, String> {
+        let (source, files) = (self.k3s.token.clone(), self.files.clone());
+        apart(move || Ok(files.identity(&source))).await.map(Outcome::Identified)
+    }
+
+    async fn fetch_authority(&self) -> Result<Outcome, String> {
+        let mut anybody = self.loaded(None, None);
+        let ask = Ask { path: "/cacerts", ..Ask::default() };
+        let answer = self.reach(&mut anybody, &ask).await;
+        let pem = answer.map_err(|refused| self.explain(&anybody, &refused))?;
+        Ok(Outcome::Authority { host: anybody.server.host, pem })
+    }
+
+    async fn fetch_cluster(&self, credentials: &Credentials) -> Result<Outcome, String> {
+        let settings = Settings::parse(&self.get(credentials, "/v1-k3s/config", &[]).await?)?;
+        let client_ca = self.get(credentials, "/v1-k3s/client-ca.crt", &[]).await?;
+        let server_ca = self.get(credentials, "/v1-k3s/server-ca.crt", &[]).await?;
+        let cluster = Cluster::new(settings, client_ca, server_ca)?;
+        self.servers.set_api_port(cluster.settings.api_port);
+        Ok(Outcome::Described(Box::new(cluster)))
+    }
+
+    async fn read_password(&self) -> Result<Outcome, String> {
+        let path = self.k3s.node_password.clone();
+        apart(move || node_password(&path)).await.map(Outcome::Password)
+    }
+
+    /// Certificates for the node's API and for itself, with keys that nobody else has.
+    async fn request_certificates(
+        &self,
+        credentials: &Credentials,
+        password: &str,
+    ) -> Result<Outcome, String> {
+        let ips = self.addresses.now().join(",");
+        let headers =
+            [("k3s-node-name", &*self.node), ("k3s-node-password", password), ("k3s-node-ip", ips.as_str())];
+        let (serving, _) = self.certificate(credentials, "/v1-k3s/serving-kubelet.crt", &headers).await?;
+        let (client, validity) =
+            self.certificate(credentials, "/v1-k3s/client-kubelet.crt", &headers).await?;
+        let serving = [self.mark().as_bytes(), &serving].concat();
+        Ok(Outcome::Issued(Certificates { serving, client, validity }))
+    }
+
+    async fn store(&self, given: Given) -> Result<Outcome, String> {
+        let (files, kubeconfig) = (self.files.clone(), self.kubeconfig.clone());
+        let text = kube::kubeconfig_of(self.servers.api(), &files.server_ca(), &files.client());
+        apart(move || files.store(&given, &kubeconfig, &text)).await?;
+        Ok(Outcome::Stored)
+    }
+
+    async fn publish(&self, settings: Settings, is_renewed: bool) -> Outcome {
+        self.pods.set(settings.reaches_pods);
+        if let Some(told) = &self.told {
+            // The loop goes last.
+            let _ = told.send(settings).await;
+        }
+        if is_renewed {
+            self.client.reconnect();
+        }
+        Outcome::Published
+    }
+
+    async fn fetch_servers(&self) -> Outcome {
+        let mut with = match self.access.load().await {
+            Ok(with) => with,
+            Err(error) => return Outcome::Failed(error.to_string()),
+        };
+        let ask = Ask { path: "/v1-k3s/apiservers", ..Ask::default() };
+        match self.reach(&mut with, &ask).await {
+            Ok(list) => Outcome::Servers(list),
+            Err(refused) => Outcome::NoServers { why: self.explain(&with, &refused), refused },
+        }
+    }
+
+    /// They count from here on, and are kept.
+    async fn store_servers(&self, list: List) -> Result<Outcome, String> {
+        if self.servers.set(&list, kube::seed(&self.node)) {
+            let names: Vec<String> = list.servers.iter().map(ServerUrl::authority).collect();
+            log::info!("node {}: k3s servers: {}", self.node, names.join(", "));
+            self.client.servers_changed();
+        }
+        let (files, bytes) = (self.files.clone(), list.to_json(self.servers.named()));
+        apart(move || files.store_servers(&bytes)).await?;
+        Ok(Outcome::ServersStored)
+    }
+
+    /// What the certificate of the node's API begins with: for whom it is.
+    fn mark(&self) -> String {
+        format!("# {} {}\n", self.node, self.addresses.now().join(" "))
+    }
+
+    /// One certificate, with its key in PEM behind it.
+    async fn certificate(
+        &self,
+        credentials: &Credentials,
+        path: &str,
+        headers: &[(&'static str, &str)],
+    ) -> Result<(Vec<u8>, x509::Validity), String> {
+        let at = |why: String| format!("{path}: {why}");
+        let key = KeyPair::generate().map_err(|error| at(error.to_string()))?;
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        let request = params.serialize_request(&key).map_err(|error| at(error.to_string()))?;
+        let mut pem = match self.ask(credentials, path, headers, request.der()).await {
+            Err((_, refused)) if refused.is_of_older_server() => self.get(credentials, path, headers).await?,
+            answer => answer.map_err(|(with, refused)| self.explain(&with, &refused))?,
+        };
+        if !pem.ends_with(b"\n") {
+            pem.push(b'\n');
+        }
+        if PrivateKeyDer::from_pem_slice(&pem).is_err() {
+            pem.extend_from_slice(x509::pem("PRIVATE KEY", key.serialized_der()).as_bytes());
+        }
+        let validity = usable(&pem).map_err(|why| at(format!("what the server sends {why}")))?;
+        Ok((pem, validity))
+    }
+
+    async fn get(
+        &self,
+        credentials: &Credentials,
+        path: &str,
+        headers: &[(&'static str, &str)],
+    ) -> Result<Vec<u8>, String> {
+        let answer = self.ask(credentials, path, headers, &[]).await;
+        answer.map_err(|(with, refused)| self.explain(&with, &refused))
+    }
+
+    /// By certificate and token; by the token alone when the certificate is nobody's any more (as k3s). A refusal comes with what was
+    /// asked with, and so with the server.
+    async fn ask(
+        &self,
+        credentials: &Credentials,
+        path: &str,
+        headers: &[(&'static str, &str)],
+        body: &[u8],
+    ) -> Result<Vec<u8>, (Box<Loaded>, Refused)> {
+        let authorization = credentials.authorization.as_deref();
+        let ask = Ask { body: body.to_vec(), path, authorization, headers };
+        let authority = Some(&credentials.authority);
+        let mut with = self.loaded(authority, credentials.certificate.as_ref());
+        let mut answer = self.reach(&mut with, &ask).await;
+        if let Err(refused) = &answer
+            && refused.may_be_of_certificate()
+            && with.certificate.is_some()
+        {
+            with = self.loaded(authority, None);
+            answer = self.reach(&mut with, &ask).await;
+        }
+        answer.map_err(|refused| (Box::new(with), refused))
+    }
+
+    /// Asks the server whose turn it is, or one behind it. Of one that answers that it is not ready there is nothing to be had.
+    async fn reach(&self, with: &mut Loaded, ask: &Ask<'_>) -> Result<Vec<u8>, Refused> {
+        let all = self.servers.supervisors();
+        let mut first = String::new();
+        loop {
+            with.server = self.turn.borrow().aim(&all).clone();
+            let refused = match self.supervisor.ask(with, ask).await {
+                Err(refused) if refused.is_of_one_server() => refused,
+                answer => {
+                    self.turn.borrow_mut().reached(&with.server);
+                    if !first.is_empty() {
+                        log::warn!("joining: {first}; trying {} instead", with.server.authority());
+                    }
+                    return answer;
+                }
+            };
+            let all_failed = self.turn.borrow_mut().failed(&with.server, all.len());
+            let why = self.explain(with, &refused);
+            if all_failed {
+                return Err(match refused {
+                    Refused::Unreachable(_) if !first.is_empty() => {
+                        Refused::Unreachable(format!("{first}; {why}"))
+                    }
+                    refused => refused,
+                });
+            }
+            if first.is_empty() {
+                first = why;
+            }
+        }
+    }
+
+    fn loaded(&self, authority: Option<&Vec<u8>>, certificate: Option<&Vec<u8>>) -> Loaded {
+        // The one whose turn it is takes its place.
+        let server = self.servers.named().clone();
+        let certificate = certificate.map(|pem| (pem.clone(), pem.clone()));
+        Loaded { server, server_name: None, authorities: authority.cloned(), certificate, token: None }
+    }
+
+    /// The refusal of that server as a sentence with its remedy.
+    fn explain(&self, with: &Loaded, refused: &Refused) -> String {
+        refused.explain(&with.server.host, &self.node, &self.k3s.node_password)
+    }
+}
