@@ -64,30 +64,15 @@ pub(super) async fn start_container<R: Runtime>(
             return Err(Failure { retry_at, ..fail(error, message) });
         }
     };
-    let counted = if let Some(status) = observed.container(name) {
-        status.meta.restart_count.saturating_add(1)
-    } else {
-        let logs = PathBuf::from(format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key)));
-        let theirs = logs.clone();
-        let counted = move || files::restart_count_of_logs(&theirs);
-        let counted = turn
-            .files(&ctx.manager.clock, ctx.manager.blocking.run_on_logs(&pod.key.uid, &logs, counted))
-            .await;
-        counted.map_err(|stuck| fail(SyncError::CreateContainerConfig, stuck.to_string()))?
-    };
+    let counted = next_restart_count(ctx, pod, observed, name, turn).await;
+    let counted = counted.map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
     if ctx.give_up.unless_asked(turn.take()).await.is_none() {
         return Ok(Started::GivenUp);
     }
     // Differs from the kubelet, whose counts restart at 0 when the runtime and the logs have lost theirs.
     let restart_count = counted.max(ctx.least_counts.of(name));
-    let target = match spec.target.map(|target| (target, observed.container(target))) {
-        None => None,
-        Some((_, Some(status))) => Some(&status.id),
-        Some((target, None)) => {
-            let message = format!("unable to find target container {target}");
-            return Err(fail(SyncError::CreateContainerConfig, message));
-        }
-    };
+    let target =
+        target(&spec, observed).map_err(|message| fail(SyncError::CreateContainerConfig, message))?;
     let made = Made { restart_count, images: &images, target };
     let config = configuration(ctx, pod, sandbox, start, &spec, &made, turn);
     let Some(config) = ctx.give_up.unless_ending(config).await else { return Ok(Started::GivenUp) };
@@ -126,6 +111,37 @@ pub(super) async fn start_container<R: Runtime>(
         post_start(ctx, pod, sandbox, &spec, &id, handler).await?;
     }
     Ok(Started::Runs)
+}
+
+/// The restart count of a container's next start: one more than the runtime has on record, else as its logs have it. The logs may
+/// not answer.
+async fn next_restart_count<R: Runtime>(
+    ctx: &ActContext<R>,
+    pod: &DesiredPod,
+    observed: &ObservedPod,
+    name: &str,
+    turn: &mut StartTurn<'_>,
+) -> Result<u32, String> {
+    if let Some(status) = observed.container(name) {
+        return Ok(status.meta.restart_count.saturating_add(1));
+    }
+    let logs = PathBuf::from(format!("{}/{name}", paths::pod_logs_dir(&ctx.node, &pod.key)));
+    let theirs = logs.clone();
+    let counted = move || files::restart_count_of_logs(&theirs);
+    let counted = ctx.manager.blocking.run_on_logs(&pod.key.uid, &logs, counted);
+    turn.files(&ctx.manager.clock, counted).await.map_err(|stuck| stuck.to_string())
+}
+
+/// The container whose namespaces an ephemeral container shares (`targetContainerName`), if it names one.
+fn target<'a>(
+    spec: &ContainerSpec<'_>,
+    observed: &'a ObservedPod,
+) -> Result<Option<&'a ContainerId>, String> {
+    let Some(target) = spec.target else { return Ok(None) };
+    match observed.container(target) {
+        Some(status) => Ok(Some(&status.id)),
+        None => Err(format!("unable to find target container {target}")),
+    }
 }
 
 /// Runs the container's postStart hook; a failure kills the container. The sync waits for it, as the kubelet's does: the
